@@ -158,7 +158,7 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 			}
 		}
 	}
-	many.Divided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
+	many.DecideDivided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
 		many.Decide(ctx, d.next, calls)
 		for i, c := range calls {
 			if q := &queries[i]; q.sent != notLookedUp {

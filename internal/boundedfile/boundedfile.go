@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// ErrTooLong is wrapped by the error for a file with more bytes than allowed. Its text is the
-// predicate of "FILE is longer than 100 bytes".
+// ErrTooLong is wrapped by the error for a file with more bytes than allowed, such as "FILE is
+// longer than 100 bytes; split it".
 var ErrTooLong = errors.New("is longer")
 
 // Read reads a regular file of at most max bytes. It opens no other kind of file: opening a pipe,

@@ -13,18 +13,18 @@ import (
 
 // Proxies is the set of proxies that are trusted to name their clients. The zero value trusts none.
 //
-// If the peer of a connection is not a trusted proxy, the client is the peer. If it is, the client
+// If the peer of a connection is not a trusted proxy, the client is the peer. Otherwise, the client
 // is the address that the proxy names in a header.
 //
 // X-Forwarded-For and Forwarded are lists. Each proxy appends the address of its own peer. So the
 // list is read from the right. The first address that is not trusted is the client: that client may
 // have forged everything to the left of its address. If all addresses are trusted, the leftmost is
 // the client. The peer is the client if an element cannot be read before the client is found (such
-// as "unknown", or a name like _hidden), or if more than maxHops addresses or maxHopBytes would
-// have to be read.
+// as "unknown", or a name like _hidden), or if more than maxHops addresses or maxHopBytes bytes
+// would have to be read.
 //
-// Any other header must have one line with one address; otherwise the peer is the client. Proxies
-// must overwrite such a header, because a client can send it too.
+// Any other header must have one line with one address. If it does not, the peer is the client.
+// Proxies must overwrite such a header, because a client can send it too.
 type Proxies struct {
 	networks     []netip.Prefix
 	canTrustUnix bool   // peers on a unix socket are trusted
@@ -128,10 +128,10 @@ func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 
 // Trusts reports whether a peer is a trusted proxy.
 func (p *Proxies) Trusts(peer Peer) bool {
-	return peer.IsSocket && p.canTrustUnix || p.trusts(peer.Address)
+	return peer.IsSocket && p.canTrustUnix || p.trustsAddress(peer.Address)
 }
 
-func (p *Proxies) trusts(address netip.Addr) bool {
+func (p *Proxies) trustsAddress(address netip.Addr) bool {
 	for _, network := range p.networks {
 		if network.Contains(address) {
 			return true
@@ -157,7 +157,7 @@ func (p *Proxies) walk(lines []string, lastComma func(string) int, parse func(st
 				return netip.Addr{}
 			}
 			hop = parse(rest[comma+1:])
-			if !hop.IsValid() || !p.trusts(hop) {
+			if !hop.IsValid() || !p.trustsAddress(hop) {
 				return hop
 			}
 			rest = rest[:max(0, comma)]
@@ -207,7 +207,8 @@ func parseForwarded(element string) (address netip.Addr) {
 	return address
 }
 
-// cutValue cuts the value at the start of text. The rest is empty or begins with a semicolon.
+// cutValue cuts the value at the start of text. The rest is empty or begins with a semicolon; if it
+// cannot be, or if there is no value, ok is false.
 func cutValue(text string) (value, rest string, ok bool) {
 	if quoted, isQuoted := strings.CutPrefix(text, `"`); isQuoted {
 		value, rest, ok = cutQuoted(quoted)
@@ -243,10 +244,10 @@ func parseNode(text string) netip.Addr {
 	if n := len(text); n >= 2 && text[0] == '"' && text[n-1] == '"' {
 		text = text[1 : n-1]
 	}
-	host, port, bracketed := text, "", false
+	host, port, isBracketed := text, "", false
 	switch {
 	case strings.HasPrefix(text, "["):
-		if host, port, bracketed = strings.Cut(text[1:], "]"); !bracketed {
+		if host, port, isBracketed = strings.Cut(text[1:], "]"); !isBracketed {
 			return netip.Addr{}
 		}
 	case strings.Count(text, ":") == 1:
@@ -254,7 +255,9 @@ func parseNode(text string) netip.Addr {
 		host, port = text[:i], text[i:]
 	}
 	address, err := netip.ParseAddr(host)
-	if err != nil || bracketed && address.Is4() || !isName(address.Zone()) || port != "" && !isPort(port) {
+	isBracketed4 := isBracketed && address.Is4() // only IPv6 addresses may have brackets
+	hasBadPort := port != "" && !isPort(port)
+	if err != nil || isBracketed4 || hasBadPort || !isName(address.Zone()) {
 		return netip.Addr{}
 	}
 	return plain(address)

@@ -67,11 +67,10 @@ var forgeries = [][]string{
 	slices.Repeat([]string{"198.51.100.9"}, 100),
 }
 
-// lists are the headers that are lists. For each, there are forms in which proxies append an
-// address.
+// lists has the headers that are lists, each with two forms in which proxies append an address.
 var lists = []struct {
 	header string
-	append string // format
+	append string // the form: a format for the address
 }{
 	{"X-Forwarded-For", "%s"},
 	{"X-Forwarded-For", " %s:5555 "},
@@ -114,12 +113,12 @@ func TestForgedHeadersDoNotChangeAClientWithoutProxy(t *testing.T) {
 // or to the last line.
 func appended(lines []string, hops ...string) (passed [][]string) {
 	last := max(0, len(lines)-1)
-	left := strings.Join(lines[last:], "") // the last line, if there is any
+	lastLine := strings.Join(lines[last:], "") // empty if there is no line
 	return [][]string{
 		append(slices.Clone(lines), hops...),
 		append(slices.Clone(lines), strings.Join(hops, ", ")),
-		append(slices.Clone(lines[:last]), left+", "+strings.Join(hops, ", ")),
-		append(slices.Clone(lines[:last]), left+","+strings.Join(hops, ",")),
+		append(slices.Clone(lines[:last]), lastLine+", "+strings.Join(hops, ", ")),
+		append(slices.Clone(lines[:last]), lastLine+","+strings.Join(hops, ",")),
 		{strings.Join(append(slices.Clone(lines), hops...), ", ")},
 	}
 }
@@ -362,7 +361,7 @@ func TestPeersAreReadAsNetHTTPWritesThem(t *testing.T) {
 			t.Errorf("the peer %q is read as %s; want %s", remote, got, want)
 		}
 		if got := clientOf(mustTrust(t, "", proxies...), r); got.String() != want {
-			t.Errorf("the peer %q is taken for a proxy: the client is %s; want %s", remote, got, want)
+			t.Errorf("the peer %q, which is no trusted proxy, makes the client %s; want %s", remote, got, want)
 		}
 		// If unix sockets are trusted, no other peer is trusted.
 		if slices.Contains([]string{"", "@", "@name", "/run/x.sock"}, remote) {
@@ -394,7 +393,7 @@ func TestPeersOfAUnixSocketAreTrustedIfConfigured(t *testing.T) {
 	}}}
 	for _, row := range []struct {
 		lines []string
-		want  string
+		want  string // the client if unix sockets are not trusted, and the client if they are
 	}{
 		{nil, "invalid IP, invalid IP"},
 		{[]string{"198.51.100.9, 203.0.113.7", "10.1.1.1"}, "invalid IP, 203.0.113.7"},
@@ -473,14 +472,14 @@ func FuzzClientAddress(f *testing.F) {
 		if client.Is4In6() || client.Zone() != "" {
 			t.Errorf("%q from %q: the client is %s; want no zone, and no IPv4-mapped address", lines, remote, client)
 		}
-		isPeerTrusted := p.trusts(peer) || PeerOf(remote).IsSocket
+		isPeerTrusted := p.trustsAddress(peer) || PeerOf(remote).IsSocket
 		if client != peer {
-			left := addressesIn(written)
-			mayPass := func(address netip.Addr) bool { return p.trusts(address) || list.header == "Forwarded" }
-			for len(left) > 0 && left[len(left)-1] != client && mayPass(left[len(left)-1]) {
-				left = left[:len(left)-1]
+			candidates := addressesIn(written)
+			mayPass := func(address netip.Addr) bool { return p.trustsAddress(address) || list.header == "Forwarded" }
+			for len(candidates) > 0 && candidates[len(candidates)-1] != client && mayPass(candidates[len(candidates)-1]) {
+				candidates = candidates[:len(candidates)-1]
 			}
-			if len(left) == 0 || left[len(left)-1] != client || !isPeerTrusted {
+			if len(candidates) == 0 || candidates[len(candidates)-1] != client || !isPeerTrusted {
 				t.Errorf("%q from %q: the client is %s; want the peer, or an address right of which all are trusted", lines, remote, client)
 			}
 		}
@@ -502,11 +501,11 @@ var benchmarks = []struct {
 	trusted      []string
 	lines        []string
 }{
-	{"peer", "", nil, []string{"203.0.113.7"}},
-	{"one hop", "", proxies, []string{"203.0.113.7"}},
-	{"three hops", "", proxies, []string{"198.51.100.9, [2001:db8::7]:80, 10.1.1.1, 2001:db8:10::1"}},
-	{"Forwarded", "Forwarded", proxies, []string{`for=198.51.100.9, for="[2001:db8::7]:80";proto=https, for=10.1.1.1;by="_x"`}},
-	{"X-Real-IP", "X-Real-IP", proxies, []string{"203.0.113.7"}},
+	{name: "peer", lines: []string{"203.0.113.7"}},
+	{name: "one hop", trusted: proxies, lines: []string{"203.0.113.7"}},
+	{name: "three hops", trusted: proxies, lines: []string{"198.51.100.9, [2001:db8::7]:80, 10.1.1.1, 2001:db8:10::1"}},
+	{name: "Forwarded", header: "Forwarded", trusted: proxies, lines: []string{`for=198.51.100.9, for="[2001:db8::7]:80";proto=https, for=10.1.1.1;by="_x"`}},
+	{name: "X-Real-IP", header: "X-Real-IP", trusted: proxies, lines: []string{"203.0.113.7"}},
 }
 
 func TestClientAddressCostsNoAllocation(t *testing.T) {

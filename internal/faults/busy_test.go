@@ -24,7 +24,7 @@ import (
 
 const (
 	busyLoops   = 8  // endless loops on the core of busyMain
-	busyCallers = 64 // for which busyMain makes decisions at the same time
+	busyCallers = 64 // callers of busyMain that decide concurrently
 
 	busyName = "busy" // value of PENSTOCK_FAULTS_LIMIT that makes TestMain run busyMain
 )

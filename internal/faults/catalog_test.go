@@ -44,7 +44,7 @@ func TestEveryFaultOfTheCatalogIsTested(t *testing.T) {
 			}
 			text, err := os.ReadFile("../../" + file)
 			if err != nil || !strings.Contains(string(text), "\nfunc "+test+"(t *testing.T") {
-				t.Errorf("%s: elsewhere names %s in %s, which does not exist (%v)", id, test, file, err)
+				t.Errorf("%s: elsewhere names the test %s in %s; want one that exists (%v)", id, test, file, err)
 			}
 		}
 	}

@@ -24,21 +24,21 @@ func (e *experiment) check() {
 	}
 	e.checkBounds()
 	e.checkWaiting()
-	if e.fault.hasLateCharges && e.charged == 0 {
-		e.Error("no call without a reply was charged, so the fault did not lose replies")
+	if e.fault.hasUnseenCharges && e.unseenCharges == 0 {
+		e.Error("no call without a reply was charged; want at least one, because the fault must lose replies of calls that were charged")
 	}
 	e.Log(e.errors())
 	e.Logf("%v seed %d", e.load, e.seed)
 	e.Logf("the store decided for all instances %v after the end of the fault", e.recoveryTimes)
 	e.Logf("counted: %d faults survived", e.cycles)
 	e.Logf("counted: %d decisions in faults (%d reached the store)", len(e.load.latencies[during]), e.reached)
-	e.Logf("counted: %d charges without a reply, none twice", e.charged)
+	e.Logf("counted: %d charges without a reply, none twice", e.unseenCharges)
 }
 
 // checkSources checks that the store made no decision during a fault that stops it.
 func (e *experiment) checkSources() {
 	stored := e.load.answers[during][penstock.FromStore]
-	if e.fault.decidedBy == byPolicies && !e.isPartial() && stored > 0 {
+	if e.fault.decidedBy == byFallbacks && !e.isPartial() && stored > 0 {
 		e.Errorf("the store made %d of %d decisions during the fault; want none", stored, len(e.load.latencies[during]))
 	}
 }
@@ -56,47 +56,52 @@ func (e *experiment) checkBounds() {
 		e.Fatal(err)
 	}
 	defer direct.Close()
-	unknown, most := e.unknown(), [len(policies)]int{} // most: the largest use of a key, for each policy
+	unknown := e.unknown()
+	var largest [len(guardedLimits)]int // the largest use of a key, for each limit
 	keys, lost := 0, 0
 	for k, g := range e.load.grants {
-		p := &policies[k.policy]
+		limit := &guardedLimits[k.limit]
+		faults := g.begunBefore - g.endedBefore // during the use of this key
 		stored, byFallback := 0, 0
 		for i := range instances {
 			stored += g.store[i]
 			byFallback += g.byFallback[i]
-			if bound := p.fallbackBound + p.leaseReturns()*(g.last-g.first); p.fallbackBound != unbounded && g.byFallback[i] > bound {
-				e.Errorf("policy %s: instance %d admitted %d units of %s without the store; its bound is %d", p.name, i, g.byFallback[i], k.key, bound)
+			bound := limit.fallbackBound + limit.leaseReturns()*faults
+			if limit.fallbackBound != unbounded && g.byFallback[i] > bound {
+				e.Errorf("limit %q: instance %d admitted %d units of %q without the store; want at most %d", limit.name, i, g.byFallback[i], k.key, bound)
 			}
 		}
-		dataLosses := e.fault.dataLosses * (g.last - g.first)
-		if bound := p.units() * (1 + dataLosses); stored > bound {
-			e.Errorf("policy %s: the store admitted %d units of %s; its bound is %d", p.name, stored, k.key, bound)
+		dataLosses := e.fault.dataLosses * faults
+		if bound := limit.units() * (1 + dataLosses); stored > bound {
+			e.Errorf("limit %q: the store admitted %d units of %q; want at most %d", limit.name, stored, k.key, bound)
 		}
-		most[k.policy] = max(most[k.policy], stored+byFallback)
+		largest[k.limit] = max(largest[k.limit], stored+byFallback)
 		used := e.used(direct, k)
-		if used > stored+unknown[k] && p.settings.Lease == 0 || used < stored && e.fault.dataLosses == 0 {
-			e.Errorf("policy %s: the store has %d used units of %s; want the %d that it admitted, and at most %d more for lost replies",
-				p.name, used, k.key, stored, unknown[k])
+		hasTooMany := used > stored+unknown[k] && limit.settings.Lease == 0
+		hasTooFew := used < stored && e.fault.dataLosses == 0
+		if hasTooMany || hasTooFew {
+			e.Errorf("limit %q: the store has %d used units of %q; want the %d that it admitted, and at most %d more for lost replies",
+				limit.name, used, k.key, stored, unknown[k])
 		}
 		keys++
-		if p.settings.Lease == 0 {
-			e.charged += max(used-stored, 0)
+		if limit.settings.Lease == 0 {
+			e.unseenCharges += max(used-stored, 0)
 		}
 		lost += unknown[k]
 	}
 	e.Logf("counted: %d keys within their bounds (largest use of a key: %v; %d replies lost, %d of them charged)",
-		keys, describeUse(most), lost, e.charged)
+		keys, describeUse(largest), lost, e.unseenCharges)
 }
 
 // used returns how many units of a key are used, by the state of the store.
 func (e *experiment) used(direct *redisstore.Store, k limitKey) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	d, err := direct.Decide(ctx, []penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Mode: penstock.Peek}})
+	d, err := direct.Decide(ctx, []penstock.Charge{{Key: k.key, Plan: guardedLimits[k.limit].plan, Mode: penstock.Peek}})
 	if err != nil {
-		e.Fatalf("peek at %s: %v", k.key, err)
+		e.Fatalf("peek at key %q: %v; want no error", k.key, err)
 	}
-	return policies[k.policy].units() - int(d.Status(0).Remaining)
+	return guardedLimits[k.limit].units() - int(d.Status(0).Remaining)
 }
 
 // unknown returns how many calls without a reply may have been charged, by key.
@@ -174,9 +179,14 @@ func (e *experiment) checkWaiting() {
 		latest = max(latest, time.Duration(in.spy.latest.Load()))
 	}
 	e.Logf("the latest call ended %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), e.deadline, e.reasons())
-	const failures, probeEvery = 5, 50 * time.Millisecond // failures: that open a breaker
+	const (
+		failures   = 5 // they open a breaker
+		probeEvery = 50 * time.Millisecond
+	)
 	perBreaker := int64(e.cycles*(failures+e.callers) + e.cycles + int(e.faultTime/probeEvery))
-	if most := perBreaker * instances * int64(e.target.shards); e.fault.decidedBy == byPolicies && !e.fault.isStoreCalled && !e.isPartial() && e.reached > most {
+	most := perBreaker * instances * int64(e.target.shards)
+	areBreakersOpen := e.fault.decidedBy == byFallbacks && !e.fault.isStoreCalled && !e.isPartial()
+	if areBreakersOpen && e.reached > most {
 		e.Errorf("%d calls reached the store in %v of its fault; want at most %d, since breakers block the others", e.reached, e.faultTime, most)
 	}
 	if isSoak {
@@ -205,11 +215,11 @@ func (e *experiment) checkLatency() {
 	}
 }
 
-// describeUse describes the largest use of a key, for each policy.
-func describeUse(counts [len(policies)]int) string {
+// describeUse describes the largest use of a key, for each limit.
+func describeUse(counts [len(guardedLimits)]int) string {
 	text := ""
-	for p, n := range counts {
-		text += fmt.Sprintf("%s %d of %d, ", policies[p].name, n, policies[p].units())
+	for i, n := range counts {
+		text += fmt.Sprintf("%s %d of %d, ", guardedLimits[i].name, n, guardedLimits[i].units())
 	}
 	return text[:len(text)-2]
 }

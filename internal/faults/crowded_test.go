@@ -47,20 +47,20 @@ func closeConnections(e *experiment) {
 	if isSoak {
 		closings = 100
 	}
-	before := e.received()
+	before := e.countAccepted()
 	for range closings {
 		e.do("CLIENT KILL TYPE normal")
 		e.awaitRequests(20)
 	}
 	own := int64(closings) + 1 // the server counts a connection for each CLIENT KILL, and one for the last INFO
-	e.dialed += e.received() - before - own
+	e.dialed += e.countAccepted() - before - own
 	e.kills += closings
 }
 
-// received returns how many connections the server has accepted.
-func (e *experiment) received() int64 { e.Helper(); return e.receivedBy(e.target.primary()) }
+// countAccepted returns how many connections the server has accepted.
+func (e *experiment) countAccepted() int64 { e.Helper(); return e.countAcceptedBy(e.target.primary()) }
 
-func (e *experiment) receivedBy(s *redistest.Server) int64 {
+func (e *experiment) countAcceptedBy(s *redistest.Server) int64 {
 	e.Helper()
 	reply, err := s.Do("INFO", "stats")
 	if err != nil {

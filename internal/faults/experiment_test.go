@@ -59,8 +59,8 @@ type fault struct {
 	args         []string      // arguments of each single server
 	deadline     time.Duration // of a decision; default: 250 ms
 	callers      int           // on each instance; default: 2
-	cycles       int           // in a soak; default: 20
-	rounds       int           // in a soak, each with a new target; default: 1
+	cycles       int           // how often a soak repeats the fault; default: 20
+	rounds       int           // how many experiments a soak runs, each with a new target; default: 1
 	canPartition bool          // the network between nodes of a Sentinel group or a Cluster can be cut
 
 	prepare         func(e *experiment) // prepares the target, before the instances start
@@ -73,12 +73,12 @@ type fault struct {
 	option  func(e *experiment, instance int) rueidis.ClientOption // how an instance connects to the target; default: by its URL
 	finally func(e *experiment)                                    // further checks in the end
 
-	decidedBy      decider           // source of decisions during the fault
-	wantErrors     []penstock.Reason // reasons of errors that instances must see
-	isStoreCalled  bool              // breakers stay closed: the store rejects calls at once, but only for some limits
-	hasLateCharges bool              // the store charges some calls, although their replies are lost
-	isPartial      bool              // the store makes some decisions during the fault
-	dataLosses     int               // how often the store starts without its data, in each cycle
+	decidedBy        decider           // source of decisions during the fault
+	wantErrors       []penstock.Reason // reasons of errors that instances must see
+	isStoreCalled    bool              // breakers stay closed, so the store gets all calls: it rejects those of some limits, and replies fast
+	hasUnseenCharges bool              // the store charges some calls whose replies are lost
+	isPartial        bool              // the store makes some decisions during the fault
+	dataLosses       int               // how often the store starts without its data, in each cycle
 
 	// Reasons of further errors that instances may see. ReasonUnknown and ReasonUnreachable are always
 	// allowed, since a slow machine can cause them.
@@ -89,7 +89,7 @@ type fault struct {
 type decider int
 
 const (
-	byPolicies  decider = iota // the fallback of each policy, on each instance
+	byFallbacks decider = iota // the fallback of each limit, on each instance
 	byStore                    // the store, as without a fault
 	byAnySource                // any: the fault is too short to check this, or comes and goes
 )
@@ -107,7 +107,7 @@ type experiment struct {
 	reached       int64           // calls that reached the store during faults
 	callers       int             // on each instance
 	cycles        int             // how often the fault happens
-	charged       int             // units that were charged without a reply
+	unseenCharges int             // units that the store charged by calls without a reply
 	kills         int             // by closeConnections: how often all connections were closed
 	dialed        int64           // by closeConnections: connections that were dialed after that
 	oldCalls      int64           // calls to the store before its restart
@@ -188,22 +188,23 @@ func (e *experiment) run(k kind) {
 	e.check()
 }
 
-// cycle starts the fault, waits for decisions by the sources that the fault names, and ends it.
+// cycle starts the fault, waits for decisions by the sources of fault.decidedBy, and ends the
+// fault.
 func (e *experiment) cycle() {
 	e.awaitRequests(e.rng.IntN(200)) // start the fault at a random time
 	e.load.faultBegan()
 	e.fault.begin(e)
 	e.load.begin(during)
-	began, reached := time.Now(), e.storeCalls()
+	began, callsBefore := time.Now(), e.storeCalls()
 	if e.fault.meanwhile != nil {
 		e.fault.meanwhile(e)
 	}
 	switch e.fault.decidedBy {
-	case byPolicies:
-		e.await("the fallback of every policy", func() bool {
-			return e.every(func(i, p int) bool {
-				isElsewhere := e.isPartial() && policies[p].keys == 1 // the node with the fault may have no key of the policy
-				return e.load.since(i, p, policies[p].fallback) >= enough || isElsewhere
+	case byFallbacks:
+		e.await("the fallback of every limit", func() bool {
+			return e.every(func(i, limit int) bool {
+				isElsewhere := e.isPartial() && guardedLimits[limit].keys == 1 // the node with the fault may have no key of the limit
+				return e.load.since(i, limit, guardedLimits[limit].fallback) >= enough || isElsewhere
 			})
 		})
 	case byStore:
@@ -212,7 +213,7 @@ func (e *experiment) cycle() {
 		e.awaitRequests(200)
 	}
 	e.faultTime += time.Since(began)
-	e.reached += e.storeCalls() - reached
+	e.reached += e.storeCalls() - callsBefore
 	e.load.begin(after)
 	e.fault.end(e)
 	e.load.faultEnded()
@@ -236,28 +237,27 @@ func (e *experiment) optionOf(i int) rueidis.ClientOption {
 // isPartial returns true if the store makes some decisions during the fault: a fault of one node of
 // a Cluster does not affect the other nodes.
 func (e *experiment) isPartial() bool {
-	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byPolicies
+	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byFallbacks
 }
 
-// enough is how many decisions by a source the tests wait for, on each instance and for each
-// policy.
+// enough is how many decisions by a source the tests wait for, on each instance and for each limit.
 const enough = 10
 
-// awaitStore waits until the store decides for every policy on every instance.
+// awaitStore waits until the store decides for every limit on every instance.
 func (e *experiment) awaitStore() {
 	e.Helper()
-	e.await("decisions by the store for every policy", func() bool {
-		return e.every(func(i, p int) bool {
-			return e.load.since(i, p, penstock.FromStore)+e.load.since(i, p, penstock.FromLease) >= enough
+	e.await("decisions by the store for every limit", func() bool {
+		return e.every(func(i, limit int) bool {
+			return e.load.since(i, limit, penstock.FromStore)+e.load.since(i, limit, penstock.FromLease) >= enough
 		})
 	})
 }
 
-// every returns true if ok is true for every instance and every policy.
-func (e *experiment) every(ok func(instance, policy int) bool) bool {
+// every returns true if ok is true for every instance and every limit.
+func (e *experiment) every(ok func(instance, limit int) bool) bool {
 	for i := range e.load.instances {
-		for p := range policies {
-			if !ok(i, p) {
+		for limit := range guardedLimits {
+			if !ok(i, limit) {
 				return false
 			}
 		}
@@ -269,7 +269,7 @@ func (e *experiment) every(ok func(instance, policy int) bool) bool {
 func (e *experiment) awaitRequests(n int) {
 	e.Helper()
 	n += e.load.requests()
-	e.await(fmt.Sprint("request ", n), func() bool { return e.load.requests() >= n })
+	e.await(fmt.Sprintf("the decision of request %d", n), func() bool { return e.load.requests() >= n })
 }
 
 // forRequests makes a fault last for n requests.
@@ -280,10 +280,10 @@ func forRequests(n int) func(*experiment) {
 // await waits until a condition is true. It ends the test if that takes too long.
 func (e *experiment) await(what string, ok func() bool) {
 	e.Helper()
-	const limit = 30 * time.Second
-	for end := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
+	const timeout = 30 * time.Second
+	for end := time.Now().Add(timeout); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.Fatalf("waited %v for %s\n%v\n%s", limit, what, e.load, e.errors())
+			e.Fatalf("waited %v in vain for %s; decisions so far: %v; errors so far:\n%s", timeout, what, e.load, e.errors())
 		}
 	}
 }
@@ -301,7 +301,7 @@ func (e *experiment) do(commands ...string) {
 	e.Helper()
 	for _, c := range commands {
 		if _, err := e.target.primary().Do(strings.Fields(c)...); err != nil {
-			e.Fatalf("%s: %v", c, err)
+			e.Fatalf("command %q: %v; want no error", c, err)
 		}
 	}
 }

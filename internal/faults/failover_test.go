@@ -22,7 +22,7 @@ var failovers = []fault{
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: func(e *experiment) { e.startUnreplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).noteUnreplicated,
+		begin: func(e *experiment) { e.recordReplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).recordUnreplicated,
 		decidedBy: byAnySource, wantErrors: duringTakeover,
 		dataLosses: 1, finally: checkOnlyUnreplicatedLost,
 	},
@@ -34,11 +34,11 @@ var failovers = []fault{
 	{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: func(e *experiment) {
-			e.startUnreplicated()
+			e.recordReplicated()
 			e.must(e.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
 		}, end: noop,
 		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
-		dataLosses: 1, finally: func(e *experiment) { e.noteUnreplicated(); checkOnlyUnreplicatedLost(e) },
+		dataLosses: 1, finally: func(e *experiment) { e.recordUnreplicated(); checkOnlyUnreplicatedLost(e) },
 	},
 	{
 		id: "F13", name: "a failover that loses grants", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
@@ -47,7 +47,7 @@ var failovers = []fault{
 			e.awaitRequests(300)
 			e.group.victim.Kill()
 			awaitSuccessor(e)
-			e.noteUnreplicated()
+			e.recordUnreplicated()
 			resumeReplication(e)
 		}, end: noop,
 		decidedBy: byAnySource, mayHaveErrors: duringTakeover,

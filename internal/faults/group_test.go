@@ -86,9 +86,9 @@ func (e *experiment) granted() map[limitKey]int {
 	return all
 }
 
-// startUnreplicated records the granted units that the replica has received. Units that the store
+// recordReplicated records the granted units that the replica has received. Units that the store
 // grants later may be lost.
-func (e *experiment) startUnreplicated() *group {
+func (e *experiment) recordReplicated() *group {
 	e.Helper()
 	g := e.chooseVictim()
 	g.replicated = e.granted()
@@ -99,7 +99,7 @@ func (e *experiment) startUnreplicated() *group {
 // pauseReplication stops the replication to the replica.
 func pauseReplication(e *experiment) {
 	e.Helper()
-	g := e.startUnreplicated()
+	g := e.recordReplicated()
 	if e.target.sentinel != nil {
 		e.target.sentinel.Proxy(g.victim).Block(g.successor.Source)
 		return
@@ -117,8 +117,8 @@ func resumeReplication(e *experiment) {
 	e.target.proxies[slices.Index(e.target.cluster.Nodes, e.group.victim)].Block()
 }
 
-// noteUnreplicated records that all grants since startUnreplicated may be lost.
-func (e *experiment) noteUnreplicated() {
+// recordUnreplicated records that all grants since recordReplicated may be lost.
+func (e *experiment) recordUnreplicated() {
 	g := &e.group
 	if g.mayBeLost == nil {
 		g.mayBeLost = map[limitKey]int{}
@@ -137,10 +137,10 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	g := &e.group
 	keys := 0
 	for k, n := range e.granted() {
-		lost, p := n-e.used(direct, k), &policies[k.policy]
+		lost, limit := n-e.used(direct, k), &guardedLimits[k.limit]
 		// Instances may grant units later that they leased without replication.
-		if most := g.mayBeLost[k] + e.cycles*instances*int(p.settings.Lease); lost > most {
-			e.Errorf("%d of %d units of %s, policy %s, are lost; want at most %d, which were granted without replication", lost, n, k.key, p.name, most)
+		if most := g.mayBeLost[k] + e.cycles*instances*int(limit.settings.Lease); lost > most {
+			e.Errorf("limit %q: %d of %d units of %q are lost; want at most %d, which were granted without replication", limit.name, lost, n, k.key, most)
 		}
 		g.lost += max(lost, 0)
 		keys++
@@ -153,20 +153,20 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 func checkSomeLost(e *experiment) {
 	checkOnlyUnreplicatedLost(e)
 	if e.group.lost == 0 {
-		e.Error("nothing was lost, so the fault had no effect")
+		e.Error("no unit was lost; want some, because otherwise the fault had no effect")
 	}
 }
 
 // checkOnlyInFlightLost checks that no more units are lost than were in flight. The primary
-// replicates a decision in the same turn of its event loop in which it replies, so only the
-// decisions of the last turn may be lost.
+// replicates a decision in the same iteration of its event loop in which it replies. So only the
+// decisions of the last iteration may be lost.
 func checkOnlyInFlightLost(e *experiment) {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	e.must(err)
 	defer direct.Close()
 	lost := 0
 	for k, n := range e.granted() {
-		if policies[k.policy].settings.Lease == 0 {
+		if guardedLimits[k.limit].settings.Lease == 0 {
 			lost += max(n-e.used(direct, k), 0)
 		}
 	}
@@ -187,7 +187,7 @@ func checkBreakersFollow(e *experiment) {
 		if e.target.cluster.Owner(e.slotOf(k)) != e.group.successor {
 			continue
 		}
-		charges := []penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit}}
+		charges := []penstock.Charge{{Key: k.key, Plan: guardedLimits[k.limit].plan}}
 		e.await("every instance to use the new primary", func() bool {
 			for _, in := range e.load.instances {
 				if in.spy.Node(charges) != e.group.successor.Addr {
@@ -198,14 +198,16 @@ func checkBreakersFollow(e *experiment) {
 		})
 		return
 	}
-	e.Error("no key of the load belongs to the new primary")
+	e.Error("no key of the load belongs to the new primary; want at least one")
 }
 
 // awaitFallback waits until every instance has decided without the store. It looks only at the
-// closed policy: on a Cluster, another policy may have no key on the node with the fault.
+// closed limit: on a Cluster, another limit may have no key on the node with the fault.
 func awaitFallback(e *experiment) {
 	e.await("the fallback of every instance", func() bool {
-		return e.every(func(i, p int) bool { return p != closedPolicy || e.load.since(i, p, penstock.FromClosed) >= 3 })
+		return e.every(func(i, limit int) bool {
+			return limit != closedLimit || e.load.since(i, limit, penstock.FromClosed) >= 3
+		})
 	})
 }
 
@@ -214,7 +216,7 @@ func checkOpenedBreakers(e *experiment) {
 	for i, in := range e.load.instances {
 		in.nodes.Range(func(name, _ any) bool {
 			if !slices.Contains(e.group.openings, name.(string)) {
-				e.Errorf("instance %d: the breaker of node %q opened; only %q have a fault", i, name, e.group.openings)
+				e.Errorf("instance %d: the breaker of node %q opened; want only those of %q, which have a fault", i, name, e.group.openings)
 			}
 			return true
 		})
@@ -224,7 +226,7 @@ func checkOpenedBreakers(e *experiment) {
 // slotOf returns the slot of a key in the Cluster.
 func (e *experiment) slotOf(k limitKey) int {
 	e.Helper()
-	key, err := redisstore.KeyOf(penstock.Charge{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}, redisstore.Options{})
+	key, err := redisstore.KeyOf(penstock.Charge{Key: k.key, Plan: guardedLimits[k.limit].plan, Cost: 1}, redisstore.Options{})
 	e.must(err)
 	slot, err := e.target.cluster.Slot(key)
 	e.must(err)
@@ -235,7 +237,7 @@ func (e *experiment) slotOf(k limitKey) int {
 func (e *experiment) current(rng *rand.Rand) limitKey {
 	e.load.mu.Lock()
 	defer e.load.mu.Unlock()
-	policy := rng.IntN(len(policies))
-	n := e.load.firstKeyLocked(policy) + rng.Int64N(max(policies[policy].keys-1, 1))
-	return limitKey{policy, fmt.Sprint("k", n)}
+	limit := rng.IntN(len(guardedLimits))
+	n := e.load.firstKeyLocked(limit) + rng.Int64N(max(guardedLimits[limit].keys-1, 1))
+	return limitKey{limit, fmt.Sprint("k", n)}
 }

@@ -55,10 +55,10 @@ func (i *instance) recordBreaker(node string, _, to guard.State) {
 	}
 }
 
-// A limitKey identifies a counter: a key under the limit of a policy.
+// A limitKey identifies a counter: a key under a limit.
 type limitKey struct {
-	policy int // index in policies
-	key    string
+	limit int // index in guardedLimits
+	key   string
 }
 
 // callCount is the context key of a request's counter of store calls.
@@ -69,8 +69,8 @@ type spy struct {
 	*redisstore.Store // the guards use its Node and Heartbeat
 
 	calls, inFlight atomic.Int64
-	withoutDeadline atomic.Int64 // calls
-	latest          atomic.Int64 // longest time from a deadline to the end of its call, in ns
+	withoutDeadline atomic.Int64 // number of calls without a deadline
+	latest          atomic.Int64 // longest time from a call's deadline to the call's end, in ns
 
 	mu      sync.Mutex
 	reasons map[string]int      // errors, by penstock.Reason
@@ -110,7 +110,7 @@ func (s *spy) recordError(charges []penstock.Charge, err error) {
 		reason, mayBeCharged = e.Reason.String(), e.MayBeCharged
 		switch e.Reason {
 		case penstock.ReasonTimeout:
-			reason = penstock.ReasonUnknown.String() // the machine's speed decides which of the two errors it is
+			reason = penstock.ReasonUnknown.String() // whether it is this error or a timeout depends on the machine's speed
 		case penstock.ReasonLate:
 			reason = penstock.ReasonUnreachable.String()
 		}
@@ -123,7 +123,7 @@ func (s *spy) recordError(charges []penstock.Charge, err error) {
 	}
 	if mayBeCharged {
 		for i := range charges {
-			s.unknown[limitKey{policyOf(charges[i].Plan), charges[i].Key}]++
+			s.unknown[limitKey{indexOfLimit(charges[i].Plan), charges[i].Key}]++
 		}
 	}
 }

@@ -30,19 +30,19 @@ const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Sou
 // A load sends requests to all instances all the time. For every key it sends more requests than
 // the limit admits.
 //
-// The keys change. Each policy has several current keys at any time, so that a fault meets unused,
-// half used and exhausted keys. A quarter of the keys is used on the first instance before the
-// fault, and on the others during the fault. This is the worst case for shares.
+// The keys change. Each limit has several current keys at any time, so that a fault meets unused,
+// half used and exhausted keys. A quarter of the keys is used by the first instance alone before
+// the fault, and by the other instances alone during the fault. This is the worst case for shares.
 type load struct {
 	instances  []*instance
 	isStopping atomic.Bool
 	callers    sync.WaitGroup
 
 	mu         sync.Mutex
-	picked     [len(policies)]int64 // requests so far, by policy
+	picked     [len(guardedLimits)]int64 // requests so far, by limit
 	phase      phase
-	begun      int                  // faults that have begun
-	ended      int                  // faults that have ended
+	begun      int                  // number of faults that have begun
+	ended      int                  // number of faults that have ended
 	sincePhase map[answerSource]int // decisions of requests that began in this phase
 	grants     map[limitKey]*grants
 	answers    [phases][sources]int // decisions of requests that ended in their phase
@@ -50,18 +50,18 @@ type load struct {
 	violations []string // errors to report at the end
 }
 
-// An answerSource identifies the source of decisions of a policy on an instance.
+// An answerSource identifies the source of decisions of a limit on an instance.
 type answerSource struct {
-	instance, policy int
-	source           penstock.Source
+	instance, limit int
+	source          penstock.Source
 }
 
 // grants are the units of a key that were admitted.
 type grants struct {
-	store      [instances]int // by the store or a lease
-	byFallback [instances]int
-	first      int // faults that had ended before the first request for the key
-	last       int // faults that had begun before the last decision for the key
+	store       [instances]int // by the store or a lease
+	byFallback  [instances]int
+	endedBefore int // faults that had ended before the first request for the key
+	begunBefore int // faults that had begun before the last decision for the key
 }
 
 const (
@@ -104,40 +104,41 @@ func (l *load) faultBegan() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
 func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.ended++ }
 
 // since counts the decisions of a source for requests that began in this phase.
-func (l *load) since(instance, policy int, source penstock.Source) int {
+func (l *load) since(instance, limit int, source penstock.Source) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sincePhase[answerSource{instance, policy, source}]
+	return l.sincePhase[answerSource{instance, limit, source}]
 }
 
-// pickLocked picks the key of the next request on instance i. A policy moves on to the next key
-// when it has sent overload times the units of a key. Every fourth key is for one side only: the
-// first instance before the fault, or the others during it.
+// pickLocked picks the key of the next request on instance i. After every overload times as many
+// requests for a limit as a key has units, the oldest key is replaced. Every fourth key is for the
+// first instance alone before the fault, and for the others alone during and after it.
 func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
-	policy := rng.IntN(len(policies))
-	l.picked[policy]++
-	p := &policies[policy]
-	n := l.firstKeyLocked(policy) + rng.Int64N(p.keys)
-	if n%4 == 3 && (l.phase == before) != (i == 0) {
+	limit := rng.IntN(len(guardedLimits))
+	l.picked[limit]++
+	n := l.firstKeyLocked(limit) + rng.Int64N(guardedLimits[limit].keys)
+	isReserved := n%4 == 3
+	isReservedForFirst := l.phase == before
+	if isReserved && isReservedForFirst != (i == 0) {
 		n--
 	}
-	return limitKey{policy, fmt.Sprint("k", n)}
+	return limitKey{limit, fmt.Sprint("k", n)}
 }
 
-// firstKeyLocked returns the number of the first of the keys that a policy uses now.
-func (l *load) firstKeyLocked(policy int) int64 {
-	requestsPerKey := overload * policies[policy].units()
-	return l.picked[policy] / int64(requestsPerKey)
+// firstKeyLocked returns the number of the first of the keys that a limit uses now.
+func (l *load) firstKeyLocked(limit int) int64 {
+	requestsPerKey := overload * guardedLimits[limit].units()
+	return l.picked[limit] / int64(requestsPerKey)
 }
 
-// nextRequest starts a request on instance i, for the key k. earlier has the units that were
-// granted to the key before.
+// nextRequest picks the key k of the next request on instance i. earlier has the units that were
+// granted to k before.
 func (l *load) nextRequest(i int, rng *rand.Rand) (p phase, earlier grants, k limitKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k = l.pickLocked(i, rng)
 	if l.grants[k] == nil {
-		l.grants[k] = &grants{first: l.ended}
+		l.grants[k] = &grants{endedBefore: l.ended}
 	}
 	return l.phase, *l.grants[k], k
 }
@@ -145,7 +146,7 @@ func (l *load) nextRequest(i int, rng *rand.Rand) (p phase, earlier grants, k li
 // send sends a request to instance i, and records the decision.
 func (l *load) send(i int, rng *rand.Rand) {
 	startPhase, earlier, k := l.nextRequest(i, rng)
-	charge := [1]penstock.Charge{{Key: k.key, Plan: policies[k.policy].limit, Cost: 1}}
+	charge := [1]penstock.Charge{{Key: k.key, Plan: guardedLimits[k.limit].plan, Cost: 1}}
 	var storeCalls atomic.Int64
 	start := time.Now()
 	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), callCount{}, &storeCalls), charge[:])
@@ -155,18 +156,18 @@ func (l *load) send(i int, rng *rand.Rand) {
 	defer l.mu.Unlock()
 	l.latencies[startPhase] = append(l.latencies[startPhase], took)
 	if n := storeCalls.Load(); n > 1 {
-		l.violations = append(l.violations, fmt.Sprintf("instance %d called the store %d times for one unit of %s; want at most one call", i, n, k.key))
+		l.violations = append(l.violations, fmt.Sprintf("instance %d called the store %d times for one unit of %q; want at most one call", i, n, k.key))
 	}
 	if err != nil {
-		l.violations = append(l.violations, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[k.policy].name, err))
+		l.violations = append(l.violations, fmt.Sprintf("instance %d, limit %q: %v; want a decision", i, guardedLimits[k.limit].name, err))
 		return
 	}
 	if startPhase == l.phase {
 		l.answers[startPhase][d.Source]++
-		l.sincePhase[answerSource{i, k.policy, d.Source}]++
+		l.sincePhase[answerSource{i, k.limit, d.Source}]++
 	}
 	g := l.grants[k]
-	g.last = l.begun
+	g.begunBefore = l.begun
 	switch {
 	case !d.Allowed:
 	case d.Source == penstock.FromStore || d.Source == penstock.FromLease:
@@ -174,10 +175,12 @@ func (l *load) send(i int, rng *rand.Rand) {
 	default:
 		g.byFallback[i]++
 		// Units that the store has granted to this instance count as used in its share.
-		p := &policies[k.policy]
-		if had := earlier.store[i] + earlier.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
-			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted one more without the store",
-				p.name, i, had, k.key, p.fallbackBound))
+		limit := &guardedLimits[k.limit]
+		had := earlier.store[i] + earlier.byFallback[i]
+		hasShare := limit.settings.OnFailure == guard.FailLocal && limit.leaseReturns() == 0
+		if hasShare && had >= limit.fallbackBound {
+			l.violations = append(l.violations, fmt.Sprintf("limit %q: instance %d admitted a unit of %q without the store after %d units; want at most its share of %d",
+				limit.name, i, k.key, had, limit.fallbackBound))
 		}
 	}
 }

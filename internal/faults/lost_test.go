@@ -27,13 +27,13 @@ var lost = []fault{
 		id: "F15", name: "replies lost",
 		route: lossy,
 		begin: lose((*redistest.Proxy).Lose, true), end: lose((*redistest.Proxy).Lose, false),
-		wantErrors: unknown, hasLateCharges: true,
+		wantErrors: unknown, hasUnseenCharges: true,
 	},
 	{
 		id: "F15", name: "connections lost with their replies",
 		route: lossy,
 		begin: lose((*redistest.Proxy).Cut, true), end: lose((*redistest.Proxy).Cut, false),
-		wantErrors: unknown, hasLateCharges: true,
+		wantErrors: unknown, hasUnseenCharges: true,
 	},
 }
 

@@ -21,8 +21,8 @@ import (
 // F21 and F22: the program itself is stopped, killed or terminated while it has a lease and a slot.
 
 const (
-	maxLease = 50 // units in a lease
-	children = 2  // number of instances for which leases and shares are configured
+	maxLease            = 50 // units in a lease
+	configuredInstances = 2  // instances for which leases and shares are computed
 )
 
 var (
@@ -47,7 +47,7 @@ func openLeasing(url string) (instance *guard.Guarded, spyOfStore *spy, closeAll
 		return nil, nil, nil, err
 	}
 	s := newSpy(store)
-	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: children, DenyCacheTTL: 50 * time.Millisecond,
+	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: configuredInstances, DenyCacheTTL: 50 * time.Millisecond,
 		Timeout: guard.TimeoutOptions{After: patient}})
 	if err != nil {
 		return nil, nil, nil, err
@@ -259,7 +259,7 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 		}
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-5 || used > len(grants)+maxLease { // one unit refills in 9 s
+		if used < len(grants)-5 || used > len(grants)+maxLease { // a unit refills every 9 s; up to 5 may have done so
 			t.Errorf("%d units are used, and the program has spent %d; want at most %d more", used, len(grants), maxLease)
 		}
 		if used <= len(grants) {
@@ -292,7 +292,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	}
 	defer closeAll()
 	var mu sync.Mutex
-	var grants []grant
+	var otherGrants []grant
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -305,7 +305,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 			}
 			if d.Allowed {
 				mu.Lock()
-				grants = append(grants, grant{d.Source, at.UnixMicro(), time.Now().UnixMicro()})
+				otherGrants = append(otherGrants, grant{d.Source, at.UnixMicro(), time.Now().UnixMicro()})
 				mu.Unlock()
 			}
 			time.Sleep(500 * time.Microsecond)
@@ -323,9 +323,9 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	all.Wait()
 	_ = stopped.cmd.Process.Kill()
 	<-stopped.ended
-	mine, leasedUnits := stopped.spent()
+	stoppedGrants, leasedUnits := stopped.spent()
 	windows := map[int64]int64{}
-	for _, g := range append(mine, grants...) {
+	for _, g := range append(stoppedGrants, otherGrants...) {
 		period := windowed.Limit().Period.Microseconds()
 		if g.from/period == g.to/period { // otherwise its window is unknown
 			windows[g.to/period]++
@@ -335,7 +335,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	for _, n := range windows {
 		most = max(most, n)
 		if n > windowed.Limit().Count {
-			t.Errorf("%d units were admitted in one window; the limit is %d", n, windowed.Limit().Count)
+			t.Errorf("%d units were admitted in one window; want at most %d, the limit", n, windowed.Limit().Count)
 		}
 	}
 	t.Logf("counted: %d stops of a program with a lease (%d units leased there, %d at most in a window of %d)", stops, leasedUnits, most, windowed.Limit().Count)

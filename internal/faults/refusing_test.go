@@ -109,6 +109,7 @@ func rights(t testing.TB) string {
 // fill sets maxclients to 1 and holds the only connection, until undo.
 func fill(e *experiment) { e.undo = fillServer(e, e.target.primary()) }
 
+// fillServer sets maxclients of a server to 1 and holds the only connection, until empty is called.
 func fillServer(e *experiment, s *redistest.Server) (empty func()) {
 	e.Helper()
 	conn, err := net.Dial("unix", s.Socket)
@@ -118,10 +119,10 @@ func fillServer(e *experiment, s *redistest.Server) (empty func()) {
 	replies := bufio.NewReader(conn)
 	do := func(command string) {
 		if _, err := fmt.Fprint(conn, command, "\r\n"); err != nil {
-			e.Fatalf("%s: %v", command, err)
+			e.Fatalf("command %q: %v; want no error", command, err)
 		}
 		if reply, err := replies.ReadString('\n'); err != nil || strings.HasPrefix(reply, "-") {
-			e.Fatalf("%s: %q, %v", command, reply, err)
+			e.Fatalf("command %q: reply %q, %v; want a reply that is no error", command, reply, err)
 		}
 	}
 	do("CONFIG SET maxclients 1")

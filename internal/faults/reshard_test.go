@@ -146,7 +146,7 @@ func othersDecide(e *experiment) {
 	right, dead := 0, 0
 	const calls = 300
 	for i := range calls {
-		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Plan: policies[closedPolicy].limit, Cost: 1}
+		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Plan: guardedLimits[closedLimit].plan, Cost: 1}
 		in := e.load.instances[i%instances]
 		isDead := in.spy.Node([]penstock.Charge{charge}) == e.group.victim.Addr
 		d, err := in.store.Decide(context.Background(), []penstock.Charge{charge})
@@ -165,8 +165,8 @@ func othersDecide(e *experiment) {
 	e.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
 }
 
-// closedPolicy is the index of the policy that denies without the store.
-var closedPolicy = slices.IndexFunc(policies[:], func(p policy) bool { return p.name == "closed" })
+// closedLimit is the index of the limit that denies without the store.
+var closedLimit = slices.IndexFunc(guardedLimits[:], func(l guardedLimit) bool { return l.name == "closed" })
 
 // closeConnectionsToAll closes all connections to all nodes repeatedly, each time after the
 // instances have reconnected.
@@ -175,19 +175,19 @@ func closeConnectionsToAll(e *experiment) {
 	if isSoak {
 		kills = 50
 	}
-	received := func() (n int64) {
+	countAccepted := func() (n int64) {
 		for _, s := range e.target.servers {
-			n += e.receivedBy(s)
+			n += e.countAcceptedBy(s)
 		}
 		return n
 	}
-	before := received()
+	before := countAccepted()
 	for range kills {
 		e.onAll("CLIENT KILL TYPE normal")
 		e.awaitRequests(60)
 	}
-	dialed := received() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function itself
-	const perNode = 2                                                      // connections from an instance to a node
+	dialed := countAccepted() - before - int64(len(e.target.servers)*(kills+1)) // without the connections of this function itself
+	const perNode = 2                                                           // connections from an instance to a node
 	if most := int64((kills + 1) * instances * len(e.target.servers) * perNode); dialed > most {
 		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d", dialed, kills, most)
 	}
@@ -306,7 +306,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		tryAgain += unready[k].Load()
 	}
 	if tryAgain == 0 {
-		t.Error("no call arrived while its keys were on different nodes, so the test proves nothing")
+		t.Error("no call arrived while its keys were on different nodes; want some, because otherwise the test proves nothing")
 	}
 	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, tryAgain)
 }

@@ -31,7 +31,7 @@ var secured = []fault{
 		wantErrors: []penstock.Reason{penstock.ReasonUnreachable},
 		finally: func(e *experiment) {
 			if texts := e.texts(penstock.ReasonUnreachable.String()); !strings.Contains(fmt.Sprint(texts), "expired") {
-				e.Errorf("no error mentions that the server's certificate has expired: %v", texts)
+				e.Errorf("the errors are %v; want one that the server's certificate has expired", texts)
 			}
 		},
 	},
@@ -82,7 +82,7 @@ func secure(e *experiment) {
 	e.target.url = "rediss://127.0.0.1:" + port + "?ca=" + filepath.Join(dir, "ca.pem")
 }
 
-// certify gives the server a certificate that is valid for a time from now. If the time is
+// certify gives the server a certificate that is valid until valid has passed. If valid is
 // negative, the certificate has expired.
 func (e *experiment) certify(a *authority, valid time.Duration) {
 	e.Helper()

@@ -101,7 +101,7 @@ func addToxic(toxic string) func(*experiment) {
 	return func(e *experiment) {
 		e.Helper()
 		if _, err := e.target.toxics.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
-			e.Fatalf("%s: %v", toxic, err)
+			e.Fatalf("add the toxic %s: %v; want no error", toxic, err)
 		}
 	}
 }

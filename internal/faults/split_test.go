@@ -20,7 +20,7 @@ import (
 const minority = "127.0.9.1"
 
 // A primary and the first instance are cut off from the others. There are two primaries until the
-// old primary stops to serve. In a Cluster it stops after the node timeout, since it sees no
+// old primary stops serving. In a Cluster it stops after the node timeout, since it sees no
 // majority. In a Sentinel group it stops only if it requires replicas. Then the new primary does
 // not serve before the end of the split either, since it has no replica.
 var splits = []fault{
@@ -98,7 +98,7 @@ func (r *sentinelRoute) set(isBlocked bool) {
 
 // split cuts off the primary and the first instance from all others.
 func split(e *experiment) {
-	g := e.startUnreplicated()
+	g := e.recordReplicated()
 	if e.target.cluster != nil {
 		e.target.cluster.Partition([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
 		return
@@ -121,7 +121,9 @@ func awaitBothSides(e *experiment) {
 		firstInstance = 0
 	}
 	e.await("the store to decide on each side", func() bool {
-		return e.every(func(i, p int) bool { return i < firstInstance || e.load.since(i, p, penstock.FromStore) >= enough })
+		return e.every(func(i, limit int) bool {
+			return i < firstInstance || e.load.since(i, limit, penstock.FromStore) >= enough
+		})
 	})
 }
 
@@ -133,7 +135,7 @@ func awaitNoPrimary(e *experiment) {
 		return err == nil && strings.Contains(fmt.Sprint(state), "min_slaves_good_slaves:0")
 	})
 	e.awaitRequests(200) // until all replies of the old primary have arrived
-	e.noteUnreplicated()
+	e.recordUnreplicated()
 	e.load.begin(during)
 }
 
@@ -147,7 +149,7 @@ func endSplit(e *experiment) {
 		e.must(e.target.sentinel.Rejoin()) // without this, Sentinels demote the old primary only after 8 s
 	}
 	if e.fault.decidedBy == byAnySource {
-		e.noteUnreplicated()
+		e.recordUnreplicated()
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // The server's clock jumps. A jump by minutes is longer than the time for which counters pause
-// after a jump back (5 s), and too short to refill a unit of the policies.
+// after a jump back (5 s), and too short to refill a unit of the limits.
 var timed = []fault{
 	{
 		id: "F19", name: "clock back a little",
@@ -89,17 +89,17 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 		})
 	}
 	steps := []time.Duration{0, -2 * time.Second, -time.Second, -time.Hour, 0, 10 * time.Second, time.Hour, 2 * time.Hour, 0}
-	forward := int64(0)
+	forwardJumps := int64(0)
 	for range repeats(1, 20) {
 		for i, to := range steps {
 			if err := clock.Set(to); err != nil {
 				t.Fatal(err)
 			}
 			if i > 0 && to > steps[i-1] {
-				forward++
+				forwardJumps++
 			}
-			had := granted.Load()
-			eventually(t, func() bool { return granted.Load() >= had+2*burst }, fmt.Sprint("units are admitted with the clock at ", to))
+			grantedBefore := granted.Load()
+			eventually(t, func() bool { return granted.Load() >= grantedBefore+2*burst }, fmt.Sprint("units are admitted while the clock is ahead by ", to))
 		}
 	}
 	cancel()
@@ -113,10 +113,10 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 		}
 		s.mu.Unlock()
 	}
-	const leases = burst / 4 / children * instances // at most this many units are in leases
-	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + leases
+	const leases = burst / 4 / configuredInstances * instances // the most units in leases at one time
+	bound := burst + int64(rate*time.Since(began).Seconds()) + forwardJumps*burst + leases
 	if got := granted.Load(); got > bound {
-		t.Errorf("%d units were admitted; the bound is %d", got, bound)
+		t.Errorf("%d units were admitted; want at most %d", got, bound)
 	}
 	t.Logf("counted: %d jumps of a server's clock (%d of at most %d units admitted)", repeats(1, 20)*len(steps), granted.Load(), bound)
 }

@@ -11,12 +11,12 @@ import (
 )
 
 // ErrDown is the error of a Store that is down.
-var ErrDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
+var ErrDown = fmt.Errorf("%w: the store is down", penstock.ErrUnavailable)
 
 // A Store wraps another one. While it is down, every call fails with ErrDown.
 type Store struct {
 	IsDown       atomic.Bool
-	LosesAnswers atomic.Bool // while it is down, the wrapped store still decides; only its answers are lost
+	LosesAnswers atomic.Bool // while the Store is down, the wrapped store still decides, and only its answers are lost
 
 	store   penstock.Store
 	mu      sync.Mutex
@@ -40,8 +40,8 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return penstock.Decision{}, ErrDown
 }
 
-// Received returns the limit's name of each charge with this mode since the last Forget. It
-// includes the charges that arrived while the Store was down.
+// Received returns the name of the limit of each charge with this mode. It covers all charges since
+// the last Forget, also those that arrived while the Store was down.
 func (s *Store) Received(mode penstock.Mode) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,7 +7,8 @@ import "bytes"
 const Slots = 16384
 
 // Of returns the slot of a key as the Cluster specification defines it: a CRC-16 modulo Slots. The
-// CRC is of the part between the first braces, or of the whole key if there is no such part.
+// CRC is computed of the part between the first braces, or of the whole key if that part is missing
+// or empty.
 func Of(key []byte) uint16 {
 	if begin := bytes.IndexByte(key, '{') + 1; begin > 0 {
 		if n := bytes.IndexByte(key[begin:], '}'); n > 0 {

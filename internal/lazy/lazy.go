@@ -1,4 +1,4 @@
-// Package lazy lets a guard pass a store a deadline that has no timer.
+// Package lazy lets a guard give a deadline to a store without starting a timer for it.
 package lazy
 
 import (

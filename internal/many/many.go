@@ -14,7 +14,7 @@ import (
 // A Call is one batch of a list, and its result.
 type Call struct {
 	Charges  []penstock.Charge
-	Decision penstock.Decision // if Err is nil
+	Decision penstock.Decision // valid if Err is nil
 	Err      error
 	Cause    error // if a fallback made the decision: why the store gave no answer
 }
@@ -67,9 +67,9 @@ func Each(ctx context.Context, store penstock.Store, calls []*Call) {
 	others.Wait()
 }
 
-// Divided decides a list that was divided in two. The function together decides calls, in one list.
-// At the same time, the store decides each of the singles in a call of its own.
-func Divided(ctx context.Context, store penstock.Store, singles []*Call, together func(context.Context, []*Call), calls []*Call) {
+// DecideDivided decides a list that was divided in two. together decides calls as one list. At the
+// same time, the store decides each of the singles in a call of its own.
+func DecideDivided(ctx context.Context, store penstock.Store, singles []*Call, together func(context.Context, []*Call), calls []*Call) {
 	if len(singles) > 0 {
 		var done sync.WaitGroup
 		defer done.Wait()

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Batches are offered to the store that decides the enforced batch.
+// Batches has the batches of shadows that a store may decide together with the enforced batch.
 type Batches struct {
 	Enforced []penstock.Charge
 	Shadows  []*Batch
@@ -19,8 +19,8 @@ type Batches struct {
 type Batch struct {
 	Charges []penstock.Charge
 
-	// DecideAlone starts a separate call for the batch, and returns at once. A caller of Take that
-	// cannot decide the batch calls it.
+	// DecideAlone starts a separate call for the batch, and does not wait for its end. If a store has
+	// taken the batch and cannot decide it, the store must call DecideAlone.
 	DecideAlone func()
 
 	// A store that has taken the batch sets one of these before it returns from the enforced batch.
@@ -30,7 +30,8 @@ type Batch struct {
 	isTaken atomic.Bool
 }
 
-// Take returns true for the first caller only.
+// Take returns true for the first caller only. That caller must decide the batch, or call
+// DecideAlone.
 func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 
 // Key is the context key of *Batches. The contexts of this module that can hold batches answer this

@@ -24,7 +24,7 @@ type task[T any] struct {
 // maxIdle is the largest number of idle goroutines that are kept.
 const maxIdle = 1024
 
-// New returns a Pool that does at most limit tasks at once.
+// New returns a Pool that does at most limit tasks at a time.
 func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, limit: limit} }
 
 // Start begins a task in a goroutine of the pool. It returns false if the limit of running tasks is

@@ -37,7 +37,7 @@ func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 			synctest.Wait()
 		}
 		if mostRunning.Load() != limit || sum.Load() != int64(wantSum) {
-			t.Errorf("at most %d tasks ran at once, and the sum of their arguments is %d; want %d and %d", mostRunning.Load(), sum.Load(), limit, wantSum)
+			t.Errorf("at most %d tasks ran at a time, and the sum of their arguments is %d; want %d and %d", mostRunning.Load(), sum.Load(), limit, wantSum)
 		}
 		p.Stop()
 		if p.Start(1) {
@@ -61,7 +61,7 @@ func TestStopWaitsForTasksAndLeavesNoGoroutine(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-stopped:
-			t.Error("Stop returns before the tasks have ended")
+			t.Error("Stop returns before the tasks have ended; want that it waits for them")
 		default:
 		}
 		close(release)

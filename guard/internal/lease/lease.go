@@ -131,7 +131,7 @@ func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
 	if alone == nil {
 		together = calls
 	}
-	many.Divided(ctx, l, alone, func(ctx context.Context, calls []*many.Call) { many.Decide(ctx, l.next, calls) }, together)
+	many.DecideDivided(ctx, l, alone, func(ctx context.Context, calls []*many.Call) { many.Decide(ctx, l.next, calls) }, together)
 }
 
 // Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go
