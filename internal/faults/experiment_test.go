@@ -283,7 +283,7 @@ func (e *experiment) await(what string, ok func() bool) {
 	const timeout = 30 * time.Second
 	for end := time.Now().Add(timeout); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.Fatalf("waited %v in vain for %s; decisions so far: %v; errors so far:\n%s", timeout, what, e.load, e.errors())
+			e.Fatalf("after %v, still waiting for %s; decisions so far: %v; errors so far:\n%s", timeout, what, e.load, e.errors())
 		}
 	}
 }

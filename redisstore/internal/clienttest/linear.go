@@ -25,7 +25,7 @@ const (
 	linearKeys    = 3
 )
 
-// linearLimits are the limits of the histories. The clock of the stores stands still, so a limit is
+// linearLimits are the limits of the histories. The clock of the stores does not run, so a limit is
 // a simple counter. The concurrency limit has a counter for each holder.
 var linearLimits = []*penstock.Plan{
 	penstock.Limit{Name: "token", Group: "g", Count: 6, Period: time.Hour}.MustCompile(),
@@ -132,7 +132,7 @@ func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch fun
 	return h, seed
 }
 
-// StandingClock returns options with a clock that stands still, which makes the model of counters
+// StandingClock returns options with a clock that does not run, which makes the model of counters
 // exact.
 func StandingClock() redisstore.Options {
 	now := time.Now()
