@@ -15,8 +15,9 @@ import (
 // rates differ, and a limit of the Limiter with that Name shares it too. What one of them has used
 // counts for the others.
 //
-// The Limiter compiles each limit once and caches up to 1024 of them. Call SubWindow and
-// CalendarWindow once, not for each request: each call makes a new algorithm.
+// The Limiter compiles a limit at its first use, and caches up to 1024 compiled limits. Call
+// SubWindow and CalendarWindow once, not for each request: each call makes a new algorithm, and so
+// a new limit.
 func (l *Limiter) AllowWith(ctx context.Context, key string, limits ...Limit) (Decision, error) {
 	return l.AllowNWith(ctx, key, 1, limits...)
 }
@@ -51,7 +52,8 @@ type planCache struct {
 	plans map[Limit]*Plan
 }
 
-// plan returns the plan of a limit of the Limiter's group.
+// plan returns the plan of a limit from the cache, or compiles it. A limit without a Group gets the
+// Limiter's name as its Group.
 func (l *Limiter) plan(limit Limit) (*Plan, error) {
 	if limit.Group == "" {
 		limit.Group = l.name
@@ -79,13 +81,13 @@ func (l *Limiter) plan(limit Limit) (*Plan, error) {
 // AllowAtMost charges as many of n units as fit, and denies if not even one fits. The Granted of
 // the decision is the number of units charged.
 //
-// If there are several limits, each is charged the number that fits all of them. The first call to
-// the store may charge a limit more than that. A second call refunds this surplus at once, even if
-// ctx has ended. A LeakyBucket does not refund, and the second call may fail: then the surplus
-// stays charged.
+// If there are several limits, each is charged the number of units that fits all of them. The first
+// call to the store may charge a limit more. A second call then refunds this surplus, even if ctx
+// has ended. The surplus stays charged if the second call fails, or if the limit is a LeakyBucket,
+// which does not refund.
 func (l *Limiter) AllowAtMost(ctx context.Context, key string, n int64) (Decision, error) {
-	b := l.charges(key, "", Draw, n)
-	defer l.release(b)
+	b := l.takeBatch(key, "", Draw, n)
+	defer l.putBatch(b)
 	d, err := l.store.Decide(ctx, b.charges)
 	if err != nil || !d.Allowed || d.Len() == 1 {
 		return d, err
@@ -93,7 +95,8 @@ func (l *Limiter) AllowAtMost(ctx context.Context, key string, n int64) (Decisio
 	return l.refundSurplus(ctx, b.charges, d), nil
 }
 
-// refundSurplus refunds what a charge was granted beyond the least Granted of all charges.
+// refundSurplus refunds what each charge was granted beyond the least Granted of all charges. It
+// returns the decision as it is after the refunds.
 func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decision) Decision {
 	granted := d.Granted()
 	statuses := make([]Status, len(charges))
@@ -110,19 +113,19 @@ func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decisio
 	ctx, cancel := detach(ctx)
 	defer cancel()
 	refunded, err := l.store.Decide(ctx, refunds)
-	refund := 0 // the index of the next refund
+	nextRefund := 0 // its index in refunds
 	for i := range statuses {
 		if statuses[i].Granted == granted {
 			continue
 		}
 		statuses[i].Granted = granted
 		if err == nil {
-			s := refunded.Status(refund)
+			s := refunded.Status(nextRefund)
 			statuses[i].Remaining, statuses[i].ResetAfter = s.Remaining, s.ResetAfter
 		}
-		refund++
+		nextRefund++
 	}
-	composed := NewDecision(statuses)
-	composed.Source = d.Source
-	return composed
+	corrected := NewDecision(statuses)
+	corrected.Source = d.Source
+	return corrected
 }

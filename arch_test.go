@@ -20,8 +20,8 @@ import (
 const module = "github.com/penstock/penstock"
 
 // mayImport lists what each package may import besides the standard library: packages of this
-// module by their path in it ("." is the root), others by their full path. Imports only point down,
-// so each row names rows before it.
+// module by their path in it ("." is the root), others by their full path. A package may import
+// only packages of earlier rows.
 var mayImport = []struct {
 	pkg     string
 	imports []string
@@ -81,14 +81,14 @@ var mayTest = []string{"storetest", "internal/redistest", "internal/gatetest", "
 // mayRequire are the modules that go.mod may require directly. Each of them becomes a dependency of
 // every program that imports this module. So a new one needs a reason in docs/decisions.
 var mayRequire = []string{
-	"github.com/redis/rueidis",     // the default client
-	"go.yaml.in/yaml/v4",           // policy/policyfile: YAML
-	"github.com/golang-jwt/jwt/v5", // policy/jwt: tokens
-	"github.com/MicahParks/jwkset", // policy/jwt: sets of keys
-	"github.com/fsnotify/fsnotify", // policy/policyfile: changes of files
-	"github.com/dunglas/httpsfv",   // httplimit/outbound: headers of servers
-	"github.com/anishathalye/porcupine",
-	"pgregory.net/rapid",
+	"github.com/redis/rueidis",          // the default client
+	"go.yaml.in/yaml/v4",                // policy/policyfile: YAML
+	"github.com/golang-jwt/jwt/v5",      // policy/jwt: tokens
+	"github.com/MicahParks/jwkset",      // policy/jwt: sets of keys
+	"github.com/fsnotify/fsnotify",      // policy/policyfile: changes of files
+	"github.com/dunglas/httpsfv",        // httplimit/outbound: headers of servers
+	"github.com/anishathalye/porcupine", // tests: linearizability
+	"pgregory.net/rapid",                // tests: random inputs
 }
 
 // A listedPackage is what go list prints of a package.
@@ -98,8 +98,8 @@ type listedPackage struct {
 	Imports, Deps        []string
 }
 
-// pathInModule is a package's path in this module: "." for the root, and the whole path for
-// packages of others.
+// pathInModule returns a package's path in this module: "." for the root. For a package of another
+// module it returns the whole path.
 func pathInModule(path string) string {
 	if path == module {
 		return "."
@@ -107,6 +107,7 @@ func pathInModule(path string) string {
 	return strings.TrimPrefix(path, module+"/")
 }
 
+// packages returns the packages of this module by their path in it.
 func packages(t *testing.T) map[string]listedPackage {
 	t.Helper()
 	out := output(t, "go", "list", "-json=Dir,ImportPath,Doc,GoFiles,Imports,Deps", "./...")
@@ -124,6 +125,7 @@ func packages(t *testing.T) map[string]listedPackage {
 	}
 }
 
+// output returns what a command writes to its standard output.
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	var stderr strings.Builder
@@ -137,26 +139,26 @@ func output(t *testing.T, name string, args ...string) string {
 }
 
 func TestImportsOnlyPointDown(t *testing.T) {
-	var lower []string
+	var earlier []string // the packages of the rows so far
 	for _, row := range mayImport {
 		for _, path := range row.imports {
-			isOurs := !strings.Contains(path, ".") || path == "."
-			if isOurs {
-				if !slices.Contains(lower, path) {
-					t.Errorf("mayImport lets %s import %s, which has no earlier row; move its row up", row.pkg, path)
-				}
+			// Paths of other modules begin with a host, which has a dot.
+			isOfThisModule := !strings.Contains(path, ".") || path == "."
+			if isOfThisModule && !slices.Contains(earlier, path) {
+				t.Errorf("mayImport lets %s import %s, which has no earlier row; move the row of %[2]s up", row.pkg, path)
 			}
 		}
-		lower = append(lower, row.pkg)
+		earlier = append(earlier, row.pkg)
 	}
 	for name, p := range packages(t) {
-		i := slices.Index(lower, name)
+		i := slices.Index(earlier, name)
 		if i < 0 {
 			t.Errorf("package %s has no row in mayImport; add what it may import", name)
 			continue
 		}
 		for _, path := range p.Imports {
-			isStandard := !strings.Contains(strings.SplitN(path, "/", 2)[0], ".")
+			firstElement, _, _ := strings.Cut(path, "/")
+			isStandard := !strings.Contains(firstElement, ".") // other paths begin with a host
 			if !isStandard && !slices.Contains(mayImport[i].imports, pathInModule(path)) {
 				t.Errorf("package %s imports %s; it may import the standard library and %v", name, path, mayImport[i].imports)
 			}
@@ -164,8 +166,8 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
-// Package admission knows no protocol, so any transport can use it. The same holds for packages
-// that several transports share.
+// Package admission knows no protocol, so any transport can use it. The same holds for the packages
+// that HTTP and gRPC share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
 		t.Error("package admission imports net/http; it must not, because transports of other protocols use it too")
@@ -223,8 +225,8 @@ func TestRequirementsStayFew(t *testing.T) {
 // neverTagged are the modules of the workspace that are neither installed nor imported by users.
 var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "conformance", "examples", "internal/faults", "scripts"}
 
-// "go install PACKAGE@VERSION" rejects a module that replaces anything. It downloads the version of
-// the root that the module requires from the module proxy.
+// "go install PACKAGE@VERSION" rejects a module that replaces anything. The module's go.mod names a
+// version of the root, and the command downloads this version from the module proxy.
 func TestTaggedModulesCanBeInstalled(t *testing.T) {
 	here := strings.TrimSpace(output(t, "go", "list", "-f", "{{.Dir}}", "."))
 	for dir := range strings.Lines(output(t, "go", "list", "-m", "-f", "{{.Dir}}")) {
@@ -247,7 +249,7 @@ func TestTaggedModulesCanBeInstalled(t *testing.T) {
 		}
 		for _, r := range mod.Require {
 			if pathInModule(r.Path) != r.Path && strings.HasPrefix(r.Version, "v0.0.0") {
-				t.Errorf("%s/go.mod requires %s %s; require the version that both will be tagged with", name, r.Path, r.Version)
+				t.Errorf("%s/go.mod requires %s %s; require the version with which both will be tagged", name, r.Path, r.Version)
 			}
 		}
 	}
@@ -285,16 +287,16 @@ func TestEveryExportedNameIsDocumented(t *testing.T) {
 	}
 }
 
-// undocumented are the exported names of a package without a comment.
+// undocumented returns the exported names of a package that have no comment.
 func undocumented(p *doc.Package) (names []string) {
-	funcs := func(prefix string, list []*doc.Func) {
+	addFuncs := func(prefix string, list []*doc.Func) {
 		for _, f := range list {
 			if f.Doc == "" && !slices.Contains(documentedElsewhere, f.Name) {
 				names = append(names, prefix+f.Name)
 			}
 		}
 	}
-	values := func(lists ...[]*doc.Value) {
+	addValues := func(lists ...[]*doc.Value) {
 		for _, v := range slices.Concat(lists...) {
 			for _, spec := range v.Decl.Specs {
 				s := spec.(*ast.ValueSpec)
@@ -304,26 +306,26 @@ func undocumented(p *doc.Package) (names []string) {
 			}
 		}
 	}
-	values(p.Consts, p.Vars)
-	funcs("", p.Funcs)
+	addValues(p.Consts, p.Vars)
+	addFuncs("", p.Funcs)
 	for _, t := range p.Types {
 		if t.Doc == "" {
 			names = append(names, t.Name)
 		}
-		values(t.Consts, t.Vars)
-		funcs("", t.Funcs)
-		funcs(t.Name+".", t.Methods)
+		addValues(t.Consts, t.Vars)
+		addFuncs("", t.Funcs)
+		addFuncs(t.Name+".", t.Methods)
 	}
 	return names
 }
 
-// documentedElsewhere are methods that the standard library documents.
+// documentedElsewhere are the names of methods that the standard library documents.
 var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 
 // make test runs some tests without the race detector. It finds them by their first line,
 // effort.WithoutRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
-	begins := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
+	firstStatement := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") || path == "arch_test.go" {
 			return err
@@ -332,7 +334,7 @@ func TestTestsWithoutRaceAreFound(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if used, found := strings.Count(string(text), "effort.WithoutRace("), len(begins.FindAll(text, -1)); used != found {
+		if used, found := strings.Count(string(text), "effort.WithoutRace("), len(firstStatement.FindAll(text, -1)); used != found {
 			t.Errorf("%s calls effort.WithoutRace %d times, but only %d of them are the first statement of a test; want all", path, used, found)
 		}
 		return nil

@@ -30,8 +30,8 @@ const (
 
 // A Charge requests Cost units of a limit under a Key.
 type Charge struct {
-	// Key says whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The
-	// empty key is allowed. Charges with the same Key are always decided atomically.
+	// Key names the client that is charged, such as a user or an address: any bytes, up to 64 KiB.
+	// The empty key is allowed. The charges of a batch with the same Key are decided atomically.
 	Key string
 
 	// Plan is the limit. Limit.Compile makes it.
@@ -42,9 +42,9 @@ type Charge struct {
 
 	Mode Mode
 
-	// Patience is how long the caller is ready to wait before it is admitted. 0 means now or never.
-	// Only TokenBucket and LeakyBucket can grant units that become free later. Other algorithms, and
-	// a Draw of a TokenBucket, ignore Patience. The longest is Plan.MaxPatience.
+	// Patience is the longest time that the caller will wait until it is admitted. 0 means now or
+	// never. Only TokenBucket and LeakyBucket can grant units that become free later. Other
+	// algorithms, and a Draw of a TokenBucket, ignore Patience. Its maximum is Plan.MaxPatience.
 	Patience time.Duration
 
 	// Holder identifies who holds a slot (Concurrency) or a place in the queue (LeakyBucket): up to
@@ -53,8 +53,8 @@ type Charge struct {
 	Holder string
 }
 
-// MinCost is the least cost that must fit for the charge to be granted. It is below Cost only for a
-// Draw.
+// MinCost returns how many units must fit into the limit for the charge to be granted: at most one
+// for a Draw, and Cost for the other modes.
 func (c *Charge) MinCost() int64 {
 	if c.Mode == Draw {
 		return min(c.Cost, 1)
@@ -97,25 +97,30 @@ func Check(charges []Charge) error {
 	return nil
 }
 
-// checkPair checks that two charges are not for the same counter.
+// checkPair returns an error if charges i and j are for the same counter.
 func checkPair(charges []Charge, i, j int) error {
 	p, q := charges[i].Plan, charges[j].Plan
 	if p.tag != q.tag || charges[i].Key != charges[j].Key || p.Group() != q.Group() {
 		return nil
 	}
 	if p.Name() == q.Name() {
-		return fmt.Errorf("%w: charges %d and %d are for one limit, %q, under one key; charge their sum at once, or rename one limit",
+		return fmt.Errorf("%w: charges %d and %d are for one limit, %q, under one key; make one charge of their sum, or rename one limit",
 			ErrInvalid, i, j, p.Name())
 	}
 	return fmt.Errorf("%w: limits %q and %q of group %q have the same hash (the tag of their state); rename one of them",
 		ErrInvalid, p.Name(), q.Name(), p.Group())
 }
 
-// isPlainSpend recognizes the most frequent kind of charge with few comparisons. Such a charge is
-// valid. A negative cost is a huge one as uint64, so one comparison checks both bounds.
+// isPlainSpend recognizes the most frequent kind of valid charge with few comparisons. A negative
+// cost becomes a huge uint64, so one comparison checks both bounds.
 func (c *Charge) isPlainSpend() bool {
-	return c.Plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&
-		c.Holder == "" && !c.Plan.limit.Algorithm.NeedsHolder()
+	return c.Plan != nil &&
+		c.Mode == Spend &&
+		uint64(c.Cost) <= MaxCost &&
+		len(c.Key) <= MaxKey &&
+		c.Patience == 0 &&
+		c.Holder == "" &&
+		!c.Plan.limit.Algorithm.NeedsHolder()
 }
 
 func (c *Charge) check() error {
@@ -126,7 +131,7 @@ func (c *Charge) check() error {
 	case c.Cost > MaxCost:
 		return fmt.Errorf("the cost is %d; the largest is %d", c.Cost, int64(MaxCost))
 	case c.Mode > Reset:
-		return fmt.Errorf("the mode is %d; there are Spend, Draw, Peek, Force, Refund and Reset", c.Mode)
+		return fmt.Errorf("the mode is %d; the modes are Spend, Draw, Peek, Force, Refund and Reset", c.Mode)
 	case len(c.Key) > MaxKey:
 		return fmt.Errorf("the key has %d bytes; the longest has %d", len(c.Key), MaxKey)
 	case len(c.Holder) > MaxHolder:

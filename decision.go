@@ -20,14 +20,17 @@ type Decision struct {
 	// Source is who made the decision.
 	Source Source
 
-	// The status of a batch of one charge is stored here, so that the most frequent decision needs no
-	// allocation.
-	single Status
-	batch  []Status
-	_      [8]byte // makes the size a multiple of 16: this saves 5 ns per decision, since copying is faster
+	// single is the status of a batch of one charge, and statuses has those of a larger batch. So the
+	// most frequent decision needs no allocation.
+	single   Status
+	statuses []Status
+
+	// This padding makes the size a multiple of 16 bytes. Copying is faster then, which saves 5 ns per
+	// decision.
+	_ [8]byte
 }
 
-// Single is the decision on one charge.
+// Single returns the decision on a batch of one charge with this status.
 func Single(s Status) Decision {
 	return Decision{Allowed: s.RetryAfter == 0, single: s}
 }
@@ -43,40 +46,51 @@ func SetOutcome(d *Decision, o *algorithm.Outcome) {
 	d.single.Wait = time.Duration(o.Wait) * time.Microsecond
 }
 
-// NewDecision is the decision on a batch, with one status for each charge in the order of the
+// NewDecision returns the decision on a batch, with one status for each charge in the order of the
 // batch. The Decision keeps the slice.
 func NewDecision(statuses []Status) Decision {
-	d := Decision{Allowed: true, batch: statuses}
+	d := Decision{Allowed: true, statuses: statuses}
 	for i := range statuses {
 		d.Allowed = d.Allowed && statuses[i].RetryAfter == 0
 	}
 	return d
 }
 
-// Len is the number of charges that were decided.
+// Len returns the number of charges that were decided.
 func (d Decision) Len() int {
-	if d.batch == nil {
+	if d.statuses == nil {
 		return 1
 	}
-	return len(d.batch)
+	return len(d.statuses)
 }
 
 // Status returns the status of charge i of the batch.
 func (d Decision) Status(i int) Status {
-	if d.batch == nil {
+	if d.statuses == nil {
 		return d.single
 	}
-	return d.batch[i]
+	return d.statuses[i]
 }
 
 // A Status is the result of one charge. Its times are durations from the decision on, because
 // clocks differ. They are exact to the microsecond.
 type Status struct {
-	Granted    int64         // units taken; 0 if the batch was denied. For a Refund: units returned, rounded down
-	Remaining  int64         // units that are left now
-	RetryAfter time.Duration // 0: this charge did not cause a denial. Otherwise: until it would be granted, or Never
-	ResetAfter time.Duration // until nothing is used any more, if no further request comes
-	Wait       time.Duration // how long the caller must wait before it goes ahead; never above the charge's Patience
+	// Granted is the number of units that were charged, or 0 if the batch was denied. For a Refund it
+	// is the number of units that were returned, rounded down.
+	Granted int64
+
+	// Remaining is the number of units that are left now.
+	Remaining int64
+
+	// RetryAfter is the time until this charge would be granted. It is 0 if this charge did not cause
+	// a denial, and Never if the charge can never be granted.
+	RetryAfter time.Duration
+
+	// ResetAfter is the time until nothing is used any more, if no further request comes.
+	ResetAfter time.Duration
+
+	// Wait is how long the caller must wait before it goes ahead. It is at most the charge's Patience.
+	Wait time.Duration
 }
 
 // A Source is who made a Decision.
@@ -85,7 +99,7 @@ type Source uint8
 const (
 	FromStore     Source = iota // the store itself: exact
 	FromDenyCache               // a cached denial: exact
-	FromLease                   // quota that was drawn from the store in advance
+	FromLease                   // units that were drawn from the store in advance
 	FromFallback                // the fallback local: a limiter in this process
 	FromOpen                    // the fallback open: admitted without a limit
 	FromClosed                  // the fallback closed: denied
@@ -100,13 +114,14 @@ func (s Source) String() string {
 	return fmt.Sprintf("source(%d)", uint8(s))
 }
 
-// RetryAfter is the time until the whole batch would be granted if no other request came first: the
-// longest RetryAfter of its statuses. It is 0 if the batch was allowed.
+// RetryAfter returns the time until the whole batch would be granted if no other request came
+// first: the longest RetryAfter of its statuses. It is 0 if the batch was allowed.
 func (d Decision) RetryAfter() time.Duration {
 	return d.Status(d.Strictest()).RetryAfter
 }
 
-// Wait is how long the caller must wait before it goes ahead: the longest Wait of the statuses.
+// Wait returns how long the caller must wait before it goes ahead: the longest Wait of the
+// statuses.
 func (d Decision) Wait() time.Duration {
 	var wait time.Duration
 	for i := range d.Len() {
@@ -115,36 +130,37 @@ func (d Decision) Wait() time.Duration {
 	return wait
 }
 
-// Strictest is the index of the status that matters most to the caller: the one with the longest
-// RetryAfter, and among equal ones that with the least Remaining.
+// Strictest returns the index of the status that matters most to the caller: the one with the
+// longest RetryAfter. If several have it, the one of them with the least Remaining.
 func (d Decision) Strictest() int {
-	if d.batch == nil {
+	if d.statuses == nil {
 		return 0
 	}
-	return strictest(d.batch)
+	return strictest(d.statuses)
 }
 
 func strictest(statuses []Status) int {
 	found := 0
 	for i := range statuses {
-		if statuses[i].stricter(statuses[found]) {
+		if statuses[i].isStricterThan(statuses[found]) {
 			found = i
 		}
 	}
 	return found
 }
 
-func (s Status) stricter(than Status) bool {
-	if s.RetryAfter != than.RetryAfter {
-		return s.RetryAfter > than.RetryAfter
+func (s Status) isStricterThan(other Status) bool {
+	if s.RetryAfter != other.RetryAfter {
+		return s.RetryAfter > other.RetryAfter
 	}
-	return s.Remaining < than.Remaining
+	return s.Remaining < other.Remaining
 }
 
-// Remaining is how many units the strictest status has left.
+// Remaining returns how many units the strictest status has left.
 func (d Decision) Remaining() int64 { return d.Status(d.Strictest()).Remaining }
 
-// Granted is the least Granted of the statuses: every charge was granted at least that many units.
+// Granted returns the least Granted of the statuses: every charge was granted at least that many
+// units.
 func (d Decision) Granted() int64 {
 	granted := d.Status(0).Granted
 	for i := 1; i < d.Len(); i++ {
@@ -175,6 +191,7 @@ func StatusOf(o *algorithm.Outcome) Status {
 	}
 }
 
+// retryAfter converts the RetryAfter of an outcome from µs to a duration.
 func retryAfter(o *algorithm.Outcome) time.Duration {
 	if o.RetryAfter == algorithm.Never {
 		return Never

@@ -2,8 +2,8 @@
 //
 // A [Charge] is a request to spend Cost units of a [Limit] under a Key. A [Store] decides a batch
 // of charges together, all or nothing. Package redisstore does this in one atomic script on Redis
-// or Valkey, and package memstore in this process. Both give the same answers. A [Limiter] has a
-// store and the limits that it enforces together. It is what applications use.
+// or Valkey, and package memstore in the memory of one process. Both give the same answers. A
+// [Limiter] has a store and the limits that it enforces together. Applications use a Limiter.
 //
 //	store := memstore.New(memstore.Options{}) // or: redisstore.Open("redis://localhost:6379", …)
 //	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(10))
@@ -20,7 +20,7 @@
 //   - limiter.go, allow_with.go, wait.go, hold.go: charging, waiting, holding a slot
 //   - package algorithm: the arithmetic, each algorithm with its bound
 //   - package memstore and package redisstore: where state lives
-//   - package storetest: what every store must obey
+//   - package storetest: the tests that every store must pass
 //
 // # Writing a Store
 //
@@ -35,6 +35,6 @@
 // # Denials and errors
 //
 // A denial is a [Decision], never an error. An error says that there is no decision. [ErrInvalid]
-// means that the request was invalid. [ErrUnavailable] means that the store could not be reached or
-// did not answer in time; then the charges may have been made or not.
+// means that the limit or the charge is invalid. [ErrUnavailable] means that the store failed, such
+// as when it did not answer in time. A [StoreError] tells whether the charges may have been made.
 package penstock

@@ -15,12 +15,12 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// pages are all Markdown files of the tree.
+// pages returns the texts of all Markdown files of the tree, by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	found := make(map[string]string)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && path == "bin" { // what the Makefile builds and installs
+		if err == nil && path == "bin" { // the Makefile puts what it builds there
 			return fs.SkipDir
 		}
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".md") {
@@ -41,11 +41,12 @@ var link = regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
 func TestDocsLinkToWhatExists(t *testing.T) {
 	for page, text := range pages(t) {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
-			if strings.Contains(m[1], "://") {
+			target := m[1]
+			if strings.Contains(target, "://") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
-				t.Errorf("%s links to %s: %v", page, m[1], err)
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), target)); err != nil {
+				t.Errorf("%s links to %s, which cannot be found: %v", page, target, err)
 			}
 		}
 	}
@@ -57,7 +58,7 @@ var (
 	notInAnchor = regexp.MustCompile(`[^a-z0-9 _-]`)
 )
 
-// anchorOf is the anchor of a heading, as GitHub makes it.
+// anchorOf returns the anchor that GitHub gives a heading.
 func anchorOf(heading string) string {
 	return strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }
@@ -68,21 +69,21 @@ func TestDocsLinkToHeadingsThatExist(t *testing.T) {
 	for page, text := range all {
 		for _, m := range anchor.FindAllStringSubmatch(text, -1) {
 			links++
-			target := page
-			if m[1] != "" {
-				target = filepath.Join(filepath.Dir(page), m[1])
+			target, wantAnchor := page, m[2]
+			if path := m[1]; path != "" {
+				target = filepath.Join(filepath.Dir(page), path)
 			}
 			isThere := false
 			for _, h := range heading.FindAllStringSubmatch(all[target], -1) {
-				isThere = isThere || anchorOf(h[1]) == m[2]
+				isThere = isThere || anchorOf(h[1]) == wantAnchor
 			}
 			if !isThere {
-				t.Errorf("%s links to #%s of %s, which has no such heading", page, m[2], target)
+				t.Errorf("%s links to #%s of %s, which has no such heading", page, wantAnchor, target)
 			}
 		}
 	}
 	if links == 0 {
-		t.Error("no page links to a heading; is the pattern still right?")
+		t.Error("no page links to a heading; want some, so the pattern of links may be wrong")
 	}
 }
 
@@ -93,16 +94,17 @@ func TestDocsQuoteCodeAsItIs(t *testing.T) {
 	for page, text := range pages(t) {
 		for _, m := range quoted.FindAllStringSubmatch(text, -1) {
 			quotes++
-			source, err := os.ReadFile(m[1])
+			file, code := m[1], m[2]
+			source, err := os.ReadFile(file)
 			if err != nil {
-				t.Errorf("%s: %v", page, err)
-			} else if !strings.Contains(string(source), m[2]) {
-				t.Errorf("%s quotes %s, which does not have:\n%s", page, m[1], m[2])
+				t.Errorf("%s quotes a file that cannot be read: %v", page, err)
+			} else if !strings.Contains(string(source), code) {
+				t.Errorf("%s quotes %s, which does not contain this code:\n%s", page, file, code)
 			}
 		}
 	}
 	if quotes == 0 {
-		t.Error("no page quotes code; is the pattern still right?")
+		t.Error("no page quotes code; want some, so the pattern of quotes may be wrong")
 	}
 }
 
@@ -129,16 +131,20 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 		}
 		for _, block := range shell.FindAllStringSubmatch(text, -1) {
 			for line := range strings.Lines(block[1]) {
-				m := command.FindStringSubmatch(strings.TrimSpace(line))
-				switch {
-				case m == nil && !strings.Contains(string(service), strings.TrimSpace(line)):
-					t.Errorf("%s: %q is neither a make target nor an example, nor is it in scripts/run-service", page, line)
-				case m == nil:
-				case m[1] != "" && !regexp.MustCompile(`(?m)^`+m[1]+`:`).Match(makefile):
-					t.Errorf("%s: the Makefile has no target %s", page, m[1])
-				case m[2] != "":
-					if _, err := os.Stat(filepath.Join(m[2], "main.go")); err != nil {
-						t.Errorf("%s: %v", page, err)
+				line = strings.TrimSpace(line)
+				m := command.FindStringSubmatch(line)
+				if m == nil {
+					if !strings.Contains(string(service), line) {
+						t.Errorf("%s has the command %q; want a make target, an example, or a line of scripts/run-service", page, line)
+					}
+					continue
+				}
+				if target := m[1]; target != "" && !regexp.MustCompile(`(?m)^`+target+`:`).Match(makefile) {
+					t.Errorf("%s has the command %q, but the Makefile has no target %s", page, line, target)
+				}
+				if example := m[2]; example != "" {
+					if _, err := os.Stat(filepath.Join(example, "main.go")); err != nil {
+						t.Errorf("%s has the command %q, but the example has no main.go: %v", page, line, err)
 					}
 				}
 			}
@@ -148,10 +154,11 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 
 var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
-// targetsByHand are targets that write files, need hours, or are included in another target.
+// targetsByHand are the targets that CI does not run. They write files, need hours, or are part of
+// another target.
 var targetsByHand = strings.Fields("run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
 
-func TestCIRunsEachOtherTarget(t *testing.T) {
+func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -159,15 +166,15 @@ func TestCIRunsEachOtherTarget(t *testing.T) {
 		}
 		return string(text)
 	}
-	var run []string
+	var runByCI []string
 	for _, m := range regexp.MustCompile(`(?m)^step make (\S+)`).FindAllStringSubmatch(read(".ci/run"), -1) {
-		run = append(run, m[1])
+		runByCI = append(runByCI, m[1])
 	}
 	nightly := regexp.MustCompile(`target: \[(.*)\]`).FindStringSubmatch(read(".github/workflows/ci.yml"))
 	if nightly == nil {
-		t.Fatal("ci.yml has no list of targets")
+		t.Fatal("ci.yml has no line \"target: [...]\"; want one with the nightly targets")
 	}
-	run = append(run, strings.Split(nightly[1], ", ")...)
+	runByCI = append(runByCI, strings.Split(nightly[1], ", ")...)
 	var targets []string
 	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z -]*):(?:[^=\n].*)?$`).FindAllStringSubmatch(read("Makefile"), -1) {
 		for target := range strings.FieldsSeq(m[1]) {
@@ -177,13 +184,13 @@ func TestCIRunsEachOtherTarget(t *testing.T) {
 		}
 	}
 	for _, target := range targets {
-		if slices.Contains(run, target) == slices.Contains(targetsByHand, target) {
+		if slices.Contains(runByCI, target) == slices.Contains(targetsByHand, target) {
 			t.Errorf("make %s must be either in targetsByHand, or in .ci/run or the nightly list of ci.yml; it is in both or in neither", target)
 		}
 	}
-	for _, target := range append(run, targetsByHand...) {
+	for _, target := range append(runByCI, targetsByHand...) {
 		if !slices.Contains(targets, target) {
-			t.Errorf("the Makefile has no target %s", target)
+			t.Errorf("CI or targetsByHand names the target %s, which the Makefile does not have", target)
 		}
 	}
 }
@@ -198,14 +205,15 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 	}
 	for page, text := range pages(t) {
 		for _, m := range mention.FindAllStringSubmatch(text, -1) {
-			if !exported[m[1]][m[2]] {
-				t.Errorf("%s names %s, which does not exist", page, m[0])
+			mentioned, pkg, name := m[0], m[1], m[2]
+			if !exported[pkg][name] {
+				t.Errorf("%s names %s, which does not exist", page, mentioned)
 			}
 		}
 	}
 }
 
-// exports are the exported names of the package in a folder.
+// exports returns the names that the package in a folder declares at its top level.
 func exports(t *testing.T, dir string) map[string]bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -242,13 +250,15 @@ func TestGlossaryStaysShort(t *testing.T) {
 	text := pages(t)[filepath.Join("docs", "glossary.md")]
 	terms := make(map[string]bool)
 	for _, m := range regexp.MustCompile(`(?m)^\| ([^|]+) \| [^|]+ \|$`).FindAllStringSubmatch(text, -1) {
-		switch {
-		case m[1] == "Term" || m[1] == "---":
-		case terms[m[1]]:
-			t.Errorf("docs/glossary.md has %q twice", m[1])
-		default:
-			terms[m[1]] = true
+		term := m[1]
+		isHeader := term == "Term" || term == "---"
+		if isHeader {
+			continue
 		}
+		if terms[term] {
+			t.Errorf("docs/glossary.md has %q twice", term)
+		}
+		terms[term] = true
 	}
 	if n := len(terms); n == 0 || n > 50 {
 		t.Errorf("docs/glossary.md has %d terms; it should have 1 to 50", n)
@@ -274,13 +284,13 @@ func TestWalksOpenFewFiles(t *testing.T) {
 	}
 }
 
-// The table of contents of docs/configuration.md names each section of the pages, except the
-// settings.
+// The table of contents of docs/configuration.md names each section of that page and of the pages
+// in docs/configuration. It leaves out the generated list of settings.
 func TestConfigurationListsAllItsSections(t *testing.T) {
 	all := pages(t)
-	contents, _, ok := strings.Cut(all[filepath.Join("docs", "configuration.md")], "\n## ")
-	if !ok {
-		t.Fatal("docs/configuration.md has no sections")
+	contents, _, hasSections := strings.Cut(all[filepath.Join("docs", "configuration.md")], "\n## ")
+	if !hasSections {
+		t.Fatal("docs/configuration.md has no sections; want some after its table of contents")
 	}
 	fence := regexp.MustCompile("(?s)```.*?```")
 	sections := 0
@@ -292,22 +302,21 @@ func TestConfigurationListsAllItsSections(t *testing.T) {
 		text, _, _ = strings.Cut(text, "<!-- settings")
 		for _, h := range regexp.MustCompile(`(?m)^##+ (.*)$`).FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
 			sections++
-			target := "#"
+			title, target := h[1], "#"
 			if isPart {
 				target = "configuration/" + filepath.Base(page) + "#"
 			}
-			if !strings.Contains(contents, "["+h[1]+"]("+target) {
-				t.Errorf("the contents of docs/configuration.md lack %q of %s", h[1], page)
+			if !strings.Contains(contents, "["+title+"]("+target) {
+				t.Errorf("the table of contents of docs/configuration.md has no link to %q of %s", title, page)
 			}
 		}
 	}
 	if sections < 20 {
-		t.Errorf("only %d sections were found; want at least 20, so the pattern may be wrong", sections)
+		t.Errorf("%d sections were found; want at least 20, so the pattern of headings may be wrong", sections)
 	}
 }
 
-// Text that does not fit into a short cell stands under a heading, so that other pages can link to
-// it.
+// Longer text belongs under a heading, so that other pages can link to it.
 func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 	const maxCharacters = 100
 	cells := 0
@@ -330,12 +339,12 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 		}
 	}
 	if cells == 0 {
-		t.Error("docs/configuration has no tables")
+		t.Error("no table was found in docs/configuration; want some, so the pattern of cells may be wrong")
 	}
 }
 
-// These are words that people search for. The index has each of them, so that readers and the
-// site's search find the page.
+// searchedFor has words that people search for. The index has each of them, so that readers and the
+// site's search find the right page.
 var searchedFor = []string{
 	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",
@@ -348,21 +357,26 @@ func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
 	all := pages(t)
 	index := all[filepath.Join("docs", "README.md")]
 	for _, word := range searchedFor {
-		wordPattern := `(?i)\b` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", "[\\s`]+")
+		wordInPage := `(?i)\b` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", "[\\s`]+")
 		row := regexp.MustCompile(`(?im)^\| [^|\n]*\b` + regexp.QuoteMeta(word) + `\b[^|\n]*\| ([^|\n]*\]\([^|\n]*)\|$`)
 		rows := row.FindAllStringSubmatch(index, -1)
 		if len(rows) == 0 {
 			t.Errorf("the index docs/README.md has no row with %q and a link", word)
 			continue
 		}
-		// The site's search shows the text of the page, so the page has the word too.
+		// The site's search shows the text of the page, so the page must have the word too.
 		isThere := slices.ContainsFunc(rows, func(row []string) bool {
-			return strings.Contains(row[1], "](#") || slices.ContainsFunc(link.FindAllStringSubmatch(row[1], -1), func(m []string) bool {
-				return regexp.MustCompile(wordPattern).MatchString(all[filepath.Join("docs", m[1])])
+			links := row[1]
+			if strings.Contains(links, "](#") { // a link to a section of the index
+				return true
+			}
+			return slices.ContainsFunc(link.FindAllStringSubmatch(links, -1), func(m []string) bool {
+				page := filepath.Join("docs", m[1])
+				return regexp.MustCompile(wordInPage).MatchString(all[page])
 			})
 		})
 		if !isThere {
-			t.Errorf("no page that the index lists for %q has this word", word)
+			t.Errorf("the index lists pages for %q, but none of them has this word", word)
 		}
 	}
 }

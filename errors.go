@@ -33,8 +33,8 @@ type StoreError struct {
 	// MayBeCharged is true if the charges may have been made. If it is false, none was.
 	MayBeCharged bool
 
-	// IsStoreFault is true if the error says that the store is unhealthy. Circuit breakers count
-	// these.
+	// IsStoreFault is true if the error shows that the store is unhealthy. Circuit breakers count only
+	// such errors.
 	IsStoreFault bool
 
 	// IsPermanent is true if the error stays until an operator changes the store or its settings.
@@ -48,12 +48,13 @@ type StoreError struct {
 
 // NewStoreError returns a StoreError with the fields that are usual for its reason.
 func NewStoreError(reason Reason, cause error) *StoreError {
-	u := reason.usual()
-	return &StoreError{Reason: reason, MayBeCharged: u.mayBeCharged, IsStoreFault: u.isStoreFault, IsPermanent: u.isPermanent, Err: cause}
+	p := reason.properties()
+	return &StoreError{Reason: reason, MayBeCharged: p.mayBeCharged, IsStoreFault: p.isStoreFault, IsPermanent: p.isPermanent, Err: cause}
 }
 
 // AsStoreError returns the StoreError that err is or wraps. For another error that wraps
-// ErrUnavailable it returns one of ReasonTimeout or ReasonUnknown. Otherwise it returns nil.
+// ErrUnavailable it returns a new one with ReasonTimeout or ReasonUnknown. Otherwise it returns
+// nil.
 func AsStoreError(err error) *StoreError {
 	if e, ok := errors.AsType[*StoreError](err); ok {
 		return e
@@ -67,7 +68,7 @@ func AsStoreError(err error) *StoreError {
 	return NewStoreError(ReasonUnknown, err)
 }
 
-// isTimeout tells whether err is or wraps a passed deadline, or a timeout of package net.
+// isTimeout tells whether err is or wraps context.DeadlineExceeded, or a timeout of package net.
 func isTimeout(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -97,8 +98,8 @@ func (e *StoreError) Unwrap() []error {
 type Reason uint8
 
 const (
-	// ReasonUnknown is any reason that is not below, such as a broken connection. The charges may
-	// have been made.
+	// ReasonUnknown: a cause that no other Reason describes, such as a broken connection. The charges
+	// may have been made.
 	ReasonUnknown Reason = iota
 	// ReasonTimeout: no answer came in time. The charges may have been made.
 	ReasonTimeout
@@ -130,44 +131,45 @@ const (
 	ReasonBreakerOpen
 )
 
-// usualFields has the name of a reason and the usual fields of its StoreErrors.
-type usualFields struct {
-	name                                    string
-	mayBeCharged, isStoreFault, isPermanent bool
+// reasonProperties has the name of a reason, and what its StoreErrors are by default.
+type reasonProperties struct {
+	name         string
+	mayBeCharged bool
+	isStoreFault bool
+	isPermanent  bool
 }
 
-// The columns are name, mayBeCharged, isStoreFault and isPermanent.
-var usuals = [...]usualFields{
-	ReasonUnknown:          {"unknown", true, true, false},
-	ReasonTimeout:          {"timeout", true, true, false},
-	ReasonRejected:         {"rejected", true, true, false},
-	ReasonLate:             {"late", false, true, false},
-	ReasonUnreachable:      {"unreachable", false, true, false},
-	ReasonNotReady:         {"not_ready", false, true, false},
-	ReasonOutOfMemory:      {"out_of_memory", false, true, false},
-	ReasonBusy:             {"busy", false, true, false},
-	ReasonPermissionDenied: {"permission_denied", false, true, true},
-	ReasonCorrupt:          {"corrupt", false, false, false},
-	ReasonShed:             {"shed", false, false, false},
-	ReasonBreakerOpen:      {"breaker_open", false, false, false},
+var propertiesByReason = [...]reasonProperties{
+	ReasonUnknown:          {name: "unknown", mayBeCharged: true, isStoreFault: true},
+	ReasonTimeout:          {name: "timeout", mayBeCharged: true, isStoreFault: true},
+	ReasonRejected:         {name: "rejected", mayBeCharged: true, isStoreFault: true},
+	ReasonLate:             {name: "late", isStoreFault: true},
+	ReasonUnreachable:      {name: "unreachable", isStoreFault: true},
+	ReasonNotReady:         {name: "not_ready", isStoreFault: true},
+	ReasonOutOfMemory:      {name: "out_of_memory", isStoreFault: true},
+	ReasonBusy:             {name: "busy", isStoreFault: true},
+	ReasonPermissionDenied: {name: "permission_denied", isStoreFault: true, isPermanent: true},
+	ReasonCorrupt:          {name: "corrupt"},
+	ReasonShed:             {name: "shed"},
+	ReasonBreakerOpen:      {name: "breaker_open"},
 }
 
-// usual returns the usual fields of the reason. An unknown reason is like ReasonUnknown.
-func (r Reason) usual() usualFields {
-	if int(r) < len(usuals) {
-		return usuals[r]
+// properties returns the properties of the reason. An unknown reason is like ReasonUnknown.
+func (r Reason) properties() reasonProperties {
+	if int(r) < len(propertiesByReason) {
+		return propertiesByReason[r]
 	}
-	return usuals[ReasonUnknown]
+	return propertiesByReason[ReasonUnknown]
 }
 
 // Reasons returns all reasons.
 func Reasons() []Reason {
-	all := make([]Reason, len(usuals))
+	all := make([]Reason, len(propertiesByReason))
 	for i := range all {
 		all[i] = Reason(i)
 	}
 	return all
 }
 
-// String is the reason's name in metrics, such as "timeout".
-func (r Reason) String() string { return r.usual().name }
+// String returns the reason's name in metrics, such as "timeout".
+func (r Reason) String() string { return r.properties().name }

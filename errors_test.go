@@ -56,12 +56,12 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
 	names := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {
-		if other, twice := names[r.String()]; twice {
-			t.Errorf("%d and %d have the same name, %q; want different names", r, other, r)
+		if other, isTaken := names[r.String()]; isTaken {
+			t.Errorf("the reasons %d and %d have the same name, %q; want different names", r, other, r)
 		}
 		names[r.String()] = r
 	}
 	if e := penstock.NewStoreError(255, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
-		t.Errorf("an unknown reason gives %+v; want the reason unknown, and MayBeCharged", e)
+		t.Errorf("the error of the reason 255 is %+v; want the name \"unknown\", and MayBeCharged", e)
 	}
 }

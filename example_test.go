@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// fixedStore is a store whose clock does not run, so that examples print the same every time.
+// fixedStore returns a store whose clock does not run, so that examples print the same every time.
 func fixedStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }})
 }
@@ -133,15 +133,15 @@ func ExampleDecision() {
 	for i, plan := range limiter.Plans() {
 		fmt.Println(plan.Name(), decision.Status(i).Remaining)
 	}
-	fmt.Println("nearest to its end:", limiter.Plans()[decision.Strictest()].Name())
+	fmt.Println("closest to its limit:", limiter.Plans()[decision.Strictest()].Name())
 	// Output:
 	// second 8
 	// day 1
-	// nearest to its end: day
+	// closest to its limit: day
 }
 
-// A status has the time until the denied request would be granted, and the time until nothing is
-// used any more.
+// RetryAfter is the time until the denied request would be granted. ResetAfter is the time until
+// nothing is used any more.
 func ExampleStatus() {
 	limiter, err := penstock.NewLimiter(fixedStore(), "search", penstock.PerMinute(6))
 	if err != nil {
@@ -158,12 +158,12 @@ func ExampleStatus() {
 			fmt.Printf("cost %d: larger than the limit\n", n)
 			continue
 		}
-		fmt.Printf("cost %d: granted %d, %d left, retry after %v, new after %v\n",
+		fmt.Printf("cost %d: granted %d, %d left, retry after %v, full again after %v\n",
 			n, status.Granted, status.Remaining, status.RetryAfter, status.ResetAfter)
 	}
 	// Output:
-	// cost 5: granted 5, 1 left, retry after 0s, new after 50s
-	// cost 4: granted 0, 1 left, retry after 30s, new after 50s
+	// cost 5: granted 5, 1 left, retry after 0s, full again after 50s
+	// cost 4: granted 0, 1 left, retry after 30s, full again after 50s
 	// cost 7: larger than the limit
 }
 
@@ -190,7 +190,7 @@ func ExampleCharge() {
 	// carol false 2 0
 }
 
-// Draw takes what is left, Force charges even beyond the limit, Refund returns units.
+// Draw charges what is left. Force charges even beyond the limit. Refund returns units.
 func ExampleMode() {
 	store, limit := fixedStore(), penstock.PerMinute(10).MustCompile()
 	call := func(mode penstock.Mode, cost int64) {
@@ -226,14 +226,14 @@ func ExampleLimiter() {
 
 	peek, _ := limiter.Peek(ctx, key) // this example ignores errors
 	fmt.Println("would be allowed:", peek.Allowed)
-	rows, _ := limiter.AllowN(ctx, key, 70)
-	fmt.Println("70 rows:", rows.Allowed)
-	rows, _ = limiter.AllowN(ctx, key, 70)
-	fmt.Println("70 more:", rows.Allowed)
-	rows, _ = limiter.Refund(ctx, key, 20)
-	fmt.Println("left after a refund:", rows.Status(0).Remaining)
-	rows, _ = limiter.Reset(ctx, key)
-	fmt.Println("left after a reset:", rows.Status(0).Remaining)
+	first, _ := limiter.AllowN(ctx, key, 70)
+	fmt.Println("70 rows:", first.Allowed)
+	second, _ := limiter.AllowN(ctx, key, 70)
+	fmt.Println("70 more:", second.Allowed)
+	refund, _ := limiter.Refund(ctx, key, 20)
+	fmt.Println("left after a refund:", refund.Remaining())
+	reset, _ := limiter.Reset(ctx, key)
+	fmt.Println("left after a reset:", reset.Remaining())
 	// Output:
 	// would be allowed: true
 	// 70 rows: true
@@ -271,7 +271,7 @@ func ExampleReservation() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	time.Sleep(reservation.Delay()) // 0 here
+	time.Sleep(reservation.Delay()) // 0 in this example
 	if err := reservation.Settle(ctx, 350); err != nil {
 		log.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func ExampleDeniedError() {
 	// true false
 }
 
-// A Store is one method, so a test may write its own.
+// A Store has only one method, so a function can be a Store for a test.
 func ExampleStoreFunc() {
 	always := penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		return penstock.NewDecision(make([]penstock.Status, len(charges))), nil
@@ -345,16 +345,16 @@ func ExampleStoreFunc() {
 	// true
 }
 
-// A Decorator wraps a Store, to observe its decisions or to decide in its place.
+// A Decorator wraps a Store. This one prints the Store's decisions.
 func ExampleWrap() {
-	watched := func(next penstock.Store) penstock.Store {
+	printDecisions := func(next penstock.Store) penstock.Store {
 		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			decision, err := next.Decide(ctx, charges)
 			fmt.Printf("%s for %s: %v\n", charges[0].Mode, charges[0].Key, decision.Allowed)
 			return decision, err
 		})
 	}
-	limiter, err := penstock.NewLimiter(penstock.Wrap(fixedStore(), watched), "search", penstock.PerSecond(1))
+	limiter, err := penstock.NewLimiter(penstock.Wrap(fixedStore(), printDecisions), "search", penstock.PerSecond(1))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,11 +14,11 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Hold, error) {
 
 // AcquireN occupies n slots of each of the Limiter's Concurrency limits, and charges n units to its
 // other limits, all or nothing. A denial is a DeniedError. The hold ends with Release, or one
-// Period of the limit after Acquire or the last Renew. For longer work, call Renew at least every
-// third of the Period.
+// Period of the limit after Acquire or the last Renew. For longer work, call Renew at least three
+// times in a Period.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, error) {
 	if !l.hasHolds {
-		return nil, fmt.Errorf("%w: no limit lends slots; InFlight makes one that does", ErrInvalid)
+		return nil, fmt.Errorf("%w: limiter %q has no limit of slots; InFlight makes one", ErrInvalid, l.name)
 	}
 	if n < 1 {
 		return nil, fmt.Errorf("%w: acquire %d slots; a hold has at least 1", ErrInvalid, n)
@@ -48,9 +48,9 @@ type Hold struct {
 	isReleased bool
 }
 
-// Renew makes the hold last for another Period from now. If the hold has expired, Renew acquires it
-// again if slots are free. A DeniedError means that no slots are free: the work must stop, because
-// others have its slots.
+// Renew makes the hold last for a Period from now. If the hold has expired, Renew acquires its
+// slots again if enough are free. A DeniedError means that other holds have these slots now: the
+// work must stop.
 func (h *Hold) Renew(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,9 +64,9 @@ func (h *Hold) Renew(ctx context.Context) error {
 	return err
 }
 
-// Release frees the slots. Charges to other limits stay. It takes at most a second and works even
-// if ctx has ended. A second Release does nothing. If the store cannot be reached, the hold ends
-// when its Period is over.
+// Release frees the slots. Charges to other limits stay. Release takes at most a second, and works
+// even if ctx has ended. A second Release does nothing. If the store cannot be reached, the hold
+// ends when its Period is over.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -80,6 +80,7 @@ func (h *Hold) Release(ctx context.Context) error {
 	return err
 }
 
+// decide charges only the limits that have slots.
 func (h *Hold) decide(ctx context.Context, mode Mode) (Decision, error) {
 	var charges []Charge
 	for _, plan := range h.limiter.plans {

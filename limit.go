@@ -20,36 +20,37 @@ var (
 	Concurrency    = algorithm.Concurrency    // slots that are held, renewed and released
 )
 
-// CalendarWindow is a window of a day, a week or a month in a time zone.
+// CalendarWindow returns the algorithm whose windows are the days, weeks or months of a time zone.
 func CalendarWindow(unit algorithm.CalendarUnit, zone *time.Location) *algorithm.Algorithm {
 	return algorithm.CalendarWindow(unit, zone)
 }
 
-// SubWindow is a sliding window of n parts (1 to 60) that never holds more than the count.
+// SubWindow returns the algorithm of a sliding window that has n parts (1 to 60). No interval of a
+// Period has more than Count units.
 func SubWindow(n int) *algorithm.Algorithm { return algorithm.SubWindow(n) }
 
 // A Limit says how often something may happen. Make one with PerSecond, PerMinute and so on, with
 // ParseRate, or as a literal.
 type Limit struct {
-	// Name names the counter, the metric and the policy in headers: 1 to 64 of a-z, 0-9, '_', '.' and
-	// '-'. Limits that are charged together under one Key and Group need different names.
+	// Name is the limit's name in the store, in metrics and in RateLimit headers: 1 to 64 of a-z, 0-9,
+	// '_', '.' and '-'. Limits that are charged together under one Key and Group need different names.
 	Name string
 
-	// Group is the common name of the limits for one kind of request, such as "search". Limits of one
-	// Group and Key are stored together. Default: the Limiter's name, or without a Limiter the Name.
-	// It has the same characters as Name.
+	// Group is the common name of the limits for one kind of request, such as "search". It consists of
+	// the same characters as Name. Limits of one Group and Key are stored together. Default: the
+	// Limiter's name. Without a Limiter, the default is the Name.
 	Group string
 
 	// Algorithm enforces the limit. Default: TokenBucket.
 	Algorithm *algorithm.Algorithm
 
-	// Count units are admitted per Period, which is counted in whole microseconds.
+	// Count units are admitted per Period. The Period is a whole number of microseconds.
 	Count  int64
 	Period time.Duration
 
-	// Burst is how many units may be spent at once (TokenBucket; default: Count), how many may wait
-	// (LeakyBucket; default: none), or how many slots there are (Concurrency; default: Count). The
-	// windows do not use it.
+	// Burst depends on the algorithm. TokenBucket: how many units may be spent at once (default:
+	// Count). LeakyBucket: how many units may wait in the queue (default: none). Concurrency: how many
+	// slots there are (default: Count). Windows do not use Burst.
 	Burst int64
 }
 
@@ -70,7 +71,8 @@ func Every(interval time.Duration) Limit {
 	return Limit{Name: periodName(interval), Count: 1, Period: interval}
 }
 
-// InFlight lends n slots. A hold that is not renewed ends after ttl.
+// InFlight admits n requests at the same time: each holds a slot. A hold that is not renewed ends
+// after ttl.
 func InFlight(n int64, ttl time.Duration) Limit {
 	return Limit{Name: "in-flight", Algorithm: Concurrency, Count: n, Burst: n, Period: ttl}
 }
@@ -116,15 +118,20 @@ func (l Limit) Validate() error {
 
 const maxName = 64 // characters of a name
 
+// checkName checks a name of a limit or a limiter. The error calls it what, such as "group".
 func checkName(what, name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("the %s has %d characters; it must have 1 to %d", what, len(name), maxName)
 	}
 	for i := 0; i < len(name); i++ {
 		c := name[i]
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '.' && c != '-' {
+		if !isNameCharacter(c) {
 			return fmt.Errorf("the %s has %q at position %d; allowed are a-z, 0-9, '_', '.' and '-'", what, c, i+1)
 		}
 	}
 	return nil
+}
+
+func isNameCharacter(c byte) bool {
+	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || strings.IndexByte("_.-", c) >= 0
 }

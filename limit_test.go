@@ -37,7 +37,7 @@ func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
 		for cost, isNever := range map[int64]bool{row.want: false, row.want + 1: true} {
 			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
 			if err != nil || (d.RetryAfter() == penstock.Never) != isNever {
-				t.Errorf("%v: a cost of %d has RetryAfter %v, error %v; want RetryAfter Never: %v", row.limit, cost, d.RetryAfter(), err, isNever)
+				t.Errorf("%v: Peek of a cost of %d returned RetryAfter %v, error %v; want RetryAfter equal to Never: %v, and no error", row.limit, cost, d.RetryAfter(), err, isNever)
 			}
 		}
 	}

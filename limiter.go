@@ -18,14 +18,15 @@ type Limiter struct {
 	store    Store
 	name     string
 	plans    []*Plan
-	hasHolds bool // at least one limit needs a Holder
-	pool     sync.Pool
+	hasHolds bool      // at least one limit needs a Holder
+	batches  sync.Pool // of *batch, with a charge for each plan
 	adHoc    planCache // plans of the limits that are passed to AllowWith
 }
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
-// becomes the Group of limits without one. So Limiters with different names share no counters. On
-// one store, Limiters with the same name share the counters of limits with the same Name.
+// becomes the Group of each limit without a Group. So Limiters with different names share no
+// counters. On one store, Limiters with the same name share the counters of limits with the same
+// Name.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)
@@ -53,15 +54,15 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	l.pool.New = func() any {
+	l.batches.New = func() any {
 		b := &batch{charges: make([]Charge, len(l.plans))}
 		for i := range b.charges {
 			b.charges[i].Plan = l.plans[i]
 		}
 		return b
 	}
-	b := l.charges("", "", Peek, 1) // Check finds limits with the same name
-	defer l.release(b)
+	b := l.takeBatch("", "", Peek, 1) // only for Check, which finds limits with the same name
+	defer l.putBatch(b)
 	if err := Check(b.charges); err != nil {
 		return nil, fmt.Errorf("limiter %q: %w", name, err)
 	}
@@ -86,8 +87,8 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Peek, 1)
 }
 
-// Refund returns n units, at most what is used. A place in a LeakyBucket stays taken, because
-// others wait behind it; to cancel a Reservation, call its Cancel.
+// Refund returns n units, or what is used if that is less. A place in the queue of a LeakyBucket
+// stays taken, because others wait behind it. To cancel a Reservation, call its Cancel.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, "", Refund, n)
 }
@@ -98,18 +99,18 @@ func (l *Limiter) Reset(ctx context.Context, key string) (Decision, error) {
 }
 
 func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n int64) (d Decision, err error) {
-	b := l.charges(key, holder, mode, n)
+	b := l.takeBatch(key, holder, mode, n)
 	d, err = l.store.Decide(ctx, b.charges)
-	l.release(b)
+	l.putBatch(b)
 	return d, err
 }
 
-// A batch is a slice of charges that is reused, because a Store keeps no charges. The charges of a
-// Limiter's pool keep their Plans.
+// A batch is a slice of charges. Batches are reused, because a Store keeps no charges.
 type batch struct{ charges []Charge }
 
-func (l *Limiter) charges(key, holder string, mode Mode, n int64) *batch {
-	b := l.pool.Get().(*batch)
+// takeBatch returns a batch with a charge of n units for each limit. Its caller must call putBatch.
+func (l *Limiter) takeBatch(key, holder string, mode Mode, n int64) *batch {
+	b := l.batches.Get().(*batch)
 	for i := range b.charges {
 		c := &b.charges[i]
 		c.Key, c.Cost, c.Mode, c.Patience, c.Holder = key, n, mode, 0, holder
@@ -117,6 +118,4 @@ func (l *Limiter) charges(key, holder string, mode Mode, n int64) *batch {
 	return b
 }
 
-func (l *Limiter) release(b *batch) {
-	l.pool.Put(b)
-}
+func (l *Limiter) putBatch(b *batch) { l.batches.Put(b) }

@@ -45,7 +45,7 @@ func (l Limit) Compile() (*Plan, error) {
 	plan := &Plan{
 		limit:  l,
 		params: params,
-		tag:    binary.LittleEndian.Uint32(tagHash[:]) &^ (1<<7 - 1), // see Tag
+		tag:    binary.LittleEndian.Uint32(tagHash[:]) &^ (1<<freeTagBits - 1),
 		id:     [2]uint64{binary.LittleEndian.Uint64(idHash[:]), binary.LittleEndian.Uint64(idHash[8:])},
 	}
 	plan.capacity = plan.remainingWhenNew()
@@ -67,7 +67,8 @@ func (p *Plan) remainingWhenNew() int64 {
 	var out algorithm.Outcome
 	now := time.Now().UnixMicro() // parameters may depend on the time, but what remains does not
 	states := p.limit.Algorithm.NewStates()
-	states.Step(states.Add(), p.Params(now), &algorithm.Request{Mode: Peek}, now, false, &out)
+	const commit = false
+	states.Step(states.Add(), p.Params(now), &algorithm.Request{Mode: Peek}, now, commit, &out)
 	return out.Remaining
 }
 
@@ -86,41 +87,45 @@ func (p *Plan) Algorithm() *algorithm.Algorithm { return p.limit.Algorithm }
 // String writes the limit as Limit.String does.
 func (p *Plan) String() string { return p.limit.String() }
 
-// Capacity is how many units the limit grants at once while nothing is used. A larger cost never
-// fits.
+// Capacity returns how many units the limit grants at once while nothing is used. A larger cost is
+// never granted.
 func (p *Plan) Capacity() int64 { return p.capacity }
 
-// MaxPatience is the longest Patience that a charge of the limit may have: how far ahead the limit
-// can be booked, and at most a day.
+// MaxPatience returns the longest Patience that a charge of the limit may have: how far ahead the
+// limit can be booked, but at most a day.
 func (p *Plan) MaxPatience() time.Duration {
 	if !p.limit.Algorithm.CanBook() {
-		return 24 * time.Hour // the algorithm ignores it
+		return maxPatience // the algorithm ignores the Patience of a charge
 	}
-	// A bucket counts parts of a unit. It has at most Max of them, and half of these may be booked.
+	// A bucket counts parts of a unit. It holds at most Max parts, of which half may be booked.
 	partsPerMicrosecond := p.params[0]
-	return min(time.Duration(algorithm.Max/2/partsPerMicrosecond)*time.Microsecond, 24*time.Hour)
+	return min(time.Duration(algorithm.Max/2/partsPerMicrosecond)*time.Microsecond, maxPatience)
 }
 
-// Bound says in words how much the limit admits.
+// maxPatience is the longest Patience of any limit.
+const maxPatience = 24 * time.Hour
+
+// Bound returns a text that says how much the limit admits.
 func (p *Plan) Bound() string { return p.limit.Algorithm.Bound(p.limit.numbers(), p.capacity) }
 
-// Share returns the part of the limit that each of n instances enforces, or nil if there is no
-// valid one.
+// Share returns the part of the limit that each of n instances enforces, or nil if the limit cannot
+// be divided by n.
 func (p *Plan) Share(n int) *Plan {
 	if n == 1 {
 		return p
 	}
-	return p.compiledWith(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
+	return p.compileWith(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
 }
 
-// Part returns part i of the limit split into n parts, or nil if that is not possible.
+// Part splits the limit into n parts and returns part i, from 0. It returns nil if the limit cannot
+// be split in this way.
 func (p *Plan) Part(n, i int) *Plan {
-	return p.compiledWith(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
+	return p.compileWith(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
 }
 
-// compiledWith returns the Plan of the limit with other numbers. It returns nil if isPossible is
+// compileWith returns the Plan of the limit with other numbers. It returns nil if isPossible is
 // false, or if the numbers are invalid.
-func (p *Plan) compiledWith(numbers algorithm.Limit, isPossible bool) *Plan {
+func (p *Plan) compileWith(numbers algorithm.Limit, isPossible bool) *Plan {
 	if !isPossible {
 		return nil
 	}
@@ -131,18 +136,21 @@ func (p *Plan) compiledWith(numbers algorithm.Limit, isPossible bool) *Plan {
 	return plan
 }
 
-// Window is the length of the limit's window, or of a part of it if the algorithm divides windows.
-// It is 0 if the algorithm has no windows or is not leasable.
+// Window returns the length of the limit's window. If the algorithm divides windows into parts, it
+// returns the length of a part. It is 0 if the algorithm has no windows or cannot be leased.
 func (p *Plan) Window() time.Duration {
 	return time.Duration(p.limit.Algorithm.Window(p.limit.numbers())) * time.Microsecond
 }
 
-// Tag identifies the limit's state among those of its Group. It depends on the limit's name and its
-// algorithm. It has 25 bits of a hash; the low 7 bits are 0, and a store may use them. It is for
+// Tag identifies the limit's state among those of its Group. Its upper 25 bits are a hash of the
+// names of the limit and its algorithm. Its lower 7 bits are 0, and a store may use them. It is for
 // authors of a Store.
 func (p *Plan) Tag() uint32 { return p.tag }
 
-// ID identifies the limit's state among those of all limits. It is for authors of a Store.
+const freeTagBits = 7 // the bits of a Tag that a store may use
+
+// ID identifies the limit's state among those of all limits, by a hash of 128 bits. It is for
+// authors of a Store.
 func (p *Plan) ID() [2]uint64 { return p.id }
 
 // Params returns the limit's parameters at the time now, in µs since the epoch. It is for authors

@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"fmt"
+	"math"
 	"math/big"
 	"strings"
 	"time"
@@ -36,7 +37,7 @@ func ParseRate(text string) (Limit, error) {
 
 func parseRate(text string) (Limit, error) {
 	if len(text) > maxRate || !utf8.ValidString(text) {
-		return Limit{}, fmt.Errorf("it is longer than %d bytes or not UTF-8; write it as 100/s", maxRate)
+		return Limit{}, fmt.Errorf("the text is longer than %d bytes, or is not UTF-8; write a rate such as 100/s", maxRate)
 	}
 	r := reader{text: text}
 	count, err := r.count()
@@ -64,7 +65,7 @@ const maxRate = 128
 var (
 	multipliers = map[string]int64{"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6}
 
-	units = map[string]time.Duration{
+	timeUnits = map[string]time.Duration{
 		"us": time.Microsecond, "µs": time.Microsecond, "μs": time.Microsecond,
 		"microsecond": time.Microsecond, "microseconds": time.Microsecond,
 		"ms": time.Millisecond, "msec": time.Millisecond, "millisecond": time.Millisecond, "milliseconds": time.Millisecond,
@@ -75,8 +76,8 @@ var (
 		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
 	}
 
-	// unclear has words that may not name what is counted: a reader could take them for a
-	// multiplier or a unit, which would change the limit. The values are what to write instead.
+	// unclear has words that are not accepted as names of what is counted. A reader could take them
+	// for a multiplier or a unit, which would change the limit. The values are hints for the error.
 	unclear = map[string]string{
 		"hundred": "write the number in digits", "dozen": "write the number in digits",
 		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
@@ -94,7 +95,7 @@ var (
 		"rps": "s", "qps": "s", "tps": "s", "rpm": "min", "qpm": "min", "tpm": "min", "rph": "h", "qph": "h", "rpd": "d", "qpd": "d", "tpd": "d",
 	}
 
-	// uneven has the words for periods whose length differs. The values are what to write instead.
+	// uneven has the words for periods that differ in length. The values are hints for the error.
 	uneven = map[string]string{
 		"mo": monthHint, "mon": monthHint, "month": monthHint, "months": monthHint,
 		"y": yearHint, "yr": yearHint, "year": yearHint, "years": yearHint,
@@ -106,7 +107,7 @@ const (
 	bytesHint = "to count bytes, write 10k or 10M and charge them as the cost"
 	monthHint = "months differ in length: write 30 days, or use CalendarWindow with Month"
 	yearHint  = "years differ in length: write 365 days"
-	example   = "write 100/s, 10 per minute or 5/30s"
+	rateHint  = "write 100/s, 10 per minute or 5/30s"
 )
 
 // A reader parses a rate from left to right.
@@ -140,8 +141,11 @@ func (r *reader) count() (int64, error) {
 	} else if !isInteger {
 		return 0, r.errorAt(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
 			r.text[start:numberEnd])
-	} else if word != "" && wordAt == numberEnd && abbreviations[strings.ToLower(word)] == "" && !strings.EqualFold(word, "per") {
-		return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
+	} else if isWithoutSpace := wordAt == numberEnd; word != "" && isWithoutSpace {
+		mayFollow := abbreviations[strings.ToLower(word)] != "" || strings.EqualFold(word, "per")
+		if !mayFollow {
+			return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
+		}
 	}
 	if !n.IsInt() || !n.Num().IsInt64() {
 		return 0, r.errorAt(start, "the count is not a whole number below 2^63")
@@ -152,11 +156,12 @@ func (r *reader) count() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// checkCounted checks the word between the count and the period. It names what is counted, such as
-// "requests". If the word is "per", checkCounted sets the reader back before it.
+// checkCounted checks the word between the count and the period, which begins at the index at. This
+// word should name what is counted, such as "requests". If it is "per", checkCounted moves the
+// reader back to its first letter.
 func (r *reader) checkCounted(at int, word string) error {
 	lower := strings.ToLower(word)
-	_, isUnit := units[lower]
+	_, isUnit := timeUnits[lower]
 	_, isMultiplier := multipliers[lower]
 	rest := strings.TrimSpace(r.text[r.at:])
 	switch {
@@ -167,7 +172,7 @@ func (r *reader) checkCounted(at int, word string) error {
 	case unclear[lower] != "":
 		return r.errorAt(at, "%q is not a word for what is counted; %s", word, unclear[lower])
 	case isUnit || isMultiplier || uneven[lower] != "":
-		return r.errorAt(at, "%q is in the place of / or per; %s", word, example)
+		return r.errorAt(at, "%q is where / or per should be; %s", word, rateHint)
 	}
 	return nil
 }
@@ -183,21 +188,21 @@ func (r *reader) period() (time.Duration, error) {
 	case strings.EqualFold(r.word(), "per"):
 	default:
 		if start < len(r.text) {
-			return 0, r.errorAt(start, "%q is in the place of / or per; %s", r.text[start:], example)
+			return 0, r.errorAt(start, "%q is where / or per should be; %s", r.text[start:], rateHint)
 		}
-		return 0, r.errorAt(start, "the period is missing; %s", example)
+		return 0, r.errorAt(start, "the period is missing; %s", rateHint)
 	}
 	r.skipSpace()
 	start = r.at
-	total, err := r.duration()
+	total, err := r.duration() // nanoseconds
 	if err != nil {
 		return 0, err
 	}
 	micros := new(big.Rat).Quo(total, new(big.Rat).SetInt64(int64(time.Microsecond)))
 	switch {
 	case total.Sign() == 0:
-		return 0, r.errorAt(start, "the period is 0; %s", example)
-	case total.Cmp(new(big.Rat).SetInt64(1<<63-1)) > 0:
+		return 0, r.errorAt(start, "the period is 0; %s", rateHint)
+	case total.Cmp(new(big.Rat).SetInt64(math.MaxInt64)) > 0:
 		return 0, r.errorAt(start, "the period is too long; the longest is 8 years")
 	case !micros.IsInt():
 		return 0, r.errorAt(start, "the period is not a whole number of microseconds")
@@ -206,7 +211,7 @@ func (r *reader) period() (time.Duration, error) {
 }
 
 // duration reads one or more numbers with units, such as 1h30m, and returns their sum in
-// nanoseconds. The first number may be missing, as in 100/s; then it is 1.
+// nanoseconds. The first number may be missing, as in the s of 100/s. Then it is 1.
 func (r *reader) duration() (*big.Rat, error) {
 	total := new(big.Rat)
 	for {
@@ -231,8 +236,8 @@ func (r *reader) duration() (*big.Rat, error) {
 	}
 }
 
-// unit reads a unit of time. Its number, if it has one, begins at start. The error explains why the
-// text is not a unit.
+// unit reads a unit of time. The number before the unit, if there is one, begins at start. The
+// error explains why the text is not a unit.
 func (r *reader) unit(start int) (time.Duration, error) {
 	at := r.at
 	word := r.word()
@@ -242,8 +247,8 @@ func (r *reader) unit(start int) (time.Duration, error) {
 		return 0, r.errorAt(at, "M could be a minute or a month; write min")
 	case uneven[lower] != "":
 		return 0, r.errorAt(at, "%q is not a fixed time; %s", word, uneven[lower])
-	case units[lower] != 0:
-		return units[lower], nil
+	case timeUnits[lower] != 0:
+		return timeUnits[lower], nil
 	case word == "" && at > start:
 		return 0, r.errorAt(at, "the number needs a unit: us, ms, s, min, h, d or w")
 	case word == "":
@@ -271,7 +276,7 @@ func (r *reader) periodLetter() (time.Duration, error) {
 	return 0, r.errorAt(at, "'-' must be followed by S, M, H or D; for other periods write 5/30s")
 }
 
-// burst reads what may follow the period, up to the end.
+// burst reads the ", burst N" that may follow the period. Nothing may follow the burst.
 func (r *reader) burst() (int64, error) {
 	r.skipSpace()
 	start := r.at
@@ -282,7 +287,7 @@ func (r *reader) burst() (int64, error) {
 		return 0, nil
 	}
 	if !strings.EqualFold(word, "burst") {
-		return 0, r.errorAt(start, "the rate ended before %q; only \", burst N\" may follow it", r.text[start:])
+		return 0, r.errorAt(start, "%q follows the rate; only \", burst N\" may", r.text[start:])
 	}
 	r.skipSpace()
 	at := r.at
@@ -305,9 +310,9 @@ func (r *reader) burst() (int64, error) {
 	case !isInteger || !n.IsInt() || !n.Num().IsInt64():
 		return 0, r.errorAt(at, "the burst %q is not a whole number below 2^63", r.text[at:numberEnd])
 	case n.Sign() == 0:
-		return 0, r.errorAt(at, "the burst is 0; leave it out to have the count, or write 1 for one at a time")
+		return 0, r.errorAt(at, "the burst is 0; leave it out for a burst of the count, or write 1")
 	case r.at < len(r.text):
-		return 0, r.errorAt(r.at, "the rate ended before %q", r.text[r.at:])
+		return 0, r.errorAt(r.at, "%q follows the burst; nothing may", r.text[r.at:])
 	}
 	return n.Num().Int64(), nil
 }
@@ -316,19 +321,25 @@ func (r *reader) burst() (int64, error) {
 // a decimal point.
 func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
-	// A separator must be between two digits.
-	for isDigit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.isDigitAfterPeek() {
+	for {
+		isBetweenDigits := r.at > start && r.isDigitAfterPeek()
+		isSeparator := strings.IndexByte("_,.", r.peek()) >= 0 && isBetweenDigits
+		if !isDigit(r.peek()) && !isSeparator {
+			break
+		}
 		r.at++
 	}
 	text := r.text[start:r.at]
 	if text == "" {
-		return nil, false, r.errorAt(start, "a number is missing here; %s", example)
+		return nil, false, r.errorAt(start, "a number is missing here; %s", rateHint)
 	}
 	integer, fraction, hasPoint := strings.Cut(text, ".")
 	if groups := strings.Split(integer, ","); len(groups) > 1 {
 		for i, g := range groups {
-			if i > 0 && len(g) != 3 || len(g) > 3 || strings.Contains(g, "_") {
-				return nil, false, r.errorAt(start, "%q has commas elsewhere than between groups of three digits; write 10,000 or 10000", text)
+			isFirst := i == 0
+			hasRightLength := len(g) == 3 || isFirst && len(g) < 3
+			if !hasRightLength || strings.Contains(g, "_") {
+				return nil, false, r.errorAt(start, "%q has commas that do not separate groups of three digits; write 10,000 or 10000", text)
 			}
 		}
 	}
@@ -385,12 +396,13 @@ func (r *reader) isDigitAfterPeek() bool {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// errorAt names the character at the byte offset at. The first character is 1.
+// errorAt returns an error that begins with the number of the character at index at of the text.
+// The first character has the number 1.
 func (r *reader) errorAt(at int, format string, args ...any) error {
 	return fmt.Errorf("character %d: "+format, append([]any{utf8.RuneCountInString(r.text[:at]) + 1}, args...)...)
 }
 
-// quote quotes a text and shortens it if it is long.
+// quote quotes a text for an error. It shortens texts of more than maxRate bytes.
 func quote(text string) string {
 	if len(text) > maxRate {
 		text = text[:maxRate] + "…"

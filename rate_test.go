@@ -104,7 +104,7 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 	}
 }
 
-// Each row's error must contain all of the words: where, what, and what to write instead.
+// Each row's error must contain all of the words: those of the place, the mistake and the fix.
 func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 	rows := []struct {
 		text  string
@@ -190,12 +190,12 @@ func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 			}
 		}
 		if strings.Count(err.Error(), penstock.ErrInvalid.Error()) != 1 {
-			t.Errorf("ParseRate(%q): %q should contain the text of ErrInvalid once", row.text, err)
+			t.Errorf("ParseRate(%q): the error is %q; want the text of ErrInvalid in it once", row.text, err)
 		}
 	}
 }
 
-// rateOf is the part of a limit's String that has its rate.
+// rateOf returns the rate in the String of a limit, such as "10 per 1s".
 func rateOf(l penstock.Limit) string {
 	_, rate, _ := strings.Cut(l.String(), ": ")
 	rate, _, _ = strings.Cut(rate, " (")
@@ -232,7 +232,7 @@ func FuzzParseRate(f *testing.F) {
 		}
 		again, err := penstock.ParseRate(rateOf(limit))
 		if err != nil || again != limit {
-			t.Fatalf("ParseRate(%q) = %v; its text %q is read as %v, %v; want the same limit", text, limit, rateOf(limit), again, err)
+			t.Fatalf("ParseRate(%q) = %v; ParseRate of its text %q = %v, %v; want the same limit", text, limit, rateOf(limit), again, err)
 		}
 	})
 }

@@ -6,8 +6,8 @@ import "context"
 // [Limiter].
 //
 // Decide makes all the charges or none. A denial is a Decision. An error means that there is no
-// decision. It wraps ErrInvalid or ErrUnavailable, or is the error of ctx if the caller has
-// canceled it. After Decide returns, the Store keeps neither the slice nor the Charges. Many
+// decision. The error wraps ErrInvalid or ErrUnavailable, or is the error of ctx if the caller has
+// canceled ctx. After Decide returns, the Store keeps neither the slice nor the Charges. Many
 // goroutines may call Decide at once. Package storetest checks all this.
 type Store interface {
 	Decide(ctx context.Context, charges []Charge) (Decision, error)

@@ -17,17 +17,18 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 
 // WaitN charges n units. It blocks until they are granted, and then returns nil.
 //
-// TokenBucket and LeakyBucket can book the future: the store assigns a turn to the caller at once,
-// and WaitN sleeps until then. If a call begins after another one has got its turn, it gets a later
-// turn, whichever instances they come from. Calls that overlap in the store get their turns in any
-// order. If the counter of a TokenBucket is split, all calls do.
+// TokenBucket and LeakyBucket can book the future: the store assigns a turn to the caller
+// immediately, and WaitN sleeps until this turn. A call that begins when another call already has
+// its turn gets a later turn, even on another instance. Calls that overlap in the store get their
+// turns in any order. If the counter of a TokenBucket is split, all calls get their turns in any
+// order.
 //
-// Windows cannot book. There WaitN tries again after RetryAfter and a little jitter, in no order
-// between callers.
+// Windows cannot book. There WaitN tries again after RetryAfter and a little jitter. Callers are
+// then admitted in any order.
 //
 // If ctx ends first, WaitN refunds what was booked and returns ctx's error. It returns a
-// DeniedError at once if n can never fit, if the turn would come after ctx's deadline, or if the
-// queue is full.
+// DeniedError without waiting if n can never fit, if the turn would come after ctx's deadline, or
+// if the queue is full.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
 		reservation, err := l.ReserveN(ctx, key, n)
@@ -50,16 +51,20 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 }
 
 // canRetrySucceed tells whether a retry before ctx's deadline can be granted. If a limit that can
-// book the future has denied, no retry can: the limit has considered all turns up to the deadline.
+// book the future has denied, no retry can succeed: the limit has considered all turns up to the
+// deadline.
 func (l *Limiter) canRetrySucceed(ctx context.Context, d Decision) bool {
 	for i, plan := range l.plans {
 		if d.Status(i).RetryAfter != 0 && plan.Algorithm().CanBook() {
 			return false
 		}
 	}
-	retry := d.RetryAfter()
-	deadline, ok := ctx.Deadline()
-	return retry != Never && (!ok || time.Until(deadline) > retry)
+	retryAfter := d.RetryAfter()
+	if retryAfter == Never {
+		return false
+	}
+	deadline, hasDeadline := ctx.Deadline()
+	return !hasDeadline || time.Until(deadline) > retryAfter
 }
 
 // refundTimeout bounds a refund, which must not end with its caller's context.
@@ -70,12 +75,13 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter adds a random time to a delay: up to a tenth of it, at most 100 ms, plus up to 1 ms. So
-// callers that were denied together do not all retry together.
+// jitter adds a random time to a delay: up to a tenth of the delay or 100 ms, whichever is less,
+// and up to 1 ms more. So callers that were denied together do not all retry together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }
 
+// sleep returns ctx's error if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -97,19 +103,19 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, error)
 
 // ReserveN charges n units, now or for a later time before ctx's deadline. Without a deadline, it
 // books as far ahead as the limits allow, at most a day. The caller must wait for the Reservation's
-// Delay before it goes ahead. If the units are not available in that time, the error is a
-// DeniedError and nothing is charged.
+// Delay before it goes ahead. If the units do not become available before the deadline, the error
+// is a DeniedError and nothing is charged.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservation, error) {
 	if l.hasHolds {
-		return nil, fmt.Errorf("%w: a limit lends slots; use Acquire", ErrInvalid)
+		return nil, fmt.Errorf("%w: limiter %q has a limit of slots; use Acquire", ErrInvalid, l.name)
 	}
-	patience := 24 * time.Hour
+	patience := maxPatience
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = max(time.Until(deadline), 0)
 	}
 	holder := rand.Text()
-	b := l.charges(key, holder, Spend, n)
-	defer l.release(b)
+	b := l.takeBatch(key, holder, Spend, n)
+	defer l.putBatch(b)
 	for i := range b.charges {
 		b.charges[i].Patience = min(patience, l.plans[i].MaxPatience())
 	}
@@ -120,32 +126,33 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 	if !d.Allowed {
 		return nil, &DeniedError{d}
 	}
-	return &Reservation{limiter: l, key: key, holder: holder, cost: n, start: time.Now().Add(d.Wait()), Decision: d}, nil
+	return &Reservation{limiter: l, key: key, holder: holder, cost: n, turn: time.Now().Add(d.Wait()), Decision: d}, nil
 }
 
-// A Reservation is a cost that has been charged, and the time from which its caller may go ahead.
-// Settle or Cancel may correct it once. If the cost was right, call neither.
+// A Reservation is a cost that has been charged for a turn: the caller may go ahead from then on.
+// Settle or Cancel may correct the cost once. If the cost was right, call neither.
 type Reservation struct {
 	Decision Decision
 
 	limiter *Limiter
 	key     string
 	holder  string
-	start   time.Time
+	turn    time.Time
 
 	mu     sync.Mutex
 	cost   int64
 	isDone bool
 }
 
-// Delay is how long the caller must still wait.
-func (r *Reservation) Delay() time.Duration { return max(time.Until(r.start), 0) }
+// Delay returns how long the caller must still wait.
+func (r *Reservation) Delay() time.Duration { return max(time.Until(r.turn), 0) }
 
 // Settle corrects the cost to the actual one. It refunds the surplus, or charges what is missing
-// even if it does not fit. It takes at most a second and works even if ctx has ended. Only the
-// first Settle or Cancel has an effect. A Settle that returns ErrInvalid because actual is below 0
-// or above MaxCost does not count. After an error that wraps ErrUnavailable it is unknown whether
-// the cost was corrected, so a further call does nothing.
+// even if that does not fit. Settle takes at most a second, and works even if ctx has ended.
+//
+// Only the first Settle or Cancel has an effect. One that fails with ErrInvalid, because actual is
+// below 0 or above MaxCost, does not count as the first. One that fails with ErrUnavailable does:
+// the cost may have been corrected.
 func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if actual < 0 || actual > MaxCost {
 		return fmt.Errorf("%w: settle %d units; a cost is from 0 to %d", ErrInvalid, actual, int64(MaxCost))
@@ -157,16 +164,16 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 		return nil
 	}
 	r.isDone = true
-	mode, n := Refund, r.cost-actual
-	if n < 0 {
-		mode, n = Force, -n
+	mode, difference := Refund, r.cost-actual
+	if difference < 0 {
+		mode, difference = Force, -difference
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	_, err := r.limiter.decide(ctx, r.key, r.holder, mode, n)
+	_, err := r.limiter.decide(ctx, r.key, r.holder, mode, difference)
 	return err
 }
 
-// Cancel refunds the whole cost, like a Settle of 0. In a LeakyBucket it frees the place only if no
-// other caller is behind it in the queue.
+// Cancel refunds the whole cost, like a Settle of 0. In a LeakyBucket it frees the caller's place
+// only if no other caller is behind it in the queue.
 func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }
