@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
+// rulesOf compiles the rules of a policy file with this text.
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
 	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
@@ -39,8 +40,8 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 // A copiedEvent is a copy of an Event, because an observer must not keep the Event itself.
 type copiedEvent struct {
 	admission.Event
-	decision penstock.Decision // a copy, if there was one
-	costs    []int64
+	decision penstock.Decision // a copy of Event.Decision, or zero if there was none
+	costs    []int64           // of Event.Charges
 }
 
 // events collects the events of a Controller.
@@ -50,17 +51,17 @@ type events struct {
 }
 
 func (e *events) add(event *admission.Event) {
-	s := copiedEvent{Event: *event}
+	copied := copiedEvent{Event: *event}
 	if event.Decision != nil {
-		s.decision = *event.Decision
+		copied.decision = *event.Decision
 	}
 	for i := range event.Charges {
-		s.costs = append(s.costs, event.Charges[i].Cost)
+		copied.costs = append(copied.costs, event.Charges[i].Cost)
 	}
-	s.Decision, s.Charges = nil, nil
+	copied.Decision, copied.Charges = nil, nil
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.list = append(e.list, s)
+	e.list = append(e.list, copied)
 }
 
 // take returns the events since the last take.
@@ -72,13 +73,15 @@ func (e *events) take() []copiedEvent {
 	return list
 }
 
-func (e *events) outcomes() (outcomes []admission.Outcome) {
-	for _, s := range e.take() {
-		outcomes = append(outcomes, s.Outcome)
+// takeOutcomes returns the outcomes of the events since the last take.
+func (e *events) takeOutcomes() (outcomes []admission.Outcome) {
+	for _, event := range e.take() {
+		outcomes = append(outcomes, event.Outcome)
 	}
 	return outcomes
 }
 
+// controllerOf makes a Controller for a policy file with this text, and collects its events.
 func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text string) (*admission.Controller, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
@@ -89,7 +92,8 @@ func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text str
 	return c, seen
 }
 
-// transportOf is a JSON transport with counters in memory.
+// transportOf makes a JSON transport for a policy file with this text, with counters in memory. It
+// collects the events.
 func transportOf(t testing.TB, text string) (*transport, *events) {
 	t.Helper()
 	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, text)
@@ -124,23 +128,23 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 		for left := int64(1); left >= 0; left-- {
 			want := jsonResponse{Outcome: "allowed", Remaining: map[string]int64{"search.hour": left, "search.day": 8 + left}}
 			if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
-				t.Errorf("an allowed request: %+v; want %+v", got, want)
+				t.Errorf("the response to an allowed request is %+v; want %+v", got, want)
 			}
 		}
 		want := jsonResponse{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
 			Remaining: map[string]int64{"search.hour": 0, "search.day": 8}}
 		if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
-			t.Errorf("a denied request: %+v; want %+v", got, want)
+			t.Errorf("the response to a denied request is %+v; want %+v", got, want)
 		}
 		if got := send("b", "/search"); got.Outcome != "allowed" {
-			t.Errorf("another user: %+v; want it allowed", got)
+			t.Errorf("the response to another user's request is %+v; want it allowed", got)
 		}
 		if got := send("a", "/other"); got.Outcome != "unlimited" || len(got.Remaining) != 0 {
-			t.Errorf("a path without limits: %+v; want it unlimited", got)
+			t.Errorf("the response for a path without limits is %+v; want the outcome unlimited, and no limits", got)
 		}
 		time.Sleep(30 * time.Minute)
 		if got := send("a", "/search"); got.Outcome != "allowed" {
-			t.Errorf("after RetryAfter: %+v; want it allowed", got)
+			t.Errorf("the response to a request after RetryAfter is %+v; want it allowed", got)
 		}
 
 		list := seen.take()
@@ -182,19 +186,19 @@ func TestTransportWaits(t *testing.T) {
 		disconnect()
 		all.Wait()
 		if abandoned.Outcome != "abandoned" || abandoned.Error != context.Canceled.Error() {
-			t.Errorf("a request whose client left: %+v; want it abandoned", abandoned)
+			t.Errorf("the response to a request whose client left is %+v; want the outcome abandoned, and the error of the context", abandoned)
 		}
 		if next.Outcome != "allowed" || nextAfter != 2*time.Second {
-			t.Errorf("the next request: %+v after %v; want it allowed after 2s", next, nextAfter)
+			t.Errorf("the response to the next request is %+v after %v; want it allowed after 2s", next, nextAfter)
 		}
 		// The place of the client that left is free again.
 		start = time.Now()
 		if got := post(t.Context(), server, jsonRequest{}); got.Outcome != "allowed" || time.Since(start) > time.Second {
-			t.Errorf("a later request: %+v after %v; want it allowed after 1s at most", got, time.Since(start))
+			t.Errorf("the response to a later request is %+v after %v; want it allowed after 1s at most", got, time.Since(start))
 		}
 		want := []admission.Outcome{admission.Allowed, admission.Abandoned, admission.Allowed, admission.Allowed}
-		if got := seen.outcomes(); !slices.Equal(got, want) {
-			t.Errorf("events: %v; want %v", got, want)
+		if got := seen.takeOutcomes(); !slices.Equal(got, want) {
+			t.Errorf("the outcomes of the events are %v; want %v", got, want)
 		}
 	})
 }
@@ -214,7 +218,7 @@ func TestFullQueueDenies(t *testing.T) {
 		got, outcome := admit()
 		want := admission.Rejection{Rule: "jobs", Policies: []string{"jobs.second"}, RetryAfter: 2 * time.Second}
 		if outcome != admission.Denied || !reflect.DeepEqual(got, want) {
-			t.Errorf("a third request: %v, %+v; want denied, %+v", outcome, got, want)
+			t.Errorf("a third request is %v with the rejection %+v; want denied with %+v", outcome, got, want)
 		}
 		waits.Wait()
 	})
@@ -228,13 +232,14 @@ rules:
   - {name: plain, match: {path: /plain}, per: global, limits: [{rate: 9/h}]}
 `)
 	cost := func(n int64) *int64 { return &n }
-	left := func(path, limit string) int64 {
-		return post(t.Context(), server, jsonRequest{Path: path, ID: "look"}).Remaining[limit]
+	// sendNext sends another request, and returns how many units it leaves.
+	sendNext := func(path, limit string) int64 {
+		return post(t.Context(), server, jsonRequest{Path: path, ID: "next"}).Remaining[limit]
 	}
 	for _, c := range []struct {
 		what, path, limit string
 		end               jsonRequest
-		want              int64 // units left for the next request
+		want              int64 // units left after the next request
 	}{
 		{"a larger cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(350)}, 1000 - 350 - 100},
 		{"a smaller cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(30)}, 550 - 30 - 100},
@@ -251,13 +256,13 @@ rules:
 		if got := post(t.Context(), server, c.end); got.Error != "" {
 			t.Errorf("%s: the error is %s; want none", c.what, got.Error)
 		}
-		if got := left(c.path, c.limit); got != c.want {
-			t.Errorf("%s: %d left; want %d", c.what, got, c.want)
+		if got := sendNext(c.path, c.limit); got != c.want {
+			t.Errorf("%s: %d units are left after the next request; want %d", c.what, got, c.want)
 		}
 	}
 	post(t.Context(), server, jsonRequest{ID: "1", Path: "/plain"})
 	if got := post(t.Context(), server, jsonRequest{ID: "1", IsEnded: true, Cost: cost(5)}); got.Error == "" {
-		t.Error("a cost is accepted although no limit uses it; want an error")
+		t.Error("a true cost is accepted although no limit of the request adjusts to it; want an error")
 	}
 }
 
@@ -269,7 +274,7 @@ rules:
 `)
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: unknownSize{}})
 	if !a.NeedsResult() || !a.NeedsBodySize() {
-		t.Errorf("needs result: %t, needs body size: %t; want both", a.NeedsResult(), a.NeedsBodySize())
+		t.Errorf("NeedsResult is %t, NeedsBodySize is %t; want both to be true", a.NeedsResult(), a.NeedsBodySize())
 	}
 	a.Done(admission.Result{BodySize: 10_000, Cost: func(name string) (int64, bool) { return 7, name == "X-Tokens" }})
 	a, _, _ = c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
@@ -312,10 +317,10 @@ rules:
 		}
 		for _, c := range []struct {
 			what string
-			wait time.Duration
-			want []int64 // units left for the next request
+			wait time.Duration // before the cancellation
+			want []int64       // units left after the next request
 		}{
-			{"at once", 0, []int64{59, 59, 59, 59}},
+			{"immediately", 0, []int64{59, 59, 59, 59}},
 			{"in the next window", time.Minute, []int64{59, 59, 59, 59}},
 		} {
 			a, _ := admit()
@@ -323,13 +328,13 @@ rules:
 			a.Cancel()
 			next, left := admit()
 			if !slices.Equal(left, c.want) {
-				t.Errorf("canceled %s: %v left; want %v", c.what, left, c.want)
+				t.Errorf("a request was canceled %s: %v units are left after the next; want %v", c.what, left, c.want)
 			}
 			next.Cancel()
 			next.Cancel() // a second time changes nothing
 		}
-		if slices.Contains(seen.outcomes(), admission.ShadowDenied) {
-			t.Error("a candidate has denied a request; want none, since each slot of it is returned")
+		if slices.Contains(seen.takeOutcomes(), admission.ShadowDenied) {
+			t.Error("a candidate would deny a request; want none, because each of its slots is returned")
 		}
 		// The window of the first charge is over, so a refund would return units of the second.
 		first, _ := admit()
@@ -337,7 +342,7 @@ rules:
 		second, _ := admit()
 		first.Cancel()
 		if third, left := admit(); left[0] != 58 || left[1] != 58 {
-			t.Errorf("after canceling a request of the last minute: %v left; want 58", left)
+			t.Errorf("after a request of the last minute was canceled, %v units are left; want 58 of the first two limits", left)
 		} else {
 			third.Cancel()
 		}
@@ -356,23 +361,23 @@ func TestRefundByStatusComesBeforeDone(t *testing.T) {
 	first.RefundByStatus(200)
 	second, outcome := admit()
 	if outcome != admission.Allowed {
-		t.Fatalf("before the first request is done: %v; want it allowed", outcome)
+		t.Fatalf("a second request after RefundByStatus is %v; want allowed", outcome)
 	}
 	second.MarkStatusUnknown()
 	second.RefundByStatus(200)
 	second.Done(admission.Result{Status: 200})
-	first.Done(admission.Result{Status: 200}) // refunds nothing again
+	first.Done(admission.Result{Status: 200}) // this must not refund a second time
 	if _, outcome := admit(); outcome != admission.Denied {
-		t.Errorf("after a request of unknown status: %v; want denied", outcome)
+		t.Errorf("a request after one of unknown status is %v; want denied", outcome)
 	}
 }
 
 func TestEachLimitHasItsFailureMode(t *testing.T) {
 	for _, c := range []struct {
 		onFailure string
-		want      []string // of three requests; the limit is 2
+		want      []string // the outcomes of three requests; the limit is 2
 		source    penstock.Source
-		retry     time.Duration // of the last
+		retry     time.Duration // RetryAfter of the last request
 	}{
 		{"open", []string{"failed_open", "failed_open", "failed_open"}, penstock.FromOpen, 0},
 		{"closed", []string{"failed_closed", "failed_closed", "failed_closed"}, penstock.FromClosed, time.Second},
@@ -400,15 +405,16 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 					var last jsonResponse
 					for i, want := range c.want {
 						if last = post(t.Context(), server, jsonRequest{}); last.Outcome != want || last.Error != "" {
-							t.Errorf("request %d: %+v; want %s", i+1, last, want)
+							t.Errorf("the response to request %d is %+v; want %s", i+1, last, want)
 						}
 					}
-					if last.RetryAfter != c.retry || c.retry > 0 && !slices.Equal(last.Policies, []string{"a.hour"}) {
-						t.Errorf("the last answer is %+v; want RetryAfter %v, and the limit if it denied", last, c.retry)
+					isRejected := c.retry > 0
+					if last.RetryAfter != c.retry || isRejected && !slices.Equal(last.Policies, []string{"a.hour"}) {
+						t.Errorf("the last response is %+v; want RetryAfter %v, and the limit \"a.hour\" if that is above 0", last, c.retry)
 					}
 					for _, e := range seen.take() {
 						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
-							t.Errorf("observed %v from %v, with the error %v; want from %v, and the store's error: %v", e.Outcome, e.Source, e.Err, c.source, !hasGuards)
+							t.Errorf("the event of outcome %v has the source %v and the error %v; want the source %v, and the store's error: %v", e.Outcome, e.Source, e.Err, c.source, !hasGuards)
 						}
 					}
 				})
@@ -417,7 +423,8 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 	}
 }
 
-// traced wraps a store as a tracing decorator does: it passes on another context and another slice.
+// traced wraps a store as a tracing decorator does. It passes another context and another slice to
+// the store.
 func traced(store penstock.Store) penstock.Store {
 	type span struct{}
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -433,8 +440,9 @@ rules:
   - {name: local, match: {path: /local}, per: global, limits: [{rate: 2/h, candidate: {rate: 1/h}}, {in_flight: 1}]}
 `
 	undecorated := func(store penstock.Store) penstock.Store { return store }
-	for _, kind := range []string{"memory", "guards", "none"} {
-		run := func(t *testing.T, decorate penstock.Decorator) (trace []string) {
+	for _, kind := range []string{"memory", "guards", "none"} { // which fallback the store has
+		// run returns all answers and events as text.
+		run := func(t *testing.T, decorate penstock.Decorator) (lines []string) {
 			synctest.Test(t, func(t *testing.T) {
 				memory := memstore.New(memstore.Options{MaxCounters: 2, Locks: 1})
 				down := flaky.New(memory)
@@ -457,7 +465,7 @@ rules:
 						for range 3 {
 							a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: path}}})
 							d, _ := a.Decision()
-							trace = append(trace, fmt.Sprint(path, outcome, err, d, d.Source, a.Rejection()))
+							lines = append(lines, fmt.Sprint(path, outcome, err, d, d.Source, a.Rejection()))
 							a.Done(admission.Result{Status: 200})
 							synctest.Wait()
 						}
@@ -466,18 +474,18 @@ rules:
 				}
 				for _, e := range seen.take() {
 					e.Latency = 0
-					trace = append(trace, fmt.Sprint(e.Event, e.decision, e.costs))
+					lines = append(lines, fmt.Sprint(e.Event, e.decision, e.costs))
 				}
 			})
-			return trace
+			return lines
 		}
-		plain, with := run(t, undecorated), run(t, traced)
-		if len(plain) != len(with) {
-			t.Errorf("%s: %d answers and events, but %d with a decorator; want the same", kind, len(plain), len(with))
+		bare, decorated := run(t, undecorated), run(t, traced)
+		if len(bare) != len(decorated) {
+			t.Errorf("%s: there are %d answers and events, but %d with a decorator; want the same number", kind, len(bare), len(decorated))
 		}
-		for i := range min(len(plain), len(with)) {
-			if plain[i] != with[i] {
-				t.Errorf("%s: answer or event %d is %s\nwith a decorator it is %s\nwant the same", kind, i, plain[i], with[i])
+		for i := range min(len(bare), len(decorated)) {
+			if bare[i] != decorated[i] {
+				t.Errorf("%s: answer or event %d is %s\nwith a decorator it is %s\nwant the same", kind, i, bare[i], decorated[i])
 			}
 		}
 	}
@@ -492,7 +500,7 @@ rules:
 	peek := func() admission.Outcome {
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
 		if err != nil || a.NeedsResult() {
-			t.Errorf("a peek has the error %v, and needs a result: %t; want neither", err, a.NeedsResult())
+			t.Errorf("a peek has the error %v, and NeedsResult is %t; want no error, and false", err, a.NeedsResult())
 		}
 		a.Done(admission.Result{})
 		return outcome
@@ -507,19 +515,25 @@ rules:
 	}
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 	if got := peek(); got != admission.Denied {
-		t.Errorf("while a request is served: %v; want denied", got)
+		t.Errorf("a peek while a request is served is %v; want denied", got)
 	}
 	a.Done(admission.Result{})
-	if got := seen.outcomes(); slices.Contains(got, admission.Denied) || !slices.Contains(got, admission.Allowed) {
-		t.Errorf("observed: %v; want only what was charged", got)
+	if got := seen.takeOutcomes(); slices.Contains(got, admission.Denied) || !slices.Contains(got, admission.Allowed) {
+		t.Errorf("the outcomes of the events are %v; want those of the request, and none of a peek", got)
 	}
 }
 
 const slots = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
 
-func TestHoldsAreRenewedByController(t *testing.T) { checkHoldsAreRenewed(t, false) }
+func TestHoldsAreRenewedByController(t *testing.T) {
+	const renewsHolds = false
+	checkHoldsAreRenewed(t, renewsHolds)
+}
 
-func TestHoldsAreRenewedByCaller(t *testing.T) { checkHoldsAreRenewed(t, true) }
+func TestHoldsAreRenewedByCaller(t *testing.T) {
+	const renewsHolds = true
+	checkHoldsAreRenewed(t, renewsHolds)
+}
 
 func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 	synctest.Test(t, func(t *testing.T) {
@@ -536,18 +550,18 @@ func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 			time.Sleep(29 * time.Second)
 			if renewsHolds {
 				if isHeld, err := a.Renew(t.Context()); !isHeld || err != nil {
-					t.Fatalf("Renew returned %t, %v; want true", isHeld, err)
+					t.Fatalf("Renew returned %t, %v; want true, and no error", isHeld, err)
 				}
 			}
 			if _, outcome := admit(); outcome != admission.Denied {
-				t.Fatalf("while the slot is held: %v; want denied", outcome)
+				t.Fatalf("a request while the slot is held is %v; want denied", outcome)
 			}
 		}
 		if renewsHolds {
 			time.Sleep(31 * time.Second)
 			other, outcome := admit()
 			if isHeld, err := a.Renew(t.Context()); outcome != admission.Allowed || isHeld || err != nil {
-				t.Errorf("a slot that was not renewed: the next is %v, renewed: %t, %v; want it allowed, and the slot lost", outcome, isHeld, err)
+				t.Errorf("a slot has expired: the next request is %v, and Renew returned %t, %v; want allowed, and false without an error", outcome, isHeld, err)
 			}
 			other.Done(admission.Result{})
 		}
@@ -555,7 +569,7 @@ func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 		synctest.Wait()
 		next, outcome := admit()
 		if outcome != admission.Allowed {
-			t.Errorf("after the slot was returned: %v; want allowed", outcome)
+			t.Errorf("a request after the slot was returned is %v; want allowed", outcome)
 		}
 		next.Done(admission.Result{})
 	})
@@ -571,16 +585,16 @@ rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{User: user}}})
 		a.Done(admission.Result{})
 		if outcome != want || err != nil {
-			t.Errorf("%s: %v, %v; want %v", user, outcome, err, want)
+			t.Errorf("the request of user %q is %v, error %v; want %v, and no error", user, outcome, err, want)
 		}
 	}
 	a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: twoUsers{}})
 	defer a.Done(admission.Result{})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
-		t.Errorf("a user that is sent twice: %v, %v, %+v; want malformed", outcome, err, a.Rejection())
+		t.Errorf("a request with two users is %v, error %v, rejection %+v; want malformed, an error that wraps ErrInvalid, and a Detail", outcome, err, a.Rejection())
 	}
-	if got := seen.outcomes(); len(got) != 3 {
-		t.Errorf("the observed outcomes are %v; want 3", got)
+	if got := seen.takeOutcomes(); len(got) != 3 {
+		t.Errorf("the outcomes of the events are %v; want 3, one for each request", got)
 	}
 }
 
@@ -602,9 +616,9 @@ func TestOnlyAdmittedOutcomesAreServed(t *testing.T) {
 		}
 	}
 	if want := []string{"allowed", "failed_open", "unlimited", "exempt"}; !slices.Equal(admitted, want) {
-		t.Errorf("admitted outcomes: %v; want %v", admitted, want)
+		t.Errorf("the outcomes that are admitted are %v; want %v", admitted, want)
 	}
 	if got := admission.Outcome(255).String(); got != "unknown" {
-		t.Errorf("an outcome of a newer version is called %q; want unknown", got)
+		t.Errorf("an outcome of a newer version is called %q; want \"unknown\"", got)
 	}
 }

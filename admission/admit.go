@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An Admission is a request that has been decided. One goroutine at a time may use it, but Settle,
-// MarkStatusUnknown and Decision may be called at any time after Admit.
+// An Admission is a request that has been decided. Only one goroutine at a time may use it. But any
+// goroutine may call Settle, MarkStatusUnknown and Decision at any time after Admit.
 type Admission struct {
 	controller *Controller
 	request    Request
@@ -21,23 +21,23 @@ type Admission struct {
 	*scratch   // nil after Done
 
 	decision  penstock.Decision
-	isLimited bool // a limit applies, so that there is a decision
-	decidedAt time.Time
+	isLimited bool      // a limit applies, so there is a decision
+	decidedAt time.Time // for a repeat, when the first request was decided
 
 	isRejected      bool
-	actualCost      atomic.Int64 // the true cost plus 1; 0 while it is unknown
+	actualCostPlus1 atomic.Int64 // 0 while the true cost is unknown
 	isStatusUnknown atomic.Bool
-	canSettle       bool    // the true cost matters to a limit
+	canSettle       bool    // a limit is charged by the true cost
 	grants          []grant // charges that may have to be corrected
 	shadows         *shadows
 	renewal         *renewal
-	hasOnce         bool // the last charge makes repeats of the request free; see addOnce
+	hasOnceCharge   bool // the last charge is that of addOnceCharge
 	onceName        string
 	isRepeat        bool
-	age             time.Duration // of the grant that the request repeats
+	age             time.Duration // if isRepeat: the time since the first request was granted
 }
 
-// scratch is memory that is reused by one request after another.
+// scratch is memory that is used for one request after another.
 type scratch struct {
 	evaluation  policy.Evaluation
 	event       Event
@@ -50,19 +50,18 @@ type Rejection struct {
 	Rule       string        // empty if no rule rejected it
 	Policies   []string      // public names of the limits that denied the request
 	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
-	Detail     string        // what is wrong with a malformed request; nothing that the client sent
+	Detail     string        // what is wrong with a malformed request, without any text of the client
 }
 
 // Rejection returns why the request was rejected. It is empty if the request was admitted. It must
 // be called before Done.
 func (a *Admission) Rejection() Rejection { return a.rejection }
 
-// Decision returns the decision about the request's limits. The bool is
-// false if no limit applied.
+// Decision returns the decision about the request's limits. The bool is false if no limit applied.
 func (a *Admission) Decision() (penstock.Decision, bool) { return a.decision, a.isLimited }
 
-// ShadowDecision returns the decision about one of the Shadows of a DirectCall. The bool is false
-// if the store has not decided it. It must be called before Done.
+// ShadowDecision returns the decision about shadow i of a DirectCall. The bool is false if the
+// store has not decided this shadow. It must be called before Done.
 func (a *Admission) ShadowDecision(i int) (penstock.Decision, bool) {
 	if a.shadows == nil || i >= len(a.shadows.list) || a.shadows.list[i].isUndecided() {
 		return penstock.Decision{}, false
@@ -73,9 +72,9 @@ func (a *Admission) ShadowDecision(i int) (penstock.Decision, bool) {
 // A LimitStatus is the state of one limit after a decision.
 type LimitStatus struct {
 	Limit   *policy.Limit
-	Plan    *penstock.Plan // of the limit for this request; tiers can have different ones
+	Plan    *penstock.Plan // depends on the request: tiers can have different plans of one Limit
 	Status  penstock.Status
-	IsLocal bool // this process decided alone, by its share of the limit or by a ceiling
+	IsLocal bool // this process decided alone, by its share of the limit or by the limit's ceiling
 }
 
 // AppendVisible appends the limits that clients may know about, in the order of the policy. It must
@@ -104,19 +103,20 @@ func (a *Admission) Strictest() *policy.Limit {
 	return a.evaluation.Limits[a.decision.Strictest()]
 }
 
-// holdRetry is how soon a client should retry to get a slot. The true time is not known: a slot may
-// be returned at any time, and the store knows only when its hold expires.
-const holdRetry = time.Second
+// slotRetryAfter is how soon a client should retry to get a slot. The true time is not known: a
+// slot may be returned at any time, and the store knows only when its hold expires.
+const slotRetryAfter = time.Second
 
-// status is what a client may know of charge i.
+// status returns what a client may know about the status of charge i.
 func (a *Admission) status(i int) penstock.Status {
 	s := a.decision.Status(i)
 	if isSlot(&a.evaluation.Charges[i]) && s.RetryAfter != penstock.Never {
-		s.RetryAfter, s.ResetAfter = min(s.RetryAfter, holdRetry), min(s.ResetAfter, holdRetry)
+		s.RetryAfter, s.ResetAfter = min(s.RetryAfter, slotRetryAfter), min(s.ResetAfter, slotRetryAfter)
 	}
 	return s
 }
 
+// admit decides the request. If its turn comes later, admit waits for the turn.
 func (a *Admission) admit() (Outcome, error) {
 	if outcome, err, isDecided := a.evaluate(); isDecided {
 		return outcome, err
@@ -130,13 +130,17 @@ func (a *Admission) admit() (Outcome, error) {
 	return a.decide(shadows)
 }
 
-// evaluate finds the charges of the request. isDecided is false if the store must decide them.
+// evaluate finds the charges of the request. isDecided is false if these charges are still to be
+// decided.
 func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 	rules, v := a.request.Rules, &a.evaluation
-	if isCall, err := a.evaluateCall(); err != nil {
+	isCall, err := a.evaluateCall()
+	if err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
-	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
+	}
+	hasAllCharges := isCall || rules.EvaluateFirst(a.request.Attributes, v)
+	if !hasAllCharges {
 		a.adjustCharges()
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err, true
@@ -171,14 +175,14 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 	case !a.admitsIdentities():
 		return DeniedNewIdentity, nil, true
 	}
-	if err := a.addOnce(); err != nil {
+	if err := a.addOnceCharge(); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
 	return outcome, nil, false
 }
 
-// adjustCharges applies IsContinued and Patience to what was evaluated.
+// adjustCharges applies the request's IsContinued and Patience to the charges.
 func (a *Admission) adjustCharges() {
 	v, r := &a.evaluation, &a.request
 	if r.IsContinued {
@@ -199,7 +203,7 @@ func (a *Admission) adjustCharges() {
 	}
 }
 
-// withoutSlots removes the charges of in_flight limits, and these limits.
+// withoutSlots returns the charges and limits without those of in_flight limits.
 func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock.Charge, []*policy.Limit) {
 	n := 0
 	for i := range charges {
@@ -211,7 +215,7 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// evaluateCall evaluates a request that has Named or Direct. isCall is false for other requests.
+// evaluateCall evaluates a request that has Named or Direct. It returns false for other requests.
 func (a *Admission) evaluateCall() (isCall bool, err error) {
 	r := &a.request
 	switch {
@@ -225,7 +229,7 @@ func (a *Admission) evaluateCall() (isCall bool, err error) {
 	return false, nil
 }
 
-// rejectMalformed rejects a request that cannot be decided.
+// rejectMalformed rejects a request that cannot be decided because of err.
 func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
@@ -243,8 +247,8 @@ func (a *Admission) setHolder() {
 	}
 }
 
-// decideBeforeAuth decides the charges of the rules with before_auth. What is granted stays
-// charged. Clients do not see these limits.
+// decideBeforeAuth decides the charges of the rules with before_auth. If they are granted, they
+// stay charged. Clients do not see these limits.
 func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	d, latency, err := a.decideInStore()
 	if err != nil {
@@ -254,7 +258,7 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	} else if a.decision, a.isLimited = d, true; !d.Allowed {
 		return a.deny(latency), nil
 	}
-	a.decision, a.isLimited = penstock.Decision{}, false // Decision is about the other rules only
+	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision is only about other rules
 	return Allowed, nil
 }
 
@@ -272,7 +276,8 @@ func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration,
 	return d, time.Since(start), err
 }
 
-// decide sends the charges to the store. If the request's turn comes later, it waits for the turn.
+// decide sends the charges to the store. If the request's turn comes later, decide waits for the
+// turn.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := a.controller.now()
 	d, latency, err := a.decideInStore()
@@ -284,10 +289,10 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 // start.
 func (a *Admission) applyDecision(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
 	switch {
-	case a.hasOnce && err != nil:
-		a.endOnce(nil)
-	case a.hasOnce:
-		a.endOnce(&d)
+	case a.hasOnceCharge && err != nil:
+		a.removeOnceCharge(nil)
+	case a.hasOnceCharge:
+		a.removeOnceCharge(&d)
 	}
 	if err != nil {
 		return a.applyError(err, latency)
@@ -333,9 +338,9 @@ func (a *Admission) rejectBy(l *policy.Limit, retryAfter time.Duration) {
 	r.Policies = append(r.Policies, l.Policy)
 }
 
-// applyError finds the outcome of a request without a decision. If its context has ended,
-// the request is abandoned. If the store failed and no fallback decided, the request is admitted
-// only if all of its limits fail open.
+// applyError finds the outcome of a request that has no decision. If the request's context has
+// ended, the request is abandoned. If the store failed and no fallback decided, the request is
+// admitted only if all of its limits fail open.
 func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error) {
 	v, ctx := &a.evaluation, a.call.Context
 	a.noteHolds(v.Charges, v.Limits)
@@ -355,12 +360,12 @@ func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error
 	return a.observeUndecided(FailedOpen, 0, penstock.FromOpen, latency, err), nil
 }
 
-// closedRetry is how soon a client should retry while the store gives no answer.
-const closedRetry = time.Second
+// closedRetryAfter is how soon a client should retry while the store gives no answer.
+const closedRetryAfter = time.Second
 
 // rejectClosed rejects a request because a limit fails closed.
 func (a *Admission) rejectClosed(l *policy.Limit) {
-	a.rejection = Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetry}
+	a.rejection = Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetryAfter}
 }
 
 // prepare makes the Admission ready for its request to be served.
@@ -369,7 +374,7 @@ func (a *Admission) prepare() {
 		a.canSettle = a.canSettle || a.grants[i].limit.Adjustable
 	}
 	if a.request.RenewsHolds {
-		a.renewal.stop() // wait has started it
+		a.renewal.stop() // the method wait may have started it
 	} else {
 		a.renewHolds()
 	}
@@ -399,6 +404,8 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 	return a.emit()
 }
 
+// emit reports a.event to the observer, unless the request is a peek. It returns the event's
+// outcome.
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
 	a.event.Context = a.call.Context

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// forged are attributes with a forged token. Rejected tokens are cached and cost no second
-// signature check, so each user has a token of its own.
+// forged has attributes with a forged token. Each request has a token of its own, because rules
+// with before_auth are decided separately only if a signature must be checked, and checks are
+// cached.
 type forged struct{ attributes }
 
 func (f forged) Lookup(kind policy.Kind, name string) []string {
@@ -37,7 +38,7 @@ rules:
 		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: isPeek})
 		if err != nil {
-			t.Errorf("%s: %v; want no error", path, err)
+			t.Errorf("the request for %s has the error %v; want none", path, err)
 		}
 		return a, outcome
 	}
@@ -55,13 +56,13 @@ rules:
 			got = append(got, s.Limit.Policy)
 		}
 		if _, isLimited := a.Decision(); !outcome.IsAdmitted() || isLimited != (visible != nil) || !slices.Equal(got, visible) {
-			t.Errorf("%s: %v, with a decision: %t, on %v; want %v", path, outcome, isLimited, got, visible)
+			t.Errorf("the request for %s is %v, has a decision: %t, and its visible limits are %v; want it admitted, with the visible limits %v, and a decision only if there are some", path, outcome, isLimited, got, visible)
 		}
 		a.Done(admission.Result{})
 	}
 	a, outcome := admit("/api", false)
 	if why := a.Rejection(); outcome != admission.Denied || why.Rule != "flood" || why.RetryAfter <= 0 || a.Strictest().Rule.Name != "flood" {
-		t.Errorf("a third request: %v, %+v; want denied by flood", outcome, why)
+		t.Errorf("a third request is %v with the rejection %+v; want denied by the rule \"flood\", with a RetryAfter", outcome, why)
 	}
 	a.Done(admission.Result{})
 	if got := len(seen.take()); got != 3 {

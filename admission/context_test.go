@@ -12,22 +12,22 @@ import (
 
 type requestKey struct{}
 
-// Every event has the context of its request. So do the events of shadows, and of requests that are
-// not decided, such as the third one here: its rule does not exist.
+// Every event has the context of its request, also the events of shadows and of malformed requests.
+// The third request here is malformed, because its rule does not exist.
 func TestEventsHaveTheContextOfTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `
 rules:
   - {name: a, match: {path: /a}, per: global, limits: [{name: x, rate: 1/h}, {name: y, rate: 1/h, shadow: true}]}
 `)
 	var mu sync.Mutex
-	seen := make(map[string]int)
+	eventsByOutcome := make(map[string]int)
 	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if id, _ := e.Context.Value(requestKey{}).(string); id == "r1" {
-			seen[e.Outcome.String()]++
+			eventsByOutcome[e.Outcome.String()]++
 		} else {
-			t.Errorf("an event with outcome %s has the context of request %q; want r1", e.Outcome, id)
+			t.Errorf("an event with outcome %s has the context of request %q; want \"r1\"", e.Outcome, id)
 		}
 	}})
 	if err != nil {
@@ -39,8 +39,8 @@ rules:
 		a.Done(admission.Result{})
 	}
 	for _, outcome := range []string{"allowed", "denied", "shadow_allowed", "shadow_denied", "malformed"} {
-		if seen[outcome] != 1 {
-			t.Errorf("%d events with outcome %s; want 1 (%v)", seen[outcome], outcome, seen)
+		if n := eventsByOutcome[outcome]; n != 1 {
+			t.Errorf("%d events have the outcome %s; want 1. All events: %v", n, outcome, eventsByOutcome)
 		}
 	}
 }

@@ -12,16 +12,16 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A further message of a stream is charged, and needs no slot: its stream has one.
+// A further message of a stream is charged, but takes no slot, because its stream has one already.
 func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	rules := rulesOf(t, `rules: [
 		{name: calls, per: global, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 3/hour}]},
 		{name: seen, always: true, shadow: true, per: global, limits: [{name: slots, in_flight: 1}]}]`)
 	store := memstore.New(memstore.Options{})
-	shadows := 0
+	decidedShadows := 0
 	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied {
-			shadows++
+			decidedShadows++
 		}
 	}})
 	if err != nil {
@@ -39,20 +39,20 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		t.Fatalf("the stream is %v; want allowed", outcome)
 	}
 	if a, outcome := admit(false); outcome != admission.Denied {
-		t.Errorf("a second stream: %v; want denied, because no slot is free", outcome)
+		t.Errorf("a second stream is %v; want denied, because no slot is free", outcome)
 	} else {
 		a.Done(admission.Result{})
 	}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied} {
 		a, outcome := admit(true)
 		if outcome != want {
-			t.Errorf("message %d of the stream: %v; want %v", i, outcome, want)
+			t.Errorf("message %d of the stream is %v; want %v", i, outcome, want)
 		}
 		a.Done(admission.Result{})
 	}
 	stream.Done(admission.Result{})
-	if shadows != 2 {
-		t.Errorf("%d shadows were decided; want 2, those of the two streams", shadows)
+	if decidedShadows != 2 {
+		t.Errorf("%d shadows were decided; want 2, those of the two streams", decidedShadows)
 	}
 }
 
@@ -66,18 +66,19 @@ func TestRequestsHaveAPatienceOfTheirOwn(t *testing.T) {
 		}
 		start := time.Now()
 		for i, want := range []struct {
-			patience, after time.Duration
-			outcome         admission.Outcome
+			patience time.Duration
+			after    time.Duration // the time from the start of the test to the decision
+			outcome  admission.Outcome
 		}{
-			{0, 0, admission.Allowed},
-			{0, 0, admission.Denied},
-			{time.Second, time.Second, admission.Allowed},
-			{time.Second / 2, time.Second, admission.Denied},
-			{penstock.Never, 2 * time.Second, admission.Allowed},
+			{patience: 0, after: 0, outcome: admission.Allowed},
+			{patience: 0, after: 0, outcome: admission.Denied},
+			{patience: time.Second, after: time.Second, outcome: admission.Allowed},
+			{patience: time.Second / 2, after: time.Second, outcome: admission.Denied},
+			{patience: penstock.Never, after: 2 * time.Second, outcome: admission.Allowed},
 		} {
 			a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, Patience: want.patience})
-			if took := time.Since(start); outcome != want.outcome || took != want.after || err != nil {
-				t.Errorf("request %d: %v after %v, %v; want %v after %v", i, outcome, took, err, want.outcome, want.after)
+			if after := time.Since(start); outcome != want.outcome || after != want.after || err != nil {
+				t.Errorf("request %d is %v after %v, error %v; want %v after %v, and no error", i, outcome, after, err, want.outcome, want.after)
 			}
 			a.Done(admission.Result{})
 		}

@@ -14,12 +14,13 @@ import (
 
 // Options configure a Controller. The zero value is useful.
 type Options struct {
-	// HasFallback means that the store itself also decides while its server gives no answer: it has
-	// guard.Standard or guard.Fallback in it, under any number of decorators. Set it for a memstore
-	// too, which fails only when it is full: a local limit is then closed to new keys.
+	// HasFallback means that the store also decides while its server gives no answer, because it
+	// contains guard.Standard or guard.Fallback. Set it for a memstore too, which fails only when it
+	// is full. Then limits with on_failure local deny new keys.
 	//
-	// Default: New puts a guard.Fallback around the store, so that each limit fails as its rule says.
-	// Instances are not counted then, so each enforces the whole of a local limit.
+	// Default: New puts a guard.Fallback around the store, so that each limit fails as its on_failure
+	// says. This fallback does not count instances, so each instance enforces the whole of a local
+	// limit.
 	HasFallback bool
 
 	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
@@ -35,13 +36,13 @@ type Options struct {
 	TokenRejected func(*policy.TokenError)
 
 	// Now is a clock in place of the wall clock, for tests, replay and simulation. It must be the
-	// store's Options.Now. With it, Done returns only when all corrections are made. Default: the wall
-	// clock.
+	// store's Options.Now. If Now is set, Done returns only when all corrections are made. Default:
+	// the wall clock.
 	Now func() time.Time
 
-	// BeforeWait is called with the attributes of each request that has to wait, if it has any. It
-	// runs during the wait. An HTTP transport reads the body there: net/http notices that a client has
-	// left only after the body is read. Default: none.
+	// BeforeWait is called with the attributes of each request that has to wait, while the request
+	// waits. It is not called for requests without attributes. An HTTP transport reads the body there:
+	// net/http notices that a client has left only after the body is read. Default: none.
 	BeforeWait func(policy.Attributes)
 }
 
@@ -53,10 +54,10 @@ type Controller struct {
 	options Options
 	now     func() time.Time
 
-	waiting         atomic.Int64 // requests that wait
-	refundsInFlight atomic.Int64 // rejected requests whose charges are being returned
+	waiting         atomic.Int64 // how many requests wait
+	refundsInFlight atomic.Int64 // how many rejected requests have charges that are being returned
 	scratches       sync.Pool    // of *scratch
-	identities      *identities  // the known ones; kept across reloads
+	identities      *identities  // those that are known; kept across reloads of the rules
 }
 
 // New makes a Controller that counts in the store. It calls rules for each request, so rules must
@@ -97,49 +98,51 @@ func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 
 // A Request is a request that a transport wants to admit.
 type Request struct {
-	// Attributes describe the request. Admit does not use them after it has returned. They are needed
-	// unless Named or Direct is set.
+	// Attributes describe the request. They must be set unless Named or Direct is set. Admit does not
+	// use them after it has returned.
 	Attributes policy.Attributes
 
 	// Named calls one rule by its name, in place of Attributes. The request never waits. If the rule
 	// cannot be called in this way, the outcome is Malformed.
 	Named *policy.NamedCall
 
-	// Direct has the charges, in place of Attributes. Only they are decided. If they are invalid,
-	// the outcome is Malformed.
+	// Direct has the charges of the request and their limits, in place of Attributes. No rule is
+	// evaluated. If they are invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
-	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges.
-	// Charges of mode Force are granted even beyond their limits. The outcome is then Denied, and what
-	// was charged stays charged. It is not called if no counter was charged. Default: a decision that
-	// grants all charges denies nothing.
+	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. It is for
+	// charges of mode Force, which are granted even beyond their limits. If IsOver returns true, the
+	// outcome is Denied, and the charges stay. It is not called if no counter was charged. Default: a
+	// request whose charges were granted is admitted.
 	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
-	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same
-	// charges is admitted for OnceFor, and charges nothing. The request never waits. It may have at
-	// most 63 charges. A repeat is charged again in three cases: the store gave no answer to one of
-	// the two requests, the store has lost its data, or an error interrupted a batch over several
-	// servers of a Cluster. Rules with before_auth, new_identities and shadows count repeats. Default:
-	// none.
+	// ID makes repeats of the request free. After the request is granted, a request with the same ID
+	// and the same charges is admitted and charges nothing, for the time OnceFor. A request with an ID
+	// never waits, and may have at most 63 charges. A repeat is charged again in three cases: the
+	// store gave no answer to one of the two requests, the store has lost its data, or an error
+	// interrupted a batch over several servers of a Cluster. Rules with before_auth, new_identities
+	// and shadows count repeats too. Default: none.
 	ID string
 
 	// Holder holds the slots that the request takes. A request with the same Holder renews them, and
 	// takes no others. Default: a random one.
 	Holder string
 
-	// CheckLimits is called with the enforced limits that apply, before anything is charged. An error
-	// says why the transport cannot enforce them, and what to do. The outcome is Malformed then. It
-	// must not keep the slice. Default: the transport enforces all limits.
+	// CheckLimits is called with the enforced limits that apply, before anything is charged. It must
+	// not keep the slice. If it returns an error, the outcome is Malformed. The error says why the
+	// transport cannot enforce the limits, and what to do. Default: the transport can enforce all
+	// limits.
 	CheckLimits func([]*policy.Limit) error
 
-	// Rules decide the request. Set them if the transport has already used rules, such as for the
-	// path. Default: those in force.
+	// Rules decide the request. Set them if the transport has already used certain rules for this
+	// request, such as for its path. Default: the rules in force.
 	Rules *policy.Rules
 
-	// MaxWaiting is how many requests may wait at once. Those beyond it are denied. Default: 1,000.
+	// MaxWaiting is how many requests of the Controller may wait at the same time. If that many wait,
+	// this request is denied instead of waiting. Default: 1,000.
 	MaxWaiting int
 
-	// Peek returns what would be decided now. Nothing is charged or observed. Nothing waits: a
+	// Peek means that Admit only reports what would be decided now. Nothing is charged or observed. A
 	// request that would have to wait is denied.
 	Peek bool
 
@@ -147,16 +150,16 @@ type Request struct {
 	// such as another message of its stream. It takes no slots, because the first part holds them.
 	IsContinued bool
 
-	// Patience is how long the request may wait for its turn, at limits that can let requests wait.
-	// Default: as the limits say.
+	// Patience is the longest time that the request may wait for its turn. Limits that cannot let
+	// requests wait ignore it. Default: each limit's max_wait.
 	Patience time.Duration
 
-	// RenewsHolds means that the caller renews holds, by Admission.Renew. By default they are
-	// renewed in the background until Done.
+	// RenewsHolds means that the caller renews the request's slots, by Admission.Renew. By default
+	// they are renewed in the background until Done.
 	RenewsHolds bool
 
-	// Into is memory for the Admission. It must be zero, and must not be used for another request:
-	// guards may use the context in it after Done. Default: new memory.
+	// Into is memory for the Admission. It must be a zero Admission. Do not use it for a second
+	// request: guards may use the context in it even after Done. Default: new memory.
 	Into *Admission
 }
 
@@ -164,15 +167,16 @@ const defaultMaxWaiting = 1000 // requests
 
 // Admit decides a request. If the request has to wait, Admit waits, until ctx ends.
 //
-// The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. The error
-// is nil unless the outcome is Malformed (it wraps penstock.ErrInvalid, and contains nothing that
-// the client sent) or Abandoned (it is the cause of ctx).
+// The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
+// outcome is Malformed, the error wraps penstock.ErrInvalid, and contains nothing that the client
+// sent. If the outcome is Abandoned, the error is the cause of ctx. Otherwise the error is nil.
 func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome, error) {
 	a := c.begin(ctx, r)
 	outcome, err := a.admit()
 	return a, a.end(outcome), err
 }
 
+// begin returns an Admission for a request that is not decided yet.
 func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	a := r.Into
 	if a == nil {
@@ -189,7 +193,7 @@ func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	return a
 }
 
-// end makes the Admission ready for Done, or for the request to be served. It returns the outcome.
+// end makes the Admission of a decided request ready for its caller. It returns the outcome.
 func (a *Admission) end(outcome Outcome) Outcome {
 	a.isRejected = !outcome.IsAdmitted()
 	if !a.isRejected {

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// directCall makes a call with one charge for each of the counts, which are limits per hour.
-// onFailure is their failure mode.
+// directCall makes a call with one charge for each of the counts. A count is the limit of units per
+// hour. The limits are named a, b and so on, and have this failure mode.
 func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *policy.DirectCall {
 	t.Helper()
 	rule := &policy.Rule{Name: "direct"}
@@ -46,18 +46,19 @@ func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied, admission.Denied} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
 		if outcome != want || err != nil {
-			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
-		if d, ok := a.Decision(); !ok || d.Status(0).Remaining != max(4-int64(i), 3) {
-			t.Errorf("after call %d, limit a has %d left, %t; want %d: a denial charges nothing", i, d.Status(0).Remaining, ok, max(4-i, 3))
+		left := max(4-int64(i), 3) // only two calls charge, because a denial charges nothing
+		if d, isLimited := a.Decision(); !isLimited || d.Status(0).Remaining != left {
+			t.Errorf("after call %d, limit a has %d left, and there is a decision: %t; want %d left, and true", i, d.Status(0).Remaining, isLimited, left)
 		}
 		if want == admission.Denied && (len(a.Rejection().Policies) != 1 || a.Rejection().Policies[0] != "direct.b") {
-			t.Errorf("call %d is denied by %v; want direct.b", i, a.Rejection().Policies)
+			t.Errorf("call %d is denied by %v; want only \"direct.b\"", i, a.Rejection().Policies)
 		}
 		a.Done(admission.Result{})
 	}
 	if len(events) != 4 || events[3].Rule != "direct" || events[3].Limit != "b" || events[3].Outcome != admission.Denied {
-		t.Errorf("the events are %+v; want four, the last a denial by limit b of rule direct", events)
+		t.Errorf("the events are %+v; want four, of which the last is a denial by limit b of rule direct", events)
 	}
 }
 
@@ -71,10 +72,12 @@ func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
 	withoutLimits.Limits = nil
 	negative.Charges[0].Cost = -1
 	withoutRule.Limits[0].Rule = nil
-	for name, call := range map[string]*policy.DirectCall{"empty": {}, "without limits": withoutLimits, "negative cost": negative, "without a rule": withoutRule} {
+	for mistake, call := range map[string]*policy.DirectCall{
+		"no charges": {}, "no limits": withoutLimits, "a negative cost": negative, "no rule": withoutRule,
+	} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
 		if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
-			t.Errorf("%s: %v, %v; want malformed with a reason", name, outcome, err)
+			t.Errorf("a call with %s is %v, error %v; want malformed, an error that wraps ErrInvalid, and a Detail", mistake, outcome, err)
 		}
 		a.Done(admission.Result{})
 	}
@@ -94,7 +97,7 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 		}
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: directCall(t, onFailure, 5)})
 		if outcome != want || err != nil {
-			t.Errorf("%v: %v, %v; want %v", onFailure, outcome, err, want)
+			t.Errorf("a call with limits that fail %v is %v, error %v; want %v, and no error", onFailure, outcome, err, want)
 		}
 		a.Done(admission.Result{})
 	}
@@ -116,41 +119,43 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call, shadow := directCall(t, guard.FailClosed, 1), directCall(t, guard.FailClosed, 9, 2)
-	call.Shadows = []policy.Shadow{{Charges: shadow.Charges[1:], Limits: shadow.Limits[1:]}}
+	call := directCall(t, guard.FailClosed, 1)
+	other := directCall(t, guard.FailClosed, 9, 2) // its second limit has another name than that of call
+	call.Shadows = []policy.Shadow{{Charges: other.Charges[1:], Limits: other.Limits[1:]}}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied, admission.Denied} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
 		if outcome != want || err != nil {
-			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
-		if d, ok := a.ShadowDecision(0); !ok || d.Allowed != (i < 2) {
-			t.Errorf("the shadow of call %d is %v, %t; want it allowed twice, also for a denied request", i, d, ok)
+		isShadowAllowed := i < 2 // its limit is 2
+		if d, isDecided := a.ShadowDecision(0); !isDecided || d.Allowed != isShadowAllowed {
+			t.Errorf("the decision of the shadow of call %d is %v, and it is decided: %t; want it allowed: %t, and true", i, d, isDecided, isShadowAllowed)
 		}
-		if _, ok := a.ShadowDecision(1); ok {
+		if _, isDecided := a.ShadowDecision(1); isDecided {
 			t.Error("ShadowDecision(1) of a call with one shadow returned a decision; want none")
 		}
 		a.Done(admission.Result{})
-		if _, ok := a.ShadowDecision(0); ok {
+		if _, isDecided := a.ShadowDecision(0); isDecided {
 			t.Error("ShadowDecision after Done returned a decision; want none")
 		}
 	}
 	call.Charges, call.Limits = nil, nil
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
-	if d, ok := a.ShadowDecision(0); outcome != admission.Unlimited || err != nil || !ok || d.Allowed {
-		t.Errorf("with shadows only it is %v, %v, the shadow %v, %t; want unlimited, and a denied shadow", outcome, err, d, ok)
+	if d, isDecided := a.ShadowDecision(0); outcome != admission.Unlimited || err != nil || !isDecided || d.Allowed {
+		t.Errorf("a call with only shadows is %v, error %v, its shadow's decision is %v, and that is decided: %t; want unlimited, no error, a denied shadow, and true", outcome, err, d, isDecided)
 	}
 	a.Done(admission.Result{})
 	call.Shadows[0].Limits = nil
 	a, outcome, _ = c.Admit(context.Background(), admission.Request{Direct: call})
 	if a.Done(admission.Result{}); outcome != admission.Malformed {
-		t.Errorf("a shadow without limits is %v; want malformed", outcome)
+		t.Errorf("a call whose shadow has no limits is %v; want malformed", outcome)
 	}
 	if outcomes[admission.ShadowAllowed] != 2 || outcomes[admission.ShadowDenied] != 2 || outcomes[admission.Denied] != 2 {
-		t.Errorf("the events are %v; want two shadows allowed, two denied, and two requests denied", outcomes)
+		t.Errorf("the numbers of events by outcome are %v; want 2 of shadow_allowed, 2 of shadow_denied, and 2 of denied", outcomes)
 	}
 }
 
-// A transport may deny by the state of charges that are made in any case.
+// IsOver may deny a request whose charges of mode Force are granted.
 func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
@@ -173,12 +178,12 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
 		if a.Done(admission.Result{}); outcome != want || err != nil || len(outcomes) != i+1 || outcomes[i] != want {
-			t.Errorf("call %d is %v, %v, the events are %v; want %v", i, outcome, err, outcomes, want)
+			t.Errorf("call %d is %v, error %v, and the outcomes of the events are %v; want %v, no error, and one event for each call", i, outcome, err, outcomes, want)
 		}
 	}
 	call = &policy.DirectCall{Shadows: []policy.Shadow{{Charges: call.Charges, Limits: call.Limits}}}
 	a, outcome, _ := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
 	if a.Done(admission.Result{}); outcome != admission.Unlimited || len(outcomes) != 4 || !slices.Contains(outcomes, admission.ShadowDenied) {
-		t.Errorf("with a shadow it is %v, the events are %v; want a shadow that denies", outcome, outcomes)
+		t.Errorf("a call with only a shadow is %v, and the outcomes of the events are %v; want unlimited, and a fourth event, shadow_denied", outcome, outcomes)
 	}
 }

@@ -1,4 +1,4 @@
-// Package admission decides requests by a policy, whatever protocol they come in.
+// Package admission decides requests of any protocol by a policy.
 //
 // A transport describes a request by its attributes and calls [Controller.Admit]. Admit evaluates
 // the rules, calls the store, waits if a limit lets requests wait, and emits one event. The

@@ -22,14 +22,14 @@ func TestSecondDoneChangesNothing(t *testing.T) {
 	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/other")})
 	first.Done(admission.Result{})
 	first.Done(admission.Result{})
-	// If the second Done had released the memory again, these two would share it.
+	// If the second Done had released the memory too, these two requests would share it.
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
 	b, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/b")})
 	if a.Strictest().Rule.Name != "a" || b.Strictest().Rule.Name != "b" {
-		t.Errorf("the limits are of rules %s and %s; want a and b", a.Strictest().Rule.Name, b.Strictest().Rule.Name)
+		t.Errorf("the limits of the two requests are of the rules %q and %q; want \"a\" and \"b\"", a.Strictest().Rule.Name, b.Strictest().Rule.Name)
 	}
 	if first.Strictest() != nil {
-		t.Error("Strictest of a request without limits is not nil; want nil")
+		t.Error("Strictest of a request without limits returned a limit; want nil")
 	}
 }
 
@@ -38,7 +38,7 @@ func TestCostsAreBounded(t *testing.T) {
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
 	for cost, isValid := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
 		if err := a.Settle(cost); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("Settle(%d) returned %v; want success: %v, or else an ErrInvalid", cost, err, isValid)
+			t.Errorf("Settle(%d) returned %v; want no error: %t, otherwise one that wraps ErrInvalid", cost, err, isValid)
 		}
 	}
 }
@@ -49,7 +49,7 @@ func TestPeekReportsWhetherLimitsApply(t *testing.T) {
 	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {
 		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf(path), Peek: true})
 		if _, isLimited := a.Decision(); outcome != want || isLimited != (want != admission.Unlimited) {
-			t.Errorf("%s: %v, with a decision: %t; want %v", path, outcome, isLimited, want)
+			t.Errorf("a peek for %s is %v, and has a decision: %t; want %v, and a decision unless that is unlimited", path, outcome, isLimited, want)
 		}
 		a.Done(admission.Result{})
 	}

@@ -10,30 +10,31 @@ import (
 // An Event describes the decision about one request, or about one of its shadows. An observer must
 // not keep it, nor anything that it points to, because the memory is reused.
 type Event struct {
-	// Rule, Limit (its name within the rule), Algorithm and Key are those of the limit that mattered
-	// most: the one that denies for longest, or has the least left. They are empty if no limit
+	// Rule, Limit, Algorithm and Key describe the limit that mattered most: the one that denies for
+	// longest, or has the least left. Limit is its name within the rule. They are empty if no limit
 	// applied. A Key may be a secret: it is the identity as the request named it.
 	Rule, Limit, Algorithm, Key string
 
-	// Context is that of the request, for observers that read its values, such as the span of a trace.
-	// It may be nil in events of transports that are not part of this module.
+	// Context is the context of the request, for observers that read its values, such as the span of a
+	// trace. It may be nil in events of transports that are not part of this module.
 	Context context.Context
 
 	Outcome Outcome
 
-	// Source is who decided. With FromFallback, this process decided alone. If Err is set
-	// and Source is FromStore, there was no decision.
+	// Source is who decided. FromFallback means that this process decided alone. If Err is set and
+	// Source is FromStore, there was no decision.
 	Source penstock.Source
 
-	// Decision answers Charges, in their order. It is nil if there is none. If the outcome is
-	// DeniedNewIdentity, Charges has the charge that this process denied.
+	// Decision is the decision about Charges, in their order. It is nil if nothing was decided by the
+	// store or a guard. If the outcome is DeniedNewIdentity, Charges has the charge that this process
+	// denied.
 	Decision *penstock.Decision
 	Charges  []penstock.Charge
 
 	Latency time.Duration // of the decision, without the wait that follows it
 
-	// Err is why the store gave no answer. A store that has its own fallback reports that itself, as
-	// to guard.Options.OnStoreError.
+	// Err is why the store gave no answer. It is nil for the errors that a fallback within the store
+	// has handled: such a store reports them itself, as by guard.Options.OnStoreError.
 	Err error
 }
 
@@ -41,26 +42,26 @@ type Event struct {
 type Outcome uint8
 
 const (
-	Allowed           Outcome = iota // within all limits
-	Denied                           // over a limit
+	Allowed           Outcome = iota // admitted: within all limits
+	Denied                           // rejected: over a limit
 	FailedOpen                       // admitted and not counted: the store gave no answer
 	FailedClosed                     // rejected: the store gave no answer
 	Unlimited                        // admitted: no limit applies; Event.Rule is empty
 	Exempt                           // admitted: on the allow list; Event.Rule is empty
 	Refused                          // rejected: on the deny list, or a peer that is not trusted; Event.Rule is empty
 	Malformed                        // rejected: servers could read it in different ways, or it names a rule that cannot be called by name; Event.Rule is empty
-	Abandoned                        // its context ended before it was decided, or while it waited
-	DeniedNewIdentity                // its address sent too many new identities to this process
+	Abandoned                        // not served: its context ended before it was decided, or while it waited
+	DeniedNewIdentity                // rejected: its address sent too many new identities to this process
 	ShadowAllowed                    // a shadow would allow the request; in events only
 	ShadowDenied                     // a shadow would deny the request; in events only
-	outcomes                         // how many there are
+	outcomeCount                     // how many outcomes there are
 )
 
-var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed",
+var outcomeNames = [outcomeCount]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed",
 	"abandoned", "denied_new_identity", "shadow_allowed", "shadow_denied"}
 
 func (o Outcome) String() string {
-	if o >= outcomes {
+	if o >= outcomeCount {
 		return "unknown"
 	}
 	return outcomeNames[o]
@@ -77,7 +78,7 @@ func (o Outcome) IsAdmitted() bool {
 
 // Outcomes returns all outcomes.
 func Outcomes() []Outcome {
-	all := make([]Outcome, outcomes)
+	all := make([]Outcome, outcomeCount)
 	for i := range all {
 		all[i] = Outcome(i)
 	}

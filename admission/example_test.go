@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"net/netip"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -31,7 +32,7 @@ func ExampleController_Admit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := memstore.New(memstore.Options{}) // over Redis, all workers share the limits
+	store := memstore.New(memstore.Options{}) // with a store in Redis, all workers share the limits
 	controller, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{
 		HasFallback: true,
 		Observe:     func(e *admission.Event) { fmt.Println(e.Rule, e.Limit, e.Key, e.Outcome) },
@@ -45,9 +46,9 @@ func ExampleController_Admit() {
 		case err != nil:
 			log.Print(err)
 		case outcome.IsAdmitted():
-			// The job is done here.
+			// The worker would do the job here.
 		default:
-			fmt.Println("try again in", a.Rejection().RetryAfter.Round(1e9))
+			fmt.Println("try again in", a.Rejection().RetryAfter.Round(time.Second))
 		}
 		a.Done(admission.Result{})
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// withFallback returns a store that also decides while store gives no answer.
+// withFallback returns a Store around store that also decides while store gives no answer.
 func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 	if c.options.HasFallback {
 		return c.addLastResort(store)
@@ -20,11 +20,11 @@ func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings}), recordErrors)
 }
 
-// addLastResort returns a store that also decides if the fallback in store fails. Then limits
-// that fail open admit the request, up to their ceiling. All other limits reject it.
+// addLastResort returns a Store around store that also decides if the fallback within store fails.
+// Then limits that fail open admit the request, up to their ceiling. All other limits reject it.
 //
-// A guard.Fallback around the store would also count each grant of the store. That is not needed
-// here, and would make decisions in memory a tenth slower.
+// A guard.Fallback around store would count each grant of store too. That is not needed here, and
+// would make decisions in memory a tenth slower.
 func (c *Controller) addLastResort(store penstock.Store) penstock.Store {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
@@ -53,6 +53,7 @@ func (s *withLastResort) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 }
 
+// settingsWithoutLocal returns the settings of a limit, with on_failure closed in place of local.
 func (c *Controller) settingsWithoutLocal(plan *penstock.Plan) guard.Settings {
 	s := c.options.Settings(plan)
 	if s.OnFailure == guard.FailLocal {
@@ -109,8 +110,8 @@ func (r errorRecorder) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 }
 
-// isWithoutStore tells whether a decision was made without an answer of the store, which may have
-// been called and may have charged.
+// isWithoutStore tells whether a decision from the source was made without an answer of the store.
+// The store may have made the charges anyway.
 func isWithoutStore(s penstock.Source) bool {
 	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
 }
@@ -118,7 +119,11 @@ func isWithoutStore(s penstock.Source) bool {
 // isNotCounted tells whether a charge of the limit was not counted anywhere, in a decision from the
 // source.
 func isNotCounted(l *policy.Limit, s penstock.Source) bool {
-	return s == penstock.FromOpen || s == penstock.FromFallback && failsOpen(l) && l.Guard.Ceiling == (penstock.Limit{})
+	if s == penstock.FromOpen {
+		return true
+	}
+	hasCeiling := l.Guard.Ceiling != penstock.Limit{}
+	return s == penstock.FromFallback && failsOpen(l) && !hasCeiling
 }
 
 func failsOpen(l *policy.Limit) bool { return l.Guard.OnFailure == guard.FailOpen }

@@ -18,9 +18,9 @@ type Grant struct {
 	RefundableUntil time.Time
 }
 
-// TakeGrants returns what enforced limits were charged in the store. Then the caller must correct
-// these charges, and Done does not. What this process alone has counted, while the store
-// gave no answer, is not included, except slots. TakeGrants must be called before Done.
+// TakeGrants returns the charges of enforced limits that the store has made. From then on the
+// caller corrects these charges: Done does not. If the store gave no answer and this process has
+// counted alone, only slots are returned. TakeGrants must be called before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
 	if !a.isLimited || a.isRejected || a.request.Peek {
 		return nil

@@ -16,7 +16,7 @@ import (
 const grantRules = `
 rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day, on_status: 401}, {in_flight: 2, ttl: 1m}]}]`
 
-// grantController decides by grantRules, and fails over to this process.
+// grantController makes a Controller for grantRules, with a local fallback.
 func grantController(t *testing.T, store penstock.Store) *admission.Controller {
 	t.Helper()
 	rules := rulesOf(t, grantRules)
@@ -28,31 +28,31 @@ func grantController(t *testing.T, store penstock.Store) *admission.Controller {
 	return c
 }
 
-// named calls the rule of grantRules.
-func named(key string, cost int64) *policy.NamedCall {
+// namedCall returns a call of the rule of grantRules.
+func namedCall(key string, cost int64) *policy.NamedCall {
 	return &policy.NamedCall{Rule: "search", Key: key, Cost: cost, CanEnd: true}
 }
 
-func TestGrantsThatAreTakenStayAsTheyAre(t *testing.T) {
+func TestDoneDoesNotCorrectTakenGrants(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1), Holder: "me"})
+	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1), Holder: "me"})
 	if outcome != admission.Allowed || err != nil {
-		t.Fatalf("the request is %v, %v; want allowed", outcome, err)
+		t.Fatalf("the request is %v, error %v; want allowed, and no error", outcome, err)
 	}
 	grants := a.TakeGrants()
-	a.Done(admission.Result{Status: 200}) // it would refund the day, and return the slot
+	a.Done(admission.Result{Status: 200}) // without TakeGrants, it would refund the day and return the slot
 	if len(grants) != 2 || grants[0].Limit.Name != "day" || grants[1].Charge.Holder != "me" || !grants[1].RefundableUntil.IsZero() {
-		t.Fatalf("the grants are %+v; want those of the day, and of the slot of me", grants)
+		t.Fatalf("the grants are %+v; want one of the limit \"day\", and one of the slot of the holder \"me\"", grants)
 	}
 	if until := time.Until(grants[0].RefundableUntil); until < 7*time.Hour || until > 8*time.Hour {
-		t.Errorf("a third of a day can be refunded for %v; want 8 hours", until)
+		t.Errorf("one of 3 units per day can be refunded for %v; want 8 hours", until)
 	}
 	for i, left := range []int64{2, 1} {
 		peek := grants[i].Charge
 		peek.Mode, peek.Cost = penstock.Peek, 0
 		if d, err := store.Decide(context.Background(), []penstock.Charge{peek}); err != nil || d.Remaining() != left {
-			t.Errorf("%d of limit %s are left, %v; want %d", d.Remaining(), grants[i].Limit.Name, err, left)
+			t.Errorf("%d units of limit %s are left, error %v; want %d, and no error", d.Remaining(), grants[i].Limit.Name, err, left)
 		}
 	}
 }
@@ -61,33 +61,35 @@ func TestOnlySlotsAreTakenWithoutTheStore(t *testing.T) {
 	c := grantController(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	}))
-	a, outcome, _ := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1)})
+	a, outcome, _ := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1)})
 	if grants := a.TakeGrants(); outcome != admission.Allowed || len(grants) != 1 || grants[0].Limit.Name != "in-flight" {
-		t.Errorf("%v: the grants are %+v; want the slot only", outcome, grants)
+		t.Errorf("the request is %v with the grants %+v; want allowed, with only the slot", outcome, grants)
 	}
 	a.Done(admission.Result{})
 }
 
-// A refund may not cancel newer charges, so the grant of a repeat is as old as the first.
-func TestTheGrantOfARepeatIsAsOldAsTheFirst(t *testing.T) {
+// A repeat charges nothing. So its grants can be refunded only as long as those of the first
+// request.
+func TestTheGrantsOfARepeatAreAsOldAsThoseOfTheFirstRequest(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	c := onceController(t, memstore.New(memstore.Options{Now: func() time.Time { return now }}))
 	var until [2]time.Time
 	var names [2]string
 	for i := range until {
+		age := time.Duration(i) * 5 * time.Minute
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
-		if outcome != admission.Allowed || err != nil || a.Age() != time.Duration(i)*5*time.Minute {
-			t.Fatalf("call %d: %v, %v, age %v; want allowed, age %v", i, outcome, err, a.Age(), time.Duration(i)*5*time.Minute)
+		if outcome != admission.Allowed || err != nil || a.Age() != age {
+			t.Fatalf("call %d is %v, error %v, age %v; want allowed, no error, age %v", i, outcome, err, a.Age(), age)
 		}
 		until[i], names[i] = a.TakeGrants()[0].RefundableUntil, a.OnceName()
 		a.Done(admission.Result{})
 		now = now.Add(5 * time.Minute)
 	}
 	if d := until[0].Sub(until[1]); d < 4*time.Minute || d > 6*time.Minute {
-		t.Errorf("the repeat can be refunded until %v before the first; want 5 minutes", d)
+		t.Errorf("RefundableUntil of the repeat is %v earlier than that of the first request; want 5 minutes", d)
 	}
 	if names[0] != names[1] || len(names[0]) != 26 {
-		t.Errorf("the names of a request and its repeat are %q; want the same, with 26 characters", names)
+		t.Errorf("OnceName of a request and of its repeat are %q; want the same name of 26 characters", names)
 	}
 }
 
@@ -95,14 +97,14 @@ func TestCheckLimitsRunsBeforeAnythingIsCharged(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
 	reason := errors.New("this transport has no status")
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: named("user:1", 1), CheckLimits: func(limits []*policy.Limit) error {
+	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1), CheckLimits: func(limits []*policy.Limit) error {
 		if len(limits) != 2 {
-			t.Errorf("CheckLimits gets %d limits; want 2", len(limits))
+			t.Errorf("CheckLimits is called with %d limits; want 2", len(limits))
 		}
 		return reason
 	}})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail != reason.Error() {
-		t.Errorf("a request that CheckLimits rejects: %v, %v; want malformed, with the reason", outcome, err)
+		t.Errorf("a request that CheckLimits rejects is %v, error %v; want malformed, with the error of CheckLimits as its Detail", outcome, err)
 	}
 	a.Done(admission.Result{})
 	if n := store.Len(); n != 0 {

@@ -14,14 +14,14 @@ import (
 
 // The bounds of identities, in each process.
 const (
-	maxIdentities = 128 << 10 // identities in a generation; there are two
+	maxIdentities = 128 << 10 // identities in one of the two generations
 	maxAddresses  = 128 << 10 // addresses that have recently sent new identities
 )
 
 // identities bounds how many new identities an address may send to a rule.
 //
-// Known identities: it keeps at least the 131,072 admitted ones that were used last, and at most
-// twice as many, in up to 8 MB. An identity that it has dropped is new again.
+// Known identities: it keeps at least the 131,072 admitted identities that were used last, and at
+// most twice as many, in up to 8 MB. An identity that it has dropped is new again.
 //
 // Addresses: it counts new identities for up to 131,072 addresses, in up to 16 MB. New identities
 // of further addresses are denied. Known ones are still admitted.
@@ -33,7 +33,7 @@ type identities struct {
 	counts *memstore.Store // of new identities, by address
 
 	stripes    [64]identityStripe
-	youngCount atomic.Int64 // how many are young, in all stripes
+	youngCount atomic.Int64 // how many identities are young, in all stripes
 }
 
 // An identityStripe keeps the identities whose hashes end with the same bits, in two generations.
@@ -47,32 +47,34 @@ func newIdentities(now func() time.Time) *identities {
 	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
 }
 
-// admit tells whether an identity is known, or may be new now. If not, retryAfter is when to retry.
-func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+// admit tells whether an identity is known, or its address may send a new one now. If not,
+// retryAfter is the time after which the client should retry.
+func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryAfter time.Duration) {
 	var h maphash.Hash
 	h.SetSeed(s.seed)
 	h.WriteString(u.Limit.Group())
 	h.WriteByte(0)
 	h.WriteString(u.Key)
-	sum := h.Sum64()
-	stripe := &s.stripes[sum%uint64(len(s.stripes))]
+	hash := h.Sum64()
+	stripe := &s.stripes[hash%uint64(len(s.stripes))]
 	stripe.mu.Lock()
 	defer stripe.mu.Unlock()
 	for {
-		if _, ok := stripe.young[sum]; ok {
+		if _, isYoung := stripe.young[hash]; isYoung {
 			return true, 0
 		}
 		if s.youngCount.Add(1) <= maxIdentities {
 			break
 		}
 		s.youngCount.Add(-1)
-		// age locks all stripes, so this one must be unlocked. Meanwhile the identity may have moved.
+		// age locks all stripes, so this one must be unlocked. Other goroutines may change it
+		// meanwhile, so the loop begins again.
 		stripe.mu.Unlock()
 		s.age()
 		stripe.mu.Lock()
 	}
-	if _, ok := stripe.old[sum]; !ok {
-		if ok, retryAfter := s.count(u); !ok {
+	if _, isOld := stripe.old[hash]; !isOld {
+		if isAllowed, retryAfter := s.count(u); !isAllowed {
 			s.youngCount.Add(-1)
 			return false, retryAfter
 		}
@@ -80,25 +82,25 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	if stripe.young == nil {
 		stripe.young = make(map[uint64]struct{})
 	}
-	stripe.young[sum] = struct{}{}
+	stripe.young[hash] = struct{}{}
 	return true, 0
 }
 
-// count counts a new identity for its address. ok is false if the address may not send it; then
-// retryAfter is when to retry.
-func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+// count counts a new identity for its address. If the address may not send one now, retryAfter is
+// the time after which the client should retry.
+func (s *identities) count(u *policy.UncheckedIdentity) (isAllowed bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{chargeOf(u)}
 	d, err := s.counts.Decide(context.Background(), charge[:])
 	if err != nil { // the store is full: there are too many addresses
-		return false, fullRetry
+		return false, fullRetryAfter
 	}
 	return d.Allowed, d.RetryAfter()
 }
 
-// fullRetry is how soon a client should retry while too many addresses are counted.
-const fullRetry = time.Second
+// fullRetryAfter is how soon a client should retry if there are too many addresses to count.
+const fullRetryAfter = time.Second
 
-// chargeOf returns what a new identity charges its address.
+// chargeOf returns the charge of a new identity, under its address.
 func chargeOf(u *policy.UncheckedIdentity) penstock.Charge {
 	return penstock.Charge{Key: u.Address, Plan: u.Limit, Cost: 1}
 }
@@ -118,13 +120,13 @@ func (s *identities) age() {
 	s.youngCount.Store(0)
 }
 
-// admitsIdentities tells whether each of the request's identities is known, or may be new now.
-// If not, it rejects the request.
+// admitsIdentities tells whether each of the request's identities is known, or its address may send
+// a new one now. If not, it rejects the request.
 func (a *Admission) admitsIdentities() bool {
 	for i := range a.evaluation.Unchecked {
 		u := &a.evaluation.Unchecked[i]
-		ok, retryAfter := a.controller.identities.admit(u)
-		if ok {
+		isAdmitted, retryAfter := a.controller.identities.admit(u)
+		if isAdmitted {
 			continue
 		}
 		a.rejection = Rejection{Rule: u.Rule.Name, Policies: []string{u.Rule.Name + "." + u.Limit.Name()}, RetryAfter: retryAfter}

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Memory is bounded however many identities and addresses come. Identities in use stay known.
+// Memory is bounded, however many identities and addresses there are. Identities in use stay known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	s := newIdentities(nil)
@@ -24,7 +24,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	for i := range 5 * maxIdentities {
 		u.Key = strconv.Itoa(i)
 		if ok, _ := s.admit(u); !ok {
-			t.Fatalf("new identity %d is not admitted; want it admitted", i)
+			t.Fatalf("the new identity %d is denied; want it admitted", i)
 		}
 		if i%1000 == 0 {
 			u.Key = "in use"
@@ -34,12 +34,12 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	if young, old := countGenerations(s); young > maxIdentities || old != maxIdentities {
 		t.Errorf("%d young and %d old identities are known; want at most %d young and exactly %[3]d old", young, old, maxIdentities)
 	}
-	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
+	onePerHour, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
 	admitted := 0
-	u.Limit = once
+	u.Limit = onePerHour
 	for i := range 2 * maxAddresses {
 		u.Address, u.Key = "ip:"+strconv.Itoa(i), strconv.Itoa(i)
 		if ok, _ := s.admit(u); ok {
@@ -50,14 +50,15 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
-		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d", admitted, s.counts.Len(), maxAddresses)
+		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d each", admitted, s.counts.Len(), maxAddresses)
 	}
 	u.Limit, u.Key = limit, "in use"
 	if ok, _ := s.admit(u); !ok {
-		t.Error("an identity in use is not admitted; want it known, and so admitted")
+		t.Error("an identity in use is denied; want it admitted, because it is known")
 	}
 }
 
+// countGenerations returns how many identities of each generation are known.
 func countGenerations(s *identities) (young, old int) {
 	for i := range s.stripes {
 		young, old = young+len(s.stripes[i].young), old+len(s.stripes[i].old)
@@ -65,15 +66,16 @@ func countGenerations(s *identities) (young, old int) {
 	return young, old
 }
 
-// Concurrent requests are admitted exactly: an address gets no more new identities than it may,
-// each is counted once, and memory keeps its bound.
+// Even if requests come concurrently, an address can send only as many new identities as its limit
+// admits, each identity is counted once, and memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	s := newIdentities(nil)
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range int64(maxIdentities) - 250 { // so that a new generation begins during the race
+	// Room for 250 identities is left, so a new generation begins during the race.
+	for i := range int64(maxIdentities) - 250 {
 		stripe := &s.stripes[i%int64(len(s.stripes))]
 		if stripe.young == nil {
 			stripe.young = make(map[uint64]struct{})
@@ -94,11 +96,11 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	}
 	racers.Wait()
 	if n := admitted.Load(); n != 8*500 {
-		t.Errorf("%d identities were admitted; want 4000: each of 500 for each of 8 racers", n)
+		t.Errorf("%d calls were admitted; want 4000: each of 8 goroutines with the same 500 identities", n)
 	}
 	young, old := countGenerations(s)
 	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
-		t.Errorf("%d young, counted as %d, and %d old identities are known; want 250 to 500 young, counted exactly, and %d old", young, s.youngCount.Load(), old, maxIdentities)
+		t.Errorf("%d young and %d old identities are known, and youngCount is %d; want 250 to 500 young, %d old, and youngCount equal to the young", young, old, s.youngCount.Load(), maxIdentities)
 	}
 }
 
@@ -110,12 +112,12 @@ func BenchmarkKnownIdentity(b *testing.B) {
 	}
 	b.RunParallel(func(pb *testing.PB) {
 		for i := 0; pb.Next(); i++ {
-			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: known[i%len(known)]})
+			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: benchmarkKeys[i%len(benchmarkKeys)]})
 		}
 	})
 }
 
-var known = func() (keys [1024]string) {
+var benchmarkKeys = func() (keys [1024]string) {
 	for i := range keys {
 		keys[i] = "key:" + strconv.Itoa(i)
 	}

@@ -15,9 +15,10 @@ type Admittance struct {
 	Err       error
 }
 
-// AdmitMany decides requests that do not depend on each other. It does the same as Admit, but it
-// sends all of them to the store as one list. Requests that have shadows, an ID or patience, or
-// that only peek, are decided one after the other afterwards.
+// AdmitMany decides requests that do not depend on each other. For each of them it does the same as
+// Admit, but it sends all of them to the store as one list. Only requests with Direct can be
+// listed, and only if they have no shadows, no ID and no Patience, and are no Peek. The others are
+// decided one after the other, after the list.
 func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	memory := make([]many.Call, len(list))      // one allocation for all calls
 	calls := make([]*many.Call, 0, len(list))   // what is sent to the store
@@ -41,7 +42,8 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 			calls, listed = append(calls, &memory[i]), append(listed, item)
 		}
 	}
-	start, sent := c.now(), time.Now() // start is by the store's clock
+	start := c.now()   // by the store's clock
+	sent := time.Now() // for the latency, which is always real time
 	if len(calls) > 0 {
 		many.Decide(ctx, c.store, calls)
 	}

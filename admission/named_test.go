@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A NamedCall and a request of the same user share one counter.
-func TestRuleNameAndRequestShareTheCounter(t *testing.T) {
+// A NamedCall charges the rule that it names. The deny list does not apply to it.
+func TestNamedCallsAreDecidedByTheirRule(t *testing.T) {
 	rules := rulesOf(t, `
 deny: [{header X-User: eve}]
 rules:
@@ -29,19 +29,19 @@ rules:
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
 		a, outcome, err := c.Admit(ctx, admission.Request{Named: call})
 		if outcome != want || err != nil {
-			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
-		if d, ok := a.Decision(); !ok || d.Remaining() != 1 {
-			t.Errorf("after call %d, %d units remain; want 1", i, d.Remaining())
+		if d, isLimited := a.Decision(); !isLimited || d.Remaining() != 1 {
+			t.Errorf("after call %d, %d units remain, and there is a decision: %t; want 1, and true", i, d.Remaining(), isLimited)
 		}
 		a.Done(admission.Result{})
 	}
 	a, outcome, err := c.Admit(ctx, admission.Request{Named: &policy.NamedCall{Rule: "none"}})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
-		t.Errorf("a rule that does not exist: %v, %v; want malformed with a reason", outcome, err)
+		t.Errorf("a call of a rule that does not exist is %v, error %v; want malformed, an error that wraps ErrInvalid, and a Detail", outcome, err)
 	}
 	a.Done(admission.Result{})
 	if len(outcomes) != 3 {
-		t.Errorf("the events are %v; want one for each call", outcomes)
+		t.Errorf("the outcomes of the events are %v; want 3, one for each call", outcomes)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -12,23 +13,23 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// OnceFor is how long a repeat of a Request with an ID is free, at least.
+// OnceFor is the time for which repeats of a Request with an ID are free, at least.
 const OnceFor = 10 * time.Minute
 
 // MaxID is the length of the longest Request.ID, in bytes.
 const MaxID = 512
 
 var (
-	errTooManyCharges = errors.New("the request has so many limits that none can be added, as its id needs; send it without an id")
-	errLongID         = errors.New("the id of the request is longer than 512 bytes")
+	errTooManyCharges = errors.New("the request has as many charges as a batch may have, and its id needs one more; send it without an id")
+	errLongID         = fmt.Errorf("the id of the request is longer than %d bytes", MaxID)
 )
 
 // onceLimit is the limit of the charge that makes repeats of a request free. Clients do not see it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
-// addOnce adds a charge that only the first call with these charges and this ID can make. All are
-// one batch: the charge is made if and only if the others are.
-func (a *Admission) addOnce() error {
+// addOnceCharge adds a charge to the batch that only the first request with this ID and these
+// charges can make. So the whole batch of a repeat is denied.
+func (a *Admission) addOnceCharge() error {
 	v := &a.evaluation
 	switch {
 	case a.request.ID == "" || a.request.Peek || len(v.Charges) == 0:
@@ -47,17 +48,17 @@ func (a *Admission) addOnce() error {
 	if err != nil {
 		return err
 	}
-	a.hasOnce = true
+	a.hasOnceCharge = true
 	v.Charges = append(v.Charges, penstock.Charge{Key: v.Charges[0].Key, Plan: plan, Cost: 1})
 	v.Limits = append(v.Limits, onceLimit)
 	return nil
 }
 
-// digest is a name for an ID together with charges.
+// digest returns a name for an ID together with charges.
 func digest(id string, charges []penstock.Charge) string {
 	h := sha256.New()
 	write := func(text string) {
-		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text)))) // so that two texts are not read as one
 		h.Write([]byte(text))
 	}
 	write(id)
@@ -71,20 +72,22 @@ func digest(id string, charges []penstock.Charge) string {
 	return nameOf(h.Sum(nil))
 }
 
-// nameOf makes a name of 26 characters, 130 bits, of a hash.
-func nameOf(sum []byte) string {
-	return strings.ToLower(base32.StdEncoding.EncodeToString(sum))[:26]
+// nameOf makes a name of a hash. It keeps 130 bits: 26 characters of 5 bits.
+func nameOf(hash []byte) string {
+	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// endOnce removes the charge that addOnce has added, and its status from the decision. If the call
-// is a repeat of one that was granted, the decision becomes a grant of nothing.
-func (a *Admission) endOnce(d *penstock.Decision) {
+// removeOnceCharge removes the charge that addOnceCharge has added, and its status from the
+// decision. If the request repeats one that was granted, the decision becomes one that grants 0
+// units. d is nil if there is no decision.
+func (a *Admission) removeOnceCharge(d *penstock.Decision) {
 	v := &a.evaluation
 	last := len(v.Charges) - 1
 	if d != nil {
 		once := d.Status(last)
-		if a.isRepeat = once.RetryAfter > 0 && !isWithoutStore(d.Source); a.isRepeat {
-			a.age = OnceFor - once.RetryAfter // the unit returns when the period is over
+		a.isRepeat = once.RetryAfter > 0 && !isWithoutStore(d.Source)
+		if a.isRepeat {
+			a.age = OnceFor - once.RetryAfter // the first request's unit is refilled after OnceFor
 		}
 		statuses := make([]penstock.Status, last)
 		for i := range statuses {
@@ -99,7 +102,7 @@ func (a *Admission) endOnce(d *penstock.Decision) {
 	}
 	v.Charges[last] = penstock.Charge{}
 	v.Charges, v.Limits = v.Charges[:last], v.Limits[:last]
-	a.hasOnce = false
+	a.hasOnceCharge = false
 }
 
 // OnceName returns a name that the request shares with its repeats, and with no other request. It

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// onceController limits each user to 3 units a day in two limits.
+// onceController makes a Controller that limits each user to 3 units a day and 9 units a week.
 func onceController(t *testing.T, store penstock.Store) *admission.Controller {
 	t.Helper()
 	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day}, {name: week, rate: 9/week}]}]`)
@@ -32,24 +32,27 @@ func TestARepeatOfAGrantedRequestChargesNothing(t *testing.T) {
 		isRepeat  bool
 		remaining int64
 	}{
-		{"a", 2, admission.Allowed, false, 1},
-		{"a", 2, admission.Allowed, true, 1},
-		{"b", 2, admission.Denied, false, 1},
-		{"b", 2, admission.Denied, false, 1},  // a denial charged nothing, so its repeat is decided anew
-		{"a", 1, admission.Allowed, false, 0}, // other charges
-		{"a", 2, admission.Allowed, true, 0},
-		{"", 1, admission.Denied, false, 0},
+		{id: "a", cost: 2, want: admission.Allowed, isRepeat: false, remaining: 1},
+		{id: "a", cost: 2, want: admission.Allowed, isRepeat: true, remaining: 1},
+		{id: "b", cost: 2, want: admission.Denied, isRepeat: false, remaining: 1},
+		// A denial charges nothing, so its repeat is decided anew.
+		{id: "b", cost: 2, want: admission.Denied, isRepeat: false, remaining: 1},
+		// A request with other charges is not a repeat.
+		{id: "a", cost: 1, want: admission.Allowed, isRepeat: false, remaining: 0},
+		{id: "a", cost: 2, want: admission.Allowed, isRepeat: true, remaining: 0},
+		{id: "", cost: 1, want: admission.Denied, isRepeat: false, remaining: 0},
 	} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: call.cost}, ID: call.id})
 		d, _ := a.Decision()
 		if outcome != call.want || err != nil || a.IsRepeat() != call.isRepeat || d.Len() != 2 || d.Status(0).Remaining != call.remaining {
-			t.Errorf("call %d: %v, %v, repeat %t, %d statuses, %d left; want %+v", i, outcome, err, a.IsRepeat(), d.Len(), d.Status(0).Remaining, call)
+			t.Errorf("call %d is %v, error %v, IsRepeat is %t, and the decision has %d statuses, the first with %d left; want no error, 2 statuses, and %+v",
+				i, outcome, err, a.IsRepeat(), d.Len(), d.Status(0).Remaining, call)
 		}
 		if got := a.Rejection().Policies; outcome == admission.Denied && strings.Join(got, " ") != "search.day" {
-			t.Errorf("call %d is denied by %v; want search.day", i, got)
+			t.Errorf("call %d is denied by %v; want only \"search.day\"", i, got)
 		}
 		if n := len(a.AppendVisible(nil)); n != 2 {
-			t.Errorf("call %d shows %d limits; want 2", i, n)
+			t.Errorf("AppendVisible of call %d returned %d limits; want 2", i, n)
 		}
 		a.Done(admission.Result{})
 	}
@@ -65,7 +68,7 @@ func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
 	a, _, _ := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
 	a.Done(admission.Result{})
 	if len(batches) != 1 || len(batches[0]) != 3 || batches[0][2].Key != "user:1" {
-		t.Errorf("the store got %v; want one batch of three charges, the last under the key of the first", batches)
+		t.Errorf("the store was called with the batches %v; want one batch of three charges, the last with the key of the first", batches)
 	}
 }
 
@@ -73,7 +76,7 @@ func TestALongIDIsMalformed(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
 	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: strings.Repeat("a", admission.MaxID+1)})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(a.Rejection().Detail, "512 bytes") {
-		t.Errorf("a request with a long ID: %v, %v; want malformed, with the bound", outcome, err)
+		t.Errorf("a request with an ID that is too long is %v, error %v; want malformed, with the bound in its Detail", outcome, err)
 	}
 	a.Done(admission.Result{})
 }

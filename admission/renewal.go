@@ -10,16 +10,17 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A renewal renews the slots that a request holds, three times in the life of a slot.
+// A renewal renews the slots that a request holds, three times in the shortest time after which one
+// would expire.
 type renewal struct {
 	store penstock.Store
 	holds []penstock.Charge
 	every time.Duration // the time between two renewals
 	timer *time.Timer
 
-	mu      sync.Mutex // held while slots are renewed, so that none is renewed after its return
+	mu      sync.Mutex // held while slots are renewed, so that stop returns only after that
 	isEnded bool
-	isLost  bool // a slot was given to another request
+	isLost  bool // another request has got a slot of this one
 }
 
 // isSlot tells whether a charge takes a slot of an in_flight limit.
@@ -48,15 +49,16 @@ func (a *Admission) HoldTTL() time.Duration {
 }
 
 // Renew renews the request's slots, which then last for HoldTTL. Call it only if
-// Request.RenewsHolds is set. It returns false if a slot has ended and another request has it. An
-// error means that not all could be renewed.
+// Request.RenewsHolds is set. It returns false if a slot has ended and another request has got it.
+// An error means that not all slots could be renewed.
 func (a *Admission) Renew(ctx context.Context) (isHeld bool, err error) {
 	holds, _ := a.holds()
 	isHeld = true
 	for i := range holds {
-		d, e := a.controller.store.Decide(ctx, holds[i:i+1])
-		err = errors.Join(err, e)
-		isHeld = isHeld && (e != nil || d.Allowed)
+		d, renewErr := a.controller.store.Decide(ctx, holds[i:i+1])
+		err = errors.Join(err, renewErr)
+		isLost := renewErr == nil && !d.Allowed
+		isHeld = isHeld && !isLost
 	}
 	return isHeld, err
 }
@@ -84,8 +86,8 @@ func (n *renewal) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), correctTimeout)
 	defer cancel()
 	for i := range n.holds {
-		// A slot that cannot be renewed may be given to another request. A request that is being
-		// served is not canceled for that.
+		// If a slot cannot be renewed, another request may get it. This request is being served, and is
+		// not canceled for that.
 		if d, err := panicked.Decide(ctx, n.store, n.holds[i:i+1]); err == nil && !d.Allowed {
 			n.isLost = true
 		}

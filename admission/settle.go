@@ -15,22 +15,25 @@ import (
 // A Result is how a request ended.
 type Result struct {
 	// Status is the status of the response, as on_status of the policy lists it. It is 0 if there was
-	// none, or if it is unknown. Then nothing is refunded by status.
+	// no response, or if its status is unknown. Then nothing is refunded by status.
 	Status int
 
-	// BodySize is how many bytes of the body were read, if NeedsBodySize.
+	// BodySize is how many bytes of the request's body were read. It is used only if NeedsBodySize
+	// returns true.
 	BodySize int64
 
-	// Cost returns the true cost that the response announces under a name: a header of HTTP, which
-	// cost.actual of the policy names. Settle takes precedence. Default: no response announces one.
+	// Cost returns the true cost that the response has under a name, such as the HTTP header that
+	// cost.actual of the policy names. A cost that Settle has set takes precedence. Default: the
+	// response has no cost.
 	Cost func(name string) (units int64, ok bool)
 }
 
 // Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
-// list this status, and adjusts charges to their true cost. Call it before the response is sent:
-// then the refund is there when the client's next request comes.
+// list the status, and adjusts charges to the true cost. Call Done before the response is sent:
+// then the client's next request comes after the refund.
 //
-// For a rejected request, Done does not wait for the store, unless 1,000 such calls are in flight.
+// For a rejected request, Done does not wait for the store, unless refunds for 1,000 others are
+// already in flight.
 func (a *Admission) Done(r Result) {
 	if a.isStatusUnknown.Load() {
 		r.Status = 0
@@ -56,8 +59,8 @@ func (a *Admission) Done(r Result) {
 	}
 }
 
-// Cancel ends the Admission of a request that is not served after all, in place of Done. It returns
-// all that was charged for the request and still counts, except by rules with before_auth.
+// Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
+// returns all charges of the request that still count, except those of rules with before_auth.
 func (a *Admission) Cancel() {
 	if a.scratch != nil && !a.isRejected && a.isLimited {
 		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
@@ -67,18 +70,19 @@ func (a *Admission) Cancel() {
 	a.Done(Result{})
 }
 
-// NeedsResult tells whether Done has anything to correct. If not, it may be called with any Result
-// before the request is served.
+// NeedsResult tells whether Done has anything to correct. If not, Done may be called with any
+// Result before the request is served.
 func (a *Admission) NeedsResult() bool { return len(a.grants) > 0 }
 
-// NeedsBodySize tells whether a limit charges by the size of the body, which was not known.
+// NeedsBodySize tells whether a limit charges by the size of the body, and this size was not known
+// when the request was admitted.
 func (a *Admission) NeedsBodySize() bool {
 	return slices.ContainsFunc(a.grants, func(g grant) bool { return g.limit.Cost.Body > 0 && g.isUnsized })
 }
 
-// RefundByStatus refunds at once the charges of on_status limits that do not list this status. A
-// transport calls it before it sends the status: then the refund is there when the client's next
-// request comes.
+// RefundByStatus refunds the charges of on_status limits that do not list this status, without
+// waiting for Done. A transport calls it before it sends the status: then the client's next request
+// comes after the refund.
 func (a *Admission) RefundByStatus(status int) {
 	if a.isStatusUnknown.Load() {
 		return
@@ -97,21 +101,21 @@ func (a *Admission) RefundByStatus(status int) {
 	a.correct(all)
 }
 
-// MarkStatusUnknown makes Done ignore the status: what is charged by status stays charged. A proxy
-// calls it when the upstream may have the request, and gives no answer.
+// MarkStatusUnknown makes Done ignore the status, so that charges of on_status limits stay. A proxy
+// calls it when the upstream may have got the request but gives no answer.
 func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
 
-// Settle sets the request's true cost. Done adjusts the charges of settled limits to it. In a
-// policy, the limits with cost.actual are settled. Without a policy, all limits that can refund
-// are. The last call counts. Settle fails if the request has no settled limit.
+// Settle sets the request's true cost. Done adjusts the charges of some limits to it. In a policy,
+// these are the limits with cost.actual. Without a policy, these are all limits that can refund. If
+// Settle is called again, the last cost counts. Settle fails if the request has no such limit.
 func (a *Admission) Settle(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
 	}
 	if !a.canSettle {
-		return fmt.Errorf("%w: admission: no limit of the request is settled; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
+		return fmt.Errorf("%w: admission: no limit of the request can adjust to a true cost; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
 	}
-	a.actualCost.Store(cost + 1)
+	a.actualCostPlus1.Store(cost + 1)
 	return nil
 }
 
@@ -121,11 +125,12 @@ type grant struct {
 	charge          penstock.Charge
 	limit           *policy.Limit
 	source          penstock.Source
-	refundableUntil time.Time // after this time, the charge has expired
+	refundableUntil time.Time // from then on, the charge does not count any more
 	isUnsized       bool      // the size of the request's body was not known
 }
 
-// noteGrants records the charges that may have to be corrected. They were made after start.
+// noteGrants records those of the charges that may have to be corrected. They were made after
+// start.
 func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
 	if a.request.Peek {
 		return
@@ -169,8 +174,9 @@ func countsFor(c *penstock.Charge, s penstock.Status) time.Duration {
 // refillTime returns how long a limit takes to refill units.
 func refillTime(units int64, l penstock.Limit) time.Duration {
 	t := float64(units) / float64(l.Count) * float64(l.Period)
-	if t >= math.MaxInt64/2 {
-		return math.MaxInt64 / 2
+	const longest = math.MaxInt64 / 2 // so that a wait can be added
+	if t >= longest {
+		return longest
 	}
 	return time.Duration(t)
 }
@@ -193,24 +199,24 @@ func (a *Admission) returnAll() {
 
 // corrections are charges that correct earlier ones.
 type corrections struct {
-	charges []penstock.Charge
-	local   []penstock.Charge // of charges that only this process has counted
+	inStore []penstock.Charge
+	local   []penstock.Charge // for charges that only this process has counted
 }
 
-// add adds the correction of a grant by the source. Slots are returned to the store even if the
-// fallback granted them, because the store may have granted them too.
-func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
-	if granted == penstock.FromFallback && !isSlot(&c) {
+// add adds the correction of a charge that the source has granted. Slots are returned to the store
+// even if the fallback granted them, because the store may have granted them too.
+func (s *corrections) add(c penstock.Charge, source penstock.Source) {
+	if source == penstock.FromFallback && !isSlot(&c) {
 		s.local = append(s.local, c)
 	} else {
-		s.charges = append(s.charges, c)
+		s.inStore = append(s.inStore, c)
 	}
 }
 
-func (s *corrections) isEmpty() bool { return len(s.charges)+len(s.local) == 0 }
+func (s *corrections) isEmpty() bool { return len(s.inStore)+len(s.local) == 0 }
 
-// maxRefundsInFlight is how many rejected requests may be answered while their charges are
-// returned. For those beyond it, Done waits.
+// maxRefundsInFlight is for how many rejected requests charges may be returned in the background.
+// For further ones, Done waits until the charges are returned.
 const maxRefundsInFlight = 1000
 
 func (a *Admission) correctInBackground(all corrections) {
@@ -232,19 +238,19 @@ func (a *Admission) correctInBackground(all corrections) {
 // correctTimeout bounds how long the corrections of a request may take.
 const correctTimeout = time.Second
 
-// correct makes corrections. If the store cannot be called, what was charged stays charged, and
-// slots end by themselves. The local corrections are for the fallback. They are dropped if the
-// store is back.
+// correct makes corrections. If the store cannot be called, charges stay, and slots end by
+// themselves. The local corrections are for the fallback. They are dropped if the store answers
+// again.
 func (a *Admission) correct(all corrections) {
 	if all.isEmpty() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.call.Context), correctTimeout)
 	defer cancel()
-	for batch := range slices.Chunk(all.charges, penstock.MaxCharges) {
+	for batch := range slices.Chunk(all.inStore, penstock.MaxCharges) {
 		panicked.Decide(ctx, a.controller.store, batch)
 	}
-	for i := range all.local { // one at a time: each may be decided by another server
+	for i := range all.local { // one at a time: each may belong to another server
 		if batch := all.local[i : i+1]; a.isFallbackInUse(ctx, batch[0]) {
 			panicked.Decide(ctx, a.controller.store, batch)
 		}
@@ -283,10 +289,10 @@ func (a *Admission) correction(g *grant, r *Result) (penstock.Charge, bool) {
 	return c, true
 }
 
-// trueCost returns what the request cost, as far as it is known.
+// trueCost returns what the grant should have charged, as far as that is known.
 func (a *Admission) trueCost(g *grant, r *Result) int64 {
 	if g.limit.Adjustable {
-		if settled := a.actualCost.Load(); settled > 0 {
+		if settled := a.actualCostPlus1.Load(); settled > 0 {
 			return settled - 1
 		}
 		if r.Cost != nil && g.limit.CostHeader != "" {

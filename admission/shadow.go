@@ -16,20 +16,20 @@ type shadow struct {
 	piggyback.Batch
 	event      Event
 	start      time.Time
-	hasOwnCall bool // it is decided by a call of its own
+	hasOwnCall bool // to the store; if false, the call of the enforced batch may decide the shadow
 }
 
 // shadows are decided independently of each other.
 type shadows struct {
 	running     sync.WaitGroup
 	list        []shadow          // in the order of Evaluation.Shadows
-	piggybacked piggyback.Batches // those that the store may decide in the call of the enforced batch
+	piggybacked piggyback.Batches // the shadows that the call of the enforced batch may decide
 }
 
 // beginShadows starts to decide the shadows, at the same time as the enforced limits. They are also
 // decided for requests that the enforced limits deny. A shadow with the enforced batch's sequence
-// of algorithms is decided in the call of that batch, if the store can do that. Each of the others
-// gets a call of its own at once.
+// of algorithms is decided in the call of that batch, if the store can do that. For each of the
+// other shadows, beginShadows starts a call to the store.
 func (a *Admission) beginShadows() *shadows {
 	batches := a.evaluation.Shadows
 	if len(batches) == 0 {
@@ -60,7 +60,7 @@ func (a *Admission) beginShadows() *shadows {
 	return s
 }
 
-// haveSameAlgorithms tells whether two batches have one sequence of algorithms.
+// haveSameAlgorithms tells whether two batches have the same sequence of algorithms.
 func haveSameAlgorithms(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false
@@ -73,8 +73,8 @@ func haveSameAlgorithms(a, b []penstock.Charge) bool {
 	return true
 }
 
-// endPiggybacked reports the shadows that the store has decided with the enforced batch. It starts
-// a call for each of the others. There are others if a guard has decided the enforced batch, or if
+// endPiggybacked reports the shadows that the call of the enforced batch has decided. For each of
+// the others it starts a call. There are others if a guard has decided the enforced batch, or if
 // the store decides only one batch in a call.
 func (a *Admission) endPiggybacked(s *shadows) {
 	if s == nil {
@@ -113,18 +113,19 @@ func (s *shadow) isUndecided() bool {
 	return s.Err != nil || s.Decision.Source == penstock.FromOpen || s.Decision.Source == penstock.FromClosed
 }
 
-func (a *Admission) observeShadow(t *policy.Shadow, s *shadow) {
+func (a *Admission) observeShadow(batch *policy.Shadow, s *shadow) {
 	if s.isUndecided() {
 		return
 	}
 	d := &s.Decision
 	i := d.Strictest()
-	s.event = eventOf(t.Limits[i], &t.Charges[i])
+	s.event = eventOf(batch.Limits[i], &batch.Charges[i])
 	e := &s.event
-	if e.Outcome = ShadowAllowed; !d.Allowed || a.request.IsOver != nil && a.request.IsOver(t.Charges, d) {
+	e.Outcome = ShadowAllowed
+	if isOver := a.request.IsOver; !d.Allowed || isOver != nil && isOver(batch.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
 	e.Context = a.call.Context
-	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, t.Charges
+	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, batch.Charges
 	a.controller.options.Observe(e)
 }

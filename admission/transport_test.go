@@ -12,17 +12,17 @@ import (
 )
 
 // A transport decides requests that services describe in JSON. It keeps the Admission of an
-// admitted request under the request's ID until the service posts how the request ended.
+// admitted request until the service sends a second JSON request, with IsEnded and the same ID.
 type transport struct {
 	controller *admission.Controller
-	admitted   sync.Map // *admission.Admission by ID, until its request has ended
+	admitted   sync.Map // from ID to *admission.Admission, until the request has ended
 }
 
 type jsonRequest struct {
 	ID, Path, User string
-	IsEnded        bool   // the request has been served
-	Status         int    // of the response, if IsEnded
-	Cost           *int64 // the true cost, if IsEnded and if it is known
+	IsEnded        bool   // the request with this ID has been served
+	Status         int    // if IsEnded: the status of the response
+	Cost           *int64 // if IsEnded: the true cost, or nil if it is unknown
 }
 
 type jsonResponse struct {
@@ -76,7 +76,7 @@ func (t *transport) end(q jsonRequest) (reply jsonResponse) {
 	return reply
 }
 
-// attributes are those of a request in JSON.
+// attributes implements policy.Attributes for a request in JSON.
 type attributes struct{ jsonRequest }
 
 func (a attributes) Lookup(kind policy.Kind, name string) []string {

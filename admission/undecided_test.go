@@ -36,14 +36,15 @@ rules:
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: want.path, User: "a"}}})
 		d, _ := a.Decision()
 		if outcome != want.outcome || err != nil || d.Source != want.source || d.Allowed != outcome.IsAdmitted() || len(a.AppendVisible(nil)) > 0 {
-			t.Errorf("%s: %v, %v, by %v, allowed: %t; want %v by %v", want.path, outcome, err, d.Source, d.Allowed, want.outcome, want.source)
+			t.Errorf("the request for %s is %v, error %v, and its decision is from %v, allowed %t; want %v, no error, a decision from %v, and no visible limits",
+				want.path, outcome, err, d.Source, d.Allowed, want.outcome, want.source)
 		}
 		e := seen.take()[0]
 		if "/"+e.Rule != want.path || e.Limit != want.limit || e.Algorithm == "" || e.Source != want.source || !errors.Is(e.Err, errStore) || e.costs != nil {
-			t.Errorf("%s: the event is %+v; want the limit that rejects, and the store's error", want.path, e)
+			t.Errorf("the event of the request for %s is %+v; want the limit %s, the source %v, the store's error, and no charges", want.path, e, want.limit, want.source)
 		}
 		if outcome == admission.FailedClosed && (e.Key != "user:a" || !slices.Equal(a.Rejection().Policies, []string{"mixed.hour"})) {
-			t.Errorf("%s: key %s, rejected by %v; want user:a and mixed.hour", want.path, e.Key, a.Rejection())
+			t.Errorf("the request for %s has the key %q and the rejection %+v; want \"user:a\", and only the limit \"mixed.hour\"", want.path, e.Key, a.Rejection())
 		}
 		a.Done(admission.Result{})
 	}
@@ -54,7 +55,7 @@ rules:
 	}), false, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
 	a, outcome, err := c.Admit(clientCtx, admission.Request{Attributes: attributes{}})
 	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
-		t.Errorf("a client that left: %v, %v, by %v; want it abandoned", outcome, err, d.Source)
+		t.Errorf("the request of a client that left is %v, error %v, and its decision is from %v, allowed %t; want abandoned, context.Canceled, from closed, not allowed", outcome, err, d.Source, d.Allowed)
 	}
 	a.Done(admission.Result{})
 }
@@ -75,7 +76,7 @@ rules:
 		waits.Go(func() { admit() })
 		synctest.Wait()
 		if got := admit(); !slices.Equal(got, []string{"jobs.queue"}) {
-			t.Errorf("rejected by %v; want jobs.queue", got)
+			t.Errorf("the third request is rejected by %v; want only \"jobs.queue\"", got)
 		}
 		waits.Wait()
 	})

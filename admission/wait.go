@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// wait waits for the request's turn, and renews its slots. It returns all charges of the request if
-// too many requests wait already, a slot is lost, or the context ends.
-func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
+// wait waits for the request's turn, and renews its slots. It returns all that was charged for the
+// request if too many requests wait already, a slot is lost, or the context ends.
+func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
 	if c.waiting.Add(1) > int64(a.request.MaxWaiting) {
 		c.waiting.Add(-1)
-		return a.denyWaiting(wait, latency), nil
+		return a.denyWaiting(delay, latency), nil
 	}
-	stopCounting := sync.OnceFunc(func() { c.waiting.Add(-1) })
-	defer stopCounting()
+	leaveQueue := sync.OnceFunc(func() { c.waiting.Add(-1) })
+	defer leaveQueue()
 	done := make(chan struct{})
-	timer := time.AfterFunc(wait, func() {
-		stopCounting() // now, even if BeforeWait takes longer: a slow client must not use up MaxWaiting
+	timer := time.AfterFunc(delay, func() {
+		leaveQueue() // even if BeforeWait still runs: slow clients must not use up MaxWaiting
 		close(done)
 	})
 	defer timer.Stop()
@@ -29,7 +29,7 @@ func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
 	select {
 	case <-done:
 		if a.renewal.hasLostSlot() {
-			return a.denyWaiting(holdRetry, latency), nil
+			return a.denyWaiting(slotRetryAfter, latency), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
 	case <-a.call.Done():
@@ -39,7 +39,7 @@ func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
 	}
 }
 
-// denyWaiting denies a request that was granted its units for later, but cannot wait.
+// denyWaiting denies a request that was granted a later turn, but cannot wait for it.
 func (a *Admission) denyWaiting(retryAfter, latency time.Duration) Outcome {
 	a.observeDecision(Denied, latency)
 	a.returnWaiting()
