@@ -47,7 +47,8 @@ func (q *request) identifyingText(s *Source) string {
 	default:
 		why = explainUnclear(text)
 	}
-	if why == "" && s.Kind != KindQuery && strings.Contains(text, ",") && !(s.Kind == KindHeader && hasCommas(s.Name)) {
+	mayHaveCommas := s.Kind == KindQuery || s.Kind == KindHeader && hasCommas(s.Name)
+	if why == "" && !mayHaveCommas && strings.Contains(text, ",") {
 		why = "has a comma, which some servers read as several values"
 	}
 	if why != "" {
@@ -96,8 +97,8 @@ func isAmbiguousQuery(query string) bool {
 }
 
 // explainHiddenCookie returns why some servers may find a cookie of this name that others do not
-// find, or "". Some servers end a cookie at white space or a comma. Some let quotes contain
-// semicolons.
+// find, or "". Some servers end a cookie at white space or a comma. Some let a quoted value
+// contain semicolons.
 func explainHiddenCookie(a Attributes, name string) string {
 	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
@@ -232,7 +233,7 @@ func explainUnclearToken(text string) string {
 		return "has a token with too many or too few dots"
 	}
 	for i, part := range strings.Split(text, ".") {
-		isEncryptedKey := dots == dotsIfEncrypted && i == 1 // it is empty if the key was agreed before
+		isEncryptedKey := dots == dotsIfEncrypted && i == 1 // empty with direct encryption
 		_, err := base64.RawURLEncoding.Strict().DecodeString(part)
 		if err != nil || part == "" && !isEncryptedKey {
 			return "has a token that is not a valid JSON Web Token"

@@ -26,7 +26,7 @@ type Evaluation struct {
 	// Otherwise the other fields are empty. It contains nothing that the client sent.
 	Unclear string
 
-	TokenError *TokenError // why the token is rejected; nil if it is valid, if there is none, or if no rule needs it
+	TokenError *TokenError // why the token is rejected; nil if the token is valid, if there is none, or if no rule needs it
 
 	ListMatch ListMatch
 	Matched   []*Rule           // the rules that apply, in the order of the file
@@ -61,7 +61,7 @@ func (v *Evaluation) Variant(l *Limit) int {
 type request struct {
 	rules               *Rules
 	attributes          Attributes
-	named               NamedCall // in place of the attributes, if isNamed
+	named               NamedCall // used instead of the attributes if isNamed is true
 	isNamed             bool
 	method              string
 	host                string
@@ -80,7 +80,7 @@ type request struct {
 	unclear             string // the first reason why the client can be read in several ways
 }
 
-// Evaluate finds the charges of a request.
+// Evaluate finds the charges of a request, and sets v to the result.
 func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	r.evaluate(a, v)
@@ -145,7 +145,7 @@ func (s *selection) canAdd(m *Matcher) bool {
 	return s.enforced == nil
 }
 
-// add records that a rule matches.
+// add records that a rule matches and applies.
 func (s *selection) add(m *Matcher) {
 	switch {
 	case m.rule.Always:
@@ -218,9 +218,9 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
 
-// isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it.
-// Preflights are free. So a request with a body, or with anything that identifies the client, does
-// not count as a preflight.
+// isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. Only
+// rules that name OPTIONS limit preflights. So that clients cannot use this to evade other rules, a
+// request with a body, or with anything that identifies the client, does not count as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false
@@ -300,6 +300,7 @@ func (v *Evaluation) sortByOrder() {
 	}
 }
 
+// charge returns the charge of the request for a limit.
 func (q *request) charge(l *Limit) penstock.Charge {
 	if q.isNamed {
 		return q.namedCharge(l)
@@ -319,7 +320,7 @@ func (q *request) holderOf(plan *penstock.Plan) string {
 	return q.holder
 }
 
-// variant returns the limit's plan for the client's tier.
+// planOf returns the limit's plan for the client's tier.
 func (q *request) planOf(l *Limit) *penstock.Plan {
 	if len(l.Variants) == 1 {
 		return l.Variants[0]

@@ -130,7 +130,7 @@ func (config *Config) Compile() (*Policy, error) {
 
 // A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
-	*source
+	*reporter
 	config       *Config
 	spec         policy.Spec
 	verifier     *jwt.Verifier
@@ -151,13 +151,13 @@ type compiler struct {
 }
 
 func newCompiler(config *Config) *compiler {
-	s := config.source
-	if s == nil {
-		s = newSource("policy")
+	r := config.reporter
+	if r == nil {
+		r = newReporter("policy")
 	}
 	digest := sha256.New()
-	digest.Write(s.text)
-	return &compiler{source: s, config: config, spec: policy.Spec{Name: s.file}, files: []string{s.file}, digest: digest,
+	digest.Write(r.text)
+	return &compiler{reporter: r, config: config, spec: policy.Spec{Name: r.file}, files: []string{r.file}, digest: digest,
 		identities: make(map[string]*identityState), notes: make(map[*policy.Identity]identityNote)}
 }
 
@@ -189,24 +189,24 @@ func (c *compiler) checkWord(p *string, field string, words ...string) string {
 	return *p
 }
 
-// warn records a warning about the value of p.
+// warn records a warning about the value that p points to.
 func (c *compiler) warn(p any, format string, args ...any) {
 	c.warnings = append(c.warnings, c.newRemark(p, format, args...))
 }
 
-// hint records a hint about the value of p.
+// hint records a hint about the value that p points to.
 func (c *compiler) hint(p any, format string, args ...any) {
 	c.hintErrors = append(c.hintErrors, c.newRemark(p, format, args...))
 }
 
-// newRemark returns a warning or a hint about the value of p.
+// newRemark returns a warning or a hint about the value that p points to.
 func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	at := c.at[p]
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
 }
 
-// placeOf returns where to report a mistake of p: at p if it was written, and otherwise at the
-// value that contains it.
+// placeOf returns the pointer at which to report a mistake of the value that p points to: p if the
+// value was written, and otherwise within, a pointer to the value that contains it.
 func (c *compiler) placeOf(within, p any) any {
 	if c.isWritten(p) {
 		return p

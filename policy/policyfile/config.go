@@ -23,7 +23,7 @@ type Config struct {
 
 	sections []Section
 	options  Options
-	source   *source
+	reporter *reporter
 }
 
 // A RuleConfig says which limits apply to which requests and identities.

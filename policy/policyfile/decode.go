@@ -29,13 +29,13 @@ const (
 	maxMessage = 2000 // bytes of one message, which may quote values
 )
 
-// Parse reads a policy. The name is the file's name, for messages. In scalars, it replaces ${NAME}
-// and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil, it
-// replaces nothing. The error is Errors: every mistake of form, with its position.
+// Parse reads a policy. The name is the file's name, for messages. In scalars, Parse replaces
+// ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil,
+// it replaces nothing. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
-	d := &decoder{source: newSource(name), env: env, ifEmpty: "the file has no policy; begin with rules:"}
+	d := &decoder{reporter: newReporter(name), env: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
-	c := &Config{source: d.source, sections: newSections(o.Sections), options: o}
+	c := &Config{reporter: d.reporter, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, c)
 	} else {
@@ -44,67 +44,69 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	return c, d.err()
 }
 
-// A source is the text of a Config, with the position of each value, for messages.
-type source struct {
+// A reporter collects the mistakes of a Config. It has the position of each value, by a pointer to
+// the value: at[&config.OnFailure] is where the file has the value of on_failure.
+type reporter struct {
 	file   string
 	text   []byte           // nil: nothing was read
-	at     map[any]position // by pointer to what was written
-	unread map[any]bool     // by pointer to values that could not be read; their mistakes are reported
-	hints  map[any][]string // what was suggested for unknown fields, by pointer to their structs
+	at     map[any]position // by pointer to the value
+	unread map[any]bool     // values that could not be read, by pointer; their mistakes are reported
+	hints  map[any][]string // suggestions for unknown fields, by pointer to the struct without such a field
 	mask   mask             // of the variables that were replaced
 	errs   Errors
 }
 
-func newSource(file string) *source {
-	return &source{file: file, at: make(map[any]position), unread: make(map[any]bool), hints: make(map[any][]string)}
+func newReporter(file string) *reporter {
+	return &reporter{file: file, at: make(map[any]position), unread: make(map[any]bool), hints: make(map[any][]string)}
 }
 
 type position struct{ line, column int }
 
-// fail reports a mistake at the value of p, unless that value could not be read.
-func (s *source) fail(p any, format string, args ...any) {
-	if s.unread[p] {
+// fail reports a mistake at the value that p points to, unless that value could not be read.
+func (r *reporter) fail(p any, format string, args ...any) {
+	if r.unread[p] {
 		return
 	}
-	at := s.at[p]
-	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: wording.ClipAt(s.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
+	at := r.at[p]
+	r.errs = append(r.errs, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
 
-// isMisnamed reports whether an unknown field of the struct of p was probably meant as one of these
-// fields. That mistake is reported, so the field must not be reported as missing too.
-func (s *source) isMisnamed(p any, fields ...string) bool {
-	return slices.ContainsFunc(s.hints[p], func(hint string) bool {
+// isMisnamed reports whether an unknown field of the struct that p points to was probably meant as
+// one of these fields. That mistake is reported, so the field must not be reported as missing too.
+func (r *reporter) isMisnamed(p any, fields ...string) bool {
+	return slices.ContainsFunc(r.hints[p], func(hint string) bool {
 		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, and not a guess
 		return !isList && slices.ContainsFunc(fields, func(field string) bool { return strings.Contains(hint, field) })
 	})
 }
 
-// isWritten reports whether the file has the value of p.
-func (s *source) isWritten(p any) bool {
-	_, ok := s.at[p]
+// isWritten reports whether the file has the value that p points to.
+func (r *reporter) isWritten(p any) bool {
+	_, ok := r.at[p]
 	return ok
 }
 
-// markUnread records that the value of p could not be read, and that its mistake is reported.
-func (s *source) markUnread(p any) { s.unread[p] = true }
+// markUnread records that the value that p points to could not be read, and that its mistake is
+// reported.
+func (r *reporter) markUnread(p any) { r.unread[p] = true }
 
-func (s *source) err() error {
-	if len(s.errs) == 0 {
+func (r *reporter) err() error {
+	if len(r.errs) == 0 {
 		return nil
 	}
-	return s.errs.sorted().bounded()
+	return r.errs.sorted().bounded()
 }
 
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
-	*source
+	*reporter
 	env     func(string) (string, bool)
-	ifEmpty string // the message about a file without values
-	depth   int
+	ifEmpty string       // the message about a file without values
+	depth   int          // the levels of nesting around the value that is being read
 	field   fieldOptions // of the field that is being read
 }
 
-// recordPosition records the position of the value of p.
+// recordPosition records the position of the value that p points to.
 func (d *decoder) recordPosition(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 // fail reports a mistake at the position of a node.
@@ -112,6 +114,8 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
 
+// parse returns the root of a YAML text without aliases. It returns nil after a mistake, or if the
+// text has no values.
 func (d *decoder) parse(text []byte) *yaml.Node {
 	start := &yaml.Node{Line: 1, Column: 1}
 	if len(text) > MaxFile {
@@ -159,14 +163,14 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	if line, column := endOf(text); at.Line > line {
 		at.Line, at.Column = line, column
 	}
-	found, column := lineOf(text, at.Line), at.Column-1
+	lineText, column := lineOf(text, at.Line), at.Column-1
 	isOpen := strings.Contains(syntax.Message, "did not find expected ',' or") // a bracket is not closed
-	before := head(found, column)
-	isNextField := strings.TrimSpace(before) == "" || strings.HasPrefix(found[len(before):], ":")
+	before := head(lineText, column)
+	isNextField := strings.TrimSpace(before) == "" || strings.HasPrefix(lineText[len(before):], ":")
 	if isOpen && isNextField && at.Line > syntax.ContextMark.Line {
 		at.Line, at.Column = endBefore(text, at.Line) // the bracket is missing there
 	}
-	d.fail(at, "%s", describeSyntaxError(syntax, found, column))
+	d.fail(at, "%s", describeSyntaxError(syntax, lineText, column))
 }
 
 // describeSyntaxError returns the mistake in plain words. The library found it after the first
@@ -263,13 +267,13 @@ func textAround(line string, at int, separators string) string {
 
 // secondDocument finds the line that ends the first document.
 func secondDocument(text []byte) int {
-	number, hasBegun := 0, false
+	lineNumber, hasBegun := 0, false // hasBegun: a line of the first document was found
 	for line := range strings.Lines(string(text)) {
-		number++
+		lineNumber++
 		hasMark := strings.HasPrefix(line, "---") || strings.HasPrefix(line, "...")
 		isSeparator := hasMark && strings.TrimSpace(line[3:min(4, len(line))]) == "" // no text directly after the mark
 		if isSeparator && hasBegun {
-			return number
+			return lineNumber
 		}
 		hasBegun = hasBegun || !isSeparator && !isBlank([]byte(line))
 	}
@@ -282,15 +286,15 @@ func controlCharacter(text []byte) (at int, char rune) {
 	for i, c := range string(text) {
 		isLow := c < ' ' && c != '\t' && c != '\n' && c != '\r'
 		isHigh := c >= 0x7f && c < 0xa0 && c != nextLine
-		isNoCharacter := c == 0xfffe || c == 0xffff
-		if isLow || isHigh || isNoCharacter {
+		isNoncharacter := c == 0xfffe || c == 0xffff
+		if isLow || isHigh || isNoncharacter {
 			return i, c
 		}
 	}
 	return -1, 0
 }
 
-// invalidUTF8 returns where a text stops being UTF-8, or -1.
+// invalidUTF8 returns the index of the first byte that is not UTF-8, or -1.
 func invalidUTF8(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -302,7 +306,7 @@ func invalidUTF8(text []byte) int {
 	return -1
 }
 
-// positionAt returns the position of a byte.
+// positionAt returns the position of the byte with index at.
 func positionAt(text []byte, at int) (line, column int) {
 	before := string(text[:at])
 	line = 1 + strings.Count(before, "\n")
@@ -337,12 +341,12 @@ func isBlank(text []byte) bool {
 	return true
 }
 
-// A custom value decodes itself.
+// A custom value has its own form in YAML, and decodes itself.
 type custom interface {
 	decode(d *decoder, n *yaml.Node)
 }
 
-// decodeValue decodes a node into the value of p.
+// decodeValue decodes a node into the value that p points to.
 func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
@@ -371,7 +375,7 @@ func (d *decoder) decodeValue(n *yaml.Node, p any) {
 
 var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
 
-// decodePlain decodes a node into a value of a built-in kind.
+// decodePlain decodes a node into a value that has no decode method.
 func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	switch {
 	case v.Type() == reflect.TypeFor[map[string]any]():
@@ -472,7 +476,7 @@ func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 	return ""
 }
 
-// decodeFields decodes pairs of nodes into the fields of the struct of p.
+// decodeFields decodes pairs of nodes into the fields of the struct that p points to.
 func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 	v := reflect.ValueOf(p).Elem()
 	known := fieldsOf(v.Type())
@@ -615,7 +619,8 @@ func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, 
 	return n.Value, true
 }
 
-// requireMapping reports whether n is a mapping. If not, it reports that p has no value.
+// requireMapping reports whether n is a mapping. If not, it records a mistake, with what to write
+// instead, and marks the value that p points to as unread.
 func (d *decoder) requireMapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true

@@ -12,37 +12,37 @@ import (
 // The values without mistakes are read nevertheless, so that the caller can check them. If a list
 // of pointers has an item without a value, that item is nil.
 func Decode(name string, text []byte, into any, ifEmpty string) (*Places, error) {
-	d := &decoder{source: newSource(name), ifEmpty: ifEmpty}
+	d := &decoder{reporter: newReporter(name), ifEmpty: ifEmpty}
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, into)
 	}
-	return &Places{d.source}, d.err()
+	return &Places{d.reporter}, d.err()
 }
 
 // Places are the positions of the values that Decode has read.
-type Places struct{ source *source }
+type Places struct{ reporter *reporter }
 
 // At returns the position of the value that p points to, or zeros if the file does not have it.
 func (s *Places) At(p any) (line, column int) {
-	at := s.source.at[p]
+	at := s.reporter.at[p]
 	return at.line, at.column
 }
 
 // Has reports whether the file has the value that p points to.
-func (s *Places) Has(p any) bool { return s.source.isWritten(p) }
+func (s *Places) Has(p any) bool { return s.reporter.isWritten(p) }
 
 // IsReported reports whether a mistake about a field of a struct is recorded already: its value
 // could not be read, or an unknown field was probably meant as this one. in points to the struct,
 // and field to its field. name is the field's name in YAML.
 func (s *Places) IsReported(in, field any, name string) bool {
-	return s.source.unread[in] || s.source.unread[field] || s.source.isMisnamed(in, name)
+	return s.reporter.unread[in] || s.reporter.unread[field] || s.reporter.isMisnamed(in, name)
 }
 
 // Fail records a mistake at the value that p points to; Err returns all.
-func (s *Places) Fail(p any, format string, args ...any) { s.source.fail(p, format, args...) }
+func (s *Places) Fail(p any, format string, args ...any) { s.reporter.fail(p, format, args...) }
 
 // Err returns the mistakes, or nil. They are Errors.
-func (s *Places) Err() error { return s.source.err() }
+func (s *Places) Err() error { return s.reporter.err() }
 
 // decodeAny reads a value of any kind, as encoding/json does with UseNumber.
 func (d *decoder) decodeAny(n *yaml.Node) any {
