@@ -243,18 +243,19 @@ func hostRank(host string) int {
 	return 1 << 16 // more than the length of every domain
 }
 
+// comparePaths orders patterns, the most specific first. See Matcher.Compare.
 func comparePaths(a, b Pattern) int {
 	for i := range max(len(a), len(b)) {
-		ofA, ofB := Segment{Kind: segmentNone}, Segment{Kind: segmentNone}
+		segmentA, segmentB := Segment{Kind: segmentNone}, Segment{Kind: segmentNone}
 		if i < len(a) {
-			ofA = a[i]
+			segmentA = a[i]
 		}
 		if i < len(b) {
-			ofB = b[i]
+			segmentB = b[i]
 		}
-		order := cmp.Compare(ofA.Kind, ofB.Kind)
-		if order == 0 && ofA.Kind == SegmentGlob {
-			order = cmp.Compare(len(ofB.Text), len(ofA.Text))
+		order := cmp.Compare(segmentA.Kind, segmentB.Kind)
+		if order == 0 && segmentA.Kind == SegmentGlob {
+			order = cmp.Compare(len(segmentB.Text), len(segmentA.Text))
 		}
 		if order != 0 {
 			return order

@@ -12,9 +12,9 @@ import (
 // at once.
 type Rules struct {
 	spec       Spec
-	index      map[string][]*Matcher      // by the first segment of their paths, the most specific first
+	index      map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first
 	general    []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
-	beforeAuth []*Matcher                 // of rules with BeforeAuth
+	beforeAuth []*Matcher                 // matchers of rules with BeforeAuth
 	keyCount   int                        // the length of request.keys
 	settings   map[string][]limitSettings // by rule
 	byName     map[string]*Rule
@@ -42,9 +42,9 @@ type Rule struct {
 // A Limit is one limit of a rule.
 type Limit struct {
 	Rule       *Rule          // New sets it
-	Name       string         // within its rule
-	Policy     string         // its public name: the rule's, a dot, and its own
-	Algorithm  string         // its algorithm's name
+	Name       string         // the name within the rule
+	Policy     string         // the public name: the rule's name, a dot, and Name
+	Algorithm  string         // the name of the algorithm
 	Patience   time.Duration  // the longest time that a request may wait for its turn
 	Guard      guard.Settings // for the guards around a store. OnFailure is Open, Closed or Local; see Rules.Settings
 	Shadow     bool           // counted and reported, never enforced

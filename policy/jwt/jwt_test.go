@@ -239,7 +239,7 @@ func (i testIssuer) forgeries() map[string]string {
 		changed[at] ^= 1
 		return changed
 	}
-	attackers := strings.Split(i.token("", `{"sub":"attacker",`+validClaims+`}`), ".")
+	attackerPart := strings.Split(i.token("", `{"sub":"attacker",`+validClaims+`}`), ".")
 	header := `{"alg":"` + i.alg + `","typ":"JWT"}`
 
 	forged := map[string]string{
@@ -254,7 +254,7 @@ func (i testIssuer) forgeries() map[string]string {
 		"leading dot":                    "." + genuine,
 		"empty":                          "",
 		"dots":                           "..",
-		"payload changed":                attackers[0] + "." + part[1] + "." + attackers[2],
+		"payload changed":                attackerPart[0] + "." + part[1] + "." + attackerPart[2],
 		"header changed":                 jwttest.Base64(`{"typ":"JWT","alg":"`+i.alg+`"}`) + "." + part[1] + "." + part[2],
 		"signature of the header":        part[0] + "." + part[1] + "." + part[0],
 		"signature a byte short":         withSignature(signature[:len(signature)-1]),
@@ -337,8 +337,8 @@ func (i testIssuer) forgeries() map[string]string {
 	forged["alg twice, none last"] = jwttest.Base64(`{"alg":"`+i.alg+`","alg":"none"}`) + "." + part[1] + "."
 	forged["alg twice, none first"] = jwttest.Base64(`{"alg":"none","alg":"`+i.alg+`"}`) + "." + part[1] + "."
 	forged["no alg"] = jwttest.Base64(`{}`) + "." + part[1] + "."
-	for _, h := range []string{``, `null`, `[]`, `"alg"`, `{`, `{"alg":"` + i.alg + `"`, `{"alg":"` + i.alg + `"}x`, "\ufeff" + header} {
-		forged["header "+h] = jwttest.Sign(i.alg, i.privateKey, h, victim)
+	for _, badHeader := range []string{``, `null`, `[]`, `"alg"`, `{`, `{"alg":"` + i.alg + `"`, `{"alg":"` + i.alg + `"}x`, "\ufeff" + header} {
+		forged["header "+badHeader] = jwttest.Sign(i.alg, i.privateKey, badHeader, victim)
 	}
 	for alg, pair := range pairs { // the attacker's own keys of every kind, and the issuer's key with an algorithm that is not configured
 		if alg != i.alg {
@@ -353,9 +353,9 @@ func (i testIssuer) forgeries() map[string]string {
 		forged["kid "+kid+", another key"] = jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":`+string(quoted)+`}`, victim)
 		forged["kid "+kid+", no secret"] = jwttest.Sign("HS256", []byte{}, `{"alg":"HS256","kid":`+string(quoted)+`}`, victim)
 	}
-	for _, p := range []string{``, `null`, `[]`, `"victim"`, `1`, `{`, `{"sub":"victim"`, victim + victim, victim + "x", "\ufeff" + victim, `{"sub":"victim",}`, `{sub:"victim"}`,
+	for _, payload := range []string{``, `null`, `[]`, `"victim"`, `1`, `{`, `{"sub":"victim"`, victim + victim, victim + "x", "\ufeff" + victim, `{"sub":"victim",}`, `{sub:"victim"}`,
 		"{\"sub\":\"victim\n\"," + validClaims + "}"} {
-		forged["payload "+p] = i.token("", p)
+		forged["payload "+payload] = i.token("", payload)
 	}
 	at := func(after time.Duration) string { return fmt.Sprint(tokenNow.Add(after).Unix()) }
 	for _, c := range []struct {
@@ -420,6 +420,8 @@ func (i testIssuer) publicTexts() []string {
 	return texts
 }
 
+// publicJWK returns the public part of a key as an entry of a JWKS, or the whole key if it is a
+// secret.
 func publicJWK(key any) string {
 	if secret, ok := key.([]byte); ok {
 		return `{"kty":"oct","k":"` + jwttest.Base64(string(secret)) + `"}`
@@ -427,6 +429,7 @@ func publicJWK(key any) string {
 	return jwttest.JWK(key, "")
 }
 
+// publicX5C returns a certificate of a key as it is written in x5c, or "" for a secret.
 func publicX5C(key any) string {
 	if _, ok := key.([]byte); ok {
 		return ""

@@ -74,7 +74,8 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 // warnInventedIdentities warns about identities that clients can invent without a bound. Each new
 // identity has a new limit, and a key in the store.
 func (c *compiler) warnInventedIdentities() {
-	isBounded := slices.ContainsFunc(c.spec.Rules, func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) })
+	boundsAllRequests := func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) }
+	isBounded := slices.ContainsFunc(c.spec.Rules, boundsAllRequests)
 	for _, r := range c.spec.Rules {
 		if isBounded || r.NewIdentities != nil || boundsAddresses(r) {
 			continue
@@ -110,7 +111,8 @@ func (c *compiler) warnInventedIdentity(l *policy.Limit, id *policy.Identity) {
 // client's address.
 func boundsAddresses(r *policy.Rule) bool {
 	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
-		return isAddress(l.Key) && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
+		isRate := len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
+		return isAddress(l.Key) && isRate && !l.Shadow && l.Status == nil
 	})
 }
 

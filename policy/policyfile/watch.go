@@ -81,15 +81,16 @@ const (
 
 // A Reload is the result of a load.
 type Reload struct {
-	At    time.Time
-	Rules int   // the number of rules in force
-	Err   error // nil, or why the old rules stay in force
+	At    time.Time // when the load ended
+	Rules int       // the number of rules in force
+	Err   error     // nil, or why the old rules stay in force
 }
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
 // Watch loads the rules of a file. It loads them again when the file, or a file that it names,
-// changes. If the first load fails, it returns that error and watches nothing. Close ends it.
+// changes. If the first load fails, Watch returns its error and watches nothing. Close ends the
+// Watcher.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
