@@ -30,13 +30,13 @@ func (f *faulty) Decide(ctx context.Context, charges []penstock.Charge) (penstoc
 	return f.store.Decide(ctx, charges)
 }
 
-// setFault gives the store a fault. A nil fault repairs the store.
-func (f *faulty) setFault(by fault) {
-	if by == nil {
+// setFault gives the store a fault, or repairs the store if the fault is nil.
+func (f *faulty) setFault(to fault) {
+	if to == nil {
 		f.fault.Store(nil)
 		return
 	}
-	f.fault.Store(&by)
+	f.fault.Store(&to)
 }
 
 // failWith is a fault that answers every call with an error.
@@ -52,7 +52,7 @@ func hang(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 
 var errDown = fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 
-// compiled is the plan of a limit.
+// compiled returns the plan of a limit.
 func compiled(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
 	plan, err := limit.Compile()
@@ -62,7 +62,7 @@ func compiled(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	return plan
 }
 
-// one is a batch with one charge of one unit.
+// one returns a batch with one charge of one unit.
 func one(limit *penstock.Plan, key string) []penstock.Charge {
 	return []penstock.Charge{{Key: key, Plan: limit, Cost: 1}}
 }
@@ -76,8 +76,8 @@ func traced(store penstock.Store) penstock.Store {
 	})
 }
 
-// standard is guard.Standard around a store of one instance, unless the options have another
-// number. The store is traced, so guards cannot find its other methods.
+// standard puts guard.Standard around a store, with one instance unless the options have a Server
+// or another number. The store is traced, so guards cannot find its other methods.
 func standard(t testing.TB, store penstock.Store, o guard.Options) *guard.Guarded {
 	t.Helper()
 	if o.Server == nil && o.Instances == 0 {

@@ -11,27 +11,28 @@ import (
 
 // An Event is one decision, as Observe reports it.
 type Event struct {
-	// Context is that of the caller, for observers that read its values, such as the span of a trace.
+	// Context is the caller's, for observers that read its values, such as the span of a trace.
 	Context context.Context
 
 	// Plan is the strictest limit of the decision. Without a decision it is the first charge's. It is
 	// nil for an empty batch and for a charge without a Plan.
 	Plan *penstock.Plan
 
-	Charges int // in the batch
-	Allowed bool
-	Source  penstock.Source
-	Latency time.Duration
+	Charges int             // how many the batch has
+	Allowed bool            // false without a decision
+	Source  penstock.Source // FromStore without a decision
+	Latency time.Duration   // of the call of Decide
 
 	// Err is why there was no decision, or nil. Reason is its kind, for metrics: the Reason of a
-	// penstock.StoreError, "canceled" (by the caller), "invalid" or "other". It is "" without
-	// an error.
+	// penstock.StoreError, "canceled" (by the caller), "invalid" or "other". Without an error it is
+	// "".
 	Err    error
 	Reason string
 }
 
-// Observe calls report for every decision, before the caller gets it. Many goroutines call it at
-// once, and it must be fast. Put Observe outermost, so that it sees what the caller sees.
+// Observe calls report for every decision, before the caller gets it. Several goroutines may call
+// report at the same time. It must be fast. Put Observe outermost, so that it sees what the caller
+// sees.
 func Observe(report func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if report == nil {

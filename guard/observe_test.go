@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,21 +25,21 @@ func TestObservedStoreObeysTheLaw(t *testing.T) {
 func TestEventHasTheCallersDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var events []guard.Event
-		c := newFaulty()
-		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(c)
+		inner := newFaulty()
+		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(inner)
 		wide, tight := compiled(t, penstock.PerHour(100)), compiled(t, penstock.PerDay(2))
 		batch := []penstock.Charge{{Key: "k", Plan: wide, Cost: 1}, {Key: "k", Plan: tight, Cost: 1}}
 		for range 3 {
 			decide(t, store, batch...)
 		}
-		c.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		inner.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			time.Sleep(7 * time.Millisecond)
 			d := penstock.Single(penstock.Status{})
 			d.Source = penstock.FromLease
 			return d, nil
 		})
 		decide(t, store, batch[:1]...)
-		c.setFault(failWith(errDown))
+		inner.setFault(failWith(errDown))
 		for _, charges := range [][]penstock.Charge{batch, nil} {
 			if _, err := store.Decide(t.Context(), charges); err != errDown {
 				t.Fatalf("the error is %v; want errDown, the store's own", err)
@@ -55,12 +54,12 @@ func TestEventHasTheCallersDecision(t *testing.T) {
 			err     error
 			reason  string
 		}{
-			{"day", 2, true, penstock.FromStore, 0, nil, ""},
-			{"day", 2, true, penstock.FromStore, 0, nil, ""},
-			{"day", 2, false, penstock.FromStore, 0, nil, ""},
-			{"hour", 1, true, penstock.FromLease, 7 * time.Millisecond, nil, ""},
-			{"hour", 2, false, penstock.FromStore, 0, errDown, "unknown"},
-			{"", 0, false, penstock.FromStore, 0, errDown, "unknown"},
+			{limit: "day", charges: 2, allowed: true, source: penstock.FromStore},
+			{limit: "day", charges: 2, allowed: true, source: penstock.FromStore},
+			{limit: "day", charges: 2, allowed: false, source: penstock.FromStore},
+			{limit: "hour", charges: 1, allowed: true, source: penstock.FromLease, latency: 7 * time.Millisecond},
+			{limit: "hour", charges: 2, source: penstock.FromStore, err: errDown, reason: "unknown"},
+			{limit: "", charges: 0, source: penstock.FromStore, err: errDown, reason: "unknown"},
 		} {
 			e, name := events[i], ""
 			if e.Plan != nil {
@@ -79,8 +78,8 @@ func TestErrorsHaveReasons(t *testing.T) {
 	cancel()
 	unavailable := func(cause error) error { return fmt.Errorf("%w: %w", penstock.ErrUnavailable, cause) }
 	var got string
-	c := newFaulty()
-	store := guard.Observe(func(e guard.Event) { got = e.Reason })(c)
+	inner := newFaulty()
+	store := guard.Observe(func(e guard.Event) { got = e.Reason })(inner)
 	rows := []struct {
 		ctx  context.Context
 		err  error
@@ -93,12 +92,12 @@ func TestErrorsHaveReasons(t *testing.T) {
 		{t.Context(), unavailable(os.ErrDeadlineExceeded), "timeout"},
 		{t.Context(), context.DeadlineExceeded, "other"},
 		{canceled, context.Canceled, "canceled"},
-		{t.Context(), unavailable(context.Canceled), "unknown"}, // the store's own
+		{t.Context(), unavailable(context.Canceled), "unknown"}, // the store canceled the call; the caller did not
 		{t.Context(), errors.New("?"), "other"},
 		{t.Context(), fmt.Errorf("a decorator: %w", penstock.NewStoreError(penstock.ReasonBusy, errDown)), "busy"},
 	}
 	for _, row := range rows {
-		c.setFault(failWith(row.err))
+		inner.setFault(failWith(row.err))
 		if store.Decide(row.ctx, one(penstock.PerHour(1).MustCompile(), "k")); got != row.want {
 			t.Errorf("the Reason of %v is %q; want %q", row.err, got, row.want)
 		}
@@ -112,12 +111,16 @@ func TestObservingAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { store.Decide(context.Background(), charges) }); n != 0 {
 		t.Errorf("an observed decision takes %v allocations; want 0", n)
 	}
-	if next := guard.Observe(nil)(memstore.New(memstore.Options{})); slices.Contains([]any{nil}, any(next)) {
-		t.Error("Observe(nil) returns a nil store; want the store itself")
+}
+
+func TestObserveWithoutAReportIsTheStoreItself(t *testing.T) {
+	var store penstock.Store = memstore.New(memstore.Options{})
+	if observed := guard.Observe(nil)(store); observed != store {
+		t.Errorf("Observe(nil) returns %v; want the store itself", observed)
 	}
 }
 
-// granting is a store that grants at once.
+// granting is a store that grants each charge immediately.
 var granting = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Single(penstock.Status{Granted: 1, Remaining: 1}), nil
 })

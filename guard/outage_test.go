@@ -55,7 +55,7 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 				t.Helper()
 				for deadline := time.Now().Add(20 * time.Second); call() != source || len(changes) == 0 || changes[len(changes)-1] != state; {
 					if time.Now().After(deadline) {
-						t.Fatalf("in 20 s, no decision came from %v while the breaker was %s; want one; the breaker changed to %v", source, state, changes)
+						t.Fatalf("for 20 s, no decision was made by %v while the breaker was %s; want one; the breaker's changes are to %v", source, state, changes)
 					}
 				}
 			}
@@ -70,7 +70,7 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 			outage.end(server)
 			until(penstock.FromStore, "closed")
 			if changes[0] != "open" || !slices.Contains(changes, "half_open") {
-				t.Errorf("the breaker changed to %v; want open first, then half_open", changes)
+				t.Errorf("the breaker's changes are to %v; want first to open, and later to half_open", changes)
 			}
 			t.Logf("counted: %d calls answered in an outage (%d by the server before and after it; the breaker changed to %v)",
 				answered[penstock.FromFallback], answered[penstock.FromStore], changes)

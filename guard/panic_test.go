@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// panicsOn returns a store that panics on charges of a mode.
+// panicsOn returns a store that panics if the first charge of a batch has this mode.
 func panicsOn(mode penstock.Mode) penstock.Store {
 	memory := memstore.New(memstore.Options{})
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -40,7 +40,7 @@ func TestPanicOfADrawDoesNotEndTheProcess(t *testing.T) {
 				t.Error(err)
 			}
 			if s := l.Stats(); s.Draws == 0 || s.Live != 0 {
-				t.Errorf("mode %v: %+v; want draws, and 0 live units after Close", mode, s)
+				t.Errorf("with a panic for each %v, the stats after Close are %+v; want draws, and 0 live units", mode, s)
 			}
 		})
 	}
@@ -51,37 +51,37 @@ func TestPanicOfAProbeDoesNotEndTheProcess(t *testing.T) {
 		store := panicsOn(penstock.Peek)
 		var down atomic.Bool
 		down.Store(true)
-		b := standard(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		g := standard(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if down.Load() && charges[0].Mode != penstock.Peek {
 				return penstock.Decision{}, penstock.ErrUnavailable
 			}
 			return store.Decide(ctx, charges)
 		}), guard.Options{})
-		defer b.Close()
+		defer g.Close()
 		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(10).MustCompile(), Cost: 1}}
 		for range 10 {
-			b.Decide(t.Context(), charges)
+			g.Decide(t.Context(), charges)
 		}
 		time.Sleep(time.Minute)
 		down.Store(false)
-		if d, err := b.Decide(t.Context(), charges); err != nil || d.Source != penstock.FromStore {
-			t.Errorf("once the store is back: %v, %v; want a decision of the store", d, err)
+		if d, err := g.Decide(t.Context(), charges); err != nil || d.Source != penstock.FromStore {
+			t.Errorf("once the store works again: %v by %v, error %v; want a decision by the store", d, d.Source, err)
 		}
 	})
 }
 
 func TestPanicOfTheHeartbeatIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
+		heartbeats := 0
 		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
-			if n++; n == 1 {
+			if heartbeats++; heartbeats == 1 {
 				panic("a bug in a caller")
 			}
 			return 3, nil
 		}})
 		time.Sleep(time.Minute)
 		if got := counter.Instances(); got != 3 {
-			t.Errorf("%d instances; want 3", got)
+			t.Errorf("after a heartbeat that panicked, Instances returns %d; want 3, as the later heartbeats return", got)
 		}
 		counter.Close()
 	})

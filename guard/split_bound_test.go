@@ -15,23 +15,29 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// If all units are spent in one burst, exactly these are granted: no unit is denied while a shard
-// has one. If a denial by the first shard were final, about √(N·S(1-1/S)/2π) of N units in S shards
-// would be denied, because chance sends them to a shard that has used its part. Split makes a few
-// more calls for each of them instead.
+// A burst gets exactly the limit's units: no unit is denied while a shard has one. If a denial by
+// the first shard were final, about √(N·S(1-1/S)/2π) of N units in S shards would be denied,
+// because chance sends them to a shard that has used its part. Split calls further shards instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
+	for _, row := range []struct{ units, shards, runs int }{
+		{units: 100, shards: 4, runs: 40},
+		{units: 100, shards: 16, runs: 40},
+		{units: 1000, shards: 4, runs: 40},
+		{units: 1000, shards: 16, runs: 40},
+		{units: 10_000, shards: 16, runs: 10},
+	} {
 		units, shards, runs := row.units, row.shards, row.runs
-		moreCalls := 0
+		moreCalls := 0       // of granted spends, after their first calls
 		deniedByFirst := 0.0 // mean number of units per run that the first shard would deny
 		for range runs {
-			calls, first := 0, map[string]int{}
+			calls := 0                     // of one spend
+			firstCalls := map[string]int{} // of all spends, by the key of the shard
 			store := memstore.New(memstore.Options{})
 			counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if calls++; calls == 1 {
-					first[charges[0].Key]++
+					firstCalls[charges[0].Key]++
 				}
 				return store.Decide(ctx, charges)
 			})
@@ -46,24 +52,24 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 					moreCalls += calls - 1
 				}
 				if i == units-1 {
-					for _, n := range first {
-						deniedByFirst += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
+					for _, spends := range firstCalls {
+						deniedByFirst += max(0, float64(spends)-float64(units)/float64(shards)) / float64(runs)
 					}
 				}
 			}
 		}
 		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
-		t.Logf("%5d units in %2d shards: all granted, and no more; %.1f would be denied by the first shard (%.1f by the formula); %.3f more calls per unit", units, shards,
+		t.Logf("%5d units in %2d shards: all granted, and no more; the first shards would deny %.1f (by the formula %.1f); %.3f further calls per unit", units, shards,
 			deniedByFirst, formula, float64(moreCalls)/float64(runs*units))
 		if deniedByFirst < formula/2 || deniedByFirst > 2*formula {
-			t.Errorf("%.1f of %d units exceeded the parts of %d shards; want about %.1f: the shards are not chosen evenly", deniedByFirst, units, shards, formula)
+			t.Errorf("%.1f of %d units were sent first to one of %d shards that had used its part; want about %.1f: the shards are not chosen evenly", deniedByFirst, units, shards, formula)
 		}
 		t.Logf("counted: %d spends of split limits checked against their bound", runs*(units+100))
 	}
 }
 
-// Under more load than fits, a split bucket admits at most its burst and the units that it refills.
-// It admits at most one unit less for each shard, and one more.
+// Under overload, a bucket split into S shards admits at most its burst and the units that return
+// to it. It admits at most S+1 units less than this bound.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -81,17 +87,17 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			most := count + count*seconds
-			if admitted > most || admitted < most-shards-1 {
-				t.Errorf("%d shards: %d units in %d s; want %d, or %d less at most", shards, admitted, seconds, most, shards+1)
+			if least := most - shards - 1; admitted > most || admitted < least {
+				t.Errorf("%d shards admitted %d units in %d s; want %d to %d", shards, admitted, seconds, least, most)
 			}
 			t.Logf("%2d shards: %d units in %d s; the bound is %d (%.1f %%)", shards, admitted, seconds, most, 100*float64(admitted)/float64(most))
 		})
 	}
 }
 
-// After a split limit was lowered, each shard grants what is left of its part of the new limit. So
-// the shards grant more than an unsplit limit, by at most the parts of all shards but one. If N
-// units of a new limit of N were used, S shards grant about √(N·S(1-1/S)/2π) units more. The units
+// When a split limit is lowered, each shard grants what is left of its part of the new limit. So
+// the shards grant more than an unsplit limit, by at most the parts of all shards but one. If the
+// new limit is N units and N are used, S shards grant about √(N·S(1-1/S)/2π) units more. The units
 // used before and those granted afterwards never exceed the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	effort.WithoutRace(t)
@@ -99,7 +105,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	const from, to, shards, runs = 150, 50, 8, 60
 	for _, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow, penstock.SlidingLog} {
 		for _, used := range []int{20, 50, 120} {
-			more := 0.0
+			extra := 0.0 // mean number of units beyond those of an unsplit limit
 			for range runs {
 				synctest.Test(t, func(t *testing.T) {
 					store := memstore.New(memstore.Options{})
@@ -118,7 +124,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 							t.Fatal("the old limit denied a unit; want all granted")
 						}
 					}
-					want, unsplit := 0, max(to-used, 0) // what the shards, and an unsplit limit, have left
+					want, unsplit := 0, max(to-used, 0) // the units left in the shards, and in an unsplit limit
 					for i := range shards {
 						part := to / shards
 						if i < to%shards {
@@ -132,17 +138,23 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 							granted++
 						}
 					}
-					if granted != want || granted-unsplit > to-to/shards || used+granted > from {
-						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; want %d, as the shards have left; an unsplit limit has %d", a.Name(), used, from, to,
-							shards, granted, want, unsplit)
+					if granted != want {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; want %d, as the shards have left", a.Name(), used, from, to, shards, granted, want)
 					}
-					more += float64(granted-unsplit) / runs
+					if most := to - to/shards; granted-unsplit > most {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; want at most %d more than the %d of an unsplit limit", a.Name(), used, from, to,
+							shards, granted, most, unsplit)
+					}
+					if used+granted > from {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; want at most %d used and granted", a.Name(), used, from, to, shards, granted, from)
+					}
+					extra += float64(granted-unsplit) / runs
 				})
 			}
-			t.Logf("%v: %d of %d used, lowered to %d in %d shards: %.1f units more than without", a.Name(), used, from, to, shards, more)
+			t.Logf("%v: %d of %d used, lowered to %d in %d shards: %.1f units more than without Split", a.Name(), used, from, to, shards, extra)
 			formula := math.Sqrt(to * shards * (1 - 1.0/shards) / (2 * math.Pi))
-			if used == to && (more < formula/2 || more > 2*formula) {
-				t.Errorf("%v: %.1f units more than without Split; want about %.1f, by the formula", a.Name(), more, formula)
+			if used == to && (extra < formula/2 || extra > 2*formula) {
+				t.Errorf("%v: %.1f units more than without Split; want half to twice the %.1f of the formula", a.Name(), extra, formula)
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,7 +101,7 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 			t.Parallel()
 			except := brokenLaws
 			if n > 2 {
-				except = append([]string{"keys_are_independent"}, except...) // it has a batch that needs more than 64 shards
+				except = append([]string{"keys_are_independent"}, except...) // a batch of this law needs more than 64 shards
 			}
 			split := guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
 				if l.Algorithm() != penstock.Concurrency {
@@ -169,7 +170,7 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	decide(t, store, penstock.Charge{Key: "k", Plan: limit, Mode: penstock.Reset})
 	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("after 20 s, the client does not know the slots of the Cluster; want that it does")
+			t.Fatal("after 20 s, the client still does not know the slots of the Cluster")
 		}
 	}
 	clear(decisions)
@@ -192,12 +193,12 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 		t.Errorf("%d units were granted; want all 1999", granted.Load())
 	}
 	if len(decisions) < 2 {
-		t.Errorf("the servers made these numbers of decisions: %v; want several servers", decisions)
+		t.Errorf("the decisions by server are %v; want those of at least 2 servers", decisions)
 	}
 	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(decisions))
 }
 
-// A clock has a time, in µs since the epoch. The time changes only when a test calls advance.
+// A clock is a time in µs since 1970. It changes only when a test calls advance.
 type clock struct{ atomic.Int64 }
 
 func newClock() *clock {
@@ -226,12 +227,16 @@ func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 					c.Holder = fmt.Sprint(granted)
 					d = decide(t, store, c)
 					s := d.Status(0)
-					if granted += s.Granted; d.Allowed && (s.Granted != 1 || s.Remaining < 0 || s.Remaining > count-1) || !d.Allowed && s.Remaining != 0 {
-						t.Fatalf("%s: %d in %d shards, unit %d: %+v; want 1 granted, or none left", name, count, n, granted, s)
+					granted += s.Granted
+					if d.Allowed && (s.Granted != 1 || s.Remaining < 0 || s.Remaining > count-1) {
+						t.Fatalf("%s: %d units in %d shards, grant %d: %+v; want 1 granted, and from 0 to %d left", name, count, n, granted, s, count-1)
+					}
+					if !d.Allowed && s.Remaining != 0 {
+						t.Fatalf("%s: %d units in %d shards, denied after %d: %+v; want 0 left", name, count, n, granted, s)
 					}
 				}
 				if granted != count {
-					t.Errorf("%s: %d in %d shards grant %d before they deny; want all", name, count, n, granted)
+					t.Errorf("%s: %d units in %d shards: %d were granted before the first denial; want all", name, count, n, granted)
 				}
 				tried++
 			}
@@ -263,8 +268,11 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 				}
 				s := d.Status(0)
 				granted += s.Granted
-				if d.Allowed != (s.RetryAfter == 0) || (s.RetryAfter == penstock.Never) != (cost > burst && mode == penstock.Spend) {
-					t.Fatalf("%v %d: %+v; want a RetryAfter for a denial, and Never beyond the burst", mode, cost, s)
+				if d.Allowed != (s.RetryAfter == 0) {
+					t.Fatalf("%v of %d: allowed %v, %+v; want a RetryAfter if it is denied, and only then", mode, cost, d.Allowed, s)
+				}
+				if neverFits := mode == penstock.Spend && cost > burst; (s.RetryAfter == penstock.Never) != neverFits {
+					t.Fatalf("%v of %d with a burst of %d: %+v; want RetryAfter Never if a Spend exceeds the burst, and only then", mode, cost, burst, s)
 				}
 				steps++
 			}
@@ -309,7 +317,7 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 				used += want
 			case penstock.Draw:
 				if want = s.Granted; want > min(cost, count-used) || want == 0 && cost > 0 && used < count {
-					t.Fatalf("draw %d with %d of %d used: %+v; want some units granted, and no more than are left", cost, used, count, s)
+					t.Fatalf("a draw of %d with %d of %d used: %+v; want at least one unit granted if any is left, and no more than are left", cost, used, count, s)
 				}
 				used += want
 				fits = want > 0 || cost == 0
@@ -320,10 +328,10 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 				used, fits = 0, true
 			}
 			if s.Granted != want || (s.RetryAfter == 0) != fits {
-				t.Fatalf("%v %d of %d in %d shards: %+v; want granted %d, fits %v", mode, cost, count, n, s, want, fits)
+				t.Fatalf("%v of %d, limit %d in %d shards: %+v; want %d granted, and RetryAfter 0: %v", mode, cost, count, n, s, want, fits)
 			}
 			if left := call(penstock.Peek, 0).Remaining; left != count-used {
-				t.Fatalf("%d of %d left after %v %d; want %d", left, count, mode, cost, count-used)
+				t.Fatalf("after %v of %d, %d of %d units are left; want %d", mode, cost, left, count, count-used)
 			}
 			steps++
 		}
@@ -331,18 +339,19 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 	t.Logf("counted: %d charges of all modes", steps)
 }
 
-// A firstKeyStore records the first key of each batch.
+// A firstKeyStore counts its calls. If a context has a *string under firstKey, the first call with
+// this context stores its first key there.
 type firstKeyStore struct {
 	next  penstock.Store
 	calls atomic.Int64
 }
 
-func (n *firstKeyStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	n.calls.Add(1)
+func (s *firstKeyStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	s.calls.Add(1)
 	if first, ok := ctx.Value(firstKey{}).(*string); ok && *first == "" {
 		*first = charges[0].Key
 	}
-	return n.next.Decide(ctx, charges)
+	return s.next.Decide(ctx, charges)
 }
 
 type firstKey struct{}
@@ -350,23 +359,24 @@ type firstKey struct{}
 func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	effort.WithoutRace(t)
 	const callers = 8
-	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
-		rounds := max(100, 50_000/row.n) // so many that 15 % are six standard deviations of the mean
+	for _, row := range []struct{ units, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
+		rounds := max(100, 50_000/row.units) // so many that 15 % of the mean are six standard deviations of it
 		deniedByFirst, denied, calls := 0, 0, int64(0)
 		for range rounds {
 			store := &firstKeyStore{next: newClock().memory()}
 			split := split(row.shards)(store)
-			charges := one(compiled(t, penstock.PerHour(int64(row.n))), "k")
+			charges := one(compiled(t, penstock.PerHour(int64(row.units))), "k")
 			var mu sync.Mutex
-			first := map[string]int{}
+			firstCalls := map[string]int{} // by the key of the shard
 			var all sync.WaitGroup
 			for caller := range callers {
 				all.Go(func() {
-					for i := caller; i < row.n; i += callers {
+					for i := caller; i < row.units; i += callers {
 						key := ""
 						d, err := split.Decide(context.WithValue(context.Background(), firstKey{}, &key), charges)
 						mu.Lock()
-						if first[key]++; err != nil || !d.Allowed {
+						firstCalls[key]++
+						if err != nil || !d.Allowed {
 							denied++
 						}
 						mu.Unlock()
@@ -374,27 +384,33 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 				})
 			}
 			all.Wait()
-			for key, n := range first { // the denials of a burst if the first shard's answer were final
-				shard := int(key[len(key)-2]-'0')*10 + int(key[len(key)-1]-'0')
-				units := row.n / row.shards
-				if shard < row.n%row.shards {
-					units++
+			for key, spends := range firstCalls { // count the denials that there were if the first shard's answer were final
+				shard, err := strconv.Atoi(key[len(key)-len("00"):])
+				if err != nil {
+					t.Fatal(err)
 				}
-				deniedByFirst += max(n-units, 0)
+				part := row.units / row.shards
+				if shard < row.units%row.shards {
+					part++
+				}
+				deniedByFirst += max(spends-part, 0)
 			}
 			calls += store.calls.Load()
 		}
-		n, s := float64(row.n), float64(row.shards)
+		n, s := float64(row.units), float64(row.shards)
 		formula := math.Sqrt(n * s * (1 - 1/s) / (2 * math.Pi))
 		mean := float64(deniedByFirst) / float64(rounds)
-		if denied != 0 || math.Abs(mean-formula) > 0.15*formula {
-			t.Errorf("burst of %d over %d shards: %d denied; want 0; without further calls %.1f a burst, by the formula %.1f", row.n, row.shards, denied, mean, formula)
+		if denied != 0 {
+			t.Errorf("bursts of %d units in %d shards: %d spends were denied; want 0", row.units, row.shards, denied)
+		}
+		if math.Abs(mean-formula) > 0.15*formula {
+			t.Errorf("bursts of %d units in %d shards: the first shards deny %.1f per burst; want %.1f ± 15 %%, by the formula", row.units, row.shards, mean, formula)
 		}
 		if perDecision := float64(calls) / float64(rounds) / n; perDecision > 3 {
-			t.Errorf("burst of %d over %d shards: %.2f calls per decision; want at most 3", row.n, row.shards, perDecision)
+			t.Errorf("bursts of %d units in %d shards: %.2f calls per decision; want at most 3", row.units, row.shards, perDecision)
 		} else {
 			t.Logf("counted: %d spends in bursts (%d shards; %.1f denials prevented per burst, formula %.1f; %.2f calls per decision)",
-				rounds*row.n, row.shards, mean, formula, perDecision)
+				rounds*row.units, row.shards, mean, formula, perDecision)
 		}
 	}
 }
@@ -424,7 +440,7 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 			t.Errorf("cost %d: %v after its RetryAfter; want a grant", cost, d)
 		}
 		if d.RetryAfter() > 72*time.Second { // the time in which a shard of 3 is full again
-			t.Errorf("cost %d: retry after %v; want at most 72s", cost, d.RetryAfter())
+			t.Errorf("cost %d: RetryAfter is %v; want at most 72s", cost, d.RetryAfter())
 		}
 	}
 }
@@ -435,20 +451,20 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(8)), Patience: time.Hour}
 	for i := range 8 {
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != 0 {
-			t.Fatalf("unit %d: %v, wait %v; want a grant at once", i, d, d.Wait())
+			t.Fatalf("unit %d: %v, wait %v; want a grant without a wait", i, d, d.Wait())
 		}
 	}
 	last := time.Duration(0)
 	for i := range 8 {
 		d := decide(t, store, charge)
 		if want := time.Duration(i/4+1) * 30 * time.Second; !d.Allowed || d.Wait() != want {
-			t.Fatalf("booking %d: %v, wait %v; want %v", i, d, d.Wait(), want)
+			t.Fatalf("booking %d: %v, wait %v; want a grant after %v", i, d, d.Wait(), want)
 		}
 		last = d.Wait()
 	}
 	charge.Patience = last
 	if d := decide(t, store, charge); d.Allowed {
-		t.Fatalf("%v, wait %v; want a denial", d, d.Wait())
+		t.Fatalf("a booking with the Patience %v of the last one: %v, wait %v; want a denial", last, d, d.Wait())
 	}
 }
 
@@ -465,7 +481,7 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 				t.Fatalf("%d shards, hold %d: %v; want a grant", n, i, d)
 			}
 			if d := call(i/2, penstock.Spend); !d.Allowed || d.Status(0).Granted != 0 {
-				t.Fatalf("%d shards, %d slots lent: the renewal of hold %d gets %+v; want granted 0", n, i+1, i/2, d.Status(0))
+				t.Fatalf("%d shards, %d slots lent: the renewal of hold %d gets %+v; want it allowed, and 0 granted", n, i+1, i/2, d.Status(0))
 			}
 		}
 		if d := call(slots, penstock.Spend); d.Allowed {
@@ -474,7 +490,7 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 		for i := range slots {
 			first, second := call(i, penstock.Refund), call(i, penstock.Refund)
 			if first.Status(0).Granted != 1 || second.Status(0).Granted != 0 {
-				t.Fatalf("%d shards: two releases of hold %d get %+v, and then %+v; want 1 and 0 granted", n, i, first.Status(0), second.Status(0))
+				t.Fatalf("%d shards: the first release of hold %d gets %+v, the second %+v; want 1 and 0 granted", n, i, first.Status(0), second.Status(0))
 			}
 		}
 		free := call(0, penstock.Peek)
@@ -485,7 +501,7 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 }
 
 func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
-	for range 20 { // the shard is chosen at random
+	for range 20 { // because shards are chosen at random
 		store := &firstKeyStore{next: newClock().memory()}
 		split := guard.Split(guard.SplitOptions{Limits: settings(map[string]guard.Settings{"hot": {SplitInto: 4}, "hot-2": {SplitInto: 3}})})(store)
 		year := 365 * 24 * time.Hour
@@ -494,37 +510,40 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		user := penstock.Charge{Key: "user", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
 		for range 4 {
 			if d := decide(t, split, user, hot, other); !d.Allowed {
-				t.Fatalf("%v; want a grant", d)
+				t.Fatalf("%v; want each of the user's 4 batches granted", d)
 			}
 		}
 		before := store.calls.Load()
 		d := decide(t, split, hot, user, other)
-		if calls := store.calls.Load() - before; d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 || calls > 3 {
-			t.Fatalf("%v: %+v %+v, after %d calls; want a denial by the user's limit after 3 calls at most", d, d.Status(0), d.Status(1), calls)
+		if d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 {
+			t.Fatalf("a fifth batch of the user: %v; limit hot %+v, limit user %+v; want a denial by limit user, and at least 2 left of limit hot", d, d.Status(0), d.Status(1))
+		}
+		if calls := store.calls.Load() - before; calls > 3 {
+			t.Fatalf("the denial took %d calls; want at most 3", calls)
 		}
 		user.Key = "another"
 		for range 2 {
 			if d := decide(t, split, hot, other, user); !d.Allowed {
-				t.Fatalf("%v; want a grant", d)
+				t.Fatalf("%v; want 2 batches of another user granted", d)
 			}
 		}
 		d = decide(t, split, other, user, hot)
 		if d.Allowed || d.Strictest() != 2 || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 2 {
-			t.Fatalf("%v: %+v %+v %+v; want a denial by the hot limit only", d, d.Status(0), d.Status(1), d.Status(2))
+			t.Fatalf("a seventh batch: %v; limit hot-2 %+v, limit user %+v, limit hot %+v; want a denial by limit hot only, and 2 left of limit user", d, d.Status(0), d.Status(1), d.Status(2))
 		}
 		other.Mode, user.Mode, hot.Mode = penstock.Peek, penstock.Peek, penstock.Peek
 		d = decide(t, split, user, other, hot)
 		for i, want := range []int64{2, 2, 0} {
 			if left := d.Status(i).Remaining; left != want || d.Allowed {
-				t.Errorf("charge %d: %d left, %v; want %d", i, left, d, want)
+				t.Errorf("peek of charge %d: %d left, %v; want %d left, and the batch denied", i, left, d, want)
 			}
 		}
 		user.Mode, other.Mode = penstock.Spend, penstock.Refund
 		if d := decide(t, split, other, user, hot); d.Allowed || d.Status(0).Granted != 0 || d.Status(1).Granted != 0 || d.Status(1).Remaining != 2 {
-			t.Errorf("a batch of which a Peek is denied: %+v, %+v; want nothing granted", d.Status(0), d.Status(1))
+			t.Errorf("a batch with a Peek that is denied: the Refund has %+v, the Spend %+v; want 0 granted for both, and 2 left for the Spend", d.Status(0), d.Status(1))
 		}
 		if d := decide(t, split, other, user); !d.Allowed || d.Status(0).Granted != 1 || d.Status(0).Remaining != 3 {
-			t.Errorf("a refund in a batch: %+v; want 1 granted and 3 left", d.Status(0))
+			t.Errorf("a Refund in a batch: %+v; want 1 granted and 3 left", d.Status(0))
 		}
 	}
 }
@@ -552,7 +571,7 @@ func TestKeysOfShardsAreUnique(t *testing.T) {
 		}
 	}
 	if want := 8 * len(keys); len(counters) != want {
-		t.Errorf("%d counters for %d keys in 8 shards; want %d", len(counters), len(keys), want)
+		t.Errorf("%d keys in 8 shards have %d counters; want %d", len(keys), len(counters), want)
 	}
 	t.Logf("counted: %d counters of %d keys", len(counters), len(keys))
 }
@@ -560,7 +579,7 @@ func TestKeysOfShardsAreUnique(t *testing.T) {
 func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	memory := newClock().memory()
 	var errOpen error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
-	errOfShard := errOpen // of one shard of four
+	errOfShard := errOpen // the error of shard 2, one of four
 	store := split(4)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if strings.HasSuffix(charges[0].Key, "~02") {
 			return penstock.Decision{}, errOfShard
@@ -575,10 +594,10 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	}
 	for range 10 {
 		if d, err := store.Decide(t.Context(), charges); err != errOpen {
-			t.Fatalf("%v, %v; want the breaker's error: that shard may have room", d, err)
+			t.Fatalf("%v, error %v; want the breaker's error, because its shard may have room", d, err)
 		}
 	}
-	errOfShard = errDown // the shard may have charged the unit
+	errOfShard = errDown // after this error, the unit may have been charged
 	failed := 0
 	for range 100 {
 		store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: charges[0].Plan, Mode: penstock.Reset}})
@@ -587,17 +606,19 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 		}
 	}
 	if failed == 0 {
-		t.Error("0 of 100 spends returned errDown; want some: a spend whose outcome is unknown must not be made again")
+		t.Error("0 of 100 spends returned errDown; want some, because a spend with an unknown outcome must not be sent to another shard")
 	}
 }
 
-// Before Split denies, it calls one shard after the other. If the deadline allows only some of
-// them, their denials are the answer. A Fallback would admit units besides those of the store.
+// Before Split denies, it calls one shard after the other. If the deadline leaves time for only
+// some of them, their denials are the answer. An error instead would let a Fallback admit units
+// beyond those of the store.
 func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
-		takes, deadline time.Duration // each call, and the decision
-		calls           int64         // of 8 shards
+		takes    time.Duration // each call of a shard
+		deadline time.Duration // of the decision; 0: none
+		calls    int64         // expected; there are 8 shards
 	}{
 		{takes: 5 * time.Millisecond, calls: 8},
 		{takes: 5 * time.Millisecond, deadline: 100 * time.Millisecond, calls: 8},
@@ -629,8 +650,8 @@ func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 			}
 			d, err := splits.Decide(ctx, charges)
 			if calls := store.calls.Load(); err != nil || d.Allowed || d.RetryAfter() <= 0 || d.Source != penstock.FromStore || calls != row.calls {
-				t.Errorf("%v for a call, %v for all: %v from the %v, %v, after %d calls; want a denial after %d",
-					row.takes, row.deadline, d, d.Source, err, calls, row.calls)
+				t.Errorf("with calls of %v and a deadline of %v: %v by %v, RetryAfter %v, error %v, after %d calls; want a denial by the store with a RetryAfter, after %d calls",
+					row.takes, row.deadline, d, d.Source, d.RetryAfter(), err, calls, row.calls)
 			}
 		})
 	}
@@ -643,10 +664,10 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 		batch = append(batch, penstock.Charge{Key: fmt.Sprint(i), Cost: 33, Plan: compiled(t, penstock.PerHour(64))})
 	}
 	if d, err := store.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Settings.SplitInto") {
-		t.Fatalf("96 shards at once: %v, %v; want an ErrInvalid that names Settings.SplitInto", d, err)
+		t.Fatalf("a batch that needs 96 shards: %v, error %v; want an ErrInvalid that names Settings.SplitInto", d, err)
 	}
 	if d := decide(t, store, batch[:2]...); !d.Allowed || d.Status(1).Remaining != 31 || d.Status(1).Granted != 33 {
-		t.Fatalf("64 shards at once: %+v; want 33 granted and 31 left", d.Status(1))
+		t.Fatalf("a batch that needs 64 shards: %+v; want 33 granted and 31 left", d.Status(1))
 	}
 	leaky := penstock.Limit{Name: "q", Algorithm: penstock.LeakyBucket, Count: 10, Burst: 9, Period: time.Hour}.MustCompile()
 	seen := ""
@@ -655,7 +676,7 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 		return penstock.Decision{}, nil
 	})).Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: leaky, Cost: 1}})
 	if seen != "k" {
-		t.Errorf("a charge of a queue was sent with key %q; want k, because queues are not split", seen)
+		t.Errorf("a charge of a leaky bucket was sent with key %q; want \"k\", because leaky buckets are not split", seen)
 	}
 }
 

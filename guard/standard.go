@@ -22,16 +22,20 @@ type Server interface {
 	Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error)
 }
 
-// Options configure Standard. Server or Instances must be set; the defaults of all others suit
-// production.
+// Options configure Standard. Server or Instances must be set. The defaults of all other fields
+// suit production.
 type Options struct {
 	// Server is the *redisstore.Store below all wrappers. With it, each node has its own breaker, and
-	// the instances are counted for FailLocal. Default: the store is one node, and the number of
-	// instances is Instances.
+	// the instances are counted for FailLocal. Default: none. Then the store counts as one node, and
+	// the number of instances is Instances.
 	Server Server
 
-	Timeout TimeoutOptions // 250 ms for a decision, including all calls that it takes
-	Breaker BreakerOptions // one for each node; MaxPause is 400 ms, so that a recovered store is noticed within 1 s
+	// Timeout bounds a decision with all its calls. Default: 250 ms.
+	Timeout TimeoutOptions
+
+	// Breaker configures the breaker of each node. Here the default of MaxPause is 400 ms, so that a
+	// recovered store is noticed within 1 s.
+	Breaker BreakerOptions
 
 	// OnFailure applies to limits whose Settings have no OnFailure. Default: FailLocal.
 	OnFailure FailureMode
@@ -44,8 +48,8 @@ type Options struct {
 	// without one it is required.
 	Instances int
 
-	// DenyCacheTTL is how long a denial is cached at most. A refund by another instance is noticed
-	// within this time. Negative: not at all. Default: 1 s.
+	// DenyCacheTTL is the longest time for which a denial is cached. A refund by another instance is
+	// noticed within this time. Below 0: denials are not cached. Default: 1 s.
 	DenyCacheTTL time.Duration
 
 	// Lease configures the lease of limits whose Settings have one. Standard sets its Limits and
@@ -55,9 +59,9 @@ type Options struct {
 	// Observe is called with every decision. It must be fast. Default: none.
 	Observe func(Event)
 
-	// OnStoreError is called with every batch that the store did not decide, and with the error,
-	// before Fallback decides it. That includes the draws and refunds of a Lease. It must be fast.
-	// Default: none.
+	// OnStoreError is called for every batch that the store did not decide, before Fallback decides
+	// it. Its Event has the error. The draws and refunds of a Lease are such batches too.
+	// OnStoreError must be fast. Default: none.
 	OnStoreError func(Event)
 }
 
@@ -81,7 +85,7 @@ type Guarded struct {
 //   - A cached denial never calls the store, whether the store answers or not.
 //   - A decision of Fallback is never cached.
 //   - The counters of a split limit use the breakers of the nodes that keep them.
-//   - An open breaker does not use up the timeout.
+//   - An open breaker rejects a batch immediately, and takes no place of TimeoutOptions.InFlight.
 func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	g := &Guarded{floor: o.Instances}
 	switch {
@@ -98,43 +102,43 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		// the pause 480 ms with its jitter, and the probes that close the breaker 200 ms.
 		o.Breaker.MaxPause = 400 * time.Millisecond
 	}
-	d := &deadline.Set{After: o.Timeout.after()}
+	deadlines := &deadline.Set{After: o.Timeout.after()}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, d),
-		d.Within,
-		g.leasing(o.Lease, d),
+		g.denying(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
+		deadlines.Within,
+		g.leasing(o.Lease, deadlines),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
 		Split(SplitOptions{Limits: o.Limits}),
 		g.breaking(o.Breaker),
-		o.Timeout.timeout(d),
+		o.Timeout.timeout(deadlines),
 	)
 	return g, nil
 }
 
 // denying adds a DenyCache if denials may be cached.
-func (g *Guarded) denying(o DenyOptions, d *deadline.Set) penstock.Decorator {
+func (g *Guarded) denying(o DenyOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
 		g.deny = NewDenyCache(next, o)
-		if d.After > 0 {
-			g.deny.deadlines = d
+		if deadlines.After > 0 {
+			g.deny.deadlines = deadlines
 		}
 		return g.deny
 	}
 }
 
 // leasing adds a Lease if limits may have Settings.
-func (g *Guarded) leasing(o LeaseOptions, d *deadline.Set) penstock.Decorator {
+func (g *Guarded) leasing(o LeaseOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(d.Within(next), o) // each draw has its own deadline
+		g.lease = NewLease(deadlines.Within(next), o) // each draw has its own deadline
 		return g.lease
 	}
 }
@@ -162,9 +166,12 @@ func (g *Guarded) Instances() int {
 
 // Stats are counters and states of the guards.
 type Stats struct {
-	Deny     DenyStats
-	Lease    LeaseStats
-	Breakers map[string]State // by node; only nodes that were called in about the last minute, and "" at first
+	Deny  DenyStats
+	Lease LeaseStats
+
+	// Breakers has the state of each node's breaker, for the nodes that were called in about the last
+	// minute. The node "" is there from the start, and is removed like the others.
+	Breakers map[string]State
 }
 
 // Stats returns the current Stats. It visits every leased key, so do not call it for every request.

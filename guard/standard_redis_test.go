@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// patient returns options with a long timeout, for a machine that is busy.
-func patient(server guard.Server, o guard.Options) guard.Options {
+// withLongTimeout adds a server and a timeout that suits a busy machine to options.
+func withLongTimeout(server guard.Server, o guard.Options) guard.Options {
 	o.Server = server
 	o.Timeout.After = 10 * time.Second
 	return o
@@ -29,9 +29,9 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, o := range map[string]guard.Options{
-		"as it is":           {Observe: func(guard.Event) {}},
-		"leased":             {Limits: leaseUpTo(100), Instances: 2},
-		"leased, no denials": {Limits: leaseUpTo(100), DenyCacheTTL: -1},
+		"not leased":            {Observe: func(guard.Event) {}},
+		"leased":                {Limits: leaseUpTo(100), Instances: 2},
+		"leased, no deny cache": {Limits: leaseUpTo(100), DenyCacheTTL: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +40,7 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { redis.Close() })
-			g := standard(t, redis, patient(redis, o))
+			g := standard(t, redis, withLongTimeout(redis, o))
 			t.Cleanup(g.Close)
 			storetest.Run(t, func(*testing.T) penstock.Store { return g })
 		})
@@ -56,9 +56,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	g := standard(t, redis, patient(redis, guard.Options{Limits: func(l *penstock.Plan) guard.Settings {
-		return map[string]guard.Settings{"leased": {Lease: 10}, "split": {SplitInto: 4}}[l.Name()]
-	}}))
+	g := standard(t, redis, withLongTimeout(redis, guard.Options{Limits: settings(map[string]guard.Settings{"leased": {Lease: 10}, "split": {SplitInto: 4}})}))
 	t.Cleanup(g.Close)
 	var limits []*penstock.Plan
 	for _, limit := range []penstock.Limit{
@@ -83,7 +81,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 		}
 	}
 	if got := redis.Scripts(); got.Missing != 0 || got.Evals != 0 {
-		t.Errorf("after Load, %+v; want that no script was missing", got)
+		t.Errorf("after Load, the counts of scripts are %+v; want 0 missing and 0 evals", got)
 	}
 }
 
@@ -116,7 +114,8 @@ func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 
 func (c *caller) batch() (batch []penstock.Charge) {
 	key := fmt.Sprint("k", c.IntN(2))
-	for _, i := range c.Perm(len(c.limits))[:1+c.IntN(3)*c.IntN(2)] {
+	size := 1 + c.IntN(3)*c.IntN(2) // in two of three cases 1, else 2 or 3
+	for _, i := range c.Perm(len(c.limits))[:size] {
 		charge := penstock.Charge{Key: key, Plan: c.limits[i], Cost: c.Int64N(5)}
 		if c.IntN(4) == 0 {
 			charge.Mode = penstock.Mode(c.IntN(6))
@@ -141,7 +140,7 @@ func compareDecisions(got, want penstock.Decision) error {
 	for i := range want.Len() {
 		g, w := got.Status(i), want.Status(i)
 		if got.Allowed != want.Allowed || g.Granted != w.Granted || got.Source == penstock.FromStore && g != w {
-			return fmt.Errorf("charge %d: allowed %v, %+v by %v; want %v, %+v, as by memory", i, got.Allowed, g, got.Source, want.Allowed, w)
+			return fmt.Errorf("charge %d: allowed %v, %+v, by %v; want allowed %v, %+v, as by memory", i, got.Allowed, g, got.Source, want.Allowed, w)
 		}
 	}
 	return nil
@@ -161,21 +160,21 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	// A deny cache uses the real clock, and would not notice these jumps.
-	g := standard(t, redis, patient(redis, guard.Options{DenyCacheTTL: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
+	g := standard(t, redis, withLongTimeout(redis, guard.Options{DenyCacheTTL: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
 	for range seeds(100) {
 		seed := rand.Uint64()
 		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
-		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))
+		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))                         // in µs: a time from 2023 to 2055
 		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // keeps its state, because Redis expires keys by the real clock
 		for step := range 100 {
 			switch c.IntN(10) {
-			case 0, 1, 2:
+			case 0, 1, 2: // up to three periods later
 				clock.Add(c.Int64N(3 * c.limits[c.IntN(3)].Limit().Period.Microseconds()))
-			case 3, 4:
+			case 3, 4: // up to 2 ms later
 				clock.Add(c.Int64N(2000))
-			case 5:
+			case 5: // up to 3 s earlier
 				clock.Add(-c.Int64N(3_000_000))
 			}
 			batch := c.batch()
@@ -187,8 +186,11 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 			if err1 != nil || err2 != nil {
 				t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
 			}
-			if err := compareDecisions(got, want); err != nil || got.Source != penstock.FromStore {
-				t.Fatalf("seed %d, step %d, %+v: decided by %v; want the store: %v", seed, step, batch, got.Source, err)
+			if got.Source != penstock.FromStore {
+				t.Fatalf("seed %d, step %d, %+v: decided by %v; want by the store", seed, step, batch, got.Source)
+			}
+			if err := compareDecisions(got, want); err != nil {
+				t.Fatalf("seed %d, step %d, %+v: %v", seed, step, batch, err)
 			}
 			decided++
 		}
@@ -213,7 +215,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { redis.Close() })
-				g := standard(t, redis, patient(redis, guard.Options{DenyCacheTTL: time.Hour}))
+				g := standard(t, redis, withLongTimeout(redis, guard.Options{DenyCacheTTL: time.Hour}))
 				t.Cleanup(g.Close)
 				var at time.Time // the time of the next decision of memory
 				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})
@@ -238,7 +240,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 							t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
 						}
 						if err := compareDecisions(got, want); err != nil {
-							t.Fatalf("seed %d, step %d, %+v: by %v: %v", seed, step, batch, got.Source, err)
+							t.Fatalf("seed %d, step %d, %+v: %v", seed, step, batch, err)
 						}
 						decided.Add(1)
 					}

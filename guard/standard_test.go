@@ -25,11 +25,12 @@ import (
 
 func TestStandardObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store {
-		return standard(t, memstore.New(memstore.Options{}), guard.Options{Timeout: guard.TimeoutOptions{After: -1}})
+		noTimeout := guard.TimeoutOptions{After: -1}
+		return standard(t, memstore.New(memstore.Options{}), guard.Options{Timeout: noTimeout})
 	})
 }
 
-// A trace gets the same decisions with all guards as without them.
+// A random sequence of charges gets the same decisions with all guards as without them.
 func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	effort.WithoutRace(t)
 	decided := 0
@@ -54,7 +55,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 				want, err := bare.Decide(t.Context(), []penstock.Charge{c})
 				got, err2 := guarded.Decide(t.Context(), []penstock.Charge{c})
 				if err != nil || err2 != nil || got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, step %d: %v of %v: %v, %v; want %v, %v, as without guards", seed, step, c.Mode, c.Plan, got, err2, want, err)
+					t.Fatalf("seed %d, step %d: mode %v of limit %v: with all guards %v, error %v; want %v, error %v, as without guards", seed, step, c.Mode, c.Plan, got, err2, want, err)
 				}
 				decided++
 			}
@@ -63,7 +64,8 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards as without them", decided)
 }
 
-// A limit that may be leased is leased. Its units are returned at the end, so the limit holds.
+// A limit that may be leased is leased. Close returns the units that were drawn and not spent, so
+// the store has counted exactly the units that were granted.
 func TestStandardLeasesLimitsWithALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
@@ -73,7 +75,7 @@ func TestStandardLeasesLimitsWithALease(t *testing.T) {
 		for range 20_000 {
 			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Cost: 1}})
 			if err != nil || !d.Allowed {
-				t.Fatalf("a spend is %v, %v; want allowed", d, err)
+				t.Fatalf("the decision of a spend is %v, error %v; want it allowed", d, err)
 			}
 			granted++
 			if d.Source == penstock.FromLease {
@@ -84,13 +86,13 @@ func TestStandardLeasesLimitsWithALease(t *testing.T) {
 		g.Close()
 		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Mode: penstock.Peek}})
 		if used := 100_000 - d.Remaining(); err != nil || used != granted || leased < 15_000 {
-			t.Errorf("%d units were granted, %d by leases, and %d are used in the store, %v; want as many used as granted, and at least 15,000 by leases", granted, leased, used, err)
+			t.Errorf("%d units were granted, %d of them by leases, and %d are used in the store, error %v; want as many used as granted, and at least 15,000 by leases", granted, leased, used, err)
 		}
 	})
 }
 
-// While Redis is killed, stopped and back again, every call gets a decision in time. Redis decides
-// again within a second of its return.
+// Redis is paused and killed in turn. Every call gets a decision, and after each outage Redis
+// decides again.
 func TestStandardGoesThroughAnOutage(t *testing.T) {
 	server := redistest.Start(t)
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
@@ -110,7 +112,8 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(calls.Add(1) % 100), Plan: limit, Cost: 1}})
 		return d.Source, err
 	}
-	until := func(what string, source penstock.Source) {
+	// until calls until the first and the last of 32 concurrent calls are decided by source.
+	until := func(phase string, source penstock.Source) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; {
 			var got [32]penstock.Source
@@ -119,7 +122,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				all.Go(func() {
 					var err error
 					if got[i], err = call(); err != nil {
-						t.Errorf("%s: the error of a call is %v; want a decision", what, err)
+						t.Errorf("%s: the error of a call is %v; want a decision", phase, err)
 					}
 				})
 			}
@@ -128,7 +131,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%s: after 20 s, decisions are from %v; want %v", what, got[0], source)
+				t.Fatalf("%s: after 20 s, the first call is decided by %v and the last by %v; want both by %v", phase, got[0], got[31], source)
 			}
 		}
 	}
@@ -156,10 +159,10 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 		var answers, events []string
 		g := standard(t, store, guard.Options{
 			Breaker: guard.BreakerOptions{Failures: 3},
-			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Reason) },
+			Observe: func(e guard.Event) { answers = append(answers, strings.TrimSpace(e.Source.String()+" "+e.Reason)) },
 			OnStoreError: func(e guard.Event) {
 				if e.Plan == nil || e.Plan.Name() != "hour" || e.Charges != 1 {
-					t.Errorf("the event has %d charges of %v; want 1 of limit hour", e.Charges, e.Plan)
+					t.Errorf("the event has %d charges of limit %v; want 1 of limit \"hour\"", e.Charges, e.Plan)
 				}
 				events = append(events, e.Reason)
 			},
@@ -172,19 +175,19 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 		call(t.Context())
 		store.setFault(hang)
 		call(t.Context())
-		gone, leave := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			leave()
+			cancel()
 			return hang(ctx, charges)
 		})
-		call(gone)
+		call(canceled)
 		store.setFault(failWith(errDown))
 		call(t.Context())
 		call(t.Context())
 		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(events, want) {
 			t.Errorf("OnStoreError got the reasons %q; want %q", events, want)
 		}
-		if want := []string{"store", "fallback", "fallback", "storecanceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
+		if want := []string{"store", "fallback", "fallback", "store canceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
 			t.Errorf("Observe got the sources and reasons %q; want %q", answers, want)
 		}
 		t.Logf("counted: %d calls without an answer of the store, each reported", len(events))
@@ -207,24 +210,28 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		s := g.Stats()
-		if s.Deny.Entries != 1 || s.Lease.Keys != 1 || s.Lease.Drawn < 1000 || s.Lease.Drawn != s.Lease.Spent+s.Lease.Live+s.Lease.Returned+s.Lease.Expired {
-			t.Errorf("%+v; want 1 cached denial, 1 leased key, and all its units accounted for", s)
+		if s.Deny.Entries != 1 {
+			t.Errorf("the deny cache has %d entries; want 1", s.Deny.Entries)
+		}
+		accounted := s.Lease.Spent + s.Lease.Live + s.Lease.Returned + s.Lease.Expired
+		if s.Lease.Keys != 1 || s.Lease.Drawn < 1000 || s.Lease.Drawn != accounted {
+			t.Errorf("the stats of leases are %+v; want 1 key, and at least 1000 units drawn that are all spent, live, returned or expired", s.Lease)
 		}
 		want := map[string]guard.State{"": guard.StateClosed, "denied": guard.StateClosed, "leased": guard.StateClosed, "dead": guard.StateOpen}
 		if !maps.Equal(s.Breakers, want) {
 			t.Errorf("the breakers are %v; want %v", s.Breakers, want)
 		}
-		seen := map[guard.State]bool{} // read every few calls
+		seen := map[guard.State]bool{} // the states of the dead node's breaker during a second
 		for range 1000 {
 			seen[g.Stats().Breakers["dead"]] = true
 			time.Sleep(time.Millisecond)
 		}
 		if !seen[guard.StateOpen] || seen[guard.StateClosed] {
-			t.Errorf("the breaker of a dead node had the states %v; want open, and never closed", seen)
+			t.Errorf("the breaker of the dead node had the states %v; want open, and never closed", seen)
 		}
 		g.Close()
 		if s := g.Stats().Lease; s.Live != 0 || s.Returned == 0 {
-			t.Errorf("after Close: %+v; want no live units, and some returned", s)
+			t.Errorf("after Close, the stats of leases are %+v; want 0 live units, and some returned", s)
 		}
 	})
 }
@@ -233,12 +240,12 @@ func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
 	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyCacheTTL: -1, Instances: 3})
 	defer g.Close()
 	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
-		t.Errorf("%+v of %d instances; want no entry, 1 breaker and 3 instances", s, g.Instances())
+		t.Errorf("the stats are %+v, with %d instances; want 0 cached denials, 1 breaker and 3 instances", s, g.Instances())
 	}
 }
 
-// However long a store was away, and whether it failed or hung: a second after its return the
-// breaker is closed and all answers are the store's.
+// The breaker closes within a second of the store's return. That holds for each length of the
+// outage, and for a store that failed as well as for one that hung.
 func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 	effort.WithoutRace(t)
 	slowest, outages := time.Duration(0), 0
@@ -305,11 +312,11 @@ func TestStandardHasABreakerForEachNode(t *testing.T) {
 		call("dead")
 	}
 	if n := store.calls.Load() - calls; n > 25 {
-		t.Errorf("the store was called %d times; want at most 25, since the breaker of the dead node is open", n)
+		t.Errorf("the store was called %d times for 40 decisions; want at most 25, since the breaker of the dead node is open", n)
 	}
 	for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("there are %d instances; want 7", g.Instances())
+			t.Fatalf("after 20 s, Instances returns %d; want 7, as Heartbeat does", g.Instances())
 		}
 	}
 }
@@ -335,7 +342,7 @@ func (s *nodesStore) Decide(ctx context.Context, charges []penstock.Charge) (pen
 func TestStandardNeedsAServerOrACountOfInstances(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	if _, err := guard.Standard(store, guard.Options{}); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Instances") {
-		t.Errorf("neither Server nor Instances: %v; want an error that says what to set", err)
+		t.Errorf("with neither Server nor Instances, the error is %v; want an ErrInvalid that names Instances", err)
 	}
 	for _, o := range []guard.Options{{Instances: 1}, {Server: &nodesStore{Store: store}}} {
 		g, err := guard.Standard(store, o)

@@ -20,8 +20,8 @@ type TimeoutOptions struct {
 	// Default: 250 ms. Below 0: any time.
 	After time.Duration
 
-	// InFlight is how many decisions may be in flight at once. Default: 4096, enough for 16,000
-	// decisions a second that take the default After each.
+	// InFlight is the largest number of decisions in flight. Default: 4096, enough for 16,000
+	// decisions a second if each takes the default After.
 	InFlight int
 }
 
@@ -29,16 +29,16 @@ type TimeoutOptions struct {
 // at most InFlight callers, each for After. The store must return when its context ends, as
 // redisstore does.
 //
-// After counts time in which this process ran. A timer that fires late shows time that was lost,
-// and extends the deadline by seven eighths of that time, or by that time less 25 ms if this is
-// longer. So a caller waits at most After if the process gets its CPU time, and at most eight times
-// After if it is always starved. Only pauses of more than 200 ms make the wait longer. There is at
-// most one of them for each 25 ms of After.
+// After counts time in which this process ran. If a timer fires late, the process has lost time.
+// Then the deadline is extended by seven eighths of the lost time, or by the lost time minus 25 ms,
+// whichever is longer. So a caller waits at most After if the process gets its CPU time, and at
+// most eight times After if it is always starved. Only pauses of more than 200 ms make the wait
+// longer than that, and each of them uses up 25 ms of After.
 //
 // A decision that takes longer ends with an error that wraps penstock.ErrUnavailable. Its charges
-// may have been made. A decision that exceeds InFlight is not sent. Its error has ReasonShed. A
-// breaker ignores timeouts of calls that had less than half of After: the caller had its own
-// deadline, or the call was not the first of its decision.
+// may have been made. If InFlight decisions are in flight, a further one is not sent. Its error has
+// ReasonShed. A breaker ignores timeouts of calls that had less than half of After: the caller had
+// its own deadline, or the call was not the first of its decision.
 func Timeout(o TimeoutOptions) penstock.Decorator {
 	return o.timeout(&deadline.Set{After: o.after()})
 }
@@ -59,9 +59,9 @@ const defaultAfter = 250 * time.Millisecond
 
 func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAfter) }
 
-// AnswerBy returns a context for decisions whose caller needs a decision soon. If the store has not
-// replied at this time, the decision ends as if TimeoutOptions.After had passed, and a Fallback
-// decides. If ctx itself ends, no Fallback decides. Timeout must be around the store.
+// AnswerBy returns a context for a caller that needs a decision by the time at. If the store has
+// not replied then, its call ends as if TimeoutOptions.After had passed, and a Fallback decides. If
+// ctx itself ends, no Fallback decides. AnswerBy has an effect only on stores inside a Timeout.
 func AnswerBy(ctx context.Context, at time.Time) context.Context { return deadline.AnswerBy(ctx, at) }
 
 type timeout struct {
@@ -96,7 +96,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return d, t.errorOf(ctx, bounded, left, err)
 }
 
-// DecideMany decides independent batches. Their deadline is that of the list.
+// DecideMany decides independent batches. They share the deadline of ctx.
 func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	bounded := deadline.From(ctx)
 	if t.deadlines.After < 0 || bounded == nil {
@@ -131,7 +131,7 @@ func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left t
 	switch deadline.CallerErr(ctx) {
 	case context.Canceled:
 		return err
-	case context.DeadlineExceeded: // the caller's own
+	case context.DeadlineExceeded: // the caller's own deadline, so the store had only the time until then
 		left -= bounded.Left()
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
@@ -151,12 +151,12 @@ func withoutFault(err error) error {
 	if e == nil || !e.IsStoreFault {
 		return err
 	}
-	other := *e
-	other.IsStoreFault = false
-	if error(e) != err {
-		other.Err = err
+	faultless := *e
+	faultless.IsStoreFault = false
+	if error(e) != err { // keep the errors that wrap e
+		faultless.Err = err
 	}
-	return &other
+	return &faultless
 }
 
 // errTooLate is the error of a decision whose deadline passed before the store was called. The call

@@ -23,32 +23,34 @@ func TestTimeoutObeysTheLaw(t *testing.T) {
 
 func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 	for _, row := range []struct {
-		name      string
-		after     time.Duration
-		caller    time.Duration // its own deadline; 0: none
-		endsAfter time.Duration
-		isDown    bool
+		name           string
+		after          time.Duration // TimeoutOptions.After
+		callerDeadline time.Duration // 0: none
+		endsAfter      time.Duration
+		isUnavailable  bool // whether the error is ErrUnavailable
 	}{
-		{"by default", 0, 0, 250 * time.Millisecond, true},
-		{"as configured", time.Second, 0, time.Second, true},
-		{"the caller's deadline is later", time.Second, time.Minute, time.Second, true},
-		{"the caller's deadline is earlier", time.Second, 10 * time.Millisecond, 10 * time.Millisecond, false},
-		{"not bounded", -1, time.Hour, time.Hour, false},
+		{name: "by default", endsAfter: 250 * time.Millisecond, isUnavailable: true},
+		{name: "as configured", after: time.Second, endsAfter: time.Second, isUnavailable: true},
+		{name: "the caller's deadline is later", after: time.Second, callerDeadline: time.Minute, endsAfter: time.Second, isUnavailable: true},
+		{name: "the caller's deadline is earlier", after: time.Second, callerDeadline: 10 * time.Millisecond, endsAfter: 10 * time.Millisecond},
+		{name: "without a timeout", after: -1, callerDeadline: time.Hour, endsAfter: time.Hour},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				if row.caller > 0 {
+				if row.callerDeadline > 0 {
 					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, row.caller)
+					ctx, cancel = context.WithTimeout(ctx, row.callerDeadline)
 					defer cancel()
 				}
 				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hang))
 				start := time.Now()
 				_, err := store.Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
-				if took := time.Since(start); took != row.endsAfter || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
-					!errors.Is(err, context.DeadlineExceeded) {
-					t.Fatalf("the decision ended after %v with %v; want %v, unavailable: %v", took, err, row.endsAfter, row.isDown)
+				if took := time.Since(start); took != row.endsAfter {
+					t.Errorf("the decision ended after %v; want %v", took, row.endsAfter)
+				}
+				if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, penstock.ErrUnavailable) != row.isUnavailable {
+					t.Errorf("the error is %v; want DeadlineExceeded, and whether it is ErrUnavailable: %v", err, row.isUnavailable)
 				}
 			})
 		})
@@ -79,7 +81,7 @@ func TestErrorOfTheStoreItselfIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
+func TestDecisionsBeyondInFlightAreShedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const maxInFlight = 8
 		hung := newFaulty()
@@ -99,17 +101,17 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 			start := time.Now()
 			_, err := store.Decide(t.Context(), one(limit, "one more"))
 			if !reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) || time.Since(start) != 0 {
-				t.Fatalf("a decision too many ended after %v with %v; want ReasonShed at once", time.Since(start), err)
+				t.Fatalf("a decision beyond InFlight ended after %v with %v; want ReasonShed after 0s", time.Since(start), err)
 			}
 			shed++
 		}
 		if calls := hung.calls.Load(); calls != maxInFlight {
 			t.Fatalf("the store was called %d times; want %d", calls, maxInFlight)
 		}
-		gone, cancel := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || reasonIs(err, penstock.ReasonShed) {
-			t.Fatalf("a canceled caller gets %v; want its own error", err)
+		if _, err := store.Decide(canceled, one(limit, "k")); !errors.Is(err, context.Canceled) || reasonIs(err, penstock.ReasonShed) {
+			t.Fatalf("a canceled caller gets %v; want context.Canceled, not ReasonShed", err)
 		}
 		for range maxInFlight {
 			if err := <-ended; reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) {
@@ -118,7 +120,7 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 		}
 		hung.setFault(nil)
 		if d, err := store.Decide(t.Context(), one(limit, "afterwards")); err != nil || !d.Allowed {
-			t.Fatalf("a decision afterwards: %v, %v; want allowed", d, err)
+			t.Fatalf("once the store works again: %v, error %v; want an allowed decision", d, err)
 		}
 		t.Logf("counted: %d decisions shed beyond the %d in flight", shed, maxInFlight)
 	})
@@ -139,7 +141,7 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// atOnce is a store that answers at once, so that a benchmark measures the guards around it.
+// atOnce is a store that answers immediately, so that a benchmark measures the guards around it.
 var atOnce = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Single(penstock.Status{Granted: 1}), nil
 })
@@ -166,7 +168,7 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 		store := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
 			func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if at, ok := ctx.Deadline(); !ok || time.Until(at) != time.Second || ctx.Err() != nil || ctx.Value(key{}) != "value" {
-					t.Errorf("the context's deadline is in %v, its error %v, its value %v; want an open context", time.Until(at), ctx.Err(), ctx.Value(key{}))
+					t.Errorf("the context has a deadline: %v, in %v; its error is %v, its value %v; want one in 1s, no error, and \"value\"", ok, time.Until(at), ctx.Err(), ctx.Value(key{}))
 				}
 				kept = ctx
 				if charges[0].Key != "calls Done" {
@@ -177,18 +179,18 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 				t.Cleanup(end)
 				time.Sleep(time.Second)
 				if synctest.Wait(); ctx.Err() != context.DeadlineExceeded || child.Err() != context.DeadlineExceeded || ctx.Value(key{}) != "value" {
-					t.Errorf("after its deadline, the context's error is %v, its child's %v, its value %v; want DeadlineExceeded twice, and \"value\"", ctx.Err(), child.Err(), ctx.Value(key{}))
+					t.Errorf("after its deadline, the context's error is %v, its child's %v, its value %v; want DeadlineExceeded for both, and \"value\"", ctx.Err(), child.Err(), ctx.Value(key{}))
 				}
 				return penstock.Decision{}, nil
 			}))
-		for _, name := range []string{"calls Done", "does not"} {
-			if _, err := store.Decide(parent, one(penstock.PerSecond(1).MustCompile(), name)); err != nil {
+		for _, key := range []string{"calls Done", "does not call Done"} {
+			if _, err := store.Decide(parent, one(penstock.PerSecond(1).MustCompile(), key)); err != nil {
 				t.Fatal(err)
 			}
 			select {
 			case <-kept.Done():
 			default:
-				t.Errorf("%s: after the decision, the context's Done is open; want it closed", name)
+				t.Errorf("a store that %s: after the decision, the channel of the context's Done is open; want it closed", key)
 			}
 		}
 		if err := kept.Err(); err != context.Canceled {
@@ -200,7 +202,7 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 				return penstock.Decision{}, ctx.Err()
 			}))
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("a decision past its deadline, without a call of Done: %v; want an ErrUnavailable that wraps DeadlineExceeded", err)
+			t.Errorf("if a store returns at its deadline without a call of Done, the error is %v; want an ErrUnavailable that wraps DeadlineExceeded", err)
 		}
 		cancel()
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.Canceled) {
@@ -211,10 +213,10 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 
 // A caller with little time gets the fallback's answer while there is time to send it.
 func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
-	for _, row := range []struct{ answerBy, endsAfter time.Duration }{
-		{15 * time.Millisecond, 15 * time.Millisecond},
-		{time.Minute, 250 * time.Millisecond}, // the store's own deadline is earlier
-		{-time.Second, 0},
+	for _, row := range []struct{ answerBy, endsAfter time.Duration }{ // both counted from the call
+		{answerBy: 15 * time.Millisecond, endsAfter: 15 * time.Millisecond},
+		{answerBy: time.Minute, endsAfter: 250 * time.Millisecond}, // the default timeout is earlier
+		{answerBy: -time.Second, endsAfter: 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g, err := guard.Standard(penstock.StoreFunc(hang), guard.Options{Instances: 1})
@@ -225,7 +227,7 @@ func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
 			start := time.Now()
 			d, err := g.Decide(guard.AnswerBy(t.Context(), start.Add(row.answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
 			if took := time.Since(start); err != nil || d.Source != penstock.FromFallback || took != row.endsAfter {
-				t.Errorf("with AnswerBy in %v, the decision ended after %v: %v, %v from %v; want the fallback's answer after %v", row.answerBy, took, d, err, d.Source, row.endsAfter)
+				t.Errorf("with AnswerBy in %v, the decision ended after %v: %v by %v, error %v; want the fallback's decision after %v", row.answerBy, took, d, d.Source, err, row.endsAfter)
 			}
 		})
 	}
