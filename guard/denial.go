@@ -11,8 +11,8 @@ import (
 type denial struct {
 	key      denialKey
 	version  uint64
-	until    int64 // when the first of its charges may be granted, or the denial is too old; in ns
-	answered int64 // when the store's answer arrived; in ns
+	until    int64 // when the first of its charges may be granted, or the denial is too old; in ns of DenyCache.now
+	answered int64 // when the store's answer arrived; in ns of DenyCache.now
 	charges  []deniedCharge
 	single   [1]deniedCharge               // saves an allocation for a single charge
 	refresh  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
@@ -59,7 +59,7 @@ func (e *denial) isNever() bool {
 	return false
 }
 
-// answer returns the decision, counted down to now.
+// answer returns the decision, counted down to now, which is in ns of DenyCache.now.
 func (e *denial) answer(now int64) penstock.Decision {
 	elapsed := time.Duration(now - e.answered).Truncate(time.Microsecond)
 	var decision penstock.Decision

@@ -17,16 +17,16 @@ type denials struct {
 	seeds [2]maphash.Seed
 	sets  []denialSet
 
-	entries, remembered, evicted atomic.Int64
+	entries, remembered, evicted atomic.Int64 // DenyStats
 }
 
 const placesPerSet = 8 // each for one denial
 
 type denialSet struct {
-	version atomic.Uint64 // grows with each Refund or Reset of a counter whose hash selects this set
-	mu      sync.Mutex    // for writing tags and places
-	tags    [placesPerSet]atomic.Uint32
-	_       [16]byte // makes two cache lines: a miss reads only the first
+	version atomic.Uint64               // grows with each Refund or Reset of a counter whose hash selects this set
+	mu      sync.Mutex                  // for writing tags and places
+	tags    [placesPerSet]atomic.Uint32 // of the denials in places; 0: the place is empty
+	_       [16]byte                    // fills the first of two cache lines; a miss reads only this line
 	places  [placesPerSet]atomic.Pointer[denial]
 }
 
@@ -82,7 +82,7 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	place, ends := 0, int64(1<<63-1) // of the old entry that ends first; an empty place counts as -1
+	place, ends := 0, int64(1<<63-1) // the place of the entry that ends first, and its end; an empty place ends at -1
 	for i := range s.places {
 		old := s.places[i].Load()
 		if old == nil {

@@ -2,7 +2,7 @@ package guard
 
 import "testing"
 
-// Two entries of one set have the same tag. Only the whole key distinguishes them.
+// All entries of a set have the same tag. Only the whole key distinguishes them.
 func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	table := newDenials(1)
 	if len(table.sets) != 1 {
@@ -16,7 +16,7 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	}
 	for _, e := range put {
 		if got := table.find(e.key); got != e {
-			t.Errorf("%v finds %v; want %v", e.key, got, e)
+			t.Errorf("key %v finds denial %v; want %v", e.key, got, e)
 		}
 		if got := table.find(denialKey{e.key.low, e.key.high + 1}); got != nil {
 			t.Errorf("a key that was never put finds %v; want nil", got)
@@ -30,13 +30,16 @@ func TestDenialThatEndsFirstIsEvictedFirst(t *testing.T) {
 		table.put(&denial{key: denialKey{low: uint64(2 * i)}, until: until}, nil, nil)
 	}
 	for i, want := range []uint64{1, 6, 4} { // the denials that end at 30, 40 and 50
-		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35}
+		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35} // the denial that ends at 30 has ended
 		table.put(e, nil, nil)
-		if table.find(denialKey{low: 2 * want}) != nil || table.find(e.key) != e {
-			t.Errorf("after another put, denial %d, which ends first, is still in the table, or the new denial is not; want it replaced", want)
+		if table.find(denialKey{low: 2 * want}) != nil {
+			t.Errorf("after another put, denial %d is still in the table; want it replaced, because it ends first", want)
+		}
+		if table.find(e.key) != e {
+			t.Errorf("the denial that should replace denial %d is not in the table", want)
 		}
 	}
 	if n, evicted := table.entries.Load(), table.evicted.Load(); n != 8 || evicted != 2 {
-		t.Errorf("%d entries, %d evicted before they ended; want 8 and 2", n, evicted)
+		t.Errorf("the table has %d entries, and %d were evicted before they ended; want 8 and 2", n, evicted)
 	}
 }

@@ -12,18 +12,19 @@ import (
 
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is how long a denial is cached at most. A Refund or Reset that does not pass
+	// MaxAge is the longest time for which a denial is cached. A Refund or Reset that does not pass
 	// through this guard may stay unnoticed for as long. Default: 1 s.
 	MaxAge time.Duration
 
-	// MaxEntries is how many denials are cached at most, rounded up to a power of two of at least
+	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least
 	// 8. A new denial replaces the one that ends first, which costs one more call to the store. A
 	// denial takes about 160 bytes, 80 more for each charge beyond the first, and the plan that it
 	// keeps alive. Default: 65,536.
 	MaxEntries int
 
-	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. It is called for
-	// each denial that is cached, by many goroutines at once. Default: no limit has any.
+	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. Limits is called
+	// for each denial that is cached, and several goroutines may call it at the same time. Default:
+	// all limits have the zero Settings.
 	Limits func(*penstock.Plan) Settings
 
 	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,
@@ -44,30 +45,30 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // A denial is cached until its RetryAfter, and for MaxAge at most. RetryAfter counts from
 // before the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. Until
-// then, a request is denied if it needs as much or more, and has as little patience or less. A
+// then, a request is denied if it needs at least as much, and has at most as much Patience. A
 // request that needs less is sent to the store. Decisions of the cache have the Source
 // FromDenyCache. With Grants, a grant of a bucket's last tokens is cached as a denial of the
-// next request. A key over its limit then costs the store little more than its grants.
+// next request. Then the store decides little more than the requests that it grants.
 //
 // A cached denial is correct: the store would deny too, because other charges only take units away.
 // The exceptions below end when the denial is MaxAge old:
 //
 //   - Others return units: by a Refund, a Reset, a failed batch over several slots of a Cluster, or
-//     a lease below this guard. So does a Refund or Reset here whose answer was lost.
+//     a lease below this guard.
+//   - A Refund or Reset through this guard takes effect after its answer was lost.
 //   - The store loses data, or its clock jumps ahead.
 //   - A limit of another rate or Period shares the counter. Once it grants, used units return at
 //     its rate.
 //
-// A Refund or Reset through this guard takes effect at once. Requests after its answer are not
-// denied by an older denial.
+// Once a Refund or Reset through this guard is answered, no older denial is used for its counters.
 //
 // The statuses are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
 // from the exceptions above, RetryAfter is too long by at most the time that the answer was in
 // flight. It is too short if others have spent meanwhile, or if the request needs more than the
 // denied one. A RetryAfter of Never stays Never.
 //
-// A cached denial is for one limit with its numbers. If several limits of one name use one
-// counter, as tiers do, a denial of one does not deny another.
+// A cached denial answers only for a limit with the same numbers. If several limits of one name use
+// one counter, as tiers do, a denial of one does not deny another.
 //
 // A batch is denied by a cached batch with the same limits and keys in the same order. Compared
 // with the cached batch, the charges that were denied there must not need less, and the others must
@@ -85,11 +86,11 @@ type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
 	limits    func(*penstock.Plan) Settings
-	hasGrants bool
+	isByGrant bool          // DenyOptions.Grants
 	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
-	start     time.Time
+	start     time.Time     // now counts from here
 	table     *denials
-	waited    atomic.Int64
+	waited    atomic.Int64 // DenyStats.Waited
 }
 
 // NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
@@ -100,7 +101,7 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, hasGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
+	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, isByGrant: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
 }
 
 // Decide implements penstock.Store.
@@ -131,8 +132,9 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 
 // DecideMany decides independent batches.
 func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
+	sent := d.now()
 	var alone []*many.Call
-	sent, together, queries := d.now(), make([]*many.Call, 0, len(calls)), make([]denyQuery, 0, len(calls))
+	together, queries := make([]*many.Call, 0, len(calls)), make([]denyQuery, 0, len(calls)) // of the same length
 	for _, c := range calls {
 		if c.Err = penstock.Check(c.Charges); c.Err != nil {
 			continue
@@ -168,10 +170,11 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 	}, together)
 }
 
-// notLookedUp is the sent of a batch whose denial was not looked up.
+// notLookedUp is denyQuery.sent of a batch that was not looked up in the cache.
 const notLookedUp = -1
 
-// DenyStats are counts of a DenyCache. To count its answers, count decisions of its Source.
+// DenyStats are counts of a DenyCache. To count its answers, count decisions with the Source
+// FromDenyCache.
 type DenyStats struct {
 	Entries    int64 // denials in the cache now, including those that have ended
 	Remembered int64 // denials that were stored since the start
@@ -204,13 +207,14 @@ func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock
 	return decision, err
 }
 
-// learn remembers a decision if it denies the batch, or the next one like it.
+// learn caches a decision that is a denial. It also caches a grant if the same batch would be
+// denied next.
 func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
 	switch {
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
 		d.remember(q, charges, decision)
-	case d.hasGrants && len(charges) == 1:
+	case d.isByGrant && len(charges) == 1:
 		if status, isDenied := d.denialAfterGrant(&charges[0], decision.Status(0)); isDenied {
 			denial := penstock.Single(status)
 			d.remember(q, charges, &denial)
@@ -225,7 +229,10 @@ func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 		return status, false
 	}
 	retry := c.Plan.Algorithm().RetryAfterGrant(c.Plan.Params(0), c.MinCost(), granted.Remaining, granted.ResetAfter.Microseconds())
-	if retry <= 0 || d.limits != nil && d.limits(c.Plan).SplitInto > 1 {
+	if retry <= 0 {
+		return status, false
+	}
+	if isSplit := d.limits != nil && d.limits(c.Plan).SplitInto > 1; isSplit {
 		return status, false
 	}
 	return penstock.Status{
@@ -297,8 +304,8 @@ func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 	}
 }
 
-// safeFor returns how long a denial holds at least. The clocks of this process and of the store may
-// differ by 0.1 %, and each is read in whole µs.
+// safeFor returns the time for which a denial with this RetryAfter certainly holds. The clocks of
+// this process and of the store may differ by 0.1 %, and each is read in whole µs.
 func safeFor(retryAfter time.Duration) time.Duration {
 	return retryAfter - retryAfter/1000 - 2*time.Microsecond
 }
@@ -331,7 +338,7 @@ const (
 	refunding                // send it to the store, and drop the denials of its keys
 )
 
-// maxCached is the most charges of a batch whose denial is cached.
+// maxCached is the largest number of charges in a batch whose denial is cached.
 const maxCached = 8
 
 func routeOf(charges []penstock.Charge) route {

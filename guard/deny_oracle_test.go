@@ -24,13 +24,14 @@ type trace struct {
 	cache    *guard.DenyCache // around store
 	twin     *memstore.Store  // gets the same charges, at the same times, without a cache
 	step     int
-	timeStep time.Duration // unit of the pauses; 1 µs: both stores round all times equally, whenever they started
+	timeStep time.Duration // pauses are multiples of it; with 1 µs, both stores round all times alike
 	log      []string
 
-	local   int // denials by the cache
-	exact   int // of them, with the RetryAfter of the store
-	early   int // with a shorter RetryAfter
-	patient int // of charges with Patience
+	// Counts of denials by the cache.
+	cached  int // all
+	exact   int // of one charge, with the RetryAfter of the store
+	early   int // of one charge, with a shorter RetryAfter
+	patient int // of a first charge with Patience
 	batches int // of several charges
 }
 
@@ -77,20 +78,22 @@ func (tr *trace) pause() {
 	}
 }
 
+// sleep waits for a random time of at most below.
 func (tr *trace) sleep(below time.Duration) {
 	time.Sleep(time.Duration(tr.rand.Int64N(int64(below)) + 1).Truncate(tr.timeStep))
 }
 
-// charges are a random batch of the mode. With Spend, some charges peek or draw instead.
+// charges returns a random batch with this mode. If the mode is Spend, some charges peek or draw
+// instead.
 func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
 	var charges []penstock.Charge
 	first := tr.rand.IntN(len(tr.limits))
-	n := 1
+	size := 1
 	if tr.rand.IntN(3) == 0 {
-		n += tr.rand.IntN(len(tr.limits))
+		size += tr.rand.IntN(len(tr.limits))
 	}
 	key := fmt.Sprint("key-", tr.rand.IntN(2))
-	for i := range n {
+	for i := range size {
 		limit := tr.limits[(first+i)%len(tr.limits)]
 		c := penstock.Charge{Key: key, Plan: limit, Cost: 1, Mode: mode}
 		switch tr.rand.IntN(4) {
@@ -137,7 +140,7 @@ func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 	}
 }
 
-// mode is the mode of the next charges: mostly Spend.
+// mode returns a random mode, mostly Spend. It returns Reset or Refund only if canFreeUnits is set.
 func (tr *trace) mode(canFreeUnits bool) penstock.Mode {
 	switch n := tr.rand.IntN(40); {
 	case n == 0 && canFreeUnits:
@@ -150,7 +153,7 @@ func (tr *trace) mode(canFreeUnits bool) penstock.Mode {
 	return penstock.Spend
 }
 
-// Every decision through the cache is compared with that of a store without one, which gets the
+// Every decision through the cache is compared with that of a store without a cache, which gets the
 // same calls. All refunds go through the cache, so no denial may be false.
 func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	effort.WithoutRace(t)
@@ -173,11 +176,12 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 			all.add(tr)
 		})
 	}
-	if all.exact < all.local/20 || all.early == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
-		t.Errorf("the denials by kind are local %d, exact %d, early %d, patient %d, batches %d; want some of each kind", all.local, all.exact, all.early, all.patient, all.batches)
+	if all.cached < seeds || all.exact < all.cached/20 || all.early == 0 || all.patient == 0 || all.batches == 0 {
+		t.Errorf("the cached denials are %d: %d exact, %d early, %d patient and %d of batches; want at least %d, a twentieth of them exact, and some of each kind",
+			all.cached, all.exact, all.early, all.patient, all.batches, seeds)
 	}
 	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d with a RetryAfter that is too short, "+
-		"%d to the microsecond)", all.local, all.batches, all.patient, all.early, all.exact)
+		"%d to the microsecond)", all.cached, all.batches, all.patient, all.early, all.exact)
 }
 
 // compare fails the test if the results differ, or if the RetryAfter of a cached denial is too
@@ -195,14 +199,14 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 			continue
 		}
 		if got.Granted != 0 || got.Wait != 0 || got.RetryAfter > truth.RetryAfter {
-			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want nothing granted, RetryAfter no longer, and Never only if the store returns it", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want no Granted, no Wait, and at most the store's RetryAfter", i, got, truth)
 		}
 		if (got.RetryAfter == penstock.Never) != (truth.RetryAfter == penstock.Never) && len(charges) == 1 {
-			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want nothing granted, RetryAfter no longer, and Never only if the store returns it", i, got, truth)
+			tr.fatal("charge %d: the cache returns %+v, and the store %+v; want RetryAfter Never from both or from neither", i, got, truth)
 		}
 	}
 	if d.Source == penstock.FromDenyCache {
-		tr.local++
+		tr.cached++
 		switch {
 		case len(charges) > 1:
 			tr.batches++
@@ -218,7 +222,7 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 }
 
 func (tr *trace) add(other *trace) {
-	tr.local += other.local
+	tr.cached += other.cached
 	tr.exact += other.exact
 	tr.early += other.early
 	tr.patient += other.patient
@@ -231,7 +235,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 	t.Parallel()
 	const steps = 400
 	seeds := seeds(1000)
-	local, wrong, latest := 0, 0, time.Duration(0)
+	cached, wrong, latest := 0, 0, time.Duration(0)
 	for i := range uint64(seeds) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
@@ -257,7 +261,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 				if d.Source != penstock.FromDenyCache {
 					continue
 				}
-				local++
+				cached++
 				if truth.Allowed {
 					wrong++
 					late := time.Since(freed)
@@ -269,14 +273,13 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 			}
 		})
 	}
-	if wrong == 0 || local < seeds {
-		t.Errorf("%d denials were cached, %d of them false; want at least %d, and some false", local, wrong, seeds)
+	if wrong == 0 || cached < seeds {
+		t.Errorf("the cache denied %d times, %d of them falsely; want at least %d denials, and some false", cached, wrong, seeds)
 	}
-	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", local, wrong, latest)
+	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", cached, wrong, latest)
 }
 
-// costToPeek returns the cost and mode of a charge that gets the same status as c, without being
-// charged.
+// costToPeek returns the cost and mode of a Peek that is allowed exactly if c would be.
 func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	if c.Mode == penstock.Draw {
 		return min(c.Cost, 1), penstock.Peek
@@ -284,6 +287,6 @@ func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	return c.Cost, penstock.Peek
 }
 
-// seeds is how many traces a run tries: a third of n, since each run has new seeds, and 20 times n
-// in a soak.
+// seeds returns how many seeds a run tries: a third of n, because each run has new seeds, and 20
+// times n in a soak.
 func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }

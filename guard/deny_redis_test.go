@@ -8,14 +8,15 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 
-// Here are two real clocks: that of the process and that of Redis. After each cached denial, the
-// store decides on the same charge, and must deny it too. The result is only judged if the store
+// This test uses two real clocks: that of the process and that of Redis. After each cached denial,
+// the store decides the same charge, and must deny it too. The result is judged only if the store
 // answered within half of the 0.1 % by which the cache shortens a denial, and the clocks drifted by
 // less than the other half.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
@@ -27,18 +28,16 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
-	var judged, local, calls atomic.Int64
+	var judged, cachedDenials, calls atomic.Int64
 	start := time.Now()
-	drift := func() time.Duration { // how far the wall clock, which the store uses, has gone ahead of the monotonic one
+	// drift returns how far the wall clock is ahead of the monotonic clock. The store uses the wall clock.
+	drift := func() time.Duration {
 		now := time.Now()
 		return now.Round(0).Sub(start.Round(0)) - now.Sub(start)
 	}
 	var callers sync.WaitGroup
-	for caller, a := range []penstock.Limit{
-		{Algorithm: penstock.TokenBucket}, {Algorithm: penstock.SlidingLog},
-		{Algorithm: penstock.FixedWindow}, {Algorithm: penstock.SlidingWindow},
-	} {
-		limit := compiled(t, penstock.Limit{Name: "few", Count: 1, Period: time.Second, Algorithm: a.Algorithm})
+	for caller, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.SlidingLog, penstock.FixedWindow, penstock.SlidingWindow} {
+		limit := compiled(t, penstock.Limit{Name: "few", Count: 1, Period: time.Second, Algorithm: a})
 		callers.Go(func() {
 			const keys = 16
 			var cached [keys]struct{ retry, drift time.Duration } // of the store's last denial
@@ -52,7 +51,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 					calls.Add(1)
 					continue
 				}
-				local.Add(1)
+				cachedDenials.Add(1)
 				charge.Mode = penstock.Peek
 				truth := decide(t, store, charge)
 				took, drifted := time.Since(begin), (drift() - cached[key].drift).Abs()
@@ -71,5 +70,5 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	if judged.Load() == 0 {
 		t.Error("0 denials were confirmed by the store in time; want at least 1")
 	}
-	t.Logf("counted: %d cached denials confirmed by Redis (of %d; the store was called %d times)", judged.Load(), local.Load(), calls.Load())
+	t.Logf("counted: %d cached denials confirmed by Redis (of %d; the store was called %d times)", judged.Load(), cachedDenials.Load(), calls.Load())
 }
