@@ -17,7 +17,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-var seedOfBound = flag.Int64("bound.seed", -1, "only this seed of the tests of Fallback's bound")
+var seedOfBound = flag.Int64("bound.seed", -1, "run the tests of Fallback's bound with this seed only; below 0: with all seeds")
+
+const tolerance = 1e-6 // units; for the rounding of floating-point numbers
 
 // A fleet is several instances that share a store.
 type fleet struct {
@@ -25,7 +27,7 @@ type fleet struct {
 	instances []penstock.Store
 	charge    penstock.Charge
 	admitted  []admitted
-	balanced  int   // index of the instance that decideBalanced calls next
+	next      int   // index of the instance that decideBalanced calls next
 	decisions int64 // number of charges that were sent
 }
 
@@ -62,8 +64,8 @@ func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
 // decideBalanced sends charges of one unit to the instances in turn, so that each admits as much as
 // the others.
 func (f *fleet) decideBalanced(t *testing.T) {
-	if f.decideCost(t, f.balanced, 1) {
-		f.balanced = (f.balanced + 1) % len(f.instances)
+	if f.decideCost(t, f.next, 1) {
+		f.next = (f.next + 1) % len(f.instances)
 	}
 }
 
@@ -88,7 +90,11 @@ func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	for _, a := range f.admitted {
 		for ; first < len(f.admitted); first++ {
 			b := f.admitted[first]
-			if isAligned && b.at.Truncate(length).Equal(a.at.Truncate(length)) || !isAligned && a.at.Sub(b.at) < length {
+			isInWindow := a.at.Sub(b.at) < length
+			if isAligned {
+				isInWindow = b.at.Truncate(length).Equal(a.at.Truncate(length))
+			}
+			if isInWindow {
 				break
 			}
 			sum -= b.units
@@ -99,7 +105,7 @@ func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	return most
 }
 
-// A load is a random arrival of requests.
+// A load makes requests arrive at random times.
 type load struct {
 	*rand.Rand
 	gap time.Duration // between two arrivals on average
@@ -142,7 +148,7 @@ func simulateSeeds(t *testing.T, seeds int, name string, simulate func(t *testin
 	t.Logf("counted: %d seeds of %s", tried, name)
 }
 
-// bucket is a random limit, with its burst and its rate.
+// bucket returns a random limit, with its burst and its rate.
 func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) {
 	limit = penstock.Limit{Name: "l", Count: 1 + random.Int64N(100), Period: time.Duration(1+random.IntN(3)) * time.Second}
 	limit.Burst = 1 + random.Int64N(2*limit.Count)
@@ -154,7 +160,7 @@ func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 	return load{random, time.Duration(float64(2*time.Second) / perSecond / (0.3 + 3*random.Float64()))}
 }
 
-// boundOf returns how many units Bounds states for a limit that n instances share.
+// boundOf returns the Over of Bounds for a limit that n instances share, in the situation when.
 func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	for _, b := range (guard.Options{Instances: n}).Bounds(limit.MustCompile()) {
 		if b.When == when {
@@ -184,7 +190,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, decideAnywhere)
 		factor := float64(n) / float64(known)
 		got, bound := f.maxBeyondRate(start, factor*perSecond), factor*burst+float64(n)
-		if got > bound+1e-6 {
+		if got > bound+tolerance {
 			t.Errorf("%d instances with shares for %d, limit %v: %.3f units beyond the rate; the bound is %.3f", n, known, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
@@ -215,7 +221,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 		f.setFault(down)
 		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
 		got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)
-		if got > bound+1e-6 {
+		if got > bound+tolerance {
 			t.Errorf("%d instances, limit %v: %.3f units beyond the rate around the beginning of the outage; the bound is %.3f", n, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
@@ -223,7 +229,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 		calls := f.calls.Load()
 		before := f.decisions
 		load.arriveFor(5*time.Second, decideBalanced)
-		if got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)+boundOf(t, n, limit, "store returns"); got > bound+1e-6 {
+		if got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)+boundOf(t, n, limit, "store returns"); got > bound+tolerance {
 			t.Errorf("%d instances, limit %v: %.3f units beyond the rate around the end of the outage; the bound is %.3f", n, limit, got, bound)
 		}
 		if f.calls.Load()-calls != f.decisions-before {
@@ -250,11 +256,11 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 		}
 		f.setFault(down)
 		if f.decideCost(t, 0, 1) {
-			t.Errorf("the instance that had all of the load admits another unit; want that it denies")
+			t.Errorf("the instance that had all of the load admits another unit; want a denial")
 		}
 		f.load(random, perSecond).arriveFor(3*time.Second, func() { f.decideCost(t, random.IntN(n), 1) })
 		got, bound := f.maxBeyondRate(start, perSecond), burst+boundOf(t, n, limit, "store fails")
-		if got > bound+1e-6 {
+		if got > bound+tolerance {
 			t.Errorf("%d instances, limit %v: %.3f units beyond the rate; the bound is %.3f", n, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
@@ -265,8 +271,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	}
 }
 
-// Windows have the same bound: n instances exceed the limit in one window by less than one unit
-// each.
+// Windows have the same bound: in one window, n instances admit at most n units more than the limit.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
 	simulateSeeds(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
@@ -307,7 +312,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 				Count: 1 + random.Int64N(20), Burst: 1 + random.Int64N(20), Period: time.Second}))
 		}
 		for step := range 200 {
-			if step == 100 {
+			if step == 100 { // the outage begins, and lasts until the end
 				f.setFault(down)
 			}
 			time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))).Truncate(time.Microsecond))
@@ -333,7 +338,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			}
 			for i := range batch {
 				if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-					t.Fatalf("step %d: %v of charge %d, cost %d of %v: allowed %v, %+v; the store would answer %v, %+v", step, batch[i].Mode, i,
+					t.Fatalf("step %d, charge %d: %v of %d from %v: allowed %v, %+v; want allowed %v, %+v, as by the store", step, i, batch[i].Mode,
 						batch[i].Cost, batch[i].Plan, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
 				}
 			}

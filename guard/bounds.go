@@ -10,17 +10,17 @@ import (
 	"github.com/penstock/penstock/guard/internal/split"
 )
 
-// A Bound says how much a limit admits at most in one situation.
+// A Bound is the most that a limit admits in one situation.
 type Bound struct {
 	// When is the situation: "always", "leased", "split", "denials", "store fails", "store returns",
 	// "store forgets" or "clock forward".
 	When string
 
-	// Over is how many units more than the limit itself all instances together may admit under one
-	// key, in any interval that the situation touches. Unbounded: any number.
+	// Over is the number of units beyond the limit that all instances may admit together, under one
+	// key and in any interval that the situation touches. Unbounded: any number.
 	Over int64
 
-	// Text says the bound in words.
+	// Text is the bound in words.
 	Text string
 }
 
@@ -29,9 +29,9 @@ const Unbounded = math.MaxInt64
 
 // Bounds returns what Standard with these Options guarantees for a limit, one Bound for each
 // situation that can occur. The first is what the limit itself admits: docs/algorithms.md has the
-// formulas. If Standard counts more instances than Options.Instances, set that to their number.
+// formulas. Options.Instances must be the number of instances, even if Standard would count them.
 func (o Options) Bounds(plan *penstock.Plan) []Bound {
-	b := bounds{plan: plan, n: max(int64(o.Instances), 1)}
+	b := bounds{plan: plan, instances: max(int64(o.Instances), 1)}
 	if o.Limits != nil {
 		b.settings = o.Limits(plan)
 	}
@@ -41,7 +41,7 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	if b.settings.DenyCacheTTL == 0 {
 		b.settings.DenyCacheTTL = o.DenyCacheTTL
 	}
-	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.n) }
+	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.instances) }
 	all := []Bound{{"always", 0, plan.Bound()}}
 	if block := o.Lease.engine().LargestBlock(plan); block >= lease.MinBlock {
 		all = append(all, b.leaseBound(o.Lease, block))
@@ -65,9 +65,9 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 const noMore = "no more, with one instance"
 
 type bounds struct {
-	plan     *penstock.Plan
-	settings Settings
-	n        int64 // how many instances share the limit
+	plan      *penstock.Plan
+	settings  Settings
+	instances int64 // the number of instances that share the limit
 }
 
 // leaseBound returns the bound of a limit that is leased in blocks of up to the given size.
@@ -76,8 +76,8 @@ func (b *bounds) leaseBound(o LeaseOptions, block int64) Bound {
 	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
 	if over > 0 {
 		held := ", which may be held unspent"
-		if b.n > 1 {
-			held = fmt.Sprintf(" for each of %d instances, which may hold it unspent", b.n)
+		if b.instances > 1 {
+			held = fmt.Sprintf(" for each of %d instances, which may hold it unspent", b.instances)
 		}
 		text = fmt.Sprintf("%s more: a block of %d%s for %v", units(over), block, held, cmp.Or(o.Life, lease.DefaultLife))
 	}
@@ -87,7 +87,7 @@ func (b *bounds) leaseBound(o LeaseOptions, block int64) Bound {
 
 // denyCacheBound returns the bound of a limit whose denials are cached.
 func (b *bounds) denyCacheBound() Bound {
-	if b.n == 1 {
+	if b.instances == 1 {
 		return Bound{"denials", 0, noMore}
 	}
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyCacheTTL, denyCacheTTL))}
@@ -128,8 +128,8 @@ func (b *bounds) outageBounds() []Bound {
 	if b.plan.Algorithm().NeedsHolder() {
 		over := b.capacityOfShares() - capacity + b.unevenExcess()
 		text := noMore
-		if b.n > 1 {
-			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(over), b.n)
+		if b.instances > 1 {
+			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(over), b.instances)
 		}
 		return []Bound{
 			{fails, over, text},
@@ -138,7 +138,7 @@ func (b *bounds) outageBounds() []Bound {
 	}
 	over, text := b.excessOfShares()
 	late := ""
-	if b.n > 1 {
+	if b.instances > 1 {
 		late = ", and the last instance notices the end a second later"
 	}
 	return []Bound{
@@ -147,16 +147,16 @@ func (b *bounds) outageBounds() []Bound {
 	}
 }
 
-// excessOfShares returns how many units the shares of all instances admit beyond the limit, and the
-// text.
+// excessOfShares returns how many units the shares of all instances admit beyond the limit, as a
+// number and as the text of a Bound.
 func (b *bounds) excessOfShares() (over int64, text string) {
 	text, whose := noMore, "its clock"
-	if b.n > 1 {
+	if b.instances > 1 {
 		whose = "their clocks"
 		rounding := b.capacityOfShares() - b.plan.Capacity()
 		over = rounding + b.unevenExcess()
 		text = fmt.Sprintf("%d instances with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
-			b.n, units(rounding), b.unevenExcess())
+			b.instances, units(rounding), b.unevenExcess())
 	}
 	if b.plan.Algorithm().WindowsDiffer() {
 		over += b.plan.Capacity()
@@ -169,22 +169,24 @@ func (b *bounds) excessOfShares() (over int64, text string) {
 // instances use it again: within a second.
 func (b *bounds) excessAtReturn() int64 {
 	l := b.plan.Limit()
-	refill := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n) // of the shares of n-1 instances in a second
+	refill := float64(l.Count) / l.Period.Seconds() * float64(b.instances-1) / float64(b.instances) // of the shares of n-1 instances in a second
 	return b.capacityOfShares() + int64(math.Ceil(min(refill, penstock.MaxCost)))
 }
 
 // capacityOfShares returns the capacity of all shares together.
 func (b *bounds) capacityOfShares() int64 {
-	share := makeShare(b.plan.Limit(), int(b.n))
+	share := makeShare(b.plan.Limit(), int(b.instances))
 	if share == nil {
 		return 0 // such a limit is denied
 	}
-	return share.Capacity() * b.n
+	return share.Capacity() * b.instances
 }
 
 // unevenExcess returns how much the shares of the other instances admit if one instance has used
 // the whole limit.
-func (b *bounds) unevenExcess() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
+func (b *bounds) unevenExcess() int64 {
+	return b.plan.Capacity() - ceil(b.plan.Capacity(), b.instances)
+}
 
 func units(n int64) string {
 	if n == 1 {

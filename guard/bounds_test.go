@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// The bound of each setting, in numbers and in words. Tests of the single guards measure that the
-// numbers hold.
+// Bounds states the bound of each setting in numbers and in words. The tests of each guard measure
+// that the numbers hold.
 func TestBoundsOfEachSetting(t *testing.T) {
 	bucket := penstock.PerSecond(10).WithBurst(200)
 	for _, c := range []struct {
@@ -25,32 +25,58 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		over      int64
 		text      string
 	}{
-		{bucket, guard.Settings{}, 1, "always", 0, "200 at once, and 10 per 1s"},
-		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, with one instance"},
-		{bucket, guard.Settings{}, 3, "store fails", 134, "3 instances with a share each: 1 unit more by rounding, and up to 133 at the beginning if one of them had used the whole limit"},
-		{bucket, guard.Settings{}, 3, "store returns", 208, "208 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"},
-		{bucket, guard.Settings{}, 1, "store returns", 200, "200 units more around the end: what passed in the outage is not charged later"},
-		{bucket, guard.Settings{OnFailure: guard.FailClosed}, 3, "store fails", 0, "nothing passes"},
-		{bucket, guard.Settings{OnFailure: guard.FailOpen}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
-		{bucket, guard.Settings{OnFailure: guard.FailOpen, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
-		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may hold it unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10, which may be held unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{SplitInto: 64}, 1, "split", 0, "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
-		{bucket, guard.Settings{}, 1, "denials", 0, "no more, with one instance"},
-		{bucket, guard.Settings{}, 2, "denials", 0, "no more; a refund by another instance is seen within 1s"},
-		{bucket, guard.Settings{DenyCacheTTL: 5 * time.Second}, 2, "denials", 0, "no more; a refund by another instance is seen within 5s"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, with one instance; and up to 10 if its clock and the store's differ, since windows begin by the clock"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; each instance may hold up to 2 units unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
-		{penstock.PerMinute(10).With(penstock.SlidingWindow), guard.Settings{}, 1, "always", 0, "10 per 1m by estimate, and less than 20 in any such time"},
-		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever the period begins"},
-		{penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), guard.Settings{}, 1, "always", 0, "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
-		{penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), guard.Settings{}, 1, "always", 0, "7 in each calendar window, so up to 14 around its end"},
-		{penstock.PerMinute(10), guard.Settings{}, 1, "clock forward", 10, "10 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "clock forward", 20, "20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
-		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "always", 0, "9 at a time"},
-		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "store fails", 0, "no more, with one instance"},
-		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: 3 instances with a share each, rounded up, besides the slots lent before"},
+		{limit: bucket, instances: 1, when: "always", over: 0,
+			text: "200 at once, and 10 per 1s"},
+		{limit: bucket, instances: 1, when: "store fails", over: 0,
+			text: "no more, with one instance"},
+		{limit: bucket, instances: 3, when: "store fails", over: 134,
+			text: "3 instances with a share each: 1 unit more by rounding, and up to 133 at the beginning if one of them had used the whole limit"},
+		{limit: bucket, instances: 3, when: "store returns", over: 208,
+			text: "208 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"},
+		{limit: bucket, instances: 1, when: "store returns", over: 200,
+			text: "200 units more around the end: what passed in the outage is not charged later"},
+		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailClosed}, instances: 3, when: "store fails", over: 0,
+			text: "nothing passes"},
+		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen}, instances: 3, when: "store fails", over: guard.Unbounded,
+			text: "everything passes, and is not counted"},
+		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen, Ceiling: penstock.PerSecond(500)}, instances: 3, when: "store fails", over: guard.Unbounded,
+			text: "at each instance 500 at once, and 500 per 1s"},
+		{limit: bucket, settings: guard.Settings{Lease: 100}, instances: 2, when: "leased", over: 50,
+			text: "50 units more: a block of 25 for each of 2 instances, which may hold it unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
+		{limit: bucket, settings: guard.Settings{Lease: 10}, instances: 1, when: "leased", over: 10,
+			text: "10 units more: a block of 10, which may be held unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
+		{limit: bucket, settings: guard.Settings{SplitInto: 64}, instances: 1, when: "split", over: 0,
+			text: "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
+		{limit: bucket, instances: 1, when: "denials", over: 0,
+			text: "no more, with one instance"},
+		{limit: bucket, instances: 2, when: "denials", over: 0,
+			text: "no more; a refund by another instance is seen within 1s"},
+		{limit: bucket, settings: guard.Settings{DenyCacheTTL: 5 * time.Second}, instances: 2, when: "denials", over: 0,
+			text: "no more; a refund by another instance is seen within 5s"},
+		{limit: penstock.PerMinute(10).With(penstock.FixedWindow), settings: guard.Settings{Lease: 100}, instances: 1, when: "always", over: 0,
+			text: "10 per 1m in each window, so up to 20 around its end"},
+		{limit: penstock.PerMinute(10).With(penstock.FixedWindow), instances: 1, when: "store fails", over: 10,
+			text: "no more, with one instance; and up to 10 if its clock and the store's differ, since windows begin by the clock"},
+		{limit: penstock.PerMinute(10).With(penstock.FixedWindow), settings: guard.Settings{Lease: 100}, instances: 1, when: "leased", over: 0,
+			text: "no more; each instance may hold up to 2 units unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
+		{limit: penstock.PerMinute(10).With(penstock.SlidingWindow), instances: 1, when: "always", over: 0,
+			text: "10 per 1m by estimate, and less than 20 in any such time"},
+		{limit: penstock.PerMinute(10).With(penstock.SubWindow(6)), instances: 1, when: "always", over: 0,
+			text: "10 per 1m, wherever the period begins"},
+		{limit: penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), instances: 1, when: "always", over: 0,
+			text: "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
+		{limit: penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), instances: 1, when: "always", over: 0,
+			text: "7 in each calendar window, so up to 14 around its end"},
+		{limit: penstock.PerMinute(10), instances: 1, when: "clock forward", over: 10,
+			text: "10 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
+		{limit: penstock.PerMinute(10).With(penstock.FixedWindow), instances: 1, when: "clock forward", over: 20,
+			text: "20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
+		{limit: penstock.InFlight(9, time.Minute), instances: 1, when: "always", over: 0,
+			text: "9 at a time"},
+		{limit: penstock.InFlight(9, time.Minute), instances: 1, when: "store fails", over: 0,
+			text: "no more, with one instance"},
+		{limit: penstock.InFlight(9, time.Minute), instances: 3, when: "store fails", over: 6,
+			text: "6 units more: 3 instances with a share each, rounded up, besides the slots lent before"},
 	} {
 		options := guard.Options{Instances: c.instances, Limits: func(*penstock.Plan) guard.Settings { return c.settings }}
 		found := false
@@ -105,10 +131,10 @@ func TestSettingsThatDoNotApplyHaveNoBound(t *testing.T) {
 		{situations(guard.Options{DenyCacheTTL: -1, OnFailure: guard.FailClosed}, penstock.PerSecond(9).MustCompile()), "always, store fails, store forgets, clock forward"},
 		{situations(settings(guard.Settings{DenyCacheTTL: -1, Lease: 100, SplitInto: 9, OnFailure: guard.FailOpen}), penstock.PerSecond(7).With(penstock.LeakyBucket).MustCompile()),
 			"always, store fails, store forgets, clock forward"}, // a leaky bucket is neither leased nor split
-		{situations(guard.Options{}, penstock.InFlight(9, time.Minute).MustCompile()), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
+		{situations(guard.Options{}, penstock.InFlight(9, time.Minute).MustCompile()), "always, store fails, store returns, store forgets, clock forward"}, // its denials are not cached
 	} {
 		if c.got != c.want {
-			t.Errorf("Bounds has the situations %s; want %s", c.got, c.want)
+			t.Errorf("Bounds returns bounds for the situations %s; want %s", c.got, c.want)
 		}
 	}
 }

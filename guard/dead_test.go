@@ -15,11 +15,11 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The tests below have four instances that enforce a limit of 100/s over one store, and the store
-// dies.
+// In the tests below, four instances enforce a limit of 100/s over one store, and the store dies.
 const (
-	fleetSize = 4
-	fleetRate = 100 // units per second, and at once
+	fleetSize    = 4
+	fleetRate    = 100                   // units per second, and units of the burst
+	fleetTimeout = 50 * time.Millisecond // of a decision
 )
 
 // A countedStore is a faulty store that counts its instances.
@@ -43,12 +43,12 @@ type serverStore interface {
 	guard.Server
 }
 
-// newFourInstances returns four instances, once each has counted four.
+// newFourInstances returns four instances, once each has counted four. It calls store for each.
 func newFourInstances(t *testing.T, store func() serverStore) (all []*guard.Guarded) {
 	t.Helper()
 	for range fleetSize {
 		s := store()
-		g := standard(t, s, guard.Options{Server: s, Timeout: guard.TimeoutOptions{After: fleetPatience}})
+		g := standard(t, s, guard.Options{Server: s, Timeout: guard.TimeoutOptions{After: fleetTimeout}})
 		t.Cleanup(g.Close)
 		all = append(all, g)
 	}
@@ -57,13 +57,10 @@ func newFourInstances(t *testing.T, store func() serverStore) (all []*guard.Guar
 			return all
 		}
 		if time.Now().After(end) {
-			t.Fatal("the instances have not counted each other in 20 s; want that each counts 4")
+			t.Fatal("after 20 s, not every instance counts four instances")
 		}
 	}
 }
-
-// fleetPatience is the timeout of a decision of the instances.
-const fleetPatience = 50 * time.Millisecond
 
 // In virtual time the numbers are exact. The instances admit the limit, for any distribution of the
 // load. If one instance had admitted everything, the other instances admit their shares at the
@@ -99,16 +96,16 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 					t.Errorf("skewed %v: %s: %d units; want %d", isSkewed, what, got, want)
 				}
 			}
-			before, left := all, 0
+			loaded, unusedShares := all, 0 // the instances that get requests before the outage; in units
 			if isSkewed {
-				before, left = all[:1], fleetRate*(fleetSize-1)/fleetSize
+				loaded, unusedShares = all[:1], fleetRate*(fleetSize-1)/fleetSize
 			}
-			expect("while the store works", drain(before, penstock.FromStore), fleetRate)
+			expect("while the store works", drain(loaded, penstock.FromStore), fleetRate)
 			time.Sleep(1500 * time.Millisecond) // cached denials expire
-			expect("a second later", drain(before, penstock.FromStore), fleetRate)
+			expect("1.5 s later", drain(loaded, penstock.FromStore), fleetRate)
 
 			store.setFault(failWith(errDown))
-			expect("at the beginning of the outage", drain(all, penstock.FromFallback), left)
+			expect("at the beginning of the outage", drain(all, penstock.FromFallback), unusedShares)
 			for second := range 22 {
 				time.Sleep(time.Second)
 				got := drain(all, penstock.FromFallback)
@@ -131,8 +128,8 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	}
 }
 
-// The same holds on a real server that is killed, with heartbeats and breakers, under more load
-// than is admitted.
+// The same holds on a real server that is killed, with heartbeats and breakers, under a load above
+// the limit.
 func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -154,7 +151,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 		stop   = make(chan struct{})
 		load   sync.WaitGroup
 	)
-	last := make([]penstock.Source, fleetSize)
+	last := make([]penstock.Source, fleetSize) // of each instance's last decision
 	for i, g := range all {
 		load.Go(func() {
 			for ticks := time.NewTicker(2 * time.Millisecond); ; {
@@ -163,7 +160,8 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 				case <-stop:
 					return
 				}
-				// No limit of this key denies, so its answers show when the breaker closes.
+				// The limit of the key "probe" never denies, so the deny cache does not hide when the breaker
+				// closes.
 				for _, c := range [][]penstock.Charge{one(limit, "k"), one(compiled(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")} {
 					d, err := g.Decide(context.Background(), c)
 					if err != nil {
@@ -189,60 +187,60 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 				return time.Since(start)
 			}
 			if time.Now().After(end) {
-				t.Fatalf("after 20 s, not all instances decide by %v; want that they do", source)
+				t.Fatalf("after 20 s, not every instance's last decision is by %v", source)
 			}
 		}
 	}
 	time.Sleep(1500 * time.Millisecond)
-	killed := time.Since(start)
+	killedAt := time.Since(start)
 	server.Kill()
-	dead := waitForSource(penstock.FromFallback)
+	fallbackAt := waitForSource(penstock.FromFallback)
 	time.Sleep(3 * time.Second)
-	restarted := time.Since(start)
+	restartedAt := time.Since(start)
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	found := waitForSource(penstock.FromStore)
+	foundAt := waitForSource(penstock.FromStore)
 	time.Sleep(time.Second)
 	close(stop)
 	load.Wait()
 
-	const skew = float64(fleetRate) * (fleetSize - 1) / fleetSize
-	slack := fleetRate*fleetPatience.Seconds() + fleetSize // an answer may be late by fleetPatience, and shares are rounded up
+	const unusedShares = float64(fleetRate) * (fleetSize - 1) / fleetSize // if one instance has had all of the load
+	slack := fleetRate*fleetTimeout.Seconds() + fleetSize                 // an answer may be late by fleetTimeout, and shares are rounded up
 	rows := []struct {
-		what     string
-		from, to time.Duration
-		bound    float64
+		name     string
+		from, to time.Duration // since start
+		bound    float64       // in units
 	}{
-		{"while it is dead", dead, restarted, fleetRate + slack},
-		{"over the beginning", 0, restarted, fleetRate + skew + slack},
-		// At the end Redis has lost all counters, and instances that have not found it use their shares.
-		{"over all", 0, time.Hour, 2*fleetRate + skew + fleetRate*(found-restarted).Seconds() + slack},
+		{name: "while Redis is dead", from: fallbackAt, to: restartedAt, bound: fleetRate + slack},
+		{name: "until Redis restarts", from: 0, to: restartedAt, bound: fleetRate + unusedShares + slack},
+		// After the restart Redis has lost all counters, and instances that have not found it use their shares.
+		{name: "in the whole test", from: 0, to: time.Hour, bound: 2*fleetRate + unusedShares + fleetRate*(foundAt-restartedAt).Seconds() + slack},
 	}
 	for _, row := range rows {
-		got := mostAtOnce(grants, row.from, row.to, fleetRate)
+		got := maxBeyondRate(grants, row.from, row.to, fleetRate)
 		if got > row.bound {
-			t.Errorf("%s: %.1f units beyond 100/s; the bound is %.1f", row.what, got, row.bound)
+			t.Errorf("%s: %.1f units beyond 100/s; the bound is %.1f", row.name, got, row.bound)
 		}
-		t.Logf("%s: %.1f units at once beyond 100/s; the bound is %.1f (%.0f %%)", row.what, got, row.bound, 100*got/row.bound)
+		t.Logf("%s: %.1f units beyond 100/s; the bound is %.1f (%.0f %%)", row.name, got, row.bound, 100*got/row.bound)
 	}
 	perSecond := make([]int, int(time.Since(start).Seconds())+1)
 	for _, g := range grants {
 		perSecond[int(g.at.Seconds())]++
 	}
 	t.Logf("counted: %d calls to four instances whose Redis died (killed after %v, back after %v, found %v later; admitted per second %v)",
-		calls, killed.Round(time.Millisecond), restarted.Round(time.Millisecond), (found - restarted).Round(time.Millisecond), perSecond)
+		calls, killedAt.Round(time.Millisecond), restartedAt.Round(time.Millisecond), (foundAt - restartedAt).Round(time.Millisecond), perSecond)
 }
 
-// A grant is one unit.
+// A grant is one unit that an instance granted.
 type grant struct {
-	at     time.Duration
+	at     time.Duration // since the start of the test
 	source penstock.Source
 }
 
-// mostAtOnce returns the most units beyond a rate that were granted in any interval between from
+// maxBeyondRate returns the most units beyond a rate that were granted in any interval between from
 // and to.
-func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most float64) {
+func maxBeyondRate(grants []grant, from, to time.Duration, perSecond float64) (most float64) {
 	slices.SortFunc(grants, func(a, b grant) int { return int(a.at - b.at) })
 	level, last := 0.0, from
 	for _, g := range grants {
@@ -255,8 +253,8 @@ func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most
 	return most
 }
 
-// An instance that has had all of the load has overdrawn its share when an outage begins, but by at
-// most one share: it is not locked out for everything that it admitted.
+// An instance that has had all of the load has overdrawn its share when an outage begins. It has
+// overdrawn it by at most one share, so it soon admits again.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -298,7 +296,7 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	for range seeds(120) {
 		synctest.Test(t, func(t *testing.T) {
 			const rate, burst = 1000, 10
-			const foundAfter = 0.68 // seconds; the store fails at once here: a pause of 480 ms, and 200 ms of probes
+			const foundAfter = 0.68 // seconds: a pause of 480 ms, and 200 ms of probes; calls that fail take no time here
 			store := &countedStore{faulty: newFaulty()}
 			all := newFourInstances(t, func() serverStore { return store })
 			limit := compiled(t, penstock.PerSecond(rate).WithBurst(burst))
@@ -319,14 +317,16 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 			}
 			load(time.Second, all)
 			store.setFault(failWith(errDown))
-			load(4*time.Second, all[1:]) // the first is idle, and will find the store at once
+			load(4*time.Second, all[1:]) // the first instance is idle, and will find the store immediately
 			time.Sleep(2 * time.Second)
 			load(time.Millisecond, all[1:]) // the others have just found that the store is still unavailable
 			store.setFault(nil)
 			back := time.Since(start)
 			load(3*time.Second, all)
-			got := mostAtOnce(grants, back-2*time.Second, time.Hour, rate)
-			bound := burst + fleetSize + burst + foundAfter*rate*(fleetSize-1)/fleetSize
+			got := maxBeyondRate(grants, back-2*time.Second, time.Hour, rate)
+			const shares = burst + fleetSize // of the burst, rounded up
+			const lateShares = foundAfter * rate * (fleetSize - 1) / fleetSize
+			const bound = shares + burst + lateShares
 			if got > bound {
 				t.Errorf("%.1f units beyond the rate around the end of an outage; the bound is %.1f", got, bound)
 			}

@@ -83,14 +83,14 @@ func Deny(o DenyOptions) penstock.Decorator {
 // has replied wait for that reply, until their contexts end. If the reply denies them too, they get
 // it. Otherwise they are sent too.
 type DenyCache struct {
-	next      penstock.Store
-	maxAge    time.Duration
-	limits    func(*penstock.Plan) Settings
-	isByGrant bool          // DenyOptions.Grants
-	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
-	start     time.Time     // now counts from here
-	table     *denials
-	waited    atomic.Int64 // DenyStats.Waited
+	next               penstock.Store
+	maxAge             time.Duration
+	limits             func(*penstock.Plan) Settings
+	canLearnFromGrants bool          // DenyOptions.Grants
+	deadlines          *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
+	start              time.Time     // now counts from here
+	table              *denials
+	waited             atomic.Int64 // DenyStats.Waited
 }
 
 // NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
@@ -101,7 +101,7 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, isByGrant: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
+	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
 }
 
 // Decide implements penstock.Store.
@@ -214,7 +214,7 @@ func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *pen
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
 		d.remember(q, charges, decision)
-	case d.isByGrant && len(charges) == 1:
+	case d.canLearnFromGrants && len(charges) == 1:
 		if status, isDenied := d.denialAfterGrant(&charges[0], decision.Status(0)); isDenied {
 			denial := penstock.Single(status)
 			d.remember(q, charges, &denial)

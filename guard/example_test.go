@@ -8,12 +8,12 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A store, usually Redis, with all guards around it. While it does not answer, each instance
-// enforces its share of the limits.
+// This puts all guards around a store, usually Redis. While the store does not answer, each
+// instance enforces its share of the limits.
 func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one
 	store, err := guard.Standard(redis, guard.Options{
-		Instances: 4, // instead, Server has a redisstore.Store count them
+		Instances: 4, // with a redisstore.Store, set Server instead, which counts them
 		Limits: func(l *penstock.Plan) guard.Settings {
 			if l.Name() == "login" {
 				return guard.Settings{OnFailure: guard.FailClosed}

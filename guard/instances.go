@@ -24,7 +24,7 @@ type InstanceCounterOptions struct {
 	Floor int
 
 	// Memory is how long the largest count is kept. If instances stop or lose their connection,
-	// the others do not take larger shares before that. Default: 60 s.
+	// the others do not take larger shares within this time. Default: 60 s.
 	Memory time.Duration
 }
 

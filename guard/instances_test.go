@@ -58,7 +58,7 @@ func TestInstancesAreCounted(t *testing.T) {
 			}
 		}
 		time.Sleep(6 * time.Second)
-		wantInstances("all there", 4, all...)
+		wantInstances("all have started", 4, all...)
 
 		r.setDown(true)
 		time.Sleep(10 * time.Hour)
@@ -66,18 +66,18 @@ func TestInstancesAreCounted(t *testing.T) {
 
 		r.setDown(false)
 		time.Sleep(6 * time.Second)
-		wantInstances("after it", 4, all...)
+		wantInstances("after the outage", 4, all...)
 
 		all[3].Close()
 		time.Sleep(30 * time.Second)
-		wantInstances("one has gone, possibly for a moment", 4, all[:3]...)
+		wantInstances("30 s after one has left", 4, all[:3]...)
 		time.Sleep(40 * time.Second)
-		wantInstances("one has gone", 3, all[:3]...)
+		wantInstances("70 s after one has left", 3, all[:3]...)
 
 		more := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 10})
 		time.Sleep(6 * time.Second)
-		wantInstances("one has come", 4, all[:3]...)
-		wantInstances("with a floor", 10, more)
+		wantInstances("another one has started", 4, all[:3]...)
+		wantInstances("an instance with a floor of 10", 10, more)
 		for _, counter := range append(all[:3], more) {
 			counter.Close()
 		}

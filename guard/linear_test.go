@@ -22,8 +22,8 @@ import (
 )
 
 // Concurrent clients of guarded stores must get decisions that some sequence of the same calls
-// would give. Without leases that holds exactly. With leases it holds as if instances always held
-// up to a fixed number of units. The clock of Redis does not run here, so limits are counters.
+// would give. With leases, a denial is also legal if it would be one after the leased units were
+// spent. The clock of Redis does not run here, so limits are counters.
 
 const countClients = 8
 
@@ -50,10 +50,10 @@ func (o operation) String() string {
 // dataLoss is the limit of the operation in which a server loses all data.
 const dataLoss = -1
 
-// An answer is what a client got. It is unknown if the operations may or may not have been done.
+// An answer is what a client got.
 type answer struct {
-	isUnknown bool
-	isExcused bool // a denial by a deny cache during a refund
+	isUnknown bool // the operations may have been done, or not
+	isExcused bool // a denial by a deny cache during a refund; it is legal in any case
 	isAllowed bool
 	source    penstock.Source
 	granted   [3]int64 // of each operation
@@ -85,9 +85,11 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 		cost := o.cost
 		switch o.mode {
 		case penstock.Spend, penstock.Peek:
-			canGrant, mustGrant = canGrant && cost <= free, mustGrant && cost+idle <= free
+			canGrant = canGrant && cost <= free
+			mustGrant = mustGrant && cost+idle <= free
 		case penstock.Draw:
-			canGrant, mustGrant = canGrant && free > 0, mustGrant && idle < free
+			canGrant = canGrant && free > 0
+			mustGrant = mustGrant && idle < free
 			if cost = min(cost, free); idle > 0 {
 				cost = got.granted[i]
 			}
@@ -158,7 +160,8 @@ func (h *countHistory) record(store penstock.Store, client int, key string, oper
 	return true
 }
 
-// A recorder wraps a store, and records its calls and those without an answer.
+// A recorder wraps a store. It records whether a call reached the store, and counts the units of
+// draws and refunds without an answer.
 type recorder struct {
 	penstock.Store
 	lostUnits atomic.Int64 // units that may have been drawn or refunded
@@ -226,9 +229,9 @@ func (h *countHistory) String() string {
 	return s.String()
 }
 
-// A historyPlan describes the histories of a test. Each history has a new key.
-type historyPlan struct {
-	what      string // for the log
+// A historyTest describes the histories of a test. Each history has a new key.
+type historyTest struct {
+	name      string // for the log
 	histories int
 	calls     int          // by each client, in each history
 	idle      func() int64 // argument of countModel for the last history
@@ -240,7 +243,7 @@ type historyPlan struct {
 
 // check makes the calls of concurrent clients, and checks each history. It returns the number of
 // answers by penstock.Source.
-func (p historyPlan) check(t *testing.T) (sources [6]int) {
+func (p historyTest) check(t *testing.T) (sources [6]int) {
 	t.Helper()
 	operations, unknown, excused, undecided := 0, 0, 0, 0
 	for range p.histories {
@@ -280,7 +283,7 @@ func (p historyPlan) check(t *testing.T) (sources [6]int) {
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients through guards (%s: %d operations, %d unknown; %d by the store, %d by deny caches of "+
-		"which %d excused, %d by leases; %d were too large to check)", p.histories, p.what, operations, unknown, sources[penstock.FromStore],
+		"which %d excused, %d by leases; %d were too large to check)", p.histories, p.name, operations, unknown, sources[penstock.FromStore],
 		sources[penstock.FromDenyCache], excused, sources[penstock.FromLease], undecided)
 	if undecided > p.histories/5 {
 		t.Errorf("%d of %d histories were too large to check; want at most a fifth", undecided, p.histories)
@@ -326,6 +329,7 @@ func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.
 	return stores
 }
 
+// recordedStores returns guardedStores, and the recorder inside each of them.
 func recordedStores(t *testing.T, n int, url string, o guard.Options) (stores []penstock.Store, recorders []*recorder) {
 	t.Helper()
 	now := time.Now()
@@ -348,9 +352,9 @@ func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	withoutCache := guardedStores(t, 2, server.URL(), guard.Options{DenyCacheTTL: -1})
-	historyPlan{what: "no deny cache", histories: seeds(150), calls: 25, idle: noneIdle, stores: withoutCache, batch: allModes}.check(t)
+	historyTest{name: "no deny cache", histories: seeds(150), calls: 25, idle: noneIdle, stores: withoutCache, batch: allModes}.check(t)
 	single := guardedStores(t, 1, server.URL(), guard.Options{})
-	sources := historyPlan{what: "one instance", histories: seeds(150), calls: 25, idle: noneIdle, stores: single, batch: allModes}.check(t)
+	sources := historyTest{name: "one instance", histories: seeds(150), calls: 25, idle: noneIdle, stores: single, batch: allModes}.check(t)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny cache has denied 0 batches; want at least 1")
 	}
@@ -361,7 +365,7 @@ func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	stores := guardedStores(t, 3, server.URL(), guard.Options{})
-	sources := historyPlan{what: "three instances", histories: seeds(150), calls: 25, idle: noneIdle, stores: stores, batch: spendsAndPeeks}.check(t)
+	sources := historyTest{name: "three instances", histories: seeds(150), calls: 25, idle: noneIdle, stores: stores, batch: spendsAndPeeks}.check(t)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny caches have denied 0 batches; want at least 1")
 	}
@@ -397,7 +401,7 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		}
 		return units
 	}
-	sources := historyPlan{what: "leases", histories: seeds(100), calls: 40, idle: idle, stores: stores, batch: spends, pause: 400 * time.Microsecond}.check(t)
+	sources := historyTest{name: "leases", histories: seeds(100), calls: 40, idle: idle, stores: stores, batch: spends, pause: 400 * time.Microsecond}.check(t)
 	if sources[penstock.FromLease] == 0 && slices.Max(gone) == 0 { // on a busy machine, all leases may expire unused
 		t.Error("no lease has answered, and none has expired; want leases")
 	}
@@ -412,7 +416,7 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
 	})
 	cut := func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) }
-	historyPlan{what: "lost answers", histories: seeds(60), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: cut}.check(t)
+	historyTest{name: "lost answers", histories: seeds(60), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: cut}.check(t)
 }
 
 // A server that is killed and comes back empty loses all its data at one time. The results of calls
@@ -437,14 +441,14 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		}
 		h.recordLoss(since)
 	}
-	historyPlan{what: "restarts", histories: seeds(10), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: restart}.check(t)
+	historyTest{name: "restarts", histories: seeds(10), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: restart}.check(t)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		d := decide(t, stores[0], one(compiled(t, countLimits[0]), "at last")...)
 		if d.Source == penstock.FromStore {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("20 s after the restart, the server is not used; want that it is")
+			t.Fatalf("20 s after the restart, a decision is by %v; want by the store", d.Source)
 		}
 	}
 }

@@ -27,15 +27,15 @@ func withoutRetryAfter(store penstock.Store) penstock.Store {
 	})
 }
 
-// Several limits may use one counter in turn, as tiers do. Through each guard they keep the bound
-// of the largest limit, and that of the guard.
+// Several limits may use one counter in turn, as tiers do. Through each guard, they admit at most
+// the bound of the largest limit and the units that the guard adds.
 func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	type chain struct {
 		name  string
-		guard func(store *faulty) (guarded penstock.Store, end func())
-		slack func(*penstock.Plan) int64 // the bound of the guards beyond that of the limit; nil: 0
+		wrap  func(store *faulty) (guarded penstock.Store, end func())
+		slack func(*penstock.Plan) int64 // the units that the guards add to the limit's bound; nil: 0
 	}
 	decorated := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) { return d(store), func() {} }
@@ -67,7 +67,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
 		}, nil},
 		{"fallback of a store that answers", decorated(guard.Fallback(guard.FallbackOptions{})), nil},
-		{"fallback of a store that does not", func(store *faulty) (penstock.Store, func()) {
+		{"fallback of a store that does not answer", func(store *faulty) (penstock.Store, func()) {
 			store.setFault(failWith(errDown))
 			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
 		}, nil},
@@ -106,7 +106,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 							}
 						}
 						var end func()
-						turns.Store, end = c.guard(newFaulty())
+						turns.Store, end = c.wrap(newFaulty())
 						defer end()
 						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
 							t.Errorf("seed %d, %v: %v", seed, limits[0], err)
@@ -120,9 +120,9 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 }
 
-// Several instances lease busy tiers under one key. In every interval they exceed the largest tier
-// by at most one block for each instance, the bound of Lease. Windows of one length admit no more
-// than the largest tier.
+// Several instances lease busy tiers under one key. In every interval they admit at most one block
+// for each instance beyond the largest tier. If all tiers are windows of one length, they admit no
+// more than the largest tier.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
