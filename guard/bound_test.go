@@ -271,7 +271,8 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	}
 }
 
-// Windows have the same bound: in one window, n instances admit at most n units more than the limit.
+// Windows have the same bound: in one window, n instances admit at most n units more than the
+// limit.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
 	simulateSeeds(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {

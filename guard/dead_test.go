@@ -160,8 +160,8 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 				case <-stop:
 					return
 				}
-				// The limit of the key "probe" never denies, so the deny cache does not hide when the breaker
-				// closes.
+				// The limit of the key "probe" never denies, so the deny cache does not hide when the
+				// breaker closes.
 				for _, c := range [][]penstock.Charge{one(limit, "k"), one(compiled(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")} {
 					d, err := g.Decide(context.Background(), c)
 					if err != nil {
@@ -214,7 +214,8 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	}{
 		{name: "while Redis is dead", from: fallbackAt, to: restartedAt, bound: fleetRate + slack},
 		{name: "until Redis restarts", from: 0, to: restartedAt, bound: fleetRate + unusedShares + slack},
-		// After the restart Redis has lost all counters, and instances that have not found it use their shares.
+		// After the restart Redis has lost all counters, and instances that have not found it use
+		// their shares.
 		{name: "in the whole test", from: 0, to: time.Hour, bound: 2*fleetRate + unusedShares + fleetRate*(foundAt-restartedAt).Seconds() + slack},
 	}
 	for _, row := range rows {

@@ -30,7 +30,8 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
 	var judged, cachedDenials, calls atomic.Int64
 	start := time.Now()
-	// drift returns how far the wall clock is ahead of the monotonic clock. The store uses the wall clock.
+	// drift returns how far the wall clock is ahead of the monotonic clock. The store uses the wall
+	// clock.
 	drift := func() time.Duration {
 		now := time.Now()
 		return now.Round(0).Sub(start.Round(0)) - now.Sub(start)
