@@ -204,6 +204,7 @@ func hidesDots(segment []byte) bool {
 	return false
 }
 
+// cutEncodedSlash cuts a canonical segment around its first %2F or %5C.
 func cutEncodedSlash(segment []byte) (before, after []byte, found bool) {
 	for i := 0; i+encodedLength <= len(segment); i++ {
 		if code := string(segment[i : i+encodedLength]); code == "%2F" || code == "%5C" {

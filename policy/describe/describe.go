@@ -405,7 +405,7 @@ func Identity(id *policy.Identity) string {
 
 // keyText describes what the key of an identity is made of.
 func keyText(id *policy.Identity) string {
-	join := func(list []*policy.Identity, between string) string {
+	join := func(list []*policy.Identity, separator string) string {
 		var all []string
 		for _, one := range list {
 			text := keyText(one)
@@ -414,7 +414,7 @@ func keyText(id *policy.Identity) string {
 			}
 			all = append(all, text)
 		}
-		return strings.Join(all, between)
+		return strings.Join(all, separator)
 	}
 	switch {
 	case id.Global:

@@ -58,9 +58,9 @@ var (
 func isSecretAlgorithm(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
 func isPublicAlgorithm(algorithm string) bool { return slices.Contains(publicAlgorithms, algorithm) }
 
-// secretLength returns the least length of a secret, in bytes: that of the algorithm's hash (RFC
-// 7518, 3.2).
-func secretLength(algorithm string) int {
+// leastSecretLength returns the least length of a secret, in bytes: that of the algorithm's hash
+// (RFC 7518, 3.2).
+func leastSecretLength(algorithm string) int {
 	switch algorithm {
 	case "HS256":
 		return 32
@@ -72,8 +72,8 @@ func secretLength(algorithm string) int {
 	return 0
 }
 
-// usualAlgorithm returns the default algorithm of a key.
-func usualAlgorithm(key any) string {
+// defaultAlgorithm returns the default algorithm of a key.
+func defaultAlgorithm(key any) string {
 	switch key := key.(type) {
 	case []byte:
 		return "HS256"
@@ -95,17 +95,17 @@ func usualAlgorithm(key any) string {
 }
 
 // algorithmsOf returns which of the wanted algorithms a key fits. own is the algorithm that a JWKS
-// gives the key, or "".
+// gives the key, or "". If wanted is empty, own is wanted, or else the key's default algorithm.
 func algorithmsOf(key any, own string, wanted []string) []string {
-	usual := usualAlgorithm(key)
+	byDefault := defaultAlgorithm(key)
 	_, isRSA := key.(*rsa.PublicKey)
 	_, isSecret := key.([]byte)
 	fits := func(a string) bool {
 		isForRSA := strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")
-		return a == usual || isRSA && isForRSA || isSecret && isSecretAlgorithm(a)
+		return a == byDefault || isRSA && isForRSA || isSecret && isSecretAlgorithm(a)
 	}
 	if len(wanted) == 0 {
-		wanted = []string{usual}
+		wanted = []string{byDefault}
 		if own != "" {
 			wanted = []string{own}
 		}
@@ -154,10 +154,10 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 
 // parsePEM returns the public keys of a PEM file, and an error for each block without a usable key.
 func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
-	n := 0
+	decoded := 0 // blocks
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		n++
-		where := fmt.Sprintf("block %d", n)
+		decoded++
+		where := fmt.Sprintf("block %d", decoded)
 		key, err := parseBlock(block)
 		if err == nil {
 			err = checkPublicKey(key)
@@ -168,17 +168,18 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 		}
 		keys = append(keys, verifyKey{key: key, algorithms: algorithmsOf(key, "", wanted), from: where})
 	}
-	if blocks := bytes.Count(data, []byte("-----BEGIN ")); blocks != n {
-		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", blocks-n, blocks))
-	} else if n == 0 {
+	if blocks := bytes.Count(data, []byte("-----BEGIN ")); blocks != decoded {
+		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", blocks-decoded, blocks))
+	} else if decoded == 0 {
 		wrong = append(wrong, errors.New("is not a PEM file; it needs a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
 	}
-	if n > MaxKeys {
-		return nil, append(wrong, fmt.Errorf("has %d keys; the most is %d", n, MaxKeys))
+	if decoded > MaxKeys {
+		return nil, append(wrong, fmt.Errorf("has %d keys; the most is %d", decoded, MaxKeys))
 	}
 	return keys, wrong
 }
 
+// parseBlock returns the public key in a block of a PEM file.
 func parseBlock(block *pem.Block) (any, error) {
 	switch {
 	case block.Type == "PUBLIC KEY":
@@ -199,7 +200,7 @@ func parseBlock(block *pem.Block) (any, error) {
 	return nil, fmt.Errorf("is a %q; use a PUBLIC KEY or a CERTIFICATE", block.Type)
 }
 
-// checkPublicKey returns why a public key is not safe, or nil.
+// checkPublicKey returns why a public key is not safe or not supported, or nil.
 func checkPublicKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -211,7 +212,7 @@ func checkPublicKey(key any) error {
 		}
 		return nil
 	case *ecdsa.PublicKey, ed25519.PublicKey:
-		if usualAlgorithm(key) != "" {
+		if defaultAlgorithm(key) != "" {
 			return nil
 		}
 	}

@@ -54,9 +54,9 @@ func (c *compiler) compileKey(r *policy.Rule, ruleConfig *RuleConfig, config *Li
 	return id
 }
 
-// A shape is the fields that a limit and its candidate have in common. They point into the Config.
+// A shape has pointers to the fields of the Config that a limit and its candidate have in common.
 type shape struct {
-	at                    any // the limit or the candidate itself
+	at                    any // a pointer to the limit or the candidate itself
 	rate, burst, inFlight *PerTier
 	ttl                   *time.Duration
 	algorithm             *string
@@ -68,8 +68,8 @@ func (l *LimitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone}
 }
 
-// candidateShape returns the shape of a limit's candidate. Fields that it does not set are those of
-// the limit, if they fit.
+// candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
+// are those of the limit, if they fit.
 func (l *LimitConfig) candidateShape() shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
@@ -152,7 +152,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 	}
 }
 
-// checkShape reports whether a limit has either a rate or in_flight.
+// checkShape reports whether a limit has either a rate or in_flight. It records a mistake if not.
 func (c *compiler) checkShape(s shape) bool {
 	switch {
 	case s.rate.isSet() && s.inFlight.isSet():
@@ -195,7 +195,7 @@ func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
 	}
 }
 
-// textFor returns the text for a tier, and where it was written.
+// textFor returns the text for a tier, and a pointer to where it was written.
 func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
 	if p.Tiers == nil {
 		return p.All, p, true

@@ -15,7 +15,7 @@ type placedMatcher struct {
 	*policy.Matcher
 	rule      *policy.Rule
 	ruleIndex int // the index of the rule in the file
-	at        any // the path or the match, as written
+	at        any // a pointer to the path or the match in the Config
 	order     int // the index among all matchers of the file
 }
 

@@ -72,8 +72,8 @@ type LimitConfig struct {
 	Headers      *bool            `yaml:"headers" jsonschema:"Whether responses report the limit. Default: true, but false for per: global."`
 }
 
-// A CandidateConfig is another form of a limit. Fields that it does not set are those of the limit,
-// if they fit.
+// A CandidateConfig is another form of a limit. Fields that the candidate does not set are those of
+// the limit, if they fit.
 type CandidateConfig struct {
 	Rate       PerTier       `yaml:"rate" jsonschema:"As in the limit."`
 	Burst      PerTier       `yaml:"burst" jsonschema:"As in the limit."`

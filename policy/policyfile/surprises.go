@@ -59,10 +59,10 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 // A remarkKind is one kind of warning or hint. A policy gets each kind at most once, at the first
 // place.
 type remarkKind struct {
-	report func(p any, format string, args ...any)
-	at     any
-	text   string
-	places int
+	report func(p any, format string, args ...any) // compiler.warn or compiler.hint
+	at     any                                     // a pointer to the first place in the Config
+	text   string                                  // the message for the first place
+	places int                                     // how many places there are
 }
 
 // note counts one more place, and keeps the message of the first.
@@ -106,7 +106,7 @@ func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distingui
 	return spellings, unify, distinguish
 }
 
-// indexMatchers lets anyMatcher find the matchers that can match a path.
+// indexMatchers builds the index in which anyMatcher finds matchers by their paths.
 func (c *compiler) indexMatchers(matchers []*placedMatcher) {
 	c.index, c.general = make(map[string][]*placedMatcher), nil
 	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.order, b.order)) }
@@ -127,8 +127,8 @@ func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 	})
 }
 
-// findMoreGeneral returns a rule that matches all requests of m, and does not apply to them because
-// m is more specific.
+// findMoreGeneral returns a rule that matches all requests of m, but does not apply to these
+// requests because m is more specific. It returns nil if there is none.
 func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	if m.rule.Always || c.isWritten(&c.config.Apply) {
 		return nil
