@@ -93,7 +93,7 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
 	if config.Lease < minLease || config.Lease > penstock.MaxCost {
-		c.fail(at, "lease is %d; write how many units may be drawn in advance at once, from %d to 2^51, or remove it", config.Lease, minLease)
+		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, minLease)
 		return
 	}
 	l.Guard.Lease = config.Lease

@@ -12,13 +12,13 @@ import (
 // write the file.
 type Config struct {
 	Version    int                   `yaml:"version" jsonschema:"The version of this format: 1, which is also the default."`
-	Apply      string                `yaml:"apply" jsonschema:"Which rules apply to a request: most-specific (default), which is the most specific rule and those with always, or all that match."`
+	Apply      string                `yaml:"apply" jsonschema:"Which of the rules that match a request apply: most-specific (default: the most specific rule, and those with always) or all."`
 	OnFailure  string                `yaml:"on_failure" jsonschema:"What happens while the store gives no answer: local (default: each instance enforces its share of the limits), open (requests pass) or closed (requests are rejected). A limit may have its own."`
 	Identities Named[IdentityConfig] `yaml:"identities" jsonschema:"The identities, by name. Limits and lists refer to these names."`
 	Tokens     *jwt.Config           `yaml:"tokens" jsonschema:"How tokens (JWT) are verified. Only claims of verified tokens are used."`
 	Tiers      Named[Conditions]     `yaml:"tiers" jsonschema:"Classes of clients, such as free and premium. A client has the first tier whose conditions hold. The condition 'default' always holds."`
 	Allow      Conditions            `yaml:"allow" jsonschema:"Clients that are never limited."`
-	Deny       Conditions            `yaml:"deny" jsonschema:"Clients that are always refused, with status 403. It comes before allow."`
+	Deny       Conditions            `yaml:"deny" jsonschema:"Clients that are always refused, with status 403. This list is checked before allow."`
 	Rules      []RuleConfig          `yaml:"rules" jsonschema:"The rules. A request that no rule matches is not limited."`
 
 	sections []Section
@@ -31,7 +31,7 @@ type RuleConfig struct {
 	Name          string         `yaml:"name" jsonschema:"The name of the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
 	Match         MatchConfig    `yaml:"match" jsonschema:"Which requests the rule matches. Default: all."`
 	Always        bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, in addition to the most specific rule."`
-	BeforeAuth    bool           `yaml:"before_auth" jsonschema:"Decides the rule in a separate call before a token is verified, so forged tokens cost at most as many signature checks as it admits. It always applies. Its limits are per ip or global."`
+	BeforeAuth    bool           `yaml:"before_auth" jsonschema:"Decides the rule in a separate call before a token is verified, so forged tokens cause at most as many signature checks as the rule admits. The rule always applies. Its limits are per ip or global."`
 	Unlimited     bool           `yaml:"unlimited" jsonschema:"Instead of limits: the requests that the rule matches are not limited by less specific rules."`
 	Shadow        bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule does not replace less specific rules."`
 	Per           IdentityConfig `yaml:"per" jsonschema:"The identity of the rule's limits, unless a limit has its own."`
@@ -50,9 +50,9 @@ type MatchConfig struct {
 // A LimitConfig is one limit of a rule. Rates, bursts and slots are one number, or one for each
 // tier.
 type LimitConfig struct {
-	Name         string           `yaml:"name" jsonschema:"The name of the limit within its rule. Default: after its period (second, minute, ...), or in-flight."`
+	Name         string           `yaml:"name" jsonschema:"The name of the limit within its rule. Default: the name of its period (second, minute, ...), or in-flight."`
 	Rate         PerTier          `yaml:"rate" jsonschema:"Units per time: 10/s, 5 per minute, 10k/day, 1000 per calendar month."`
-	Burst        PerTier          `yaml:"burst" jsonschema:"Units at once (token-bucket; default: the rate's count), or places in the queue (leaky-bucket; default: 0)."`
+	Burst        PerTier          `yaml:"burst" jsonschema:"Units that are admitted at once (token-bucket; default: the rate's count), or places in the queue (leaky-bucket; default: 0)."`
 	InFlight     PerTier          `yaml:"in_flight" jsonschema:"Instead of a rate: how many requests may be in progress at once."`
 	TTL          time.Duration    `yaml:"ttl" jsonschema:"With in_flight: how long the slot of an instance that died stays taken. Default: 1m."`
 	Algorithm    string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
@@ -61,12 +61,12 @@ type LimitConfig struct {
 	Per          IdentityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
 	Cost         CostConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus     []string         `yaml:"on_status" jsonschema:"Charges only requests whose response has one of these statuses: 401, 5xx, 400-499."`
-	MaxWait      time.Duration    `yaml:"max_wait" jsonschema:"How long a request may wait for its turn (token-bucket, leaky-bucket). Default: 0, which denies at once."`
+	MaxWait      time.Duration    `yaml:"max_wait" jsonschema:"How long a request may wait for its turn (token-bucket, leaky-bucket). Default: 0, so that no request waits."`
 	OnFailure    string           `yaml:"on_failure" jsonschema:"What happens while the store gives no answer: local, open or closed. Default: the policy's."`
 	Ceiling      string           `yaml:"ceiling" jsonschema:"With on_failure: open: how much each instance admits for each key while the store gives no answer, as a rate. Default: no limit."`
-	Lease        int64            `yaml:"lease" jsonschema:"How many units an instance may draw in advance at once, for busy keys. Default: none."`
+	Lease        int64            `yaml:"lease" jsonschema:"The most units that an instance may draw in advance in one call, for busy keys. Default: none."`
 	SplitInto    int              `yaml:"split_into" jsonschema:"Into how many counters the limit is split, for keys that keep a whole server busy: 2 to 32. Default: one counter."`
-	DenyCacheTTL *time.Duration   `yaml:"deny_cache_ttl" jsonschema:"How long a denial is cached at most; 0s caches none. Default: 1s."`
+	DenyCacheTTL *time.Duration   `yaml:"deny_cache_ttl" jsonschema:"The longest time that a denial is cached; 0s caches none. Default: 1s."`
 	Shadow       bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
 	Candidate    *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is counted beside it with counters of its own, and never enforced."`
 	Headers      *bool            `yaml:"headers" jsonschema:"Whether responses report the limit. Default: true, but false for per: global."`
@@ -86,11 +86,11 @@ type CandidateConfig struct {
 
 // A CostConfig says what a request costs: a number of units, or how to find the number.
 type CostConfig struct {
-	Units   *int64       `yaml:"units" jsonschema:"The same for every request. A number alone means the same."`
-	Methods Named[int64] `yaml:"methods" jsonschema:"By method. 'default' is for all other methods, and is 1 by default."`
-	Header  string       `yaml:"header" jsonschema:"The number in this request header. Clients control the header, so min and max bound it."`
-	Body    Size         `yaml:"body" jsonschema:"One unit for each part of the body of this size, rounded up, such as 64KB."`
+	Units   *int64       `yaml:"units" jsonschema:"A fixed number of units for every request. The short form of the cost is this number alone."`
+	Methods Named[int64] `yaml:"methods" jsonschema:"The units by method. 'default' is for all other methods, and is 1 if it is not set."`
+	Header  string       `yaml:"header" jsonschema:"The request header with the number of units. Clients control the header, so min and max bound the number."`
+	Body    Size         `yaml:"body" jsonschema:"The size of a body that costs one unit, such as 64KB. The number of units is rounded up."`
 	Min     int64        `yaml:"min" jsonschema:"The lower bound for header or body. Default: 1."`
-	Max     int64        `yaml:"max" jsonschema:"The upper bound for header. Needed with header."`
-	Actual  string       `yaml:"actual" jsonschema:"The response header with the true cost. The charge is then corrected. A handler in Go can also set the true cost."`
+	Max     int64        `yaml:"max" jsonschema:"The upper bound for header. Required with header."`
+	Actual  string       `yaml:"actual" jsonschema:"The response header with the true cost, to which the charge is corrected. A handler in Go can also set the true cost."`
 }
