@@ -17,17 +17,17 @@ import (
 // A client of grpc-go sends each request to grpc-go's server and to ours. The answers are equal.
 func TestClientOfGRPCGoSeesNoDifference(t *testing.T) {
 	standard := dial(t, startStandard(t))
-	_, address := startFast(t, fastgrpc.Options{})
+	_, parallel := startFast(t, fastgrpc.Options{})
 	_, inTurn := startFast(t, fastgrpc.Options{Parallel: 1})
-	for name, fast := range map[string]string{"parallel": address, "in turn": inTurn} {
-		ours := dial(t, fast)
+	for name, address := range map[string]string{"parallel": parallel, "in turn": inTurn} {
+		fast := dial(t, address)
 		for _, domain := range []string{"", "ok", "fail", "details", "panic", "large"} {
 			t.Run(name+"/"+domain, func(t *testing.T) {
 				request := &rls.RateLimitRequest{Domain: domain}
 				want, wantErr := rls.NewRateLimitServiceClient(standard).ShouldRateLimit(within(t, time.Minute), request)
-				got, gotErr := rls.NewRateLimitServiceClient(ours).ShouldRateLimit(within(t, time.Minute), request)
+				got, gotErr := rls.NewRateLimitServiceClient(fast).ShouldRateLimit(within(t, time.Minute), request)
 				if got.String() != want.String() || status.Convert(gotErr).Proto().String() != status.Convert(wantErr).Proto().String() {
-					t.Errorf("got %.200v, %v; grpc-go answers %.200v, %v", got, gotErr, want, wantErr)
+					t.Errorf("the response is %.200v, %v; want, as from grpc-go, %.200v, %v", got, gotErr, want, wantErr)
 				}
 			})
 		}
@@ -44,7 +44,7 @@ func TestParallelCallsGetTheirOwnResponses(t *testing.T) {
 				domain := fmt.Sprint(i, "/", j)
 				answer, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: domain})
 				if err != nil || string(answer.GetRawBody()) != domain {
-					t.Errorf("domain %s: the answer is %v, %v; want the domain in its body", domain, answer, err)
+					t.Errorf("domain %q: the answer is %v, %v; want the domain in its body", domain, answer, err)
 					return
 				}
 			}
@@ -65,10 +65,10 @@ func TestFallbackServesStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := watch.Recv(); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("Watch: %v, %v; want SERVING", r, err)
+		t.Fatalf("Watch of the health service: %v, %v; want SERVING", r, err)
 	}
 	if r, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("Check: %v, %v; want SERVING", r, err)
+		t.Fatalf("Check of the health service: %v, %v; want SERVING", r, err)
 	}
 	services, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 	if err != nil {
@@ -79,7 +79,7 @@ func TestFallbackServesStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r, err := services.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 4 {
-			t.Fatalf("reflection: %v, %v; want 4 services", r, err)
+			t.Fatalf("reflection: %v, %v; want 4 services: rate limits, health, and two versions of reflection", r, err)
 		}
 	}
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{}); err != nil {

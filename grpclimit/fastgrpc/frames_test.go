@@ -20,25 +20,27 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// A raw is a client that can send any frame, even an invalid one.
-type raw struct {
+// A rawClient is a client that can send any frame, even an invalid one. It logs errors of writes,
+// because the server may have closed the connection.
+type rawClient struct {
 	testing.TB
 	net.Conn
 	*http2.Framer
 	encoder *hpack.Encoder
-	block   bytes.Buffer
+	block   bytes.Buffer // what encoder has written
 }
 
 // dialRaw connects, and sends the preface and the client's settings.
-func dialRaw(t testing.TB, address string, settings ...http2.Setting) *raw {
+func dialRaw(t testing.TB, address string, settings ...http2.Setting) *rawClient {
 	t.Helper()
 	r := connectRaw(t, address)
 	r.write([]byte(http2.ClientPreface))
-	r.check(r.WriteSettings(settings...))
+	r.logError(r.WriteSettings(settings...))
 	return r
 }
 
-func connectRaw(t testing.TB, address string) *raw {
+// connectRaw connects, and sends nothing.
+func connectRaw(t testing.TB, address string) *rawClient {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -46,29 +48,29 @@ func connectRaw(t testing.TB, address string) *raw {
 	}
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(time.Minute))
-	r := &raw{TB: t, Conn: conn, Framer: http2.NewFramer(conn, conn)}
+	r := &rawClient{TB: t, Conn: conn, Framer: http2.NewFramer(conn, conn)}
 	r.AllowIllegalWrites = true
 	r.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	r.encoder = hpack.NewEncoder(&r.block)
 	return r
 }
 
-func (r *raw) write(b []byte) {
+func (r *rawClient) write(b []byte) {
 	r.Helper()
 	if _, err := r.Conn.Write(b); err != nil {
-		r.Logf("write: %v", err) // the server may have closed the connection
+		r.Logf("write: %v", err)
 	}
 }
 
-func (r *raw) check(err error) {
+func (r *rawClient) logError(err error) {
 	r.Helper()
 	if err != nil {
 		r.Logf("write: %v", err)
 	}
 }
 
-// fields returns the headers of a valid request after changes, which are pairs of name and value.
-// An empty value removes the field. An unknown name adds a field.
+// fields returns the headers of a valid request with changes. The changes are names, each followed
+// by its new value. An empty value removes the field. An unknown name adds a field.
 func fields(changes ...string) (list []hpack.HeaderField) {
 	list = []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: method}, {Name: ":authority", Value: "a.example"},
@@ -87,14 +89,15 @@ func fields(changes ...string) (list []hpack.HeaderField) {
 	}
 	kept := list[:0]
 	for _, f := range list {
-		if f.Value != "" || f.Name == "x-empty" {
+		if f.Value != "" {
 			kept = append(kept, f)
 		}
 	}
 	return kept
 }
 
-func (r *raw) encode(list []hpack.HeaderField) []byte {
+// encode returns a header block, which is valid until the next call.
+func (r *rawClient) encode(list []hpack.HeaderField) []byte {
 	r.block.Reset()
 	for _, f := range list {
 		r.encoder.WriteField(f)
@@ -102,8 +105,8 @@ func (r *raw) encode(list []hpack.HeaderField) []byte {
 	return r.block.Bytes()
 }
 
-func (r *raw) headers(id uint32, isEnd bool, list []hpack.HeaderField) {
-	r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.encode(list), EndHeaders: true, EndStream: isEnd}))
+func (r *rawClient) headers(id uint32, isEnd bool, list []hpack.HeaderField) {
+	r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.encode(list), EndHeaders: true, EndStream: isEnd}))
 }
 
 // message returns an encoded request with its prefix of 5 bytes.
@@ -115,15 +118,16 @@ func message(domain string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
 }
 
-func (r *raw) call(id uint32, domain string, changes ...string) {
+// call sends a whole request. The changes are those of fields.
+func (r *rawClient) call(id uint32, domain string, changes ...string) {
 	r.headers(id, false, fields(changes...))
-	r.check(r.WriteData(id, true, message(domain)))
+	r.logError(r.WriteData(id, true, message(domain)))
 }
 
 // outcome reads until a stream or the connection ends, and returns how it ended, such as
 // "200/0 answered" (the HTTP status, the gRPC status, and whether there was a message),
 // "reset CANCEL", "goaway NO_ERROR" or "closed".
-func (r *raw) outcome(id uint32) string {
+func (r *rawClient) outcome(id uint32) string {
 	r.Helper()
 	httpStatus, grpcStatus, text := "", "", ""
 	for {
@@ -137,7 +141,7 @@ func (r *raw) outcome(id uint32) string {
 		switch f := f.(type) {
 		case *http2.SettingsFrame:
 			if !f.IsAck() {
-				r.check(r.WriteSettingsAck())
+				r.logError(r.WriteSettingsAck())
 			}
 		case *http2.MetaHeadersFrame:
 			if f.StreamID != id {
@@ -159,8 +163,8 @@ func (r *raw) outcome(id uint32) string {
 				text = "answered"
 			}
 			if n := f.Length; n > 0 {
-				r.check(r.WriteWindowUpdate(0, n))
-				r.check(r.WriteWindowUpdate(f.StreamID, n))
+				r.logError(r.WriteWindowUpdate(0, n))
+				r.logError(r.WriteWindowUpdate(f.StreamID, n))
 			}
 		case *http2.RSTStreamFrame:
 			if f.StreamID == id {
@@ -172,226 +176,228 @@ func (r *raw) outcome(id uint32) string {
 	}
 }
 
+// good is the outcome of a call that succeeds.
 const good = "200/0 answered"
 
-// frameCases are sent to grpc-go's server and to ours. The column standard lists all known
-// differences.
+// frameCases are sent to grpc-go's server and to that of fastgrpc. The field standard lists all
+// known differences.
 var frameCases = []struct {
 	name     string
-	send     func(r *raw)
-	want     string // the outcome
-	standard string // the outcome of grpc-go. "": as want; "ignored": the next call is answered; "undefined": it varies
+	send     func(r *rawClient)
+	want     string // the outcome with fastgrpc
+	standard string // the outcome with grpc-go. "": as want; "ignored": no outcome, and the next call is answered; "undefined": it varies
 	isOver   bool   // the connection cannot be used afterwards
-	stream   uint32 // whose outcome is compared; 0: stream 1
+	stream   uint32 // the stream whose outcome is compared; 0: stream 1
 }{
-	{name: "a good request", send: func(r *raw) { r.call(1, "x") }, want: good},
-	{name: "content type with codec", send: func(r *raw) { r.call(1, "x", "content-type", "application/grpc+proto") }, want: good},
-	{name: "padding", want: good, send: func(r *raw) {
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields()), EndHeaders: true, PadLength: 200}))
-		r.check(r.WriteDataPadded(1, true, message("x"), make([]byte, 100)))
+	{name: "a good request", send: func(r *rawClient) { r.call(1, "x") }, want: good},
+	{name: "content type with codec", send: func(r *rawClient) { r.call(1, "x", "content-type", "application/grpc+proto") }, want: good},
+	{name: "padding", want: good, send: func(r *rawClient) {
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields()), EndHeaders: true, PadLength: 200}))
+		r.logError(r.WriteDataPadded(1, true, message("x"), make([]byte, 100)))
 	}},
-	{name: "priority", want: good, send: func(r *raw) {
-		r.check(r.WritePriority(1, http2.PriorityParam{StreamDep: 3, Weight: 7}))
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields()), EndHeaders: true, Priority: http2.PriorityParam{StreamDep: 5, Exclusive: true, Weight: 1}}))
-		r.check(r.WriteData(1, true, message("x")))
+	{name: "priority", want: good, send: func(r *rawClient) {
+		r.logError(r.WritePriority(1, http2.PriorityParam{StreamDep: 3, Weight: 7}))
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields()), EndHeaders: true, Priority: http2.PriorityParam{StreamDep: 5, Exclusive: true, Weight: 1}}))
+		r.logError(r.WriteData(1, true, message("x")))
 	}},
-	{name: "continuation", want: good, send: func(r *raw) {
+	{name: "continuation", want: good, send: func(r *rawClient) {
 		block := r.encode(fields("x-long", strings.Repeat("y", 3000)))
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:1]}))
-		r.check(r.WriteContinuation(1, false, block[1:1000]))
-		r.check(r.WriteContinuation(1, false, nil))
-		r.check(r.WriteContinuation(1, true, block[1000:]))
-		r.check(r.WriteData(1, true, message("x")))
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:1]}))
+		r.logError(r.WriteContinuation(1, false, block[1:1000]))
+		r.logError(r.WriteContinuation(1, false, nil))
+		r.logError(r.WriteContinuation(1, true, block[1000:]))
+		r.logError(r.WriteData(1, true, message("x")))
 	}},
-	{name: "message byte by byte", want: good, send: func(r *raw) {
+	{name: "message byte by byte", want: good, send: func(r *rawClient) {
 		r.headers(1, false, fields())
 		for _, b := range message("x") {
-			r.check(r.WriteData(1, false, []byte{b}))
+			r.logError(r.WriteData(1, false, []byte{b}))
 		}
-		r.check(r.WriteData(1, true, nil))
+		r.logError(r.WriteData(1, true, nil))
 	}},
-	{name: "request trailers", want: good, standard: "goaway PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "request trailers", want: good, standard: "goaway PROTOCOL_ERROR", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, false, message("x")))
+		r.logError(r.WriteData(1, false, message("x")))
 		r.headers(1, true, []hpack.HeaderField{{Name: "x-checksum", Value: "1"}})
 	}},
-	{name: "unknown frames", want: good, send: func(r *raw) {
-		r.check(r.WriteRawFrame(0x42, 0xff, 0, []byte("what")))
-		r.check(r.WriteRawFrame(0x42, 0xff, 1, []byte("what")))
+	{name: "unknown frames", want: good, send: func(r *rawClient) {
+		r.logError(r.WriteRawFrame(0x42, 0xff, 0, []byte("what")))
+		r.logError(r.WriteRawFrame(0x42, 0xff, 1, []byte("what")))
 		r.call(1, "x")
 	}},
-	{name: "table size update", want: good, send: func(r *raw) {
+	{name: "table size update", want: good, send: func(r *rawClient) {
 		r.encoder.SetMaxDynamicTableSize(0)
 		r.call(1, "x")
 	}},
-	{name: "client without header table", want: good, send: func(r *raw) {
-		r.check(r.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0}))
+	{name: "client without header table", want: good, send: func(r *rawClient) {
+		r.logError(r.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0}))
 		r.call(1, "x")
 	}},
-	{name: "the same block twice, with entries of both", want: good, send: func(r *raw) {
+	{name: "the same block twice, with entries of both", want: good, send: func(r *rawClient) {
 		block := bytes.Clone(r.encode(fields())) // adds four fields to the header table, te last
 		for _, id := range []uint32{1, 3} {
-			r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true}))
-			r.check(r.WriteData(id, true, message("x")))
+			r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true}))
+			r.logError(r.WriteData(id, true, message("x")))
 		}
 		const first = 62 // the index of te of the second block; the index of the first block's path is 7 more
 		indexed := []byte{0x83, 0x86, 0x80 | (first + 7), 0x80 | (first + 2), 0x80 | (first + 1), 0x80 | first}
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: indexed, EndHeaders: true}))
-		r.check(r.WriteData(5, true, message("x")))
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: indexed, EndHeaders: true}))
+		r.logError(r.WriteData(5, true, message("x")))
 		if got := r.outcome(5); got != good {
-			r.Errorf("the call whose headers are indices: %s; want %s", got, good)
+			r.Errorf("the outcome of the call whose headers are indices is %q; want %q", got, good)
 		}
 		r.encoder = hpack.NewEncoder(&r.block)
 		r.encoder.SetMaxDynamicTableSize(0) // the new encoder does not know the entries of the second block
 		r.call(7, "x")
 	}, stream: 7},
-	{name: "empty message", want: good, send: func(r *raw) { r.call(1, "") }},
-	{name: "error", want: "200/3", send: func(r *raw) { r.call(1, "fail") }},
-	{name: "panic", want: "200/13", send: func(r *raw) { r.call(1, "panic") }},
-	{name: "bytes that are no message", want: "200/13", send: func(r *raw) {
+	{name: "empty message", want: good, send: func(r *rawClient) { r.call(1, "") }},
+	{name: "error", want: "200/3", send: func(r *rawClient) { r.call(1, "fail") }},
+	{name: "panic", want: "200/13", send: func(r *rawClient) { r.call(1, "panic") }},
+	{name: "bytes that are no message", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, []byte{0, 0, 0, 0, 2, 0xff, 0xff}))
+		r.logError(r.WriteData(1, true, []byte{0, 0, 0, 0, 2, 0xff, 0xff}))
 	}},
-	{name: "unknown method", want: "200/12", send: func(r *raw) { r.call(1, "x", ":path", "/a.B/C") }},
-	{name: "unknown method of a known service", want: "200/12", send: func(r *raw) { r.call(1, "x", ":path", method+"x") }},
-	{name: "malformed path", want: "200/12", send: func(r *raw) { r.call(1, "x", ":path", "nothing") }},
-	{name: "no path", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", ":path", "") }, standard: "200/12"},
-	{name: "no scheme", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", ":scheme", "") }, standard: good},
-	{name: "GET", want: "405/13", send: func(r *raw) { r.call(1, "x", ":method", "GET") }},
-	{name: "JSON", want: "415/3", send: func(r *raw) { r.call(1, "x", "content-type", "application/json") }},
-	{name: "no content type", want: "415/3", send: func(r *raw) { r.call(1, "x", "content-type", "") }},
-	{name: "gRPC-Web", want: "415/3", send: func(r *raw) { r.call(1, "x", "content-type", "application/grpc-web") }},
-	{name: "no authority", want: "400/13", send: func(r *raw) { r.call(1, "x", ":authority", "") }},
-	{name: "host instead of authority", want: good, send: func(r *raw) { r.call(1, "x", ":authority", "", "host", "b.example") }},
-	{name: "two hosts", want: "400/13", send: func(r *raw) {
+	{name: "unknown method", want: "200/12", send: func(r *rawClient) { r.call(1, "x", ":path", "/a.B/C") }},
+	{name: "unknown method of a known service", want: "200/12", send: func(r *rawClient) { r.call(1, "x", ":path", method+"x") }},
+	{name: "malformed path", want: "200/12", send: func(r *rawClient) { r.call(1, "x", ":path", "nothing") }},
+	{name: "no path", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", ":path", "") }, standard: "200/12"},
+	{name: "no scheme", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", ":scheme", "") }, standard: good},
+	{name: "GET", want: "405/13", send: func(r *rawClient) { r.call(1, "x", ":method", "GET") }},
+	{name: "JSON", want: "415/3", send: func(r *rawClient) { r.call(1, "x", "content-type", "application/json") }},
+	{name: "no content type", want: "415/3", send: func(r *rawClient) { r.call(1, "x", "content-type", "") }},
+	{name: "gRPC-Web", want: "415/3", send: func(r *rawClient) { r.call(1, "x", "content-type", "application/grpc-web") }},
+	{name: "no authority", want: "400/13", send: func(r *rawClient) { r.call(1, "x", ":authority", "") }},
+	{name: "host instead of authority", want: good, send: func(r *rawClient) { r.call(1, "x", ":authority", "", "host", "b.example") }},
+	{name: "two hosts", want: "400/13", send: func(r *rawClient) {
 		r.headers(1, false, append(fields(), hpack.HeaderField{Name: "host", Value: "a"}, hpack.HeaderField{Name: "host", Value: "b"}))
 	}},
-	{name: "connection header", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", "connection", "close") }},
-	{name: "te without trailers", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", "te", "gzip") }, standard: good},
-	{name: "upper case", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", "X-Upper", "1") }},
-	{name: "unknown pseudo header", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "connection header", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", "connection", "close") }},
+	{name: "te without trailers", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", "te", "gzip") }, standard: good},
+	{name: "upper case", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", "X-Upper", "1") }},
+	{name: "unknown pseudo header", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) {
 		r.headers(1, false, append([]hpack.HeaderField{{Name: ":wrong", Value: "1"}}, fields()...))
 	}},
-	{name: "pseudo header after other headers", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "pseudo header after other headers", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) {
 		r.headers(1, false, append(fields(":path", ""), hpack.HeaderField{Name: ":path", Value: method}))
 	}},
-	{name: "two paths", want: "reset PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "two paths", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) {
 		r.headers(1, false, append([]hpack.HeaderField{{Name: ":path", Value: "/x/y"}}, fields()...))
 	}},
-	{name: "line feed in a value", want: "reset PROTOCOL_ERROR", send: func(r *raw) { r.call(1, "x", "x-bad", "a\nb") }},
-	{name: "timeout of zero", want: "200/4", send: func(r *raw) { r.call(1, "x", "grpc-timeout", "0n") }},
-	{name: "timeout without unit", want: "400/13", send: func(r *raw) { r.call(1, "x", "grpc-timeout", "10") }},
-	{name: "timeout of nine digits", want: "400/13", send: func(r *raw) { r.call(1, "x", "grpc-timeout", "123456789S") }},
-	{name: "timeout that is negative", want: "400/13", send: func(r *raw) { r.call(1, "x", "grpc-timeout", "-1S") }},
-	{name: "timeout of years", want: good, send: func(r *raw) { r.call(1, "x", "grpc-timeout", "99999999H") }},
-	{name: "timeout that passes", want: "200/4", standard: "200/4 or reset CANCEL", send: func(r *raw) { r.call(1, "wait", "grpc-timeout", "20m") }},
-	{name: "compressed message", want: "200/12", send: func(r *raw) {
+	{name: "line feed in a value", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) { r.call(1, "x", "x-bad", "a\nb") }},
+	{name: "timeout of zero", want: "200/4", send: func(r *rawClient) { r.call(1, "x", "grpc-timeout", "0n") }},
+	{name: "timeout without unit", want: "400/13", send: func(r *rawClient) { r.call(1, "x", "grpc-timeout", "10") }},
+	{name: "timeout of nine digits", want: "400/13", send: func(r *rawClient) { r.call(1, "x", "grpc-timeout", "123456789S") }},
+	{name: "timeout that is negative", want: "400/13", send: func(r *rawClient) { r.call(1, "x", "grpc-timeout", "-1S") }},
+	{name: "timeout of years", want: good, send: func(r *rawClient) { r.call(1, "x", "grpc-timeout", "99999999H") }},
+	{name: "timeout that passes", want: "200/4", standard: "200/4 or reset CANCEL", send: func(r *rawClient) { r.call(1, "wait", "grpc-timeout", "20m") }},
+	{name: "compressed message", want: "200/12", send: func(r *rawClient) {
 		r.headers(1, false, fields("grpc-encoding", "snappy"))
-		r.check(r.WriteData(1, true, append([]byte{1}, message("x")[1:]...)))
+		r.logError(r.WriteData(1, true, append([]byte{1}, message("x")[1:]...)))
 	}},
-	{name: "compressed flag without encoding", want: "200/13", send: func(r *raw) {
+	{name: "compressed flag without encoding", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, append([]byte{1}, message("x")[1:]...)))
+		r.logError(r.WriteData(1, true, append([]byte{1}, message("x")[1:]...)))
 	}},
-	{name: "unknown flag", want: "200/13", send: func(r *raw) {
+	{name: "unknown flag", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, append([]byte{2}, message("x")[1:]...)))
+		r.logError(r.WriteData(1, true, append([]byte{2}, message("x")[1:]...)))
 	}},
-	{name: "no message", want: "200/13", send: func(r *raw) { r.headers(1, true, fields()) }},
-	{name: "half a message", want: "200/13", send: func(r *raw) {
+	{name: "no message", want: "200/13", send: func(r *rawClient) { r.headers(1, true, fields()) }},
+	{name: "half a message", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, message("xxxx")[:7]))
+		r.logError(r.WriteData(1, true, message("xxxx")[:7]))
 	}},
-	{name: "half a prefix", want: "200/13", send: func(r *raw) {
+	{name: "half a prefix", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, []byte{0, 0}))
+		r.logError(r.WriteData(1, true, []byte{0, 0}))
 	}},
-	{name: "two messages", want: "200/13", send: func(r *raw) {
+	{name: "two messages", want: "200/13", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, true, append(message("x"), message("y")...)))
+		r.logError(r.WriteData(1, true, append(message("x"), message("y")...)))
 	}},
-	{name: "message that is too large", want: "200/8", send: func(r *raw) {
+	{name: "message that is too large", want: "200/8", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, false, []byte{0, 0, 1, 0, 1}))
+		r.logError(r.WriteData(1, false, []byte{0, 0, 1, 0, 1})) // the size is maxMessage + 1
 	}},
-	{name: "largest message", want: good, send: func(r *raw) {
+	{name: "largest message", want: good, send: func(r *rawClient) {
 		m := message(strings.Repeat("x", maxMessage-4))
 		r.headers(1, false, fields())
-		r.check(r.WriteData(1, false, m[:16384]))
-		r.check(r.WriteData(1, false, m[16384:32768]))
-		r.check(r.WriteData(1, false, m[32768:49152]))
+		r.logError(r.WriteData(1, false, m[:16384]))
+		r.logError(r.WriteData(1, false, m[16384:32768]))
+		r.logError(r.WriteData(1, false, m[32768:49152]))
 		r.awaitWindow(1)
-		r.check(r.WriteData(1, false, m[49152:65536]))
-		r.check(r.WriteData(1, true, m[65536:]))
+		r.logError(r.WriteData(1, false, m[49152:65536]))
+		r.logError(r.WriteData(1, true, m[65536:]))
 	}},
-	{name: "headers that are too large", want: "431/8", standard: "reset FRAME_SIZE_ERROR", send: func(r *raw) {
+	{name: "headers that are too large", want: "431/8", standard: "reset FRAME_SIZE_ERROR", send: func(r *rawClient) {
 		list := fields()
 		for i := range 300 {
 			list = append(list, hpack.HeaderField{Name: fmt.Sprint("x-", i), Value: strings.Repeat("y", 40)})
 		}
 		r.headers(1, false, list)
 	}},
-	{name: "cancelled before the message", want: "closed", send: func(r *raw) {
+	{name: "cancelled before the message", want: "closed", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteRSTStream(1, http2.ErrCodeCancel))
+		r.logError(r.WriteRSTStream(1, http2.ErrCodeCancel))
 		r.call(3, "x")
 		if got := r.outcome(3); got != good {
-			r.Errorf("the next call: %s; want %s", got, good)
+			r.Errorf("the outcome of the next call is %q; want %q", got, good)
 		}
 		r.Conn.(*net.TCPConn).CloseWrite()
 	}, isOver: true},
-	{name: "DATA after the end", want: "reset STREAM_CLOSED", send: func(r *raw) {
+	{name: "DATA after the end", want: "reset STREAM_CLOSED", send: func(r *rawClient) {
 		r.call(1, "wait", "grpc-timeout", "1M")
-		r.check(r.WriteData(1, true, message("x")))
+		r.logError(r.WriteData(1, true, message("x")))
 	}},
-	{name: "even stream", want: "goaway PROTOCOL_ERROR", send: func(r *raw) { r.headers(2, true, fields()) }, isOver: true},
-	{name: "stream 0", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *raw) { r.headers(0, true, fields()) }, isOver: true},
-	{name: "smaller stream", want: "reset STREAM_CLOSED", standard: "goaway PROTOCOL_ERROR", send: func(r *raw) {
+	{name: "even stream", want: "goaway PROTOCOL_ERROR", send: func(r *rawClient) { r.headers(2, true, fields()) }, isOver: true},
+	{name: "stream 0", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) { r.headers(0, true, fields()) }, isOver: true},
+	{name: "smaller stream", want: "reset STREAM_CLOSED", standard: "goaway PROTOCOL_ERROR", send: func(r *rawClient) {
 		r.call(3, "x")
 		r.call(1, "x")
 	}},
-	{name: "DATA of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *raw) { r.check(r.WriteData(7, true, nil)) }, isOver: true},
-	{name: "window of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *raw) { r.check(r.WriteWindowUpdate(7, 1)) }, isOver: true},
-	{name: "RST_STREAM of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *raw) { r.check(r.WriteRSTStream(7, 0)) }, isOver: true},
-	{name: "window update of zero", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *raw) { r.check(r.WriteWindowUpdate(0, 0)) }, isOver: true},
-	{name: "window that is too large", want: "goaway FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *raw) { r.check(r.WriteWindowUpdate(0, 1<<31-1)) }, isOver: true},
-	{name: "stream window that is too large", want: "reset FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *raw) {
+	{name: "DATA of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteData(7, true, nil)) }, isOver: true},
+	{name: "window of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(7, 1)) }, isOver: true},
+	{name: "RST_STREAM of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteRSTStream(7, 0)) }, isOver: true},
+	{name: "window update of zero", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(0, 0)) }, isOver: true},
+	{name: "window that is too large", want: "goaway FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(0, 1<<31-1)) }, isOver: true},
+	{name: "stream window that is too large", want: "reset FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *rawClient) {
 		r.headers(1, false, fields())
-		r.check(r.WriteWindowUpdate(1, 1<<31-1))
+		r.logError(r.WriteWindowUpdate(1, 1<<31-1))
 	}},
-	{name: "initial window that is too large", want: "goaway FLOW_CONTROL_ERROR", standard: "closed", send: func(r *raw) {
-		r.check(r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 31}))
+	{name: "initial window that is too large", want: "goaway FLOW_CONTROL_ERROR", standard: "closed", send: func(r *rawClient) {
+		r.logError(r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 31}))
 	}, isOver: true},
-	{name: "settings of five bytes", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *raw) { r.check(r.WriteRawFrame(http2.FrameSettings, 0, 0, make([]byte, 5))) }, isOver: true},
-	{name: "ping of seven bytes", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *raw) { r.check(r.WriteRawFrame(http2.FramePing, 0, 0, make([]byte, 7))) }, isOver: true},
-	{name: "frame that is too large", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *raw) { r.check(r.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, 16385))) }, isOver: true},
-	{name: "push promise", want: "goaway PROTOCOL_ERROR", standard: "undefined", send: func(r *raw) {
-		r.check(r.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: r.encode(fields()), EndHeaders: true}))
+	{name: "settings of five bytes", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteRawFrame(http2.FrameSettings, 0, 0, make([]byte, 5))) }, isOver: true},
+	{name: "ping of seven bytes", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteRawFrame(http2.FramePing, 0, 0, make([]byte, 7))) }, isOver: true},
+	{name: "frame that is too large", want: "goaway FRAME_SIZE_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, 16385))) }, isOver: true},
+	{name: "push promise", want: "goaway PROTOCOL_ERROR", standard: "undefined", send: func(r *rawClient) {
+		r.logError(r.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: r.encode(fields()), EndHeaders: true}))
 	}, isOver: true},
-	{name: "continuation of nothing", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *raw) { r.check(r.WriteContinuation(1, true, r.encode(fields()))) }, isOver: true},
-	{name: "header block that is interrupted", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *raw) {
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields())}))
-		r.check(r.WritePing(false, [8]byte{}))
+	{name: "continuation of nothing", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteContinuation(1, true, r.encode(fields()))) }, isOver: true},
+	{name: "header block that is interrupted", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) {
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.encode(fields())}))
+		r.logError(r.WritePing(false, [8]byte{}))
 	}, isOver: true},
-	{name: "header block that cannot be decoded", want: "goaway COMPRESSION_ERROR", standard: "closed", send: func(r *raw) {
-		r.check(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0x0f}, EndHeaders: true}))
+	{name: "header block that cannot be decoded", want: "goaway COMPRESSION_ERROR", standard: "closed", send: func(r *rawClient) {
+		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0x0f}, EndHeaders: true}))
 	}, isOver: true},
-	{name: "padding longer than the frame", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *raw) {
-		r.check(r.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{200, 1, 2}))
+	{name: "padding longer than the frame", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) {
+		r.logError(r.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{200, 1, 2}))
 	}, isOver: true},
-	{name: "padding of headers longer than the frame", want: "goaway PROTOCOL_ERROR", standard: "reset PROTOCOL_ERROR", send: func(r *raw) {
-		r.check(r.WriteRawFrame(http2.FrameHeaders, http2.FlagHeadersPadded|http2.FlagHeadersEndHeaders, 1, []byte{200, 1, 2}))
+	{name: "padding of headers longer than the frame", want: "goaway PROTOCOL_ERROR", standard: "reset PROTOCOL_ERROR", send: func(r *rawClient) {
+		r.logError(r.WriteRawFrame(http2.FrameHeaders, http2.FlagHeadersPadded|http2.FlagHeadersEndHeaders, 1, []byte{200, 1, 2}))
 	}, isOver: true},
 }
 
+// maxMessage is the size in bytes of the largest message that the servers accept.
 const maxMessage = 64 << 10
 
-// awaitWindow reads until the server returns a stream's window.
-func (r *raw) awaitWindow(id uint32) {
+// awaitWindow reads until the server opens a stream's window.
+func (r *rawClient) awaitWindow(id uint32) {
 	for {
 		f, err := r.ReadFrame()
 		if err != nil {
-			r.Fatal(err)
+			r.Fatalf("waiting for WINDOW_UPDATE of stream %d: %v", id, err)
 		}
 		if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == id {
 			return
@@ -405,9 +411,9 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 	t.Cleanup(fallback.Stop)
 	_, parallel := startFast(t, fastgrpc.Options{})
 	_, inTurn := startFast(t, fastgrpc.Options{Parallel: 1})
-	_, backed := startFast(t, fastgrpc.Options{Fallback: fallback})
+	_, withFallback := startFast(t, fastgrpc.Options{Fallback: fallback})
 	for _, c := range frameCases {
-		for name, address := range map[string]string{"grpc-go": standard, "parallel": parallel, "in turn": inTurn, "with fallback": backed} {
+		for name, address := range map[string]string{"grpc-go": standard, "parallel": parallel, "in turn": inTurn, "with fallback": withFallback} {
 			if c.name == "DATA after the end" && name == "in turn" {
 				continue // the connection waits for the handler
 			}
@@ -424,27 +430,27 @@ func TestFramesHaveTheOutcomesOfGRPCGo(t *testing.T) {
 				if want == "ignored" {
 					r.call(99, "x")
 					if got := r.outcome(99); got != good {
-						t.Errorf("the next call: %s, want %s", got, good)
+						t.Errorf("the outcome of the next call is %q; want %q", got, good)
 					}
 					return
 				}
 				if got := r.outcome(max(c.stream, 1)); !slices.Contains(strings.Split(want, " or "), got) {
-					t.Errorf("got %s, want %s", got, want)
+					t.Errorf("the outcome is %q; want %q", got, want)
 				}
 				if c.isOver || name == "grpc-go" {
 					return
 				}
 				r.call(99, "x")
 				if got := r.outcome(99); got != good {
-					t.Errorf("the next call: %s, want %s", got, good)
+					t.Errorf("the outcome of the next call is %q; want %q", got, good)
 				}
 			})
 		}
 	}
 }
 
-// A client that has no header table gets one update of the table's size. The library nghttp2
-// requires it.
+// A client that has no header table gets one update of the table's size. Clients that use the
+// library nghttp2 require it.
 func TestFirstHeaderBlockAcknowledgesASmallerHeaderTable(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
@@ -452,7 +458,7 @@ func TestFirstHeaderBlockAcknowledgesASmallerHeaderTable(t *testing.T) {
 	r.call(1, "x")
 	r.call(3, "x")
 	var blocks [][]byte
-	for len(blocks) < 4 { // headers and trailers of both
+	for len(blocks) < 4 { // headers and trailers of both calls
 		f, err := r.ReadFrame()
 		if err != nil {
 			t.Fatal(err)
@@ -462,7 +468,7 @@ func TestFirstHeaderBlockAcknowledgesASmallerHeaderTable(t *testing.T) {
 		}
 	}
 	for i, block := range blocks {
-		if isUpdate := block[0]>>5 == 1; isUpdate != (i == 0) {
+		if isUpdate := block[0]>>5 == 1; isUpdate != (i == 0) { // an update begins with the bits 001
 			t.Errorf("block %d begins with %#x; want an update of the table's size in the first block only", i, block[0])
 		}
 	}

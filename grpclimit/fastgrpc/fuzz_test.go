@@ -28,7 +28,8 @@ func (r *recording) SetDeadline(t time.Time) error      { return nil }
 func (r *recording) SetReadDeadline(t time.Time) error  { return nil }
 func (r *recording) SetWriteDeadline(t time.Time) error { return nil }
 
-// frames returns the bytes that a client sends after its first SETTINGS.
+// frames returns the bytes of the frames that send writes. The encoder writes header blocks to the
+// buffer.
 func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
 	var sent, block bytes.Buffer
 	f := http2.NewFramer(&sent, nil)
@@ -37,8 +38,8 @@ func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
 	return sent.Bytes()
 }
 
-// FuzzConnection serves any bytes. The server does not panic, all goroutines end, and the allocated
-// memory has a bound.
+// FuzzConnection serves a client that sends any bytes. The server does not panic, all goroutines
+// end, and the allocated memory has a bound.
 func FuzzConnection(f *testing.F) {
 	call := func(path string, more ...hpack.HeaderField) []byte {
 		return frames(func(f *http2.Framer, e *hpack.Encoder, block *bytes.Buffer) {
@@ -92,20 +93,22 @@ func FuzzConnection(f *testing.F) {
 			if c.openStreams != 0 || c.incompleteRequests != 0 || c.bufferedBytes != 0 || c.keptBytes != 0 || len(c.streams) != 0 || c.runningHandlers != 0 {
 				t.Errorf("at the end %d streams are open, %d requests are incomplete, %d bytes are buffered, %d bytes are kept, %d streams are known, %d handlers run; want 0 of each", c.openStreams, c.incompleteRequests, c.bufferedBytes, c.keptBytes, len(c.streams), c.runningHandlers)
 			}
-			const perField = 32 // bytes that HTTP/2 counts for an empty field
-			most := 4*maxFields*len(servers) + s.options.MaxHeaderList/perField
-			if len(c.in.buf) > maxInput || cap(c.headers.fields) > most {
-				t.Errorf("the connection keeps %d bytes of input and %d headers; want at most %d and %d", len(c.in.buf), cap(c.headers.fields), maxInput, most)
+			const perField = 32                                                       // bytes that HTTP/2 counts for an empty field
+			mostFields := 4*maxFields*len(servers) + s.options.MaxHeaderList/perField // a generous bound, because append may reserve more than is used
+			if len(c.in.buf) > maxInput || cap(c.headers.fields) > mostFields {
+				t.Errorf("the connection keeps %d bytes of input and %d headers; want at most %d and %d", len(c.in.buf), cap(c.headers.fields), maxInput, mostFields)
 			}
 		}
 		runtime.ReadMemStats(&after)
+		// In bytes: a constant for the connections, and a factor for what was sent.
 		if got, limit := after.TotalAlloc-before.TotalAlloc, uint64(4<<20+400*len(sent)); got > limit {
 			t.Errorf("%d bytes of input allocate %d bytes; want at most %d", len(sent), got, limit)
 		}
 	})
 }
 
-// FuzzHeaders decodes any two header blocks, and the second one again: the result is the same.
+// FuzzHeaders decodes any two header blocks, and then the second one again. The second block gives
+// the same request both times.
 func FuzzHeaders(f *testing.F) {
 	f.Add([]byte{0x83, 0x86, 0x84}, []byte{0x83})     // entries of the static table
 	f.Add([]byte{0x40, 1, 'a', 1, 'b'}, []byte{0xbe}) // adds an entry to the dynamic table, then refers to it
@@ -122,7 +125,7 @@ func FuzzHeaders(f *testing.F) {
 		}
 		got := *r
 		if again, err := h.decode(second); isIndexed(second) && (err != nil || again.path != got.path || again.method != got.method || again.hasTimeout != got.hasTimeout) {
-			t.Errorf("decoded again: %+v, %v; want %+v as before", again, err, got)
+			t.Errorf("block %x, decoded again, is %+v, %v; want %+v as before", second, again, err, got)
 		}
 		if size := 0; !got.isTooLarge {
 			for _, f := range h.fields {

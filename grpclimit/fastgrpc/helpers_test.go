@@ -20,9 +20,10 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
+// method is the only method of the servers in these tests that has a Handler.
 const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// decide is the handler of all servers in these tests. The domain selects its answer.
+// decide decides the requests of all servers in these tests. The domain selects the response.
 func decide(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	switch r.GetDomain() {
 	case "fail":
@@ -48,6 +49,7 @@ func decide(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitRespons
 	return &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK, RawBody: []byte(r.GetDomain())}, nil
 }
 
+// rateLimits is the service of grpc-go's servers in these tests.
 type rateLimits struct {
 	rls.UnimplementedRateLimitServiceServer
 }
@@ -61,6 +63,7 @@ func (rateLimits) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) 
 	return decide(ctx, r)
 }
 
+// handle is the Handler of method.
 func handle(ctx context.Context, call *fastgrpc.Call) error {
 	var r rls.RateLimitRequest
 	if err := proto.Unmarshal(call.Request, &r); err != nil {
@@ -73,6 +76,7 @@ func handle(ctx context.Context, call *fastgrpc.Call) error {
 	return err
 }
 
+// newStandard returns grpc-go's server with rate limits, health and reflection.
 func newStandard(options ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(options...)
 	rls.RegisterRateLimitServiceServer(s, rateLimits{})
@@ -107,7 +111,7 @@ func startFast(t testing.TB, o fastgrpc.Options) (*fastgrpc.Server, string) {
 	t.Cleanup(func() {
 		s.Close()
 		if err := <-served; err != fastgrpc.ErrServerClosed {
-			t.Errorf("Serve: %v; want ErrServerClosed", err)
+			t.Errorf("Serve returned %v; want ErrServerClosed", err)
 		}
 	})
 	return s, l.Addr().String()
@@ -139,6 +143,7 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *grpc.Client
 	return conn
 }
 
+// within returns a context that ends after d.
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)

@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"math/big"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -30,8 +31,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// flood calls send until the server ends the connection, and returns how it ended.
-func flood(r *raw, send func()) string {
+// flood calls send until the connection ends, and returns how it ended, as outcome does.
+func flood(r *rawClient, send func()) string {
 	ended := make(chan string, 1)
 	go func() {
 		for {
@@ -61,25 +62,25 @@ func flood(r *raw, send func()) string {
 func TestFloodsEndTheConnection(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	block := []byte{0x83, 0x86, 0x84} // :method POST, :scheme http, :path /
-	floods := map[string]func(r *raw) func(){
-		"ping":     func(r *raw) func() { return func() { r.WritePing(false, [8]byte{}) } },
-		"settings": func(r *raw) func() { return func() { r.WriteSettings() } },
-		"priority": func(r *raw) func() { return func() { r.WritePriority(1, http2.PriorityParam{}) } },
-		"window":   func(r *raw) func() { return func() { r.WriteWindowUpdate(0, 1) } },
-		"unknown":  func(r *raw) func() { return func() { r.WriteRawFrame(0x77, 0, 0, nil) } },
-		"empty DATA": func(r *raw) func() {
+	floods := map[string]func(r *rawClient) (send func()){
+		"ping":     func(r *rawClient) func() { return func() { r.WritePing(false, [8]byte{}) } },
+		"settings": func(r *rawClient) func() { return func() { r.WriteSettings() } },
+		"priority": func(r *rawClient) func() { return func() { r.WritePriority(1, http2.PriorityParam{}) } },
+		"window":   func(r *rawClient) func() { return func() { r.WriteWindowUpdate(0, 1) } },
+		"unknown":  func(r *rawClient) func() { return func() { r.WriteRawFrame(0x77, 0, 0, nil) } },
+		"empty DATA": func(r *rawClient) func() {
 			r.headers(1, false, fields())
 			return func() { r.WriteData(1, false, nil) }
 		},
-		"empty CONTINUATION": func(r *raw) func() {
+		"empty CONTINUATION": func(r *rawClient) func() {
 			r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block})
 			return func() { r.WriteContinuation(1, false, nil) }
 		},
-		"long CONTINUATION": func(r *raw) func() {
+		"long CONTINUATION": func(r *rawClient) func() {
 			r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block})
 			return func() { r.WriteContinuation(1, false, make([]byte, 16384)) }
 		},
-		"reset before the message": func(r *raw) func() {
+		"reset before the message": func(r *rawClient) func() {
 			list, id := slices.Clone(fields()), uint32(1)
 			return func() {
 				id += 2
@@ -91,18 +92,19 @@ func TestFloodsEndTheConnection(t *testing.T) {
 	for name, begin := range floods {
 		t.Run(name, func(t *testing.T) {
 			r := dialRaw(t, address)
-			if got := flood(r, begin(r)); got != "goaway ENHANCE_YOUR_CALM" && got != "closed" {
-				t.Errorf("the outcome is %s; want goaway ENHANCE_YOUR_CALM", got)
+			send := begin(r)
+			if got := flood(r, send); got != "goaway ENHANCE_YOUR_CALM" && got != "closed" {
+				t.Errorf("the connection ended with %q; want %q, or %q if the GOAWAY was lost", got, "goaway ENHANCE_YOUR_CALM", "closed")
 			}
 		})
 	}
 }
 
-// Clients cancel calls at their deadlines. The handlers of cancelled calls count for MaxStreams
-// while they run.
+// A client may cancel each call right after it was sent. The call still counts for MaxStreams while
+// its handler runs.
 func TestRapidResetRunsAtMostMaxStreamsHandlers(t *testing.T) {
 	const limit = 50
-	var running, most atomic.Int64
+	var running, most atomic.Int64 // handlers
 	release := make(chan struct{})
 	_, address := startFast(t, fastgrpc.Options{MaxStreams: limit, Methods: map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error {
 		if now := running.Add(1); now > most.Load() {
@@ -118,13 +120,13 @@ func TestRapidResetRunsAtMostMaxStreamsHandlers(t *testing.T) {
 		r.WriteRSTStream(id, http2.ErrCodeCancel)
 	}
 	if got := r.outcome(1999); got != "reset REFUSED_STREAM" {
-		t.Errorf("the last call: %s; want reset REFUSED_STREAM", got)
+		t.Errorf("the outcome of the last call is %q; want %q", got, "reset REFUSED_STREAM")
 	}
 	if got := most.Load(); got > limit {
-		t.Errorf("%d handlers ran at once; want at most %d", got, limit)
+		t.Errorf("%d handlers ran at the same time; want at most %d", got, limit)
 	}
 	close(release)
-	for id := uint32(2001); ; id += 2 { // until the handlers have returned
+	for id := uint32(2001); ; id += 2 { // until enough handlers have returned
 		r.call(id, "x")
 		if got := r.outcome(id); got != "reset REFUSED_STREAM" {
 			break
@@ -142,7 +144,7 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 	for len(got) < 300_000 {
 		f, err := r.ReadFrame()
 		if err != nil {
-			t.Fatalf("after %d bytes: %v; want 300,000 bytes", len(got), err)
+			t.Fatalf("the response ended after %d bytes: %v; want 300,000 bytes", len(got), err)
 		}
 		switch f := f.(type) {
 		case *http2.DataFrame:
@@ -150,7 +152,7 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 				continue
 			}
 			got = append(got, f.Data()...)
-			if len(got) == 10 { // the server may send no more
+			if len(got) == 10 { // the window is used up
 				r.WriteWindowUpdate(1, 1)
 				r.WriteWindowUpdate(0, 1<<20)
 				r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
@@ -159,7 +161,7 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 				t.Errorf("the first DATA has %d bytes; want 10, the whole window", len(got))
 			}
 		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
-			t.Fatalf("after %d bytes: %v; want DATA", len(got), f)
+			t.Fatalf("after %d bytes, the server sends %v; want DATA", len(got), f)
 		}
 	}
 }
@@ -169,7 +171,7 @@ func TestStalledResponseIsCancelled(t *testing.T) {
 	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 	r.call(1, "x")
 	if got := r.outcome(1); got != "reset CANCEL" {
-		t.Errorf("the outcome is %s; want reset CANCEL", got)
+		t.Errorf("the outcome is %q; want %q", got, "reset CANCEL")
 	}
 }
 
@@ -177,46 +179,46 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{ReadTimeout: 100 * time.Millisecond, IdleTimeout: 200 * time.Millisecond, KeepAlive: 100 * time.Millisecond})
 	t.Run("no preface", func(t *testing.T) {
 		if got := connectRaw(t, address).outcome(1); got != "closed" {
-			t.Errorf("the outcome is %s; want closed", got)
+			t.Errorf("the outcome is %q; want %q", got, "closed")
 		}
 	})
 	t.Run("half a frame", func(t *testing.T) {
 		r := dialRaw(t, address)
 		r.write([]byte{0, 0, 8, 6}) // the length and the type of a ping
 		if got := r.outcome(1); got != "closed" {
-			t.Errorf("the outcome is %s; want closed", got)
+			t.Errorf("the outcome is %q; want %q", got, "closed")
 		}
 	})
 	t.Run("half a request", func(t *testing.T) {
 		r := dialRaw(t, address)
 		r.headers(1, false, fields())
 		if got := r.outcome(1); got != "reset CANCEL" {
-			t.Errorf("the outcome is %s; want reset CANCEL", got)
+			t.Errorf("the outcome is %q; want %q", got, "reset CANCEL")
 		}
 	})
 	t.Run("no answer to a ping", func(t *testing.T) {
 		r := dialRaw(t, address)
 		r.call(1, "wait", "grpc-timeout", "1M")
 		if got := r.outcome(1); got != "closed" {
-			t.Errorf("the outcome is %s; want closed", got)
+			t.Errorf("the outcome is %q; want %q", got, "closed")
 		}
 	})
 	t.Run("idle", func(t *testing.T) {
 		if got := dialRaw(t, address).outcome(1); got != "goaway NO_ERROR" {
-			t.Errorf("the outcome is %s; want goaway NO_ERROR", got)
+			t.Errorf("the outcome is %q; want %q", got, "goaway NO_ERROR")
 		}
 	})
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		r := connectRaw(t, address)
 		r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"))
 		if got := r.outcome(1); got != "goaway PROTOCOL_ERROR" && got != "closed" {
-			t.Errorf("the outcome is %s; want goaway PROTOCOL_ERROR, or closed", got)
+			t.Errorf("the outcome is %q; want %q or %q", got, "goaway PROTOCOL_ERROR", "closed")
 		}
 	})
 }
 
-// The messages of 200 incomplete calls would take 3 MB. The server refuses some with
-// RESOURCE_EXHAUSTED.
+// The messages of 200 incomplete calls would take 3 MB. The server keeps at most 1 MB, and refuses
+// the other calls with RESOURCE_EXHAUSTED.
 func TestIncompleteMessagesHaveABound(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
 	r := dialRaw(t, address)
@@ -238,13 +240,13 @@ func TestIncompleteMessagesHaveABound(t *testing.T) {
 			}
 		}
 	}()
-	part := append([]byte{0, 0, 0, 0xff, 0xff}, make([]byte, 16000)...)
+	part := append([]byte{0, 0, 0, 0xff, 0xff}, make([]byte, 16000)...) // of a message of 65,535 bytes
 	for id := uint32(1); id < 400; id += 2 {
 		r.headers(id, false, fields())
 		r.WriteData(id, false, part)
 	}
 	if got := <-refused; got != "8" {
-		t.Errorf("the status is %s; want 8, RESOURCE_EXHAUSTED", got)
+		t.Errorf("the first grpc-status is %q; want 8, RESOURCE_EXHAUSTED", got)
 	}
 }
 
@@ -269,30 +271,30 @@ func TestShutdownAnswersCallsInFlight(t *testing.T) {
 	idle := dialRaw(t, address)
 	idle.call(1, "x", ":path", "/a.B/C")
 	if got := idle.outcome(1); got != "200/12" {
-		t.Errorf("a call of an unknown method: %s; want 200/12", got)
+		t.Errorf("the outcome of a call of an unknown method is %q; want %q", got, "200/12")
 	}
 	down := make(chan error, 1)
 	go func() { down <- server.Shutdown(within(t, time.Minute)) }()
 	if got := idle.outcome(3); got != "goaway NO_ERROR" {
-		t.Errorf("an idle client gets %s; want goaway NO_ERROR", got)
+		t.Errorf("the connection of an idle client ended with %q; want %q", got, "goaway NO_ERROR")
 	}
 	idle.Close()
 	select {
 	case err := <-down:
-		t.Fatalf("Shutdown returned %v while calls were in flight; want that it waits", err)
+		t.Fatalf("Shutdown returned %v while calls were in flight; want that it waits for them", err)
 	default:
 	}
 	close(release)
 	for range 10 {
 		if err := <-answers; err != nil {
-			t.Errorf("a call in flight: %v; want no error", err)
+			t.Errorf("a call that was in flight at Shutdown: %v; want no error", err)
 		}
 	}
 	if err := <-down; err != nil {
-		t.Errorf("Shutdown: %v; want no error", err)
+		t.Errorf("Shutdown returned %v; want no error", err)
 	}
 	if n := server.Connections(); n != 0 {
-		t.Errorf("%d connections are open; want 0", n)
+		t.Errorf("%d connections are open after Shutdown; want 0", n)
 	}
 }
 
@@ -302,7 +304,7 @@ func TestOldConnectionsAreRenewed(t *testing.T) {
 	client := rls.NewRateLimitServiceClient(dial(t, address))
 	for begin := time.Now(); time.Since(begin) < time.Second; {
 		if _, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
-			t.Fatal(err)
+			t.Fatalf("a call fails after %v: %v; want no error while connections are renewed", time.Since(begin), err)
 		}
 	}
 }
@@ -341,7 +343,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 		conn.Close()
 	}
 	if err := <-served; err != fastgrpc.ErrServerClosed {
-		t.Errorf("Serve: %v; want ErrServerClosed", err)
+		t.Errorf("Serve returned %v; want ErrServerClosed", err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
@@ -368,19 +370,25 @@ func TestCallsWithoutAuthorizationAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		tokens []string
 		want   codes.Code
-	}{{nil, codes.Unauthenticated}, {[]string{"Bearer wrong"}, codes.Unauthenticated}, {[]string{"Bearer right"}, codes.OK}, {[]string{"Bearer right", "Bearer right"}, codes.Unauthenticated}} {
+	}{
+		{nil, codes.Unauthenticated},
+		{[]string{"Bearer wrong"}, codes.Unauthenticated},
+		{[]string{"Bearer right"}, codes.OK},
+		{[]string{"Bearer right", "Bearer right"}, codes.Unauthenticated},
+	} {
 		ctx := metadata.NewOutgoingContext(within(t, time.Minute), metadata.MD{"authorization": c.tokens})
 		_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "x"})
-		_, other := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
-		if status.Code(err) != c.want || status.Code(other) != c.want {
-			t.Errorf("tokens %q: %v and %v, want %v", c.tokens, err, other, c.want)
+		_, fallbackErr := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+		if status.Code(err) != c.want || status.Code(fallbackErr) != c.want {
+			t.Errorf("tokens %q: the handler's method returns %v, and the fallback's %v; want %v from both", c.tokens, err, fallbackErr, c.want)
 		}
 	}
 }
 
-// Each open call takes about 20 KB, and a client without a token could keep many calls open.
+// Each open call takes about 20 KB. Without this bound, a client without a token could keep many
+// calls open.
 func TestOpenCallsOfPublicMethodsHaveABound(t *testing.T) {
-	const most = 16
+	const most = 16 // as the documentation of Options.IsPublic states
 	_, address := startFast(t, fastgrpc.Options{
 		Methods:  map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error { return nil }},
 		IsPublic: func(name string) bool { return name == method },
@@ -393,23 +401,23 @@ func TestOpenCallsOfPublicMethodsHaveABound(t *testing.T) {
 	}
 	r.headers(id, false, fields())
 	if got := r.outcome(id); got != "reset REFUSED_STREAM" {
-		t.Errorf("call %d: %s; want reset REFUSED_STREAM", most+1, got)
+		t.Errorf("the outcome of call %d is %q; want %q", most+1, got, "reset REFUSED_STREAM")
 	}
 	r.headers(id+2, false, fields(":path", "/other/Method"))
 	if got := r.outcome(id + 2); got != "200/12" {
-		t.Errorf("a call of another method: %s; want 200/12", got)
+		t.Errorf("the outcome of a call of another method is %q; want %q", got, "200/12")
 	}
-	r.check(r.WriteRSTStream(1, http2.ErrCodeCancel))
-	r.check(r.WriteData(3, true, message("x")))
+	r.logError(r.WriteRSTStream(1, http2.ErrCodeCancel))
+	r.logError(r.WriteData(3, true, message("x")))
 	if got := r.outcome(3); !strings.HasPrefix(got, "200/0") {
-		t.Errorf("a call that was open: %s; want 200/0", got)
+		t.Errorf("the outcome of a call that was open is %q; want %q", got, "200/0")
 	}
-	for i := range uint32(2) { // as many as have ended
+	for i := range uint32(2) { // one call was cancelled, and one was answered
 		r.headers(id+4+2*i, false, fields())
 	}
-	r.check(r.WriteData(id+6, true, message("x")))
+	r.logError(r.WriteData(id+6, true, message("x")))
 	if got := r.outcome(id + 6); !strings.HasPrefix(got, "200/0") {
-		t.Errorf("a call after others have ended: %s; want 200/0", got)
+		t.Errorf("the outcome of a call after others have ended is %q; want %q", got, "200/0")
 	}
 }
 
@@ -446,13 +454,13 @@ func TestTLSNeedsH2(t *testing.T) {
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
 		t.Errorf("a client that offers h2: %v; want no error", err)
 	}
-	without, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "test.example"})
+	withoutH2, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "test.example"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer without.Close()
-	without.SetDeadline(time.Now().Add(time.Minute))
-	if n, err := without.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) || err == nil {
+	defer withoutH2.Close()
+	withoutH2.SetDeadline(time.Now().Add(time.Minute))
+	if n, err := withoutH2.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) || err == nil {
 		t.Errorf("a client that does not offer h2 gets %d bytes, %v; want that the connection is closed", n, err)
 	}
 }
@@ -467,7 +475,7 @@ func TestConnectionsHaveABound(t *testing.T) {
 			want = "closed"
 		}
 		if got := r.outcome(1); got != want {
-			t.Errorf("client %d: %s, want %s", i, got, want)
+			t.Errorf("the outcome of the call of client %d is %q; want %q", i, got, want)
 		}
 	}
 }

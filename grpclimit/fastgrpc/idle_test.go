@@ -12,12 +12,13 @@ import (
 
 // The documentation of Options.MaxConnections promises this bound.
 func TestIdleConnectionsAreSmall(t *testing.T) {
-	const n, bound = 1000, 20 << 10
+	const n = 1000         // idle connections
+	const bound = 20 << 10 // bytes of one
 	server, address := startFast(t, fastgrpc.Options{})
 	warm := dialRaw(t, address)
 	warm.call(1, "x")
 	if got := warm.outcome(1); got != good {
-		t.Fatalf("the first call: %s; want %s", got, good)
+		t.Fatalf("the outcome of the first call is %q; want %q", got, good)
 	}
 	hello := append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0) // and an empty SETTINGS frame
 	connections := make([]net.Conn, n)
@@ -31,7 +32,7 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 		if _, err := conn.Write(hello); err != nil {
 			t.Fatal(err)
 		}
-		answer := make([]byte, (9+12)+(9+4)+9) // SETTINGS, WINDOW_UPDATE and the acknowledgement; each has a header of 9 bytes
+		answer := make([]byte, (9+12)+(9+4)+9) // SETTINGS, WINDOW_UPDATE and the acknowledgement of SETTINGS; each has a header of 9 bytes
 		for read := 0; read < len(answer); {
 			got, err := conn.Read(answer[read:])
 			if err != nil {
@@ -42,17 +43,17 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 		connections[i] = conn
 	}
 	if got := server.Connections(); got != n+1 {
-		t.Errorf("%d clients are connected, want %d", got, n+1)
+		t.Errorf("%d clients are connected; want %d", got, n+1)
 	}
 	each := (inUse() - before) / n
-	t.Logf("an idle connection takes %d bytes, with the client's part", each)
+	t.Logf("an idle connection takes %d bytes, in the server and the client together", each)
 	if each > bound {
-		t.Errorf("an idle connection takes %d bytes; want at most %d", each, bound)
+		t.Errorf("an idle connection takes %d bytes, in the server and the client together; want at most %d", each, bound)
 	}
 	runtime.KeepAlive(connections)
 }
 
-// inUse returns the bytes of heap and stacks.
+// inUse returns how many bytes the heap and the stacks of this process use.
 func inUse() int64 {
 	runtime.GC()
 	runtime.GC()

@@ -13,11 +13,11 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// A lister handles lists, and records how long they were.
+// A lister handles lists of calls, and records how long they were.
 type lister struct {
 	mu      sync.Mutex
-	longest int
-	calls   int
+	longest int // calls of the longest list
+	calls   int // calls of all lists
 }
 
 func (l *lister) handle(ctx context.Context, calls []*fastgrpc.Call) {
@@ -32,24 +32,25 @@ func (l *lister) handle(ctx context.Context, calls []*fastgrpc.Call) {
 // Each call of a list gets its own response or error. A panic ends the calls of its list only.
 func TestCallsThatArriveTogetherAreHandledAsLists(t *testing.T) {
 	for _, row := range []struct {
-		parallel, maxParallel int // Options; 0: the default
-		longest               int // the most calls that a list may have
+		options fastgrpc.Options
+		longest int // the most calls that a list may have
 	}{
-		{0, 0, 32},
-		{8, 0, 8},
-		{0, 5, 6}, // MaxParallel does not count the first call of a connection
+		{options: fastgrpc.Options{}, longest: 32},
+		{options: fastgrpc.Options{Parallel: 8}, longest: 8},
+		{options: fastgrpc.Options{MaxParallel: 5}, longest: 6}, // MaxParallel does not count the first call of a list
 	} {
 		var l lister
-		testLists(t, &l, fastgrpc.Options{Parallel: row.parallel, MaxParallel: row.maxParallel})
+		testLists(t, &l, row.options)
 		l.mu.Lock()
-		t.Logf("%d calls were in lists, at most %d in one", l.calls, l.longest)
+		t.Logf("%d calls were in lists, and at most %d in one list", l.calls, l.longest)
 		if l.calls == 0 || l.longest > row.longest {
-			t.Errorf("%d calls were in lists, at most %d in one; want some calls, at most %d in one", l.calls, l.longest, row.longest)
+			t.Errorf("%d calls were in lists, and at most %d in one list; want some calls, and at most %d in one list", l.calls, l.longest, row.longest)
 		}
 		l.mu.Unlock()
 	}
 }
 
+// testLists sends calls in parallel to a server with the lister, and compares the responses.
 func testLists(t *testing.T, l *lister, o fastgrpc.Options) {
 	o.Methods, o.Lists = map[string]fastgrpc.Handler{method: handle}, map[string]fastgrpc.ListHandler{method: l.handle}
 	_, address := startFast(t, o)
@@ -68,11 +69,15 @@ func testLists(t *testing.T, l *lister, o fastgrpc.Options) {
 				}
 				answer, err := client.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: domain})
 				switch code := status.Code(err); {
-				case code == codes.Internal && domain != "fail": // a call of its list may have panicked
-				case domain == "fail" && code != codes.InvalidArgument && code != codes.Internal, domain == "panic":
-					t.Errorf("domain %s: the error is %v; want INVALID_ARGUMENT for fail and INTERNAL for panic", domain, err)
-				case domain != "fail" && (err != nil || string(answer.GetRawBody()) != domain):
-					t.Errorf("domain %s: the answer is %v, %v; want the domain in its body", domain, answer, err)
+				case code == codes.Internal: // another call of its list may have panicked
+				case domain == "panic":
+					t.Errorf("domain %q: the error is %v; want INTERNAL", domain, err)
+				case domain == "fail":
+					if code != codes.InvalidArgument {
+						t.Errorf("domain %q: the error is %v; want INVALID_ARGUMENT, or INTERNAL", domain, err)
+					}
+				case err != nil || string(answer.GetRawBody()) != domain:
+					t.Errorf("domain %q: the answer is %v, %v; want the domain in its body", domain, answer, err)
 					return
 				}
 			}
@@ -83,6 +88,6 @@ func testLists(t *testing.T, l *lister, o fastgrpc.Options) {
 
 func TestListsNeedAHandlerForOneCall(t *testing.T) {
 	if _, err := fastgrpc.New(fastgrpc.Options{Lists: map[string]fastgrpc.ListHandler{method: new(lister).handle}}); err == nil {
-		t.Error("New returns no error; want that the method has no Handler")
+		t.Error("New returns no error; want an error, because the method has no Handler")
 	}
 }
