@@ -13,11 +13,11 @@ import "context"
 // A Store calls its Client on other goroutines than those of its callers, which return at their
 // deadlines. So a Client may dial and wait. The contexts of its calls are special: Err returns an
 // error as soon as the caller has left, and then the Client need not send the command. Done is
-// closed at most 5 s later, or when the Store is closed.
+// closed at most 5 s after that, or when the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
-	// keys[0]. An error reply of Redis is returned as a ReplyError. Neither the slices nor the strings
-	// may be used after a nil error was returned.
+	// keys[0]. It returns an error reply of Redis as a ReplyError. If it returns no error, the Client
+	// must not use the slices or their strings afterwards.
 	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
 
 	// Eval runs a script by its text.
@@ -29,8 +29,8 @@ type Client interface {
 	// script's digest is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 
-	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys
-	// of one hash tag.
+	// Sharded reports whether keys are spread over several servers. Then a script may only use keys of
+	// one hash tag.
 	Sharded(ctx context.Context) (bool, error)
 
 	// Ping returns nil if a server answers.
@@ -41,7 +41,7 @@ type Client interface {
 	Close() error
 }
 
-// A ReplyError is an error that Redis answered with: "OOM command not allowed …".
+// A ReplyError is the text of an error reply of Redis, such as "OOM command not allowed …".
 type ReplyError string
 
 func (e ReplyError) Error() string { return string(e) }

@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// ClockSteps returns how often the server's clock has jumped back or forward: by more than 100 ms
-// plus 0.1 % of the time that has passed by this machine's monotonic clock. Each Heartbeat reads
-// the clock, so a jump back and its correction between two of them are not seen. On a Cluster it is
-// the clock of the server that has the list of instances. A failover to a server with another clock
-// is a jump, too. If this machine was suspended, it counts as a jump forward.
+// ClockSteps returns how often the server's clock has jumped back and forward. Each Heartbeat reads
+// that clock. Two readings show a jump if the time between them differs from this machine's
+// monotonic clock by more than 100 ms plus 0.1 %. A jump that is corrected before the next
+// Heartbeat is not seen. On a Cluster it is the clock of the server that has the list of instances.
+// A failover to a server with another clock may count as a jump. If this machine was suspended,
+// that counts as a jump forward.
 //
 // Limits survive jumps. After a jump forward, units are refilled as if the time had passed. After a
 // jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
-// still ends at its original time, but not much later than the window after the present one; see
-// algorithm.FixedWindow.
+// still ends at its original time. Its end has a latest time, which algorithm.FixedWindow
+// documents.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
@@ -24,7 +25,7 @@ func (s *Store) ClockSteps() (back, forward int64) {
 // A clock compares the server's clock with this machine's.
 type clock struct {
 	mu            sync.Mutex
-	back, forward int64
+	back, forward int64 // jumps
 	last          reading
 }
 
@@ -34,7 +35,8 @@ type reading struct {
 	sent, answered time.Time // by the monotonic clock
 }
 
-// clockTolerance is the smallest jump that counts.
+// clockTolerance is a difference between the clocks that is not a jump, however short the time
+// between two readings is.
 const clockTolerance = 100 * time.Millisecond
 
 // addReading compares a reading with the one before.
@@ -46,7 +48,7 @@ func (c *clock) addReading(r reading) {
 	if last.sent.IsZero() {
 		return // the first reading
 	}
-	// The true time between the readings is from least to most, even if the readings overlap.
+	// The true time between the readings is between least and most, even if the readings overlap.
 	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent)
 	tolerance := clockTolerance + most/1000 // clocks differ in speed
 	switch passed := r.server.Sub(last.server); {

@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	outliveTimeout = time.Second // for the calls of a batch after its caller has left
-	maxOutliving   = 256         // batches whose calls may be in flight after their callers have left
+	outliveTimeout = time.Second // how long a batch may continue after its caller has left
+	maxOutliving   = 256         // batches that may continue at the same time after their callers have left
 )
 
 var errPanicked = penstock.NewStoreError(penstock.ReasonUnknown, errors.New("the store panicked"))
 
-// isMultiSlot tells whether charges have different keys, and so may be in different slots.
-func isMultiSlot(charges []penstock.Charge) bool {
+// hasSeveralKeys reports whether charges have different keys, and so may be in different slots.
+func hasSeveralKeys(charges []penstock.Charge) bool {
 	for i := 1; i < len(charges); i++ {
 		if charges[i].Key != charges[0].Key {
 			return true
@@ -30,16 +30,17 @@ func isMultiSlot(charges []penstock.Charge) bool {
 	return false
 }
 
-// decideMultiSlot decides a batch of several keys on a Cluster, with one script for each key.
-// First it sends dry runs to all keys at once. If all would grant, it charges all at once. So a
-// denial charges nothing and takes one round trip. If other callers charge a key between the two
-// rounds, it may deny after all: then the charges to the other keys are refunded. Charges that
-// cannot be denied are made last.
+// decideMultiSlot decides a batch of several keys on a Cluster, with one script for each key. The
+// first round sends dry runs to all keys in parallel. If all would grant, the second round charges
+// all keys in parallel. So a denial in the first round charges nothing and takes one round trip. If
+// other callers charge a key between the two rounds, the second round may deny that key. Then the
+// charges to the other keys are refunded. Charges that cannot be denied are made last.
 func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	deniable, undeniable := groupByKey(charges)
 	firstRound := make([]penstock.Status, len(charges))
-	hasDryRun := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
-	if hasDryRun {
+	isSpendOrDraw := func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw }
+	hasFirstRound := len(deniable) > 1 && slices.ContainsFunc(charges, isSpendOrDraw)
+	if hasFirstRound {
 		if err := s.runEach(ctx, append(slices.Clip(deniable), undeniable...), toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
@@ -56,16 +57,18 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	if !isDenied(secondRound) {
 		return penstock.NewDecision(secondRound), nil
 	}
-	// The batch is denied, so each status reports how much its limit has left: as found by the
-	// first round, or by the charges that were tried.
-	if !hasDryRun {
+	// The batch is denied, so each status reports how much its limit has left. The number comes from
+	// the first round, or from the charges of the second round.
+	if !hasFirstRound {
 		if err := s.runEach(ctx, undeniable, toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
 	}
-	// The second round counts for a key that it denied, or if there was no first round.
+	// Take the second round's statuses for each key that it denied. If there was no first round, take
+	// them for all keys.
 	for _, group := range deniable {
-		if !hasDryRun || slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 }) {
+		isKeyDenied := slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 })
+		if !hasFirstRound || isKeyDenied {
 			for _, i := range group {
 				firstRound[i] = secondRound[i]
 			}
@@ -74,41 +77,42 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	return denyMultiSlot(firstRound), nil
 }
 
-// chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them. It returns
-// when ctx ends. Its calls then continue in the background, for outliveTimeout at most, and what
-// they charged is refunded. If maxOutliving batches already run in the background, its calls end
-// with ctx, and what they charged may stay charged.
+// chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.
+//
+// If ctx ends earlier, chargeMultiSlot returns. Its calls then continue in the background for at
+// most outliveTimeout, and what they charged is refunded. If maxOutliving batches already continue
+// in the background, the calls are canceled, and what they charged may stay charged.
 func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge) ([]penstock.Status, error) {
 	const (
 		running int32 = iota
-		hasEnded
-		wasAbandoned
+		ended
+		abandoned // the caller has left
 	)
 	var (
 		state    atomic.Int32
 		statuses = make([]penstock.Status, len(charges))
-		err      = error(errPanicked) // unless the work below sets another
+		err      = error(errPanicked) // stays if chargeOrRefund panics
 		done     = make(chan struct{})
 	)
 	ownCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	chargeOrRefund := func(untilClose context.Context) {
+	chargeOrRefund := func(storeCtx context.Context) { // storeCtx ends when the store is closed
 		defer close(done)
 		defer cancel()
-		defer context.AfterFunc(untilClose, cancel)()
+		defer context.AfterFunc(storeCtx, cancel)()
 		chargeErr := s.chargeInOrder(ownCtx, deniable, undeniable, charges, statuses)
 		isGranted := chargeErr == nil && !isDenied(statuses)
-		if isGranted && state.CompareAndSwap(running, hasEnded) {
+		if isGranted && state.CompareAndSwap(running, ended) {
 			err = nil
 			return
 		}
 		refundErr := s.refund(ownCtx, refundsOf(charges, statuses))
 		switch err = chargeErr; {
-		case untilClose.Err() != nil && errors.Join(chargeErr, refundErr) != nil:
+		case storeCtx.Err() != nil && errors.Join(chargeErr, refundErr) != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
 		case refundErr != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(chargeErr, refundErr))
 		}
-		if wasLeft := !state.CompareAndSwap(running, hasEnded); wasLeft {
+		if isAbandoned := !state.CompareAndSwap(running, ended); isAbandoned {
 			s.outliving.Add(-1)
 		}
 	}
@@ -116,7 +120,7 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		cancel()
 		return nil, s.unavailable(ctx, client.NotSent(client.ErrClosed))
 	}
-	if ctxErr := client.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, wasAbandoned) {
+	if ctxErr := client.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, abandoned) {
 		if s.outliving.Add(1) > maxOutliving {
 			cancel()
 		} else {
@@ -140,21 +144,21 @@ func (s *Store) chargeInOrder(ctx context.Context, deniable, undeniable [][]int,
 	return s.runEach(ctx, undeniable, charges, statuses)
 }
 
-// runEach decides groups of charges at once, each in a script of its own, and writes their
-// statuses. It returns when all have ended. If several fail, it prefers an error after which
-// charges may have been made.
+// runEach decides groups of charges concurrently, each in a script of its own, and writes their
+// statuses to statuses. It returns when all groups have ended. If several fail, it returns an error
+// after which charges may have been made, if there is one.
 func (s *Store) runEach(ctx context.Context, groups [][]int, charges []penstock.Charge, statuses []penstock.Status) error {
 	errs := make([]error, len(groups))
-	var all sync.WaitGroup
+	var started sync.WaitGroup
 	for n, group := range groups {
 		run := func() { errs[n] = s.runGroup(ctx, group, charges, statuses) }
 		if n == len(groups)-1 { // the last one runs on this goroutine
 			run()
 		} else {
-			all.Go(run)
+			started.Go(run)
 		}
 	}
-	all.Wait()
+	started.Wait()
 	var worst error
 	for _, err := range errs {
 		if worst == nil || mayBeCharged(err) && !mayBeCharged(worst) {
@@ -183,13 +187,13 @@ func (s *Store) runGroup(ctx context.Context, group []int, charges []penstock.Ch
 	return nil
 }
 
-// mayBeCharged tells whether charges may have been made although there was an error.
+// mayBeCharged reports whether charges may have been made although there was an error.
 func mayBeCharged(err error) bool {
 	e := penstock.AsStoreError(err)
 	return err != nil && (e == nil || e.MayBeCharged)
 }
 
-// toDryRun returns the charges of a dry run.
+// toDryRun returns a copy of the charges that only reports what they would do.
 func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -211,12 +215,12 @@ func withHolders(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// refundsOf returns charges that refund what was charged. It leaves out charges of mode Refund: to
-// refund them again would create units.
-func refundsOf(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
+// refundsOf returns charges that refund what was granted. It leaves out charges of mode Refund: the
+// refund of a refund would create units.
+func refundsOf(charges []penstock.Charge, statuses []penstock.Status) []penstock.Charge {
 	var refunds []penstock.Charge
 	for i, c := range charges {
-		if granted := answers[i].Granted; granted > 0 && c.Mode != penstock.Refund {
+		if granted := statuses[i].Granted; granted > 0 && c.Mode != penstock.Refund {
 			c.Mode, c.Cost, c.Patience = penstock.Refund, granted, 0
 			refunds = append(refunds, c)
 		}
@@ -251,16 +255,16 @@ func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
 // groups of their own.
 func groupByKey(charges []penstock.Charge) (deniable, undeniable [][]int) {
 	for i := range charges {
-		list := &undeniable
+		groups := &undeniable
 		if mode := charges[i].Mode; mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek {
-			list = &deniable
+			groups = &deniable
 		}
-		n := slices.IndexFunc(*list, func(group []int) bool { return charges[group[0]].Key == charges[i].Key })
+		n := slices.IndexFunc(*groups, func(group []int) bool { return charges[group[0]].Key == charges[i].Key })
 		if n < 0 {
-			n = len(*list)
-			*list = append(*list, nil)
+			n = len(*groups)
+			*groups = append(*groups, nil)
 		}
-		(*list)[n] = append((*list)[n], i)
+		(*groups)[n] = append((*groups)[n], i)
 	}
 	return deniable, undeniable
 }

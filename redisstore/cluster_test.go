@@ -142,7 +142,7 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 		}
 		last = want
 		counts.decided++
-		if isMultiSlot(batch) {
+		if hasSeveralKeys(batch) {
 			counts.multiSlot++
 			if !want.Allowed {
 				counts.denied++

@@ -54,7 +54,7 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	return reply, err
 }
 
-// isRepeated tells whether a call is the repetition of one that was held before.
+// isRepeated reports whether a call is the repetition of one that was held before.
 func (c *gatedClient) isRepeated(digest string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,10 +17,10 @@ type call struct {
 	charges []penstock.Charge // of all batches: the caller's slice, or copies in own
 	own     []penstock.Charge
 	batches []int  // how many charges each batch has, in order
-	buf     []byte // keys and packed arguments; the strings below point into it
-	ends    []int  // where each key in buf ends
+	buf     []byte // packed charges, then keys; keys and args[0] point into it
+	ends    []int  // indexes in buf: where the keys begin, then where each key ends
 	keys    []string
-	args    []string
+	args    []string // the packed charges, then the names of holders
 
 	extensions []byte // of the batch that is being packed for uniform.lua
 
@@ -28,30 +28,34 @@ type call struct {
 	shadows []shadowBatch // shadows that the same script decides
 }
 
+// The sizes, in bytes, of the parts of packed arguments and of replies.
 const (
-	headerSize = 8 + 2               // now, batches
-	batchSize  = 2                   // how many charges
+	headerSize = 8 + 2               // the time, the number of batches
+	batchSize  = 2                   // the number of charges in a batch
 	chargeSize = 2 + 1 + 1 + 4 + 4*8 // key, algorithm, mode, tag; cost, three parameters
 	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
-	plainSize  = 2 * 8               // remaining, reset: if all of the cost was granted, without a wait
+	plainSize  = 2 * 8               // remaining, reset: the whole cost was granted without a wait
 
-	extensionSize = 3 * 8 // fourth parameter, patience, holder; unless all are 0
+	// An extension follows each charge of a dry run, and each charge that sets one of these fields.
+	extensionSize = 3 * 8 // fourth parameter, patience, holder
 
-	extended = luagen.ExtendedMode // added to the mode if an extension follows
+	keyRoom = 256 // for keys; buf grows if they need more
 )
 
-// dryRun is added to the modes of a batch that charges nothing. The reply reports what is left
-// under each limit, as if another charge of the batch had been denied.
+const extended = luagen.ExtendedMode // added to the mode if an extension follows
+
+// dryRun is added to the mode of each charge in a batch that must charge nothing. The reply reports
+// what is left under each limit, as if another charge of the batch had been denied.
 const dryRun penstock.Mode = luagen.DryRunMode
 
-// encode packs the call's batches for single.lua and mixed.lua. If now is 0, the script reads
-// the server's time.
+// encode packs the call's batches for single.lua and mixed.lua. now is in µs; if it is 0, the
+// script reads the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	// The arguments come first, so that one loop can write them; the keys are appended after them.
 	room := headerSize + batchSize*len(c.batches) + (chargeSize+extensionSize)*len(c.charges)
 	if cap(c.buf) < room {
-		c.buf = make([]byte, 0, room+256)
+		c.buf = make([]byte, 0, room+keyRoom)
 	}
 	c.buf = c.buf[:room]
 	c.ends = append(c.ends, room)
@@ -76,8 +80,8 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
 	countAt := 0 // index in buf of the number of requests for the current Redis key
-	for isFirst, r := range f.Requests {
-		if isFirst {
+	for isNewKey, r := range f.Requests {
+		if isNewKey {
 			countAt = len(c.buf)
 			c.buf = append(c.buf, 0, 0)
 			for i := range r.Charges {
@@ -93,8 +97,8 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	}
 	at := len(c.buf)
 	c.ends = append(c.ends, at)
-	for isFirst, r := range f.Requests {
-		if isFirst {
+	for isNewKey, r := range f.Requests {
+		if isNewKey {
 			c.buf = s.appendKey(c.buf, r.Charges[0].Key, r.Charges[0].Plan)
 			c.ends = append(c.ends, len(c.buf))
 		}
@@ -124,7 +128,8 @@ func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	c.buf = appendNumber(b, params[2])
 }
 
-// setStrings makes strings of buf: the arguments end at index at, and the keys follow.
+// setStrings makes strings of buf. The packed charges end at index at. c.ends has the places of the
+// keys.
 func (c *call) setStrings(at int) {
 	for i := 1; i < len(c.ends); i++ {
 		c.keys = append(c.keys, asString(c.buf[c.ends[i-1]:c.ends[i]]))
@@ -132,8 +137,8 @@ func (c *call) setStrings(at int) {
 	c.args[0] = asString(c.buf[:at])
 }
 
-// encodeCharge packs a charge at an index of buf, where there is room, and returns its size. The
-// comments at chargeSize and extensionSize list the fields.
+// encodeCharge packs a charge into buf at index at, where there is room. It returns the charge's
+// size. The comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
@@ -162,7 +167,7 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 }
 
 // paramsTime returns the time that selects the window of a calendar algorithm, such as "per day":
-// now if it is given, else the time of this process.
+// now, or the time of this process if now is 0.
 func paramsTime(now int64, plan *penstock.Plan) int64 {
 	if now == 0 && plan.Algorithm().IsCalendar() {
 		return time.Now().UnixMicro()
@@ -185,8 +190,9 @@ func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
 	return len(c.ends) - 1
 }
 
-// holderNumber returns the number by which the script knows a holder: the number of the argument
-// that has its name, or its HolderID.
+// holderNumber returns the number that stands for a charge's holder in the script. For an algorithm
+// with a sorted set it is the index in ARGV of the holder's name. For the others it is the
+// HolderID.
 func (c *call) holderNumber(ch *penstock.Charge) int64 {
 	if !ch.Plan.Algorithm().IsCollection() {
 		return algorithm.HolderID(ch.Holder)
@@ -224,7 +230,8 @@ func status(reply string, c *penstock.Charge) penstock.Status {
 	})
 }
 
-// putNumber writes a number as a double, as Lua has it: all numbers up to 2^53 are exact.
+// putNumber writes a number as a double, because Redis' Lua has no other numbers. Whole numbers up
+// to 2^53 are exact.
 func putNumber(b []byte, n int64) {
 	binary.LittleEndian.PutUint64(b, math.Float64bits(float64(n)))
 }

@@ -27,16 +27,16 @@ func (s *Store) unavailable(ctx context.Context, err error) error {
 	return e
 }
 
-// isLoginRejected tells whether a server rejects all that the user does. A single missing right may
-// concern only some limits, so it is no fault of the store.
+// isLoginRejected reports whether a server rejects every command of the user, because the login has
+// failed. A single missing right may affect only some limits, so it is not a fault of the store.
 func isLoginRejected(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "NOAUTH") || strings.Contains(text, "WRONGPASS")
 }
 
-// hint returns what the server's administrator must do about a permanent error: rights to add, as
-// ACL SETUSER takes them ("+set"), or a sentence. If several servers need the same, the hint names
-// it once.
+// hint returns what the user of the store needs, so that a permanent error ends: rights, as ACL
+// SETUSER takes them ("+set"), or a phrase. If several servers lack the same, the hint names it
+// once.
 func (s *Store) hint(err error) string {
 	var rights, others []string
 	for _, rejection := range rejections(err) {
@@ -87,7 +87,7 @@ func (s *Store) hintFor(rejection error) string {
 		return "+" + command
 	}
 	switch {
-	case strings.Contains(text, "access"): // to one of the keys: every version has this word
+	case strings.Contains(text, "access"): // every version of Redis has this word if the user has no right to a key
 		return "~" + strings.TrimSuffix(s.prefix, schemaVersion) + "*"
 	case isLoginRejected(rejection):
 		return "a valid user and password for the store"
@@ -160,7 +160,7 @@ var reasonsInside = []struct {
 	{"CORRUPT ", penstock.ReasonCorrupt},
 }
 
-// isTimeout tells whether an error is a timeout by its own method.
+// isTimeout reports whether an error has a method Timeout that returns true.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error
@@ -169,6 +169,7 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
+// classify returns the reason that a StoreError has for an error of the client.
 func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {
@@ -182,14 +183,15 @@ func classify(err error) penstock.Reason {
 		}
 		return penstock.ReasonUnknown
 	}
-	worst := len(precedence)
+	first := len(precedence)
 	for _, reply := range replies { // of several servers, which answer in any order
-		worst = min(worst, slices.Index(precedence, classifyReply(reply)))
+		first = min(first, slices.Index(precedence, classifyReply(reply)))
 	}
-	return precedence[worst]
+	return precedence[first]
 }
 
-// precedence has the reasons of error replies. If servers differ, the first of these counts.
+// precedence has the reasons of error replies. If several servers reply different errors, the
+// reason that comes first in this list counts.
 var precedence = []penstock.Reason{
 	penstock.ReasonPermissionDenied, penstock.ReasonNotReady, penstock.ReasonOutOfMemory, penstock.ReasonBusy, penstock.ReasonCorrupt,
 	penstock.ReasonRejected,
@@ -226,8 +228,8 @@ func classifyReply(reply ReplyError) penstock.Reason {
 	return penstock.ReasonRejected
 }
 
-// isUnsent tells whether an error occurred before anything was sent: while dialing, or in the TLS
-// handshake.
+// isUnsent reports whether an error occurred before any command was sent: while dialing, or in the
+// TLS handshake.
 func isUnsent(err error) bool {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return true
@@ -236,8 +238,8 @@ func isUnsent(err error) bool {
 	return isCertificateWrong || isCertificateRejected(err) || errors.Is(err, client.ErrNotSent)
 }
 
-// isCertificateRejected tells whether a server has ended the TLS handshake because of the client's
-// certificate. Then it has received nothing else.
+// isCertificateRejected reports whether a server has ended the TLS handshake because of the
+// client's certificate. Then it has received nothing else.
 func isCertificateRejected(err error) bool {
 	alert, ok := errors.AsType[tls.AlertError](err)
 	if !ok {
@@ -252,8 +254,8 @@ func isCertificateRejected(err error) bool {
 	return false
 }
 
-// isNoScript tells whether the server does not know a script: the one error that proves that
-// sending it again is safe.
+// isNoScript reports whether an error is the reply NOSCRIPT: the server does not know the script.
+// It is the only error that proves that nothing ran, so that the call can safely be sent again.
 func isNoScript(err error) bool {
 	reply, ok := errors.AsType[ReplyError](err)
 	return ok && strings.HasPrefix(string(reply), "NOSCRIPT")

@@ -11,8 +11,8 @@ import (
 )
 
 // coalescer returns the coalescer of the call's charges: one for a single server, one for each slot
-// of a Cluster. It is nil if the store does not coalesce. On a Cluster, it sends the shadows of
-// other slots separately, because no script can have two slots.
+// of a Cluster. It returns nil if the store does not coalesce. On a Cluster, it also sends the
+// shadows of other slots separately, because a script can only use keys of one slot.
 func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, error) {
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
@@ -62,21 +62,21 @@ func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, c *cal
 }
 
 // DecideMany decides independent batches as concurrent calls of Decide would. On a single server,
-// they share scripts and wait together.
-func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
+// the batches share scripts and wait together.
+func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil || isSharded || s.isUncoalesced || s.now != nil || ctx.Err() != nil {
-		many.Each(ctx, s, list)
+		many.Each(ctx, s, batches)
 		return
 	}
-	calls, waiters := make([]*call, len(list)), make([]*coalesce.Waiter, 0, len(list))
-	for i, wanted := range list {
-		wanted.Decision, wanted.Err = penstock.Decision{}, penstock.Check(wanted.Charges)
-		if wanted.Err != nil {
+	calls, waiters := make([]*call, len(batches)), make([]*coalesce.Waiter, 0, len(batches))
+	for i, batch := range batches {
+		batch.Decision, batch.Err = penstock.Decision{}, penstock.Check(batch.Charges)
+		if batch.Err != nil {
 			continue
 		}
 		c := s.calls.Get().(*call)
-		c.charges, c.waiter.Charges = wanted.Charges, wanted.Charges
+		c.charges, c.waiter.Charges = batch.Charges, batch.Charges
 		calls[i], waiters = c, append(waiters, &c.waiter)
 	}
 	s.single.EnterAll(ctx, waiters)
@@ -84,8 +84,8 @@ func (s *Store) DecideMany(ctx context.Context, list []*many.Call) {
 		if c == nil { // the batch is invalid
 			continue
 		}
-		list[i].Decision, list[i].Err = s.await(ctx, s.single, c)
-		if list[i].Err != nil {
+		batches[i].Decision, batches[i].Err = s.await(ctx, s.single, c)
+		if batches[i].Err != nil {
 			s.topology.requestRefresh(s)
 			continue // the client may still use the memory of the call
 		}

@@ -32,9 +32,10 @@ return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 
 const maxInstance = 128 // bytes of an instance's name
 
-// Heartbeat registers an instance of the program, and returns how many instances there are among
-// the stores of one prefix. The registration expires after life. A life of 0 or less removes the
-// instance. Its name has 1 to 128 bytes. Heartbeat also reads the server's clock, for ClockSteps.
+// Heartbeat registers an instance of the program. It returns how many instances are registered by
+// stores with the same prefix. The registration expires after life. A life of 0 or less removes the
+// instance. The instance's name has 1 to 128 bytes. Heartbeat also reads the server's clock, for
+// ClockSteps.
 func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	if err := checkInstance(instance); err != nil {
 		return 0, err
@@ -47,9 +48,9 @@ func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Durati
 	var n int
 	var seconds, micros int64
 	if _, err := fmt.Sscan(text, &n, &seconds, &micros); err != nil {
-		return 0, s.unavailable(ctx, fmt.Errorf("the script replied %q", text))
+		return 0, s.unavailable(ctx, fmt.Errorf("the heartbeat script replied %q; expected a number of instances, seconds and microseconds", text))
 	}
-	s.clock.addReading(reading{time.Unix(seconds, micros*1000), sent, time.Now()})
+	s.clock.addReading(reading{server: time.Unix(seconds, micros*1000), sent: sent, answered: time.Now()})
 	return n, nil
 }
 

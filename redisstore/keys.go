@@ -16,19 +16,21 @@ import (
 //	ps1{user:42}search                     the limits of group "search" under key "user:42"
 //	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
 //
-// The braces put all limits of a key into one hash slot. Inside them is the key in an injective
-// encoding without braces: letters, digits and -_.~:@/=+,;!*'()& as they are, other bytes as %XX.
-// A key longer than maxTag bytes becomes %# and its SHA-256; the empty key becomes %_; the store's
-// own keys have %@. With Options.Secret every key becomes %# and its HMAC.
+// The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
+// without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
+// bytes become %XX. A key whose encoding is longer than maxTag becomes "%#" and its SHA-256. The
+// empty key becomes "%_". The store's own keys begin with "%@". With Options.Secret every key
+// becomes "%#" and the beginning of its HMAC.
 const (
 	schemaVersion = "1"
-	maxTag        = 128
-	maxPrefix     = 64
+	maxTag        = 128 // bytes between the braces
+	maxPrefix     = 64  // bytes
+	shortMAC      = 16  // bytes of the HMAC-SHA-256 that a name has
 )
 
 const hexDigits = "0123456789ABCDEF"
 
-// isPlain has the bytes that names keep as they are.
+// isPlain has true for each byte that names keep as it is.
 var isPlain = func() (t [256]bool) {
 	for c := range t {
 		t[c] = isLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
@@ -82,7 +84,7 @@ func appendName(b []byte, key string) []byte {
 type Names struct {
 	mac   hash.Hash // nil: there is no secret
 	sum   hash.Hash // of keys that are too long
-	chunk [128]byte // of a key, copied for the hash; then the hash
+	chunk [128]byte // a part of the key that is hashed; afterwards the hash
 }
 
 // NewNames makes the Names of a store with these Options.
@@ -101,7 +103,7 @@ const MaxName = maxTag
 // may write one encoded byte (%XX) too many before it finds that the name is too long.
 func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
-		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:16])
+		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:shortMAC])
 	}
 	if key == "" {
 		return append(b, '%', '_')

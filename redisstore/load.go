@@ -31,8 +31,8 @@ func (s Script) Check(answer string) error {
 
 // Load loads every script that the limits can need into the servers:
 //
-//   - for each limit alone;
-//   - for the limits of one Group;
+//   - scripts for each limit alone;
+//   - scripts for the limits of one Group;
 //   - uniform scripts, for batches of several callers with one sequence of algorithms;
 //   - mixed scripts, for all other batches of these limits.
 //
@@ -41,10 +41,10 @@ func (s Script) Check(answer string) error {
 //
 // Call Load with all limits in use, in the order of their charges, before the first decision and
 // before new limits are used. Decide works without it: then the first caller that needs a script
-// loads it, and others wait for that.
+// loads it, and other callers wait until it is loaded.
 //
-// After an error, some server may lack some script, and Decide loads it when it is needed. If the
-// user lacks the right to SCRIPT LOAD, the reason is ReasonPermissionDenied, and Decide sends
+// After an error, some servers may lack some scripts, and Decide loads those when it needs them. If
+// the user lacks the right to SCRIPT LOAD, the reason is ReasonPermissionDenied, and Decide sends
 // scripts by EVAL. Load returns when ctx ends.
 func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	if slices.Contains(plans, nil) {
@@ -69,7 +69,7 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 // ScriptStats count what a Store has sent besides EVALSHA. After Load, Missing and Evals do not
 // grow unless a server is new or has lost its scripts.
 type ScriptStats struct {
-	Missing int64 // replies NOSCRIPT
+	Missing int64 // NOSCRIPT replies
 	Loaded  int64 // scripts that were loaded, each counted once for all servers
 	Evals   int64 // decisions sent by EVAL, with the script's text
 }
@@ -79,10 +79,11 @@ func (s *Store) Scripts() ScriptStats {
 	return ScriptStats{Missing: s.loads.missing.Load(), Loaded: s.loads.loaded.Load(), Evals: s.loads.evals.Load()}
 }
 
-// maxSequences bounds the compact batches that Load has scripts for.
+// maxSequences is the largest number of compact batches, by their sequence of algorithms, for which
+// Load loads scripts.
 const maxSequences = 64
 
-// forLimits returns all scripts that limits can need. It writes those that are new.
+// forLimits returns all scripts that limits can need. It generates those that are new.
 func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil
@@ -91,7 +92,7 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	var mixedSets [][]*algorithm.Algorithm // algorithms of mixed scripts
 	var all []*algorithm.Algorithm
 	for i, p := range plans {
-		all = add(all, p.Algorithm())
+		all = addAlgorithm(all, p.Algorithm())
 		if slices.ContainsFunc(plans[:i], func(other *penstock.Plan) bool { return other.Group() == p.Group() }) {
 			continue
 		}
@@ -139,7 +140,7 @@ func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
 		}
 		known[p.Tag()] = true
 		limits.count++
-		limits.set = add(limits.set, p.Algorithm())
+		limits.set = addAlgorithm(limits.set, p.Algorithm())
 		if isSmall(p) {
 			limits.small = append(limits.small, p.Algorithm())
 		}
@@ -148,51 +149,51 @@ func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
 }
 
 // addSequences adds, for each subset of a group's limits, the algorithms of those limits in their
-// order. These are the compact batches that charges of the group can form. It stops at maxSequences
-// in all.
+// order. These are the compact batches that charges of the group can form. It adds none once known
+// has maxSequences.
 func addSequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
-	ofGroup := [][]*algorithm.Algorithm{nil} // grows: each sequence so far, without and with the next algorithm
+	ofGroup := [][]*algorithm.Algorithm{nil} // grows: each algorithm is added to all sequences so far
 	for _, a := range group {
-		for _, before := range ofGroup {
-			if len(before) == luagen.MaxCharges || len(known) >= maxSequences {
+		for _, sequence := range ofGroup {
+			if len(sequence) == luagen.MaxCharges || len(known) >= maxSequences {
 				continue
 			}
-			next := append(slices.Clip(before), a)
-			if !hasSequence(ofGroup, next) {
-				ofGroup = append(ofGroup, next)
+			longer := append(slices.Clip(sequence), a)
+			if !hasSequence(ofGroup, longer) {
+				ofGroup = append(ofGroup, longer)
 			}
-			if !hasSequence(known, next) {
-				known = append(known, next)
+			if !hasSequence(known, longer) {
+				known = append(known, longer)
 			}
 		}
 	}
 	return known
 }
 
-func hasSequence(list [][]*algorithm.Algorithm, sequence []*algorithm.Algorithm) bool {
-	return slices.ContainsFunc(list, func(other []*algorithm.Algorithm) bool { return slices.EqualFunc(other, sequence, haveSameStep) })
+func hasSequence(sequences [][]*algorithm.Algorithm, sequence []*algorithm.Algorithm) bool {
+	return slices.ContainsFunc(sequences, func(other []*algorithm.Algorithm) bool { return slices.EqualFunc(other, sequence, haveSameStep) })
 }
 
-// add adds an algorithm, unless its step is in the list already.
-func add(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorithm.Algorithm {
+// addAlgorithm adds an algorithm, unless one with the same step is already in the list.
+func addAlgorithm(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorithm.Algorithm {
 	if indexOf(all, a) >= 0 {
 		return all
 	}
 	return append(all, a)
 }
 
-// scriptLoads counts loads, and has the scripts that are being loaded because a server has replied
-// NOSCRIPT. One caller loads a script into a server, and the others wait.
+// scriptLoads counts loads. It also has the loads in progress after a NOSCRIPT reply: one caller
+// loads a script into a server, and the others wait.
 type scriptLoads struct {
 	missing, loaded, evals atomic.Int64
 
-	isForbidden atomic.Bool // the user may not SCRIPT LOAD
+	isForbidden atomic.Bool // the user has no right to SCRIPT LOAD
 
 	mu       sync.Mutex
-	inFlight map[string]*pendingLoad // by the script's digest and the server's name
+	inFlight map[string]*pendingLoad // by name: the script's digest and the server's name
 }
 
-// A pendingLoad has ended when done is closed.
+// A pendingLoad is a load of one script into one server. It has ended when done is closed.
 type pendingLoad struct {
 	done chan struct{}
 	err  error // valid once done is closed
@@ -208,7 +209,7 @@ func (l *scriptLoads) recordRight(err error) {
 	}
 }
 
-// begin returns the pending load of a name, and whether the caller must do it.
+// begin returns the pending load of a name, and whether the caller must do this load.
 func (l *scriptLoads) begin(name string) (pending *pendingLoad, isMine bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,7 +234,7 @@ func (l *scriptLoads) end(name string, pending *pendingLoad, err error) {
 
 const (
 	loadTimeout = 2 * time.Second // for one script on one server
-	maxLoads    = 3               // for one caller: a server may lose the script, or its slot
+	maxLoads    = 3               // before one call sends the text: servers may lose scripts, and slots may move
 )
 
 // send runs a script, and loads it first if the server does not know it. The call is sent again
@@ -253,7 +254,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
 		pending, isMine := s.loads.begin(name)
-		s.loads.missing.Add(1) // only now: each caller that is counted loads the script, or waits for it
+		s.loads.missing.Add(1) // after begin: a caller that is counted loads the script, or waits for it
 		if isMine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
 			s.loads.end(name, pending, nil)
@@ -281,8 +282,8 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	return reply, nil
 }
 
-// startLoading loads a script into the server of a key, in the background: others may need it when
-// the caller has left.
+// startLoading loads a script into the server of a key. It does so in the background, because
+// others may need the script after the caller has left.
 func (s *Store) startLoading(name string, pending *pendingLoad, script *script, key string) {
 	key = strings.Clone(key)
 	if !s.work.Start(func(ctx context.Context) {

@@ -3,36 +3,37 @@ package redisstore
 // Memory describes a server's memory.
 type Memory struct {
 	Used   int64  // bytes
-	Max    int64  // bytes; 0: it has no bound
-	Policy string // maxmemory-policy: what happens when it is full
-	Server string // its address, on a Cluster; else ""
+	Max    int64  // bytes; 0: there is no maximum
+	Policy string // maxmemory-policy: what the server does when its memory is full
+	Server string // on a Cluster the server's address, else ""
 }
 
-// Evicts tells whether the server may delete counters. Then used units could be spent again. Only
-// the policy noeviction never does: then a full server rejects calls, and the guards decide.
+// Evicts reports whether the server may delete counters when its memory is full. Then used units
+// could be spent again. With the policy noeviction, a full server rejects calls instead, and the
+// guards decide.
 func (m Memory) Evicts() bool { return m.Max > 0 && m.Policy != "noeviction" }
 
-// WorstMemory returns the memory of the server that is most of a problem: one that evicts, or else
-// the fullest. Without servers it returns the zero value.
+// WorstMemory returns the memory that most needs attention: that of a server that evicts, or else
+// of the fullest server. Without servers it returns the zero value.
 func WorstMemory(servers []Server) Memory {
 	var worst Memory
 	for i, s := range servers {
-		if i == 0 || s.Memory.isWorse(worst) {
+		if i == 0 || s.Memory.isWorseThan(worst) {
 			worst = s.Memory
 		}
 	}
 	return worst
 }
 
-// isWorse tells whether m is more of a problem than another.
-func (m Memory) isWorse(than Memory) bool {
-	if m.Evicts() != than.Evicts() {
+// isWorseThan reports whether m needs attention more than another.
+func (m Memory) isWorseThan(other Memory) bool {
+	if m.Evicts() != other.Evicts() {
 		return m.Evicts()
 	}
-	return m.utilization() > than.utilization()
+	return m.utilization() > other.utilization()
 }
 
-// utilization returns the used part of the bound.
+// utilization returns Used divided by Max. It is 0 if there is no maximum.
 func (m Memory) utilization() float64 {
 	if m.Max == 0 {
 		return 0

@@ -16,16 +16,16 @@ type replyReader struct {
 	text    string
 	isShort bool // the reply ends too early
 
-	repeats   int64 // further batches whose statuses differ from the last by the deltas
-	isCorrupt bool
-	statuses  [luagen.MaxCharges]penstock.Status
+	isCorrupt bool                               // the state of the last batch is malformed
+	statuses  [luagen.MaxCharges]penstock.Status // of the last batch
+	repeats   int64                              // further batches; each differs by deltas from the one before
 	deltas    [luagen.MaxCharges]struct {
-		remaining int64
-		reset     time.Duration
+		remaining int64         // subtracted from Remaining
+		reset     time.Duration // added to ResetAfter
 	}
 }
 
-// next reads the decision of the next batch.
+// next reads the decision of the next batch into w.
 func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
 	if r.repeats > 0 {
 		r.repeats--
@@ -46,9 +46,10 @@ func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
 	}
 }
 
+// read reads the statuses of a batch, and how they repeat.
 func (r *replyReader) read(charges []penstock.Charge) {
 	size := 0
-	kind := r.number()
+	kind := r.takeNumber()
 	switch kind {
 	case luagen.ReplyPlain:
 		size = plainSize
@@ -67,21 +68,22 @@ func (r *replyReader) read(charges []penstock.Charge) {
 	if len(r.text) < numberSize || getNumber(r.text) != luagen.ReplyRepeat {
 		return
 	}
-	r.number()
-	r.repeats = r.number()
+	r.takeNumber() // ReplyRepeat
+	r.repeats = r.takeNumber()
 	for i := range charges {
-		r.deltas[i].remaining = r.number()
-		r.deltas[i].reset = time.Duration(r.number()) * time.Microsecond
+		r.deltas[i].remaining = r.takeNumber()
+		r.deltas[i].reset = time.Duration(r.takeNumber()) * time.Microsecond
 	}
 }
 
-func (r *replyReader) number() int64 {
+func (r *replyReader) takeNumber() int64 {
 	if text := r.take(numberSize); !r.isShort {
 		return getNumber(text)
 	}
 	return 0
 }
 
+// take returns the next part of the reply, of size bytes. If the reply is shorter, it sets isShort.
 func (r *replyReader) take(size int) string {
 	if len(r.text) < size {
 		r.isShort, r.text = true, ""

@@ -22,23 +22,25 @@ const KeyOfExample = luagen.KeyOfExample
 
 // RightsOptions describe how a Store is used.
 type RightsOptions struct {
-	DecideOnly bool // only Decide and Load: no Heartbeat, Servers, Ping or summaries
-	SampleKeys bool // SampleKeys too
+	DecideOnly bool // the program calls only Decide and Load: not Heartbeat, Servers, Ping or summaries
+	SampleKeys bool // the program also calls SampleKeys
 
-	Cluster  bool // a Redis Cluster
-	Sentinel bool // a URL with redis+sentinel
-	Database bool // another database than 0
-	GoRedis  bool // package redisstore/goredis, and not Open
+	Cluster  bool // the servers are a Redis Cluster
+	Sentinel bool // the store's URL begins with redis+sentinel
+	Database bool // the store uses another database than 0
+	GoRedis  bool // the client is from package redisstore/goredis, not from Open
 
 	// Algorithms are those of the limits. Default: all built-in ones.
 	Algorithms []*algorithm.Algorithm
 }
 
-// Rights returns the rights that the user of a Store needs, in groups: to run scripts, inside
-// scripts, and for the connection. The commands are read from the scripts themselves.
+// Rights returns the rights that the Redis user of a Store needs. First come those to send scripts,
+// then those for the commands inside scripts, then those for the connection. The commands inside
+// scripts are read from the scripts themselves.
 func Rights(o RightsOptions) []Right {
+	exampleDigest := strings.Repeat("0", 40) // the hexadecimal digits of a SHA-1
 	rights := []Right{
-		{Command: "evalsha", Example: []string{"EVALSHA", strings.Repeat("0", 40), "1", KeyOfExample}},
+		{Command: "evalsha", Example: []string{"EVALSHA", exampleDigest, "1", KeyOfExample}},
 		{Command: "eval", Example: []string{"EVAL", "return 1", "1", KeyOfExample}},
 		{Command: "script|load", Example: []string{"SCRIPT", "LOAD", "return 1"}, Without: "load scripts in advance: the first call that needs one sends its text"},
 	}
@@ -97,19 +99,20 @@ func commandsInScripts(o RightsOptions) []string {
 		commands = slices.AppendSeq(commands, luagen.Commands(script))
 	}
 	slices.SortFunc(commands, func(a, b string) int {
-		if isOfSet := strings.HasPrefix(a, "Z"); isOfSet != strings.HasPrefix(b, "Z") {
-			if isOfSet {
-				return 1
-			}
-			return -1
+		isOfSetA, isOfSetB := strings.HasPrefix(a, "Z"), strings.HasPrefix(b, "Z")
+		switch {
+		case isOfSetA == isOfSetB:
+			return strings.Compare(a, b)
+		case isOfSetA:
+			return 1
 		}
-		return strings.Compare(a, b)
+		return -1
 	})
 	return slices.Compact(commands)
 }
 
 // CheckRights returns a script that replies with the rights that its user lacks, separated by
-// commas. Its argument is a key of the Store. It writes nothing, and needs the right to EVAL.
+// commas. Its ARGV[1] is a key of the Store. It writes nothing, and needs the right to EVAL.
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +

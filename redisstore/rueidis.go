@@ -8,8 +8,9 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of the user's own rueidis client. The user closes it. Set DisableRetry
-// in its ClientOption to true, and with Sentinel also a TopologyRefreshInterval.
+// NewRueidis makes a Client that uses the user's own rueidis client. The user must close that
+// client. Set DisableRetry in its ClientOption to true. With Sentinel, also set a
+// TopologyRefreshInterval.
 //
 // rueidis panics if a server sends an error before the first command of a connection, as it does
 // when it has too many clients. Dial and Open guard against that; NewRueidis cannot.
@@ -61,13 +62,13 @@ func asReply(err error) error {
 //
 // In each form valkey may replace redis. rediss and valkeys mean TLS (1.2 or later), also in
 // rediss+cluster and rediss+sentinel. The port defaults to 6379, for Sentinels to 26379. Options
-// follow as ?name=value&…:
+// follow as ?name=value&…; defaults are in parentheses:
 //
 //	db                      the database number
 //	password_file           a file that holds the password
 //	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: the servers' CA, and the client's certificate and key
-//	server_name             the name that all certificates must have (each server's host or address)
+//	server_name             the name that all certificates must have (each host or address)
 //	insecure_skip_verify    true accepts any certificate: for tests only
 //	sentinel_username, sentinel_password
 //
@@ -81,8 +82,8 @@ func CheckURL(text string) error {
 	return err
 }
 
-// Dial makes a Client that connects in the background. If it cannot, it tries again when it is
-// used. ParseURL makes the option.
+// Dial makes a Client that connects in the background. If it cannot connect, it tries again when it
+// is used. ParseURL makes the option.
 func Dial(option rueidis.ClientOption) Client { return dialedClient{client.Connect(option, asReply)} }
 
 // Connect makes a rueidis client for commands that a Client does not have. Its connections are like

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// MaxSample is how many keys SampleKeys looks at, on each server, at most. It takes the server
-// about 0.2 ms.
+// MaxSample is the largest number of keys that SampleKeys looks at on each server. A sample of this
+// size takes a server about 0.2 ms.
 const MaxSample = 500
 
 // A KeySample is what SampleKeys has seen on all servers.
 type KeySample struct {
-	Seen   int64              // keys
+	Seen   int64              // keys that SampleKeys looked at
 	Total  float64            // all keys of the database
-	Groups map[string]float64 // keys of each group, estimated from those seen; "" for the store's own
+	Groups map[string]float64 // keys of each group, estimated from those seen; "" has the store's own keys
 }
 
-// sampleLua replies the number of keys in the database, and of the keys that it looked at; then
-// each group of this store among them, after the number of its keys. ARGV has a prefix, a number of
-// keys and a cursor. Any cursor is safe: an invalid one begins at some other key. SCAN may return a
-// key twice, and a page may have few keys. The script reads four pages at most, so its time is
-// bounded.
+// sampleLua looks at some keys. The first line of its reply has the number of all keys in the
+// database and the number of keys seen. A line follows for each group of this store among the keys
+// seen: the number of its keys, and its name. ARGV has a prefix, a number of keys and a cursor. Any
+// cursor is safe: an invalid one begins at some other key. SCAN may return a key twice, and a page
+// may have few keys. The script reads at most four pages, so its time is bounded.
 //
-// Unlike other scripts, it names all rights that are missing.
+// Unlike other scripts, its error names all rights that are missing.
 const sampleLua = `local call, may, missing = redis.call, redis.acl_check_cmd, {}
 for right, isAllowed in pairs({dbsize = may('DBSIZE'), scan = may('SCAN', '0')}) do
   if not isAllowed then
@@ -68,11 +68,11 @@ func sampleRights() []Right {
 	}
 }
 
-// SampleKeys looks at some keys of the server, or of every primary of a Cluster, beginning at a
-// random one. It estimates how many keys each group has; a database with at most n keys is counted
-// exactly. n is at most MaxSample.
+// SampleKeys looks at up to n keys of the server, or of every primary of a Cluster, beginning at a
+// random key. It estimates how many keys each group has. A database with at most n keys is counted
+// exactly. If n is above MaxSample, MaxSample is used.
 //
-// It needs RightsOptions.SampleKeys.
+// It needs the rights that RightsOptions.SampleKeys adds.
 func (s *Store) SampleKeys(ctx context.Context, n int) (KeySample, error) {
 	all := KeySample{Groups: make(map[string]float64)}
 	args := []string{s.prefix + "{", strconv.Itoa(max(1, min(n, MaxSample))), strconv.FormatUint(rand.Uint64(), 10)}
@@ -88,7 +88,7 @@ func (k *KeySample) add(reply string) error {
 	head, rest, _ := strings.Cut(reply, "\n")
 	var total, seen int64
 	if _, err := fmt.Sscanf(head, "%d %d", &total, &seen); err != nil || total < 0 || seen < 0 {
-		return fmt.Errorf("the script replied %.40q", reply)
+		return fmt.Errorf("the sample script replied %.40q; expected the numbers of all keys and of keys seen", reply)
 	}
 	k.Total += float64(total)
 	k.Seen += seen
@@ -96,7 +96,7 @@ func (k *KeySample) add(reply string) error {
 		number, group, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		n, err := strconv.ParseInt(number, 10, 64)
 		if err != nil || n < 0 || n > seen {
-			return fmt.Errorf("the script replied %.40q", reply)
+			return fmt.Errorf("the sample script replied %.40q with the line %.40q; expected a number of keys, at most %d, and a group", reply, line, seen)
 		}
 		k.Groups[group] += float64(total) * float64(n) / float64(seen)
 	}

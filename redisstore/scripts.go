@@ -45,8 +45,8 @@ func (s *script) number(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
-// explain adds the name of the right that the script's user lacks. Redis 7.0 only names the line
-// that needs it.
+// explain adds the name of the right that the script's user lacks. Redis 7.0 only names the line of
+// the script that needs the right.
 func explain(script string, err error) error {
 	reply, ok := errors.AsType[ReplyError](err)
 	if !ok || !strings.Contains(string(reply), "can't run this command") {
@@ -54,9 +54,11 @@ func explain(script string, err error) error {
 	}
 	_, where, _ := strings.Cut(string(reply), "on @user_script:")
 	digits := len(where) - len(strings.TrimLeft(where, "0123456789"))
-	n, _ := strconv.Atoi(where[:digits])
-	for line := range strings.Lines(script) { // up to the n-th line
-		if n--; n != 0 {
+	lineNumber, _ := strconv.Atoi(where[:digits]) // from 1
+	current := 0
+	for line := range strings.Lines(script) {
+		current++
+		if current != lineNumber {
 			continue
 		}
 		for command := range luagen.Commands(line) {
@@ -66,13 +68,13 @@ func explain(script string, err error) error {
 	return err
 }
 
-// A scriptCache holds the scripts that were written so far.
+// A scriptCache holds the scripts that were generated so far.
 type scriptCache struct {
-	mu    sync.Mutex // held while scripts are added
-	lists [kindCount][luagen.MaxCharges + 1]scriptList
+	mu    sync.Mutex                                   // held while scripts are added
+	lists [kindCount][luagen.MaxCharges + 1]scriptList // by kind and number of charges; 0 for mixed
 }
 
-// find returns the script of a kind that decides charges. It writes the script if there is none.
+// find returns the script of a kind that decides charges. It generates the script if there is none.
 func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 	if found := l.known(kind, charges); found != nil {
 		return found
@@ -86,7 +88,7 @@ func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 	for i := range charges {
 		a := charges[i].Plan.Algorithm()
 		if kind == mixed {
-			algorithms = add(algorithms, a)
+			algorithms = addAlgorithm(algorithms, a)
 		} else {
 			algorithms = append(algorithms, a)
 		}
@@ -94,8 +96,8 @@ func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 	return l.makeLocked(kind, algorithms)
 }
 
-// known returns the script of a kind that decides charges, or nil. Of several it returns the one
-// with the fewest algorithms.
+// known returns a generated script of a kind that decides charges, or nil. If there are several, it
+// returns the one with the fewest algorithms.
 func (l *scriptCache) known(kind kind, charges []penstock.Charge) (best *script) {
 	for _, s := range l.list(kind, len(charges)).all() {
 		if !s.canDecide(charges) {
@@ -111,7 +113,7 @@ func (l *scriptCache) known(kind kind, charges []penstock.Charge) (best *script)
 	return best
 }
 
-// makeLocked returns the script of a kind for exactly these algorithms. It writes the script if
+// makeLocked returns the script of a kind for exactly these algorithms. It generates the script if
 // there is none.
 func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *script {
 	list := l.list(kind, len(algorithms))
@@ -158,8 +160,9 @@ func (l *scriptList) add(s *script) {
 	l.scripts.Store(&scripts)
 }
 
-// canDecide tells whether the script can decide these charges. The kind mixed must have all of
-// their algorithms; the others must have exactly these, in their order.
+// canDecide reports whether the script can decide these charges. A script of the kind mixed must
+// have all of their algorithms. The others must have exactly these algorithms, in the charges'
+// order.
 func (s *script) canDecide(charges []penstock.Charge) bool {
 	if s.kind != mixed && len(charges) != len(s.algorithms) {
 		return false
@@ -175,7 +178,7 @@ func (s *script) canDecide(charges []penstock.Charge) bool {
 	return true
 }
 
-// haveSameStep tells whether both algorithms have the same function in scripts.
+// haveSameStep reports whether both algorithms have the same function in scripts.
 func haveSameStep(a, b *algorithm.Algorithm) bool { return a.Name() == b.Name() }
 
 // indexOf finds the algorithm that has the step of a, or returns -1.
@@ -183,8 +186,8 @@ func indexOf(algorithms []*algorithm.Algorithm, a *algorithm.Algorithm) int {
 	return slices.IndexFunc(algorithms, func(b *algorithm.Algorithm) bool { return haveSameStep(a, b) })
 }
 
-// isCompact tells whether the kinds single and uniform can decide a batch: it has few charges, and
-// their state is few numbers in one string.
+// isCompact reports whether the kinds single and uniform can decide a batch: it has few charges,
+// and their state is few numbers in one string.
 func isCompact(charges []penstock.Charge) bool {
 	if len(charges) > luagen.MaxCharges {
 		return false
@@ -198,7 +201,7 @@ func isCompact(charges []penstock.Charge) bool {
 	return true
 }
 
-// isSmall tells whether a limit's state is few numbers.
+// isSmall reports whether a limit's state is few numbers.
 func isSmall(plan *penstock.Plan) bool {
 	return !plan.Algorithm().IsCollection() && plan.Algorithm().Numbers() <= luagen.MaxNumbers
 }

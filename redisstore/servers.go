@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// A Server describes a server of the store as its INFO does: the only one, or a primary of a
-// Cluster. Counts begin when the server starts. A number that the server does not report is 0.
+// A Server describes the only server of a store, or one primary of a Cluster, by its INFO. Counts
+// begin when the server starts. A number that the server does not report is 0.
 type Server struct {
 	Memory
 
@@ -21,16 +21,16 @@ type Server struct {
 	Evicted int64 // keys that were deleted because the memory was full
 	Expired int64 // keys whose TTL ended
 
-	CPU        time.Duration // of its main thread, which runs all scripts
+	CPU        time.Duration // CPU time of the main thread, which runs all scripts
 	Scripts    int64         // calls of EVALSHA and EVAL, by all clients
-	ScriptTime time.Duration // that they took
-	Cached     int64         // scripts in its cache
+	ScriptTime time.Duration // total time of these calls
+	Cached     int64         // scripts in the server's cache
 
-	Clients    int64 // connected ones
-	MaxClients int64
+	Clients    int64 // connected clients
+	MaxClients int64 // the most that may be connected
 	Refused    int64 // connections that were closed because MaxClients were open
 
-	Replicas int64 // connected ones
+	Replicas int64 // connected replicas
 	Lag      int64 // bytes that the slowest replica has not received
 }
 
@@ -60,8 +60,9 @@ func (s *Store) Servers(ctx context.Context) ([]Server, error) {
 	return all, nil
 }
 
-// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. The
-// script gets a key of the server that ends in name.
+// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. It
+// calls read with each reply. The script gets one key, which the server owns and which ends in
+// name.
 func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, read func(address, reply string) error) error {
 	keys, err := s.keyOfEachServer(ctx, name)
 	if err != nil {
@@ -82,9 +83,10 @@ func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args 
 // maxInfo bounds a reply of INFO, in bytes. A usual one has less than 20,000.
 const maxInfo = 1 << 20
 
+// parseInfo reads a reply of infoLua.
 func parseInfo(text string) (Server, error) {
 	if len(text) > maxInfo {
-		return Server{}, fmt.Errorf("the script replied with %d bytes; the most is %d", len(text), maxInfo)
+		return Server{}, fmt.Errorf("the info script replied %d bytes; the most is %d", len(text), maxInfo)
 	}
 	fields := make(map[string]string)
 	for line := range strings.Lines(text) {
@@ -93,7 +95,7 @@ func parseInfo(text string) (Server, error) {
 		}
 	}
 	if fields["used_memory"] == "" {
-		return Server{}, fmt.Errorf("the script replied %.40q", text)
+		return Server{}, fmt.Errorf("the info script replied %.40q; expected a text with used_memory", text)
 	}
 	number := func(name string) int64 { return integer(fields[name]) }
 	const maxPolicy = 40 // bytes; the longest policy of Redis has 15
@@ -110,7 +112,8 @@ func parseInfo(text string) (Server, error) {
 		switch {
 		case name == "cmdstat_eval" || name == "cmdstat_evalsha": // calls=5,usec=76,…
 			s.Scripts += integer(part(value, "calls"))
-			s.ScriptTime += time.Duration(min(integer(part(value, "usec")), maxNumber/1000)) * time.Microsecond
+			const maxMicros = maxNumber / 1000 // so that the time has at most maxNumber ns
+			s.ScriptTime += time.Duration(min(integer(part(value, "usec")), maxMicros)) * time.Microsecond
 		case isNumbered(name, "db"): // keys=1,expires=0,…
 			s.Keys += integer(part(value, "keys"))
 		case isNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
@@ -122,7 +125,7 @@ func parseInfo(text string) (Server, error) {
 	return s, nil
 }
 
-// isNumbered tells whether a name is the prefix and a number.
+// isNumbered reports whether a name is the prefix followed by a number.
 func isNumbered(name, prefix string) bool {
 	digits, found := strings.CutPrefix(name, prefix)
 	return found && digits != "" && strings.Trim(digits, "0123456789") == ""
@@ -138,8 +141,7 @@ func part(list, name string) string {
 	return ""
 }
 
-// maxNumber is the largest number that is taken from INFO. The sum of a thousand such numbers does
-// not overflow.
+// maxNumber replaces larger numbers of INFO. The sum of a thousand such numbers does not overflow.
 const maxNumber = 1 << 53
 
 // integer returns a number of INFO. If the text is not a number, or negative, it returns 0.
@@ -148,7 +150,8 @@ func integer(text string) int64 {
 	return min(max(n, 0), maxNumber)
 }
 
-// seconds returns a time of INFO. If the text is not a number, or negative, it returns 0.
+// seconds returns a time of INFO, which is in seconds. If the text is not a number, or negative, it
+// returns 0.
 func seconds(text string) time.Duration {
 	n, _ := strconv.ParseFloat(text, 64)
 	if !(n > 0) { // also for NaN

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// A shadowBatch is the batch of a shadow. The script of the enforced batch decides it too. Its
-// result is only counted.
+// A shadowBatch is the batch of a shadow, which the script of the enforced batch may decide too.
+// The result of a shadow is only counted.
 type shadowBatch struct {
 	offer  *piggyback.Batch // nil once it has a call of its own
 	waiter coalesce.Waiter
@@ -38,8 +38,8 @@ func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggybac
 	return d, err
 }
 
-// addShadow adds a shadow to the call, if one uniform script can decide both. Otherwise it returns
-// false.
+// addShadow adds a shadow to the call, if one uniform script can decide the shadow and the call's
+// charges. Otherwise it returns false.
 func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 	if s.isUncoalesced || !isCompact(c.charges) {
 		return false
@@ -60,6 +60,8 @@ func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 	return false
 }
 
+// prepareShadow gives a shadow's charges to its waiter. It returns false if the uniform script of
+// the call's charges cannot decide them.
 func (s *Store) prepareShadow(c *call, shadow *shadowBatch) bool {
 	if penstock.Check(shadow.offer.Charges) != nil {
 		return false
@@ -97,7 +99,7 @@ func (shadow *shadowBatch) forget() {
 	shadow.offer = nil
 }
 
-// prepareWaiter makes the call's charges and shadows wait for a flight.
+// prepareWaiter gives the call's charges and shadows to its waiter, which can then join a flight.
 func (c *call) prepareWaiter() {
 	c.waiter.Charges = c.charges
 	for i := range c.shadows {
@@ -107,7 +109,8 @@ func (c *call) prepareWaiter() {
 	}
 }
 
-// decideWithShadows decides the call's charges and its shadows in a script of their own.
+// decideWithShadows decides the call's charges and its shadows in one script, without batches of
+// other callers.
 func (s *Store) decideWithShadows(ctx context.Context, c *call) (penstock.Decision, error) {
 	f := coalesce.NewFlight(s.scripts.find(uniform, c.charges))
 	defer f.Release()

@@ -1,6 +1,6 @@
-// Package redisstore has the state of limits in Redis or Valkey: a single server, Sentinel or
-// Cluster. One atomic script there decides a batch in one round trip, so any number of processes
-// share its limits exactly.
+// Package redisstore keeps the state of limits in Redis or Valkey: a single server, Sentinel or
+// Cluster. A script in the server decides a batch atomically, in one round trip. So any number of
+// processes can share limits exactly.
 //
 // Redis 7.0 and Valkey 7.2 are the oldest servers supported.
 package redisstore
@@ -25,13 +25,13 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Prefix begins the name of every key: up to 64 letters, digits and -_.: only. Default: "ps". All
-	// stores that share limits need the same.
+	// Prefix begins the name of every key. It has at most 64 bytes: letters, digits and the marks '-',
+	// '_', '.' and ':'. Default: "ps". All stores that share limits need the same prefix.
 	Prefix string
 
 	// Secret, if set, replaces keys in Redis by 128 bits of their HMAC-SHA-256. Then no identity can
 	// be read there, and no client can choose the slot of its key. All stores that share limits need
-	// the same secret; another secret has other counters.
+	// the same secret: stores with different secrets have separate counters.
 	Secret []byte
 
 	// Now, if set, replaces the server's clock. It is for tests, replay and simulation only: clocks of
@@ -47,7 +47,7 @@ func (o Options) Validate() error {
 	}
 	for i, c := range []byte(o.Prefix) {
 		if !isLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {
-			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits and -_.:", penstock.ErrInvalid, c, i+1)
+			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits, '-', '_', '.' and ':'", penstock.ErrInvalid, c, i+1)
 		}
 	}
 	return nil
@@ -61,9 +61,9 @@ type Store struct {
 	now     func() time.Time
 	scripts scriptCache
 	loads   scriptLoads
-	calls   sync.Pool
+	calls   sync.Pool // of *call
 
-	isUncoalesced bool // for tests: each batch has a script of its own
+	isUncoalesced bool // for tests: each batch is sent in a script of its own
 
 	single   *coalesce.Coalescer // of a single server
 	bySlot   *coalesce.Slots     // of a Cluster
@@ -71,11 +71,11 @@ type Store struct {
 	clock    clock               // the server's
 
 	work      *background.Group // work that outlasts calls
-	outliving atomic.Int64      // batches of decideMultiSlot whose callers have left
+	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
 }
 
-// New makes a Store of a Client. It does not wait for a connection. Call Ping to check that the
-// server answers. An error wraps penstock.ErrInvalid.
+// New makes a Store that uses a Client. It does not wait for a connection. Call Ping to check that
+// the server answers. An error wraps penstock.ErrInvalid.
 func New(c Client, o Options) (*Store, error) {
 	if c == nil {
 		return nil, fmt.Errorf("%w: redisstore: the client is nil; Open makes one from a URL", penstock.ErrInvalid)
@@ -102,8 +102,8 @@ func newStore(o Options) (*Store, error) {
 }
 
 // Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It
-// does not wait for a connection: servers may come up later, and Ping tells whether they answer.
-// Close ends it.
+// does not wait for a connection: servers may start later. Call Ping to check that they answer, and
+// Close when the Store is no longer needed.
 func Open(url string, o Options) (*Store, error) {
 	option, err := ParseURL(url)
 	if err != nil {
@@ -120,9 +120,9 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the store's work in the background and the connections that Open has made, and waits
-// for both: about a second if a server hangs. Scripts that are in flight on the user's own client
-// may take longer: they end with that client's timeouts.
+// Close ends the store's background work and closes the connections that Open has made. It waits
+// until both have ended, which takes about a second if a server hangs. Scripts in flight on a
+// client that the user passed to New may take longer: until that client's timeouts end them.
 func (s *Store) Close() error {
 	s.work.Cancel()
 	err := s.client.Close()
@@ -168,7 +168,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 			return penstock.Decision{}, fmt.Errorf("%w: redisstore: Options.Now: %w", penstock.ErrInvalid, err)
 		}
 	}
-	if isMultiSlot(charges) {
+	if hasSeveralKeys(charges) {
 		isSharded, err := s.client.Sharded(ctx)
 		if err != nil {
 			return penstock.Decision{}, s.unavailable(ctx, err)
@@ -210,12 +210,14 @@ func (s *Store) decideNow(ctx context.Context, c *call) (penstock.Decision, erro
 	return decode(reply, c.charges), nil
 }
 
-// eval decides the call's batches in one script and returns its reply: a status per charge.
+// eval decides the call's batches in one script. It returns the script's reply: a status per
+// charge.
 func (s *Store) eval(ctx context.Context, c *call, script *script) (string, error) {
 	c.encode(s, s.fixedNow(), script)
 	reply, err := s.send(ctx, c, script)
-	if err == nil && len(reply) != statusSize*len(c.charges) && len(reply) != plainSize*len(c.charges) {
-		err = fmt.Errorf("the script replied %d bytes for %d charges", len(reply), len(c.charges))
+	n := len(c.charges)
+	if err == nil && len(reply) != statusSize*n && len(reply) != plainSize*n {
+		err = fmt.Errorf("the script replied %d bytes for %d charges; expected %d or %d", len(reply), n, statusSize*n, plainSize*n)
 	}
 	return reply, err
 }
@@ -228,7 +230,7 @@ func (s *Store) fixedNow() int64 {
 	return s.now().UnixMicro()
 }
 
-// forget drops what the caller has passed in.
+// forget drops the references to the caller's values.
 func (c *call) forget() {
 	clear(c.own)
 	clear(c.args)

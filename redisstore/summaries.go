@@ -13,20 +13,20 @@ import (
 // The bounds of summaries.
 const (
 	MaxSummary   = 16 << 10 // bytes of a text
-	MaxSummaries = 100      // instances whose texts ReadSummaries returns
+	MaxSummaries = 100      // texts that ReadSummaries returns
 )
 
-// summariesPerScript bounds how much one script reads: 320 KB, which takes the server less than a
-// millisecond.
+// summariesPerScript is how many texts one script reads: 320 KB at most, which takes the server
+// less than a millisecond.
 const summariesPerScript = 20
 
 const writeSummaryLua = `#!lua
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''`
 
-// readSummariesLua replies the number of registered instances. Then it replies, for some of them,
-// the lengths of the name and of the text, then the name and the text. The keys are in the slot of
-// KEYS[1]. A key that is not a string is left out.
+// readSummariesLua replies the number of registered instances and some of the summaries. For each
+// summary the reply has the lengths of the name and of the text, then the name and the text. The
+// keys of the texts are in the slot of KEYS[1]. A key that is not a string is left out.
 const readSummariesLua = `#!lua
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
@@ -38,20 +38,20 @@ for _, name in ipairs(names) do
 end
 return table.concat(found)`
 
-// A Summary is a text about an instance, in a form that its program knows.
+// A Summary is a text about an instance. The program that writes it chooses its format.
 type Summary struct{ Instance, Text string }
 
 func (s *Store) instancesKey() string { return s.prefix + "{%@}instances" }
 func (s *Store) summaryKey() string   { return s.prefix + "{%@}summary." }
 
-// WriteSummary keeps a text about an instance for as long as life, beside its heartbeat. The name
-// is that of Heartbeat. The text has at most MaxSummary bytes.
+// WriteSummary stores a text about an instance. The text expires after life. instance is the name
+// that the program passes to Heartbeat. The text has at most MaxSummary bytes.
 func (s *Store) WriteSummary(ctx context.Context, instance, text string, life time.Duration) error {
 	if err := checkInstance(instance); err != nil {
 		return err
 	}
 	if len(text) > MaxSummary || life < time.Millisecond {
-		return fmt.Errorf("%w: redisstore: a summary of %d bytes for %v; it must have at most %d bytes and live for 1ms or longer", penstock.ErrInvalid, len(text), life, MaxSummary)
+		return fmt.Errorf("%w: redisstore: the summary has %d bytes and a life of %v; it must have at most %d bytes and a life of 1ms or longer", penstock.ErrInvalid, len(text), life, MaxSummary)
 	}
 	_, err := s.client.Eval(ctx, writeSummaryLua, []string{s.summaryKey() + instance}, []string{text, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
@@ -60,8 +60,8 @@ func (s *Store) WriteSummary(ctx context.Context, instance, text string, life ti
 	return nil
 }
 
-// ReadSummaries returns the texts of the instances whose heartbeats are the latest, and how many
-// instances are registered. Some of them may have stopped within the last 15 s.
+// ReadSummaries returns the texts of the instances whose heartbeats expire last. It also returns
+// how many instances are registered. Some of them may have stopped since their last heartbeat.
 func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
 	for from := 0; from < MaxSummaries; from += summariesPerScript {
 		// Negative indexes count from the end of the set, where the latest heartbeats are.
@@ -82,17 +82,18 @@ func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int
 	return all, instances, nil
 }
 
+// parseSummaries reads a reply of readSummariesLua.
 func parseSummaries(reply string) (all []Summary, instances int, err error) {
 	head, rest, _ := strings.Cut(reply, "\n")
 	if instances, err = strconv.Atoi(head); err != nil {
-		return nil, 0, fmt.Errorf("the script replied %.20q", reply)
+		return nil, 0, fmt.Errorf("the summaries script replied %.20q; expected the number of instances", reply)
 	}
 	for rest != "" {
 		var nameSize, textSize int
 		lengths, after, found := strings.Cut(rest, "\n")
 		_, err := fmt.Sscanf(lengths, "%d %d", &nameSize, &textSize)
 		if err != nil || !found || nameSize < 0 || textSize < 0 || len(after)-nameSize < textSize {
-			return nil, 0, fmt.Errorf("the script replied %.20q", reply)
+			return nil, 0, fmt.Errorf("the summaries script replied %.20q; expected the lengths of a name and a text, then both", rest)
 		}
 		all = append(all, Summary{Instance: after[:nameSize], Text: strings.Clone(after[nameSize : nameSize+textSize])})
 		rest = after[nameSize+textSize:]

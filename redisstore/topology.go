@@ -16,8 +16,8 @@ import (
 
 // Node names the server that decides a batch: on a Cluster the address of the primary that has its
 // key, as far as is known. The addresses for a batch with several keys are joined by '+'. Node
-// returns "" on a single server, and while the Cluster's layout is not known. It never waits, so a
-// breaker can have a state for each node.
+// returns "" on a single server, and while the Cluster's layout is not known. It never waits. With
+// it, a breaker can have a state for each node.
 func (s *Store) Node(charges []penstock.Charge) string {
 	if !s.topology.isCluster.Load() || len(charges) == 0 {
 		return ""
@@ -31,7 +31,7 @@ func (s *Store) Node(charges []penstock.Charge) string {
 		return ""
 	}
 	name := l.server(s.slotOfKey(charges[0].Key))
-	if !isMultiSlot(charges) {
+	if !hasSeveralKeys(charges) {
 		return name
 	}
 	names := []string{name}
@@ -56,9 +56,9 @@ func (s *Store) slotOfKey(key string) uint16 {
 type topology struct {
 	isCluster    atomic.Bool
 	layout       atomic.Pointer[layout] // nil until it is known
-	isNeeded     atomic.Bool
+	isNeeded     atomic.Bool            // a caller has needed the layout
 	isRefreshing atomic.Bool
-	begin        time.Time
+	begin        time.Time    // when the store was made
 	next         atomic.Int64 // the earliest time of the next refresh, in ns since begin
 }
 
@@ -67,6 +67,7 @@ const (
 	minRefreshInterval  = time.Second / 2       // between two refreshes
 	retryAfterRejection = time.Minute           // after a reply that will not change soon
 	refreshTimeout      = time.Second           // for all attempts of one refresh
+	attemptTimeout      = refreshTimeout / 4    // for one attempt
 	firstRetryDelay     = 50 * time.Millisecond // after the first attempt; it doubles after each further one
 )
 
@@ -84,7 +85,7 @@ func (l *layout) server(slot uint16) string {
 	return ""
 }
 
-// requestRefresh has the layout fetched again, if anything has needed it so far.
+// requestRefresh starts a refresh, if a caller has needed the layout before.
 func (t *topology) requestRefresh(s *Store) {
 	if t.isNeeded.Load() {
 		t.startRefresh(s)
@@ -110,8 +111,8 @@ func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	for pause := firstRetryDelay; ; pause *= 2 {
-		attempt, cancel := context.WithTimeout(ctx, refreshTimeout/4)
-		text, err := s.queryLayout(attempt)
+		attemptCtx, cancel := context.WithTimeout(ctx, attemptTimeout)
+		text, err := s.queryLayout(attemptCtx)
 		cancel()
 		if err == nil {
 			l, err := parseLayout(text)
@@ -123,7 +124,7 @@ func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 		}
 		if _, hasReplied := errors.AsType[ReplyError](err); hasReplied {
 			if c := classify(err); c == penstock.ReasonPermissionDenied || c == penstock.ReasonRejected {
-				return retryAfterRejection // no right to the command, or several servers that are no Cluster
+				return retryAfterRejection // no right to the command, or several servers that are not a Cluster
 			}
 			return minRefreshInterval
 		}
@@ -148,9 +149,9 @@ func (s *Store) queryLayout(ctx context.Context) (string, error) {
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
-// keyOfEachServer returns a key of the store's own for each primary of a Cluster, by the primary's
-// address. Without a Cluster it returns one key, for the address "", even if there are several
-// servers.
+// keyOfEachServer returns, for each primary of a Cluster, a key that the primary owns and that ends
+// in name. The map's keys are the primaries' addresses. Without a Cluster it returns one key, for
+// the address "", even if there are several servers.
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
 	one := map[string]string{"": s.prefix + "{%@}" + name}
 	isSharded, err := s.client.Sharded(ctx)
@@ -162,7 +163,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	}
 	text, err := s.queryLayout(ctx)
 	if _, hasReplied := errors.AsType[ReplyError](err); hasReplied && classify(err) == penstock.ReasonRejected {
-		return one, nil // several servers that are no Cluster
+		return one, nil // several servers that are not a Cluster
 	}
 	if err != nil {
 		return nil, err
@@ -172,7 +173,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 		return nil, err
 	}
 	keys := make(map[string]string)
-	// A server may have few slots, so many keys are tried: 64 for each slot.
+	// A server may have few slots, so many keys are tried: on average 64 for each slot.
 	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ {
 		key := fmt.Sprintf("%s{%%@%d}%s", s.prefix, i, name)
 		if server := l.server(slotOf([]byte(key))); server != "" && keys[server] == "" {
@@ -182,22 +183,25 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	return keys, nil
 }
 
+// parseLayout reads a reply of layoutLua.
 func parseLayout(text string) (*layout, error) {
+	const slotBits = 14 // slots are below 2^14
 	l := &layout{at: time.Now()}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) != 3 {
-			return nil, fmt.Errorf("the Cluster's layout has the line %q", line)
+			return nil, fmt.Errorf("the Cluster's layout has the line %q; expected the first slot, the last slot and an address", line)
 		}
-		first, err1 := strconv.ParseUint(words[0], 10, 14)
-		last, err2 := strconv.ParseUint(words[1], 10, 14)
+		first, err1 := strconv.ParseUint(words[0], 10, slotBits)
+		last, err2 := strconv.ParseUint(words[1], 10, slotBits)
 		if err1 != nil || err2 != nil || first > last {
-			return nil, fmt.Errorf("the Cluster's layout has the line %q", line)
+			return nil, fmt.Errorf("the Cluster's layout has the line %q; expected two slots in ascending order", line)
 		}
-		i := slices.Index(l.servers, words[2])
+		address := words[2]
+		i := slices.Index(l.servers, address)
 		if i < 0 {
 			i = len(l.servers)
-			l.servers = append(l.servers, words[2])
+			l.servers = append(l.servers, address)
 		}
 		for slot := first; slot <= last; slot++ {
 			l.numberBySlot[slot] = uint16(i + 1)

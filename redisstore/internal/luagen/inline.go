@@ -235,7 +235,7 @@ func (f *function) bind(arguments string) (body, locals string) {
 	return replaceNames(f.body, renamed), locals
 }
 
-// hasAnyOf tells whether f uses one of the names for a variable of its own. Then its body cannot
+// hasAnyOf reports whether f uses one of the names for a variable of its own. Then its body cannot
 // assign to the caller's variable of that name.
 func (f *function) hasAnyOf(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
@@ -304,12 +304,12 @@ func argumentsAt(text string, start int) (arguments []string, end int) {
 	panic("unreachable: an embedded script has a call without an end: " + text[start:min(start+40, len(text))])
 }
 
-// isNameByte tells whether a byte may be part of a name.
+// isNameByte reports whether a byte may be part of a name.
 func isNameByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_'
 }
 
-// isName tells whether a text is a name, a name in a template, or a whole number.
+// isName reports whether a text is a name, a name in a template, or a whole number.
 func isName(text string) bool {
 	for i := range len(text) {
 		if !isNameByte(text[i]) && text[i] != '$' {
@@ -334,7 +334,7 @@ func indexName(text, begin string, from int) int {
 	}
 }
 
-// hasName tells whether a text contains a name.
+// hasName reports whether a text contains a name.
 func hasName(text, name string) bool {
 	for from := 0; ; {
 		i := indexName(text, name, from)
