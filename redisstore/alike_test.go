@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A time before 1970 or after 2112 is an error that names the option, and changes nothing.
+// If Options.Now returns a time before 1970 or after 2112, both stores return an error that names
+// the option.
 func TestClocksOutsideTheirRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)

@@ -60,7 +60,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 			store := newStore(t, server, redisstore.Options{})
 			var back, forward int64
 			roundTrip := time.Duration(0)
-			drift := float64(rng.IntN(1001)-500) / 1e6 // of the clocks: up to 0.05 %, slow or fast
+			drift := float64(rng.IntN(1001)-500) / 1e6 // of the server's clock: up to 0.05 % too slow or too fast
 			for i := range 100 {
 				pause := time.Duration(rng.Int64N(int64(10 * time.Second)))
 				time.Sleep(pause)
@@ -70,7 +70,8 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 				server.replyTime = time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
 				roundTrip = server.requestTime + server.replyTime
 				if i > 0 && rng.IntN(4) == 0 {
-					// More than the two round trips can hide, plus twice the tolerance for drift (0.1 %).
+					// The step is larger than what can hide it: the two round trips, the tolerance of 100 ms, and
+					// twice the tolerance of 0.1 % for drift.
 					hidden := lastRoundTrip + roundTrip
 					size := hidden + 101*time.Millisecond + (pause+hidden)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
 					if rng.IntN(2) == 0 {
@@ -83,11 +84,11 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 					steps++
 				}
 				if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 3 || err != nil {
-					t.Fatalf("seed %d: %d instances, %v; want 3", seed, n, err)
+					t.Fatalf("seed %d: Heartbeat returned %d instances and the error %v; want 3 and none", seed, n, err)
 				}
 				readings++
 				if gotBack, gotForward := store.ClockSteps(); gotBack != back || gotForward != forward {
-					t.Fatalf("seed %d: counted %d back and %d ahead; want %d and %d", seed, gotBack, gotForward, back, forward)
+					t.Fatalf("seed %d: counted %d steps back and %d forward; want %d and %d", seed, gotBack, gotForward, back, forward)
 				}
 			}
 		})
@@ -107,27 +108,27 @@ func TestClockWithoutAnAnswerDoesNotStep(t *testing.T) {
 			readClock()
 		}
 		if back, forward := store.ClockSteps(); back+forward != 0 {
-			t.Errorf("without an answer, %d steps back and %d ahead were counted; want none", back, forward)
+			t.Errorf("while the server was down, %d steps back and %d forward were counted; want none", back, forward)
 		}
 		server.isDown = false
 		readClock()
 		readClock()
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
-			t.Errorf("counted %d back and %d ahead; want the one step back during the outage", back, forward)
+			t.Errorf("counted %d steps back and %d forward; want the one step back during the outage", back, forward)
 		}
 		for _, step := range []time.Duration{99 * time.Millisecond, -99 * time.Millisecond} { // too small
 			server.offset += step
 			readClock()
 		}
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
-			t.Errorf("counted %d back and %d ahead; want 1 and 0, because less than 100 ms is no step", back, forward)
+			t.Errorf("counted %d steps back and %d forward; want 1 and 0, because less than 100 ms is not a step", back, forward)
 		}
 		for _, step := range []time.Duration{101 * time.Millisecond, -101 * time.Millisecond} {
 			server.offset += step
 			readClock()
 		}
 		if back, forward := store.ClockSteps(); back != 2 || forward != 1 {
-			t.Errorf("counted %d back and %d ahead; want 2 and 1, because more than 100 ms is a step", back, forward)
+			t.Errorf("counted %d steps back and %d forward; want 2 and 1, because more than 100 ms is a step", back, forward)
 		}
 	})
 }
@@ -144,7 +145,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 			}
 			all.Wait()
 			if back, forward := store.ClockSteps(); back+forward != 0 {
-				t.Errorf("seed %d: counted %d back and %d ahead; want none, because the clock never stepped", seed, back, forward)
+				t.Errorf("seed %d: counted %d steps back and %d forward; want none, because the clock never stepped", seed, back, forward)
 			}
 		})
 	}
@@ -162,7 +163,7 @@ func TestAClockThatRunsFastOrSlowDoesNotStep(t *testing.T) {
 			}
 		}
 		if back, forward := store.ClockSteps(); back+forward != 0 {
-			t.Errorf("counted %d back and %d ahead; want none, because the clock never stepped", back, forward)
+			t.Errorf("counted %d steps back and %d forward; want none, because the clock never stepped", back, forward)
 		}
 	})
 }
@@ -172,7 +173,7 @@ func TestTheClockOfARealServerIsRead(t *testing.T) {
 	store := open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: newPrefix()})
 	for range 20 {
 		if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 1 || err != nil {
-			t.Fatalf("%d instances, %v; want 1", n, err)
+			t.Fatalf("Heartbeat returned %d instances and the error %v; want 1 and none", n, err)
 		}
 	}
 	if back, forward := store.ClockSteps(); back+forward != 0 {

@@ -65,9 +65,9 @@ type keptOpenClient struct{ Client }
 
 func (keptOpenClient) Close() error { return nil }
 
-// If nothing else runs, a batch over several slots gets the same answer as in memory, in every
-// field, and leaves the same state. Batches of several keys are random, with hostile limits and
-// clocks as in TestTwins.
+// If there are no other callers, a batch over several slots gets the same answer as from memstore,
+// in every field, and leaves the same state. The batches are random. Their limits and clocks are
+// hostile, as in TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -99,7 +99,7 @@ type multiSlotCounts struct{ decided, multiSlot, denied int }
 
 // runMultiSlot makes the calls of one trace to both stores, and compares their answers.
 func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *multiSlotCounts) error {
-	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
+	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000)) // from 2023 to 2030
 	now := func() time.Time { return clock }
 	redis, err := New(keptOpenClient{client}, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
 	if err != nil {
@@ -120,7 +120,7 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 		}
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		batch := hostileBatch(rng, limits, &last)
-		for range rng.IntN(3) { // makes batches of several keys more frequent
+		for range rng.IntN(3) { // so that more batches have several keys
 			more := append(batch, hostileBatch(rng, limits, &last)...)
 			if err := penstock.Check(more); err == nil {
 				batch = more
@@ -128,7 +128,7 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 		}
 		got, err := redis.Decide(context.Background(), batch)
 		if err != nil {
-			return fmt.Errorf("%w:\n%v", err, describe(batch))
+			return fmt.Errorf("redis: %w:\n%v", err, describe(batch))
 		}
 		want, err := memory.Decide(context.Background(), batch)
 		if err != nil {
@@ -152,8 +152,8 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 	return nil
 }
 
-// runDry makes dry runs of several batches together, and compares the answers with those of
-// memory for batches that another charge denies.
+// runDry makes dry runs of several batches together. It adds a charge that is denied to each batch,
+// and compares the answers with those of memstore for these longer batches.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
@@ -213,24 +213,24 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		isAllowed bool
 		scripts   int64
 	}{
-		"granted":                                  {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
-		"denied by the first":                      {[]penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
-		"denied by the last":                       {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", usedUp, penstock.Spend, 1)}, false, 3},
-		"peeks":                                    {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
-		"denied peeks":                             {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", usedUp, penstock.Peek, 1)}, false, 2},
-		"modes that cannot be denied":              {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
-		"a Force after a Spend":                    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
-		"a Force after a denied Spend":             {[]penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
-		"a Force after several Spends":             {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
-		"a Force after several Spends, one denied": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", usedUp, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
+		"granted":                                  {batch: []penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, isAllowed: true, scripts: 6},
+		"denied by the first":                      {batch: []penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, isAllowed: false, scripts: 3},
+		"denied by the last":                       {batch: []penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", usedUp, penstock.Spend, 1)}, isAllowed: false, scripts: 3},
+		"peeks":                                    {batch: []penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, isAllowed: true, scripts: 2},
+		"denied peeks":                             {batch: []penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", usedUp, penstock.Peek, 1)}, isAllowed: false, scripts: 2},
+		"modes that cannot be denied":              {batch: []penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, isAllowed: true, scripts: 3},
+		"a Force after a Spend":                    {batch: []penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, isAllowed: true, scripts: 2},
+		"a Force after a denied Spend":             {batch: []penstock.Charge{charge("a", usedUp, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, isAllowed: false, scripts: 2},
+		"a Force after several Spends":             {batch: []penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, isAllowed: true, scripts: 6},
+		"a Force after several Spends, one denied": {batch: []penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", usedUp, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, isAllowed: false, scripts: 3},
 	} {
 		before := client.sent.Load()
 		d, err := store.Decide(t.Context(), c.batch)
 		if err != nil || d.Allowed != c.isAllowed {
-			t.Fatalf("%s: %v, %v; want allowed %v", name, d, err, c.isAllowed)
+			t.Fatalf("%s: the decision is %v, %v; want allowed %t and no error", name, d, err, c.isAllowed)
 		}
 		if got := client.sent.Load() - before; got != c.scripts {
-			t.Errorf("%s: %d scripts, want %d", name, got, c.scripts)
+			t.Errorf("%s: the batch took %d scripts; want %d", name, got, c.scripts)
 		}
 	}
 }
@@ -269,7 +269,7 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			}
 			before := peek(refunded.MustCompile(), "a")
 			client.before = func(n int64) {
-				if n == 3 { // the first script that charges
+				if n == 3 { // the first script that charges: the first two are the dry runs
 					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
 						t.Errorf("%s: the charge of the other caller: %v; want no error", name, err)
 					}
@@ -279,9 +279,9 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 			if err != nil || d.Allowed {
 				t.Fatalf("%s: %v, %v; want a denial", name, d, err)
 			}
-			windowEnds := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
-			if d.RetryAfter() != windowEnds || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
-				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), windowEnds)
+			untilWindowEnds := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
+			if d.RetryAfter() != untilWindowEnds || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
+				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), untilWindowEnds)
 			}
 			if after := peek(refunded.MustCompile(), "a"); after != before {
 				t.Errorf("%s: after the denial %+v; want %+v, as before", name, after, before)
@@ -317,12 +317,13 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 		}
 		d := decide(penstock.Charge{Key: "a", Plan: slots, Mode: penstock.Peek, Cost: 2, Holder: "other"})
 		if s := d.Status(0); s.Remaining != 1 || s.RetryAfter != 59*time.Minute {
-			t.Errorf("after the denied renewal: %+v; want 1 of 5 slots left, for 59 minutes", s)
+			t.Errorf("after the denied renewal: %+v; want 1 of 5 slots left, and RetryAfter 59m0s", s)
 		}
 	}
 }
 
-// A denial by several keys has the longest RetryAfter. Never is longer than any time.
+// If several keys deny a batch, the decision has the longest RetryAfter. Never is longer than any
+// duration.
 func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
@@ -336,19 +337,21 @@ func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 			}
 		}
 	}
+	perSecond := penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}
+	hourPlan := hour.MustCompile()
 	for _, c := range []struct {
-		second, hour penstock.Charge
-		want         time.Duration
+		perHour penstock.Charge
+		want    time.Duration
 	}{
-		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 1}, time.Hour},
-		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 2}, penstock.Never},
-		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
-		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 1, Mode: penstock.Peek}, time.Hour},
+		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1}, time.Hour},
+		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 2}, penstock.Never},
+		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
+		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1, Mode: penstock.Peek}, time.Hour},
 	} {
-		for _, batch := range [][]penstock.Charge{{c.second, c.hour}, {c.hour, c.second}} {
+		for _, batch := range [][]penstock.Charge{{perSecond, c.perHour}, {c.perHour, perSecond}} {
 			d, err := store.Decide(t.Context(), batch)
 			if err != nil || d.RetryAfter() != c.want {
-				t.Errorf("%v: %v, %v; want %v", describe(batch), d, err, c.want)
+				t.Errorf("%v: the decision is %v, %v; want RetryAfter %v", describe(batch), d, err, c.want)
 			}
 		}
 	}

@@ -22,7 +22,7 @@ import (
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
-	held    chan func(context.Context) error // each value runs before one script; nil lets it pass at once
+	held    chan func(context.Context) error // each value is called before one script; nil lets the script pass
 
 	mu      sync.Mutex
 	unknown map[string]int // by digest, how many calls got NOSCRIPT and will be repeated
@@ -172,12 +172,12 @@ func TestWaitersShareAScript(t *testing.T) {
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
 	for i := range 60 {
-		calls = append(calls, g.call(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
+		calls = append(calls, g.call(fmt.Sprint("key", i%3), 1+int64(i/30))) // for each key, 10 calls of 1 unit and 10 of 2 units
 	}
 	g.awaitWaiters(60)
 	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 62 || g.client.scripts.Load() != 3 {
-		t.Errorf("%d of 62 were granted in %d scripts; want all of them, in 3", granted, g.client.scripts.Load())
+		t.Errorf("%d of 62 calls were granted in %d scripts; want all of them in 3", granted, g.client.scripts.Load())
 	}
 	for _, key := range []string{"key0", "key1", "key2"} {
 		call := g.call(key, 1)
@@ -199,7 +199,7 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 	g.awaitWaiters(200)
 	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
-		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
+		t.Errorf("%d of 202 calls were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
 	}
 	left := make(map[int64]int)
 	for _, call := range calls[2:] { // without the two of holdTwo
@@ -237,12 +237,12 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	g.awaitWaiters(10)
 	g.client.pass(3) // two that are held, and one for the waiters
 	if granted := g.countGranted(calls); granted != 12 {
-		t.Errorf("%d of 12 were granted; want all", granted)
+		t.Errorf("%d of 12 calls were granted; want all", granted)
 	}
 	call := g.call("k", 20)
 	g.client.pass(1)
 	if g.countGranted([]*pendingCall{call}) != 1 {
-		t.Error("20 of 30 units were denied after 10 calls were granted; want no charge for callers that left")
+		t.Error("a call of 20 units was denied after 10 of 30 units were granted; want no charge for callers that left")
 	}
 }
 
@@ -265,12 +265,12 @@ func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	}
 	g.client.pass(1)
 	if granted := g.countGranted(calls); granted != 11 {
-		t.Errorf("%d of 11 were granted; want all", granted)
+		t.Errorf("%d of 11 calls were granted; want all", granted)
 	}
 	call := g.call("k", 20) // of 30: ten were charged, including the caller that left
 	g.client.pass(1)
 	if g.countGranted([]*pendingCall{call}) != 1 {
-		t.Error("20 of 30 units were denied; want that only ten were charged before")
+		t.Error("a call of 20 units was denied; want it granted, because only 10 of 30 units were charged before")
 	}
 }
 
@@ -297,7 +297,7 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	}
 	g.client.pass(1)
 	if granted := g.countGranted(append(others, later)); granted != 3 || g.client.scripts.Load() != 4 {
-		t.Errorf("%d of 3 others were granted, in %d scripts; want 3 in 4", granted, g.client.scripts.Load())
+		t.Errorf("%d of 3 other calls were granted, in %d scripts; want 3 in 4", granted, g.client.scripts.Load())
 	}
 }
 
@@ -314,17 +314,17 @@ func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 			t.Fatal(err)
 		}
 		calls := g.holdTwo()
-		var fail []*pendingCall
+		var failing []*pendingCall
 		for i := range 5 {
 			calls = append(calls, g.call(fmt.Sprint(i), 1))
-			fail = append(fail, g.call("malformed", 1))
+			failing = append(failing, g.call("malformed", 1))
 		}
 		g.awaitWaiters(10)
 		g.client.pass(3) // two that are held, and one for the waiters
 		if granted := g.countGranted(calls); granted != 7 {
 			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
 		}
-		for _, call := range fail {
+		for _, call := range failing {
 			<-call.done
 			var failure *penstock.StoreError
 			if !errors.As(call.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
@@ -362,7 +362,7 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	}
 	<-ended
 	if granted := g.countGranted(others); granted != 2 {
-		t.Errorf("%d of 2 were granted; want all", granted)
+		t.Errorf("%d of 2 calls were granted; want all", granted)
 	}
 	for _, call := range together {
 		if !errors.Is(call.err, context.Canceled) {
@@ -407,9 +407,9 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 	g.awaitWaiters(len(kinds) * 10)
 	go g.passAll()
 	if granted := g.countGranted(calls); granted != len(calls) {
-		t.Errorf("%d of %d were granted; want all", granted, len(calls))
+		t.Errorf("%d of %d calls were granted; want all", granted, len(calls))
 	}
-	const most = 3 + 5 // three that are held, one for each uniform kind, and one for all mixed kinds
+	const most = 3 + 3 + 1 + 1 // three that are held, one for each uniform kind, one for all mixed kinds, and one to spare
 	if scripts := g.client.scripts.Load(); scripts > most {
 		t.Errorf("the calls took %d scripts; want at most %d", scripts, most)
 	}
@@ -433,7 +433,7 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	g.await("another slot's script", func() bool { return g.client.scripts.Load() == 3 })
 	g.client.pass(4)
 	if granted := g.countGranted(calls); granted != 23 || g.client.scripts.Load() != 4 {
-		t.Errorf("%d of 23 were granted in %d scripts; want all in 4", granted, g.client.scripts.Load())
+		t.Errorf("%d of 23 calls were granted in %d scripts; want all in 4", granted, g.client.scripts.Load())
 	}
 }
 
@@ -448,7 +448,7 @@ func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
 	client.pass(20)
 	if granted := g.countGranted(calls); granted != 20 {
-		t.Errorf("%d of 20 were granted; want all", granted)
+		t.Errorf("%d of 20 calls were granted; want all", granted)
 	}
 }
 
@@ -479,6 +479,7 @@ func (c *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string
 	return "", errors.New("lost")
 }
 
+// An emptyClient replies an empty text to each script.
 type emptyClient struct{ redisstore.Client }
 
 func (emptyClient) EvalSha(context.Context, string, []string, []string) (string, error) {
@@ -494,15 +495,15 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	client := &keepingClient{Client: emptyClient{}}
 	store := newStore(t, client, redisstore.Options{})
 	var all sync.WaitGroup
-	for who := range 16 {
+	for caller := range 16 {
 		all.Go(func() {
 			for i := range 50 {
-				key := fmt.Sprint("key ", who, i)
+				key := fmt.Sprint("key ", caller, i)
 				batch := []penstock.Charge{
-					{Key: key, Plan: penstock.PerHour(30).MustCompile(), Cost: int64(who)},
+					{Key: key, Plan: penstock.PerHour(30).MustCompile(), Cost: int64(caller)},
 					{Key: key, Plan: penstock.PerDay(99).With(penstock.SlidingLog).MustCompile(), Cost: int64(i % 30)},
 				}
-				_, _ = store.Decide(context.Background(), batch[:1+(who+i)%2])
+				_, _ = store.Decide(context.Background(), batch[:1+(caller+i)%2])
 			}
 		})
 	}
@@ -515,10 +516,11 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	t.Logf("counted: %d failed scripts whose arguments did not change", len(client.kept))
 }
 
-// If a deadline passes in the queue, nothing was sent, but the server may be reachable. If it
-// passes later, the outcome is unknown. It does not matter whether the deadline has a timer.
+// If a caller's deadline passes in the queue, its batch was not sent, and the reason is late. If
+// the deadline passes after the script was sent, the reason is timeout. Both hold for a deadline
+// with a timer and for one without.
 func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
-	for name, within := range map[string]func(penstock.Store, time.Duration) penstock.Store{
+	for name, withDeadline := range map[string]func(penstock.Store, time.Duration) penstock.Store{
 		"timer": func(store penstock.Store, after time.Duration) penstock.Store {
 			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				ctx, cancel := context.WithTimeout(ctx, after)
@@ -537,7 +539,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 				for i := range cap(errs) { // two scripts are sent, and the third caller waits
 					after := time.Duration(20-5*i) * time.Millisecond // the waiting caller has the first deadline
 					go func() {
-						_, err := within(store, after).Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(30).MustCompile(), 1)})
+						_, err := withDeadline(store, after).Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(30).MustCompile(), 1)})
 						errs <- err
 					}()
 					synctest.Wait()
@@ -546,13 +548,13 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 				for range cap(errs) {
 					err := <-errs
 					if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) || strings.Contains(err.Error(), "unreachable") {
-						t.Errorf("%v; want an ErrUnavailable for a passed deadline, not an unreachable server", err)
+						t.Errorf("%v; want an ErrUnavailable that wraps DeadlineExceeded and does not call the server unreachable", err)
 					} else {
 						reasons[penstock.AsStoreError(err).Reason]++
 					}
 				}
 				if reasons[penstock.ReasonTimeout] != 2 || reasons[penstock.ReasonLate] != 1 {
-					t.Errorf("the reasons are %v; want two timeouts, and one late", reasons)
+					t.Errorf("the reasons are %v; want \"timeout\" twice and \"late\" once", reasons)
 				}
 				time.Sleep(2 * time.Hour) // the client's calls end
 			})

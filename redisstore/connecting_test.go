@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-// A connection may take longer than a call waits. It is then used by later calls.
+// If a connection takes longer than a call waits, later calls use it.
 func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 	t.Parallel()
 	target := clienttest.OneBehindProxy(t)
@@ -92,8 +92,13 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 	for _, format := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
 		for _, row := range []struct {
 			name                  string
-			isConnected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
-		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"another", true, false}, {"another, without an answer", true, true}} {
+			isConnected, isSilent bool // a connection was open before; the server accepts connections and never answers
+		}{
+			{name: "the first"},
+			{name: "the first, without an answer", isSilent: true},
+			{name: "another", isConnected: true},
+			{name: "another, without an answer", isConnected: true, isSilent: true},
+		} {
 			if row.isConnected && format != "redis://%s" {
 				continue
 			}

@@ -19,11 +19,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A slowClient takes an hour for a script, even if the context ends, until it is healed.
+// A slowClient takes an hour for a script, even if the context ends. Once it is healed, it replies
+// LOADING immediately.
 type slowClient struct {
 	redisstore.Client
 	isHealed     atomic.Bool
-	running, max atomic.Int64                    // calls that run now, and the most at once
+	running, max atomic.Int64                    // calls that run now; the most that have run at the same time
 	given        atomic.Pointer[context.Context] // of the last call
 }
 
@@ -70,29 +71,32 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 			case reason == penstock.ReasonUnreachable && took == 0:
 				unreached++
 			default:
-				t.Fatalf("a decision ended after %v with reason %v; want a timeout or an error at once", took, reason)
+				t.Fatalf("a decision ended after %v with reason %v; want a timeout after 20ms or \"unreachable\" after 0s", took, reason)
 			}
 		}
 		// 1024 is maxAbandoned of package client.
 		if unknown != 1024 || unreached != 976 || client.max.Load() != 1024 {
-			t.Errorf("%d callers waited for the deadline, %d got an error at once, and %d calls ran; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
+			t.Errorf("%d callers waited for the deadline, %d got an error immediately, and %d calls ran at the same time; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
 		}
 		client.isHealed.Store(true)
 		time.Sleep(time.Hour)
 		if _, reason := decide(); reason != penstock.ReasonNotReady {
-			t.Errorf("when all calls have ended, a decision fails with the reason %v; want the client's error", reason)
+			t.Errorf("after all calls have ended, a decision fails with the reason %v; want not ready, the reason of LOADING", reason)
 		}
 	})
 }
 
-// The context of a call outlasts its caller by 5 s. Its Err is set as soon as the caller has left.
-// It ends with the store.
+// The context that a client gets outlasts the caller by 5 s. If the store is closed earlier, the
+// context ends then. Err of the context returns an error as soon as the caller has left.
 func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	for _, row := range []struct {
 		name     string
-		isClosed bool
-		lasts    time.Duration // after the caller has left
-	}{{"the caller leaves", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
+		isClosed bool          // the store is closed after lasts
+		lasts    time.Duration // how long the context must last after the caller has left
+	}{
+		{name: "the caller leaves", lasts: 5 * time.Second},
+		{name: "the store is closed", isClosed: true, lasts: time.Second},
+	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := new(slowClient)
@@ -108,7 +112,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				}
 				time.Sleep(20 * time.Millisecond)
 				synctest.Wait()
-				gone := time.Now()
+				left := time.Now()
 				if given.Err() == nil {
 					t.Error("after the caller has left, the context's Err is nil; want an error")
 				}
@@ -116,7 +120,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 					time.AfterFunc(row.lasts, func() { _ = store.Close() })
 				}
 				<-given.Done()
-				if took := time.Since(gone); took != row.lasts {
+				if took := time.Since(left); took != row.lasts {
 					t.Errorf("the context ended after %v; want %v", took, row.lasts)
 				}
 				time.Sleep(time.Hour) // the call ends
@@ -162,7 +166,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 	}
 }
 
-// Calls that go one after the other use one goroutine.
+// Calls that follow each other use one goroutine.
 func TestCallsShareTheirGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(goroutineCounter)
@@ -208,7 +212,7 @@ func TestPanicOfAClientIsAnError(t *testing.T) {
 	}
 }
 
-// A stuckConn is never closed before release is closed, even if a context ends.
+// A stuckConn blocks in Close until release is closed.
 type stuckConn struct {
 	net.Conn
 	closing *atomic.Int64
@@ -252,7 +256,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, call)
 	isDialStuck.Store(true)
-	server.Pause() // the connection of an abandoned call is closed
+	server.Pause() // then a call is abandoned, and its connection is closed
 	await(t, "a connection to be closed", func() bool { _ = call(); return closing.Load() > 0 })
 	server.Resume()
 	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
@@ -272,8 +276,9 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	eventually(t, 10*time.Second, call)
 }
 
-// The same holds on a Cluster and with Sentinels. When all connections are lost and none can be
-// made, each caller returns at its deadline. Afterwards the store decides again.
+// No caller dials a connection to a Cluster or behind Sentinels either. When all connections are
+// lost and none can be made, each caller returns at its deadline. Once connections can be made
+// again, the store decides again.
 func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) (url string, nodes []*redistest.Server){

@@ -19,18 +19,18 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A foreignValue is a value under a key of the store that the store has not written.
+// A foreignValue is a value that the store has not written, under one of the store's keys.
 type foreignValue struct {
 	name  string
-	write []string // a command; its second word stands for the key
+	write []string // the command that writes it; the second word stands for the key
 }
 
-// onlyKey is the one key that the server has.
+// onlyKey returns the only key of a server.
 func onlyKey(t testing.TB, s *redistest.Server) string {
 	t.Helper()
 	keys := must(t, s, "KEYS", "*").([]any)
 	if len(keys) != 1 {
-		t.Fatalf("the server has keys %q, want one", keys)
+		t.Fatalf("the server has the keys %q; want exactly one", keys)
 	}
 	return keys[0].(string)
 }
@@ -99,7 +99,7 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	}
 }
 
-// State is truncated byte by byte.
+// However many bytes at the end of a state are missing, the answer is an error or a denial.
 func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -191,13 +191,13 @@ func TestRepliesMeanTheSameForEachServer(t *testing.T) {
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, r.server+": "+text, err, r.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != r.hint {
-				t.Errorf("%s: %s: the hint is %q, want %q", r.server, text, e.Hint, r.hint)
+				t.Errorf("%s: %s: the hint is %q; want %q", r.server, text, e.Hint, r.hint)
 			}
 			// A missing right may affect only a few limits, so it must not open a breaker.
 			isLogin := strings.HasPrefix(text, "NOAUTH") || strings.HasPrefix(text, "WRONGPASS")
 			isFault := isLogin || r.reason != penstock.ReasonPermissionDenied && r.reason != penstock.ReasonCorrupt
 			if e := penstock.AsStoreError(err); e.IsStoreFault != isFault {
-				t.Errorf("%s: %s: a fault of the store: %t, want %t", r.server, text, e.IsStoreFault, isFault)
+				t.Errorf("%s: %s: IsStoreFault is %t; want %t", r.server, text, e.IsStoreFault, isFault)
 			}
 		}
 	}
@@ -243,13 +243,13 @@ func TestErrorsOfSeveralServersAreMerged(t *testing.T) {
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 			wantReason(t, fmt.Sprint(c.answers), err, c.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != c.hint {
-				t.Errorf("the hint is %q, want %q, in %v", e.Hint, c.hint, all)
+				t.Errorf("the hint is %q; want %q, for the errors %v", e.Hint, c.hint, all)
 			}
 		}
 	}
 }
 
-// An error without an answer is a timeout, or of unknown outcome.
+// An error without a reply has the reason timeout or unknown.
 func TestErrorsWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for reason, cause := range map[penstock.Reason]error{
@@ -279,7 +279,7 @@ func (b brokenClient) EvalSha(context.Context, string, []string, []string) (stri
 	return "", b.err
 }
 
-// After a failed handshake nothing was sent, also if the client was connected before.
+// After a failed TLS handshake the reason is unreachable, because no command was sent.
 func TestWrongCertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
 	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}

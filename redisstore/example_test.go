@@ -37,8 +37,8 @@ func ExampleOpen() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		// Optional: it makes the first call as fast as the others, and returns an error at once if
-		// the store is down.
+		// Optional: it makes the first call as fast as the others, and returns an error if the store is
+		// down.
 		if err := store.Load(ctx, limiter.Plans()...); err != nil {
 			log.Fatal(err)
 		}
@@ -76,8 +76,8 @@ func ExampleOptions() {
 	// true <nil>
 }
 
-// A program can use its own rueidis client. It closes the client itself, and should switch off its
-// retries.
+// A program can use its own rueidis client. The program closes this client, and should switch off
+// the client's retries.
 func ExampleNewRueidis() {
 	url, stop := server()
 	defer stop()

@@ -11,5 +11,5 @@ func DisableCoalescing(s *Store) *Store {
 
 const MaxOutliving = maxOutliving
 
-// Outliving returns how many batches still run after their callers have left.
+// Outliving returns how many batches are still in flight after their callers have left.
 func Outliving(s *Store) int64 { return s.outliving.Load() }

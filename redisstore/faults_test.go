@@ -36,7 +36,7 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 			t.Errorf("a second Close: %v; want no error", err)
 		}
 		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)}); !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("a closed store: %v; want an ErrUnavailable", err)
+			t.Errorf("Decide of a closed store: %v; want an ErrUnavailable", err)
 		}
 	}
 }
@@ -83,21 +83,21 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 		up    map[string]int // how many calls the server of a key answers before it fails; absent: all
 		left  [3]int64       // units of a, b and c after the batch; each begins with 4
 	}{
-		{"dry runs", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
-		{"spends", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
-		{"spends in the other order", []penstock.Charge{spend("b", limit, 1), spend("a", limit, 3)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
-		{"refunds", []penstock.Charge{
+		{name: "dry runs", batch: []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, up: map[string]int{"b": 0}, left: [3]int64{4, 4, 4}},
+		{name: "spends", batch: []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, up: map[string]int{"b": 1}, left: [3]int64{4, 4, 4}},
+		{name: "spends in the other order", batch: []penstock.Charge{spend("b", limit, 1), spend("a", limit, 3)}, up: map[string]int{"b": 1}, left: [3]int64{4, 4, 4}},
+		{name: "refunds", batch: []penstock.Charge{
 			{Key: "a", Plan: limit, Mode: penstock.Refund, Cost: 2}, {Key: "b", Plan: limit, Mode: penstock.Refund, Cost: 2},
-		}, map[string]int{"b": 0}, [3]int64{6, 4, 4}},
-		{"a spend and refunds", []penstock.Charge{
+		}, up: map[string]int{"b": 0}, left: [3]int64{6, 4, 4}},
+		{name: "a spend and refunds", batch: []penstock.Charge{
 			spend("c", limit, 3), {Key: "a", Plan: limit, Mode: penstock.Refund, Cost: 2}, {Key: "b", Plan: limit, Mode: penstock.Refund, Cost: 2},
-		}, map[string]int{"b": 0}, [3]int64{6, 4, 4}},
-		{"spends, one of which cannot be refunded", []penstock.Charge{
+		}, up: map[string]int{"b": 0}, left: [3]int64{6, 4, 4}},
+		{name: "spends, one of which cannot be refunded", batch: []penstock.Charge{
 			spend("a", limit, 3), spend("b", limit, 1), {Key: "c", Plan: limit, Mode: penstock.Force, Cost: 1},
-		}, map[string]int{"b": 2, "c": 1}, [3]int64{4, 3, 4}},
-		{"forces", []penstock.Charge{
+		}, up: map[string]int{"b": 2, "c": 1}, left: [3]int64{4, 3, 4}},
+		{name: "forces", batch: []penstock.Charge{
 			{Key: "a", Plan: limit, Mode: penstock.Force, Cost: 9}, {Key: "b", Plan: limit, Mode: penstock.Force, Cost: 1},
-		}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
+		}, up: map[string]int{"b": 0}, left: [3]int64{4, 4, 4}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			prefix, client := newPrefix(), dial(server.URL())(t)
@@ -112,11 +112,11 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 				return hasBound && call > answered
 			}}, redisstore.Options{Prefix: prefix})
 			if d, err := store.Decide(t.Context(), row.batch); !errors.Is(err, penstock.ErrUnavailable) {
-				t.Errorf("a batch that is decided in part: allowed %t, %v; want an error", d.Allowed, err)
+				t.Errorf("a batch of which one server fails: allowed %t, %v; want an ErrUnavailable", d.Allowed, err)
 			}
 			for i, key := range []string{"a", "b", "c"} {
 				if left := remaining(t, direct, key, limit); left != row.left[i] {
-					t.Errorf("%d units are left under %q, want %d", left, key, row.left[i])
+					t.Errorf("%d units are left under %q; want %d", left, key, row.left[i])
 				}
 			}
 		})
@@ -137,7 +137,7 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	switch d, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}); {
 	case err == nil && d.Allowed: // the replies came before the cancellation
 		if a, b := remaining(t, store, "a", limit), remaining(t, store, "b", limit); a != 7 || b != 9 {
-			t.Errorf("a batch that was granted left %d and %d units, want 7 and 9", a, b)
+			t.Errorf("a batch that was granted left %d units under \"a\" and %d under \"b\"; want 7 and 9", a, b)
 		}
 	case errors.Is(err, context.Canceled):
 		await(t, "the units to be refunded", func() bool {
@@ -154,8 +154,8 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 type stuckClient struct {
 	redisstore.Client
 	released     chan struct{}
-	hanging, max atomic.Int64     // calls that hang now, and the most at once
-	calls        partlyDownClient // tells which calls fail or hang
+	hanging, max atomic.Int64     // calls that hang now; the most that have hung at the same time
+	calls        partlyDownClient // decides which calls fail or hang
 }
 
 func newStuckClient(client redisstore.Client) *stuckClient {
@@ -191,7 +191,9 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 	if _, err := newStore(t, client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
 		t.Fatal(err)
 	}
-	for try := range 20 { // a refund that is not released within a second is given up, and a busy machine may be too slow
+	// Several tries are needed on a busy machine: a refund that is not released within a second is
+	// given up.
+	for try := range 20 {
 		prefix := newPrefix()
 		stuck := newStuckClient(client)
 		store := newStore(t, stuck, redisstore.Options{Prefix: prefix})
@@ -215,11 +217,11 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 			return
 		}
 	}
-	t.Error("in none of 20 tries the refund still hung when Decide returned; want one")
+	t.Error("in each of 20 tries the refund had ended when Decide returned; want one try in which it still hung")
 }
 
-// When Decide returns early, the refunds of its batch go on. The number of such batches is bounded,
-// and Close ends them. Whether they were refunded is unknown.
+// When Decide returns early, the refunds of its batch continue. The number of such batches is
+// bounded. Close ends them, and it is then unknown whether they were refunded.
 func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	t.Parallel()
 	limit := slowRefill("d", 10)
@@ -235,8 +237,8 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	for i := range calls {
 		all.Go(func() {
 			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend(fmt.Sprint("b", i), limit, 1)})
-			if e, ok := errors.AsType[*penstock.StoreError](err); !ok || !e.MayBeCharged && e.Reason != penstock.ReasonLate { // ReasonLate: on a slow machine
-				t.Errorf("a batch whose refund hangs: %v; want an error that says the charges may have been made", err)
+			if e, ok := errors.AsType[*penstock.StoreError](err); !ok || !e.MayBeCharged && e.Reason != penstock.ReasonLate { // on a slow machine, a batch may not have been sent in time
+				t.Errorf("a batch whose refund hangs: %v; want an error with MayBeCharged", err)
 			}
 		})
 	}
@@ -245,10 +247,10 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
 		t.Errorf("Close returned %v, and %d refunds still run; want no error and none", err, stuck.hanging.Load())
 	}
-	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
+	t.Logf("counted: %d batches whose refunds hang (%d at the same time)", calls, stuck.max.Load())
 }
 
-// neededFor returns for how long the state under a key of a user is needed.
+// neededFor returns how long the state under a key of a user is still needed.
 func neededFor(t *testing.T, store *redisstore.Store, key string, user int, limits []*penstock.Plan) (needed time.Duration) {
 	t.Helper()
 	for _, l := range limits {
@@ -267,8 +269,8 @@ func neededFor(t *testing.T, store *redisstore.Store, key string, user int, limi
 	return needed
 }
 
-// The test makes random charges by the clock of the server. Then it compares the TTL of every key
-// with the time for which its state is needed.
+// Every key has a TTL. It is at least the time for which the key's state is needed, and has an
+// upper bound. The charges are random, and the server's clock counts.
 func TestEveryKeyExpires(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -289,7 +291,8 @@ func TestEveryKeyExpires(t *testing.T) {
 		}
 	}
 	const users = 8
-	// The latest time at which a user's keys may expire: an answer allows twice its ResetAfter.
+	// The latest time at which a user's keys may expire. An answer allows a TTL of twice its
+	// ResetAfter.
 	var latestExpiry [users]time.Time
 	for range 4000 {
 		user := rng.IntN(users)

@@ -18,17 +18,21 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-const fleetSize = 12
+const (
+	fleetSize      = 12
+	burstCount     = 4
+	callsPerMember = 25 // in each burst
+)
 
-// fleetLimit is a burst of 20 and 10 per second.
+// fleetLimit admits a burst of 20 requests, and 10 per second.
 var fleetLimit = penstock.PerSecond(10).WithBurst(20)
 
-// fleetStore names the variable that makes the test binary a member of a fleet: a URL of Redis, or
-// "memory".
+// fleetStore is the environment variable that makes the test binary a member of a fleet. Its value
+// is a URL of Redis, or "memory".
 const fleetStore = "PENSTOCK_FLEET_STORE"
 
 // TestFleetMember is the program of a member of the fleet. Each input line is a key. Each output
-// line reports whether the key is allowed. The program ends with its input. In the tests' own
+// line reports whether the key is allowed. The program ends when its input ends. In the tests' own
 // process it does nothing.
 func TestFleetMember(t *testing.T) {
 	url := os.Getenv(fleetStore)
@@ -73,7 +77,7 @@ func startMember(t *testing.T, url string) *member {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = m.in.Close() // it ends by itself
+		_ = m.in.Close() // then the member ends
 		kill := time.AfterFunc(5*time.Second, func() { _ = m.process.Process.Kill() })
 		defer kill.Stop()
 		_ = m.process.Wait()
@@ -96,8 +100,8 @@ func (m *member) call(key string) (allowed bool, err error) {
 	return answer == "true", nil
 }
 
-// sendBursts sends bursts to a fleet, an equal share to each member, and counts what is admitted.
-// It returns the time from before the first call to after the last answer.
+// sendBursts sends bursts to a fleet, an equal share to each member. It returns how many calls were
+// admitted, and the time from before the first call to after the last answer.
 func sendBursts(t *testing.T, url string) (admitted int, took time.Duration) {
 	t.Helper()
 	fleet := make([]*member, fleetSize)
@@ -111,11 +115,11 @@ func sendBursts(t *testing.T, url string) (admitted int, took time.Duration) {
 	}
 	var mu sync.Mutex
 	start := time.Now()
-	for range 4 {
+	for range burstCount {
 		var burst sync.WaitGroup
 		for _, m := range fleet {
 			burst.Go(func() {
-				for range 25 {
+				for range callsPerMember {
 					allowed, err := m.call("rider:R-4421")
 					if err != nil {
 						t.Errorf("a call of a member: %v; want a decision", err)
@@ -144,12 +148,12 @@ func TestTwelveProcessesShareOneLimit(t *testing.T) {
 	admitted, took := sendBursts(t, redistest.Start(t).URL())
 	t.Logf("counted: %d admitted by twelve processes over one Redis (in %v; at most %d are allowed)", admitted, took, bound(took))
 	if admitted > bound(took) || admitted < int(fleetLimit.Burst) {
-		t.Errorf("%d processes over one Redis admitted %d in %v, want %d to %d", fleetSize, admitted, took, fleetLimit.Burst, bound(took))
+		t.Errorf("%d processes over one Redis admitted %d calls in %v; want %d to %d", fleetSize, admitted, took, fleetLimit.Burst, bound(took))
 	}
 	alone, took := sendBursts(t, "memory")
 	t.Logf("counted: %d admitted by twelve processes without a shared store (in %v; %.1f times what one limit allows)", alone, took, float64(alone)/float64(bound(took)))
 	// Twelve limits admit twelve bursts; one less is enough to show that sharing has an effect.
 	if least := (fleetSize - 1) * int(fleetLimit.Burst); alone < least {
-		t.Errorf("%d processes with a limit each admitted %d; want %d or more", fleetSize, alone, least)
+		t.Errorf("%d processes with a limit each admitted %d calls; want %d or more", fleetSize, alone, least)
 	}
 }

@@ -18,9 +18,10 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The file has keys that a release has written, and the decisions that it then made. Every version
-// with the same schema must read the keys and make the same decisions. The flag -golden adds cases,
-// for new algorithms. No case of the file ever changes: docs/compatibility.md promises it.
+// The file has keys that a release has written, and the decisions that the release then made. Every
+// version with the same schema must read the keys and make the same decisions. The flag -golden
+// adds cases for new algorithms. No case of the file ever changes, as docs/compatibility.md
+// promises.
 const goldenFile = "testdata/golden.json"
 
 var addGolden = flag.Bool("golden", false, "add cases that testdata/golden.json does not have")
@@ -117,9 +118,9 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 			}
 		}
 	}
-	// Each algorithm has a case.
-	if len(cases) < len(goldenAlgorithms())+2 {
-		t.Errorf("there are %d cases; want %d or more", len(cases), len(goldenAlgorithms())+2)
+	// Each algorithm has a case, and so have a group and a mixture.
+	if least := len(goldenAlgorithms()) + 2; len(cases) < least {
+		t.Errorf("there are %d cases; want %d or more", len(cases), least)
 	}
 	t.Logf("counted: %d answers to %d golden states", answers, len(cases))
 }
@@ -219,8 +220,7 @@ func (g *goldenStore) keys() (keys []goldenKey) {
 	return keys
 }
 
-// restore writes the keys. They live until the server ends: their time to live is no part of the
-// state.
+// restore writes the keys. They have no TTL, because TTLs are not part of the state.
 func (g *goldenStore) restore(keys []goldenKey) {
 	for _, key := range keys {
 		name := g.prefix + schemaVersion + key.Name
@@ -277,17 +277,17 @@ func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCal
 	for i, op := range []struct {
 		mode  algorithm.Mode
 		cost  int64
-		after time.Duration
+		after time.Duration // after the call before
 	}{
-		{penstock.Peek, 1, 0},
-		{penstock.Spend, 1, 0},
-		{penstock.Spend, 2, 3 * time.Second},
-		{penstock.Spend, 8, time.Millisecond},
-		{penstock.Draw, 3, time.Second},
-		{penstock.Peek, 1, 10 * time.Minute},
-		{penstock.Refund, 1, time.Second},
-		{penstock.Force, 2, time.Second},
-		{penstock.Spend, 1, -time.Second}, // the clock steps back
+		{mode: penstock.Peek, cost: 1},
+		{mode: penstock.Spend, cost: 1},
+		{mode: penstock.Spend, cost: 2, after: 3 * time.Second},
+		{mode: penstock.Spend, cost: 8, after: time.Millisecond},
+		{mode: penstock.Draw, cost: 3, after: time.Second},
+		{mode: penstock.Peek, cost: 1, after: 10 * time.Minute},
+		{mode: penstock.Refund, cost: 1, after: time.Second},
+		{mode: penstock.Force, cost: 2, after: time.Second},
+		{mode: penstock.Spend, cost: 1, after: -time.Second}, // the clock steps back
 	} {
 		at = at.Add(op.after)
 		call := goldenCall{At: at.UnixMicro()}
@@ -295,7 +295,7 @@ func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCal
 			c.Mode, c.Cost = op.mode, op.cost
 			switch c.Algorithm {
 			case "concurrency", "leaky bucket":
-				// The same in Before and After, which begin a minute apart.
+				// Before and After begin a minute apart, so they have the same holders.
 				c.Holder = fmt.Sprintf("holder %d of %d", i, at.Unix()%60)
 			}
 			if c.Algorithm == "concurrency" {

@@ -61,7 +61,7 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	}
 }
 
-// A forgetfulClient has a server that forgets each script at once.
+// A forgetfulClient has a server that forgets each script before it can be called by its digest.
 type forgetfulClient struct{ redisstore.Client }
 
 func (forgetfulClient) EvalSha(context.Context, string, []string, []string) (string, error) {
@@ -72,10 +72,10 @@ func TestServerThatForgetsIsSentTheText(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, forgetfulClient{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: newPrefix()})
 	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("l", 10), 1)}); err != nil || !d.Allowed {
-		t.Errorf("%v, %v; want a grant", d, err)
+		t.Errorf("Decide returned %v, %v; want a grant", d, err)
 	}
 	if got := s.Scripts(); got.Evals != 1 {
-		t.Errorf("%+v; want one EVAL", got)
+		t.Errorf("the counts of scripts are %+v; want one EVAL", got)
 	}
 }
 
@@ -83,9 +83,9 @@ func TestLoadRefusesAMissingPlan(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, &clienttest.CountingClient{Client: emptyClient{}}, redisstore.Options{})
 	if err := s.Load(t.Context(), nil); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("a plan that is nil: %v; want an ErrInvalid", err)
+		t.Errorf("Load of a nil plan: %v; want an ErrInvalid", err)
 	}
 	if err := s.Load(t.Context()); err != nil {
-		t.Errorf("no limits: %v; want no error", err)
+		t.Errorf("Load without limits: %v; want no error", err)
 	}
 }

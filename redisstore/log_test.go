@@ -62,8 +62,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 			t.Fatalf("a log of %d entries denied one of its first %d; want a grant", entries, entries)
 		}
 	}
-	// Three binary searches read three values for each entry at which they look. A few values more
-	// are read before them.
+	// Three binary searches take at most bits.Len(entries) steps each. A step reads three values,
+	// which makes 9 for all three searches. The tenth is for the few values that are read before them.
 	most := int64(10 * bits.Len(entries))
 	for _, row := range []struct {
 		name  string
@@ -71,14 +71,14 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 		mode  penstock.Mode
 		cost  int64
 	}{
-		{"a grant of the shorter", short, penstock.Spend, 1},
-		{"a denial of the shorter", short, penstock.Spend, 3},
-		{"a refund of the shorter", short, penstock.Refund, 1},
-		{"a force of the shorter", short, penstock.Force, 5},
-		{"a peek of the shorter", short, penstock.Peek, 1},
-		{"a denial of the longer", long, penstock.Spend, 100},
-		{"a refund of the longer", long, penstock.Refund, 1},
-		{"a grant of the longer", long, penstock.Draw, 1},
+		{name: "a grant of the shorter", limit: short, mode: penstock.Spend, cost: 1},
+		{name: "a denial of the shorter", limit: short, mode: penstock.Spend, cost: 3},
+		{name: "a refund of the shorter", limit: short, mode: penstock.Refund, cost: 1},
+		{name: "a force of the shorter", limit: short, mode: penstock.Force, cost: 5},
+		{name: "a peek of the shorter", limit: short, mode: penstock.Peek, cost: 1},
+		{name: "a denial of the longer", limit: long, mode: penstock.Spend, cost: 100},
+		{name: "a refund of the longer", limit: long, mode: penstock.Refund, cost: 1},
+		{name: "a grant of the longer", limit: long, mode: penstock.Draw, cost: 1},
 	} {
 		clock = clock.Add(500 * time.Millisecond)
 		if _, err := server.Do("SET", "reads", "0"); err != nil {
@@ -90,13 +90,13 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := reads.(int64); n < 1 || n > most {
-			t.Errorf("%s reads %d values of %d entries, want 1 to %d", row.name, n, entries, most)
+			t.Errorf("%s reads %d values from a log of %d entries; want 1 to %d", row.name, n, entries, most)
 		}
 	}
 }
 
-// Limits with different periods use one log in turn. Redis and memory agree on the entries that
-// have expired for the shorter limit: they are kept for the longer one, and are dropped later.
+// Limits with different periods use one log in turn. Redis and memstore treat entries alike that
+// have expired for the shorter limit: they keep them for the longer limit, and drop them later.
 func TestLogsInTurnAreTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -28,7 +28,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	}
 	defer store.Close()
 	model := memstore.New(memstore.Options{})
-	plans := []*penstock.Plan{ // none frees units during the test
+	plans := []*penstock.Plan{ // no limit gets units back during the test
 		penstock.PerDay(20).WithName("fixed").With(penstock.FixedWindow).MustCompile(),
 		penstock.PerDay(25).WithName("log").With(penstock.SlidingLog).MustCompile(),
 		penstock.Limit{Name: "bucket", Count: 1, Period: 24 * time.Hour, Burst: 30}.MustCompile(),
@@ -54,12 +54,12 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		for _, c := range calls {
 			want, err := model.Decide(t.Context(), c.Charges)
 			if (err == nil) != (c.Err == nil) || errors.Is(err, penstock.ErrInvalid) != errors.Is(c.Err, penstock.ErrInvalid) {
-				t.Fatalf("%v: %v; want %v", c.Charges, c.Err, err)
+				t.Fatalf("seed %d: the charges %v got the error %v; want %v, as alone", effort.Seed(), c.Charges, c.Err, err)
 			}
 			for i := range c.Charges {
 				got, want := c.Decision.Status(i), want.Status(i)
 				if got.Granted != want.Granted || got.Remaining != want.Remaining || (got.RetryAfter > 0) != (want.RetryAfter > 0) {
-					t.Fatalf("seed %d: %+v: %+v; want %+v", effort.Seed(), c.Charges, got, want)
+					t.Fatalf("seed %d: charge %d of %+v got %+v; want %+v, as alone", effort.Seed(), i, c.Charges, got, want)
 				}
 			}
 			decided++
@@ -90,7 +90,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	store.DecideMany(ended, calls)
 	for _, c := range calls {
 		if e := penstock.AsStoreError(c.Err); c.Err == nil || e != nil && e.MayBeCharged {
-			t.Errorf("after the context has ended: %v; want its error", c.Err)
+			t.Errorf("after the context has ended: %v; want the context's error", c.Err)
 		}
 	}
 	if err := store.Ping(t.Context()); err != nil {

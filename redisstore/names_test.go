@@ -30,7 +30,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 			name := string(names.Append(nil, key))
 			full, err := KeyOf(penstock.Charge{Key: key, Plan: plan}, o)
 			if want := fmt.Sprintf("ps1{%s}g", name); err != nil || full != want || len(name) > MaxName {
-				t.Fatalf("%q: the store has %q, %v; want %q", key, full, err, want)
+				t.Fatalf("the key %q: KeyOf returns %q, %v; want %q", key, full, err, want)
 			}
 			switch got, ok := KeyOfName(name); {
 			case strings.HasPrefix(name, "%#"):
@@ -48,7 +48,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 	}
 	for _, bad := range []string{"", "a b", "{", "%", "%4", "%4g", "%zz", "%2f"} {
 		if key, ok := KeyOfName(bad); ok {
-			t.Errorf("%q is the name of %q; want of no key", bad, key)
+			t.Errorf("KeyOfName finds the key %[2]q of the invalid name %[1]q; want none", bad, key)
 		}
 	}
 }

@@ -47,9 +47,9 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 	}
 }
 
-// A caller that calls after another was given a turn gets a later turn, also at another instance,
-// with any number of concurrent callers. The clock does not run here, so the time that each caller
-// must wait shows its place in the queue.
+// If a caller calls when another caller already has its turn, it gets a later turn. This also holds
+// between instances, and with any number of concurrent callers. The clock does not run here, so the
+// time that each caller must wait shows its place in the queue.
 func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
 	const callers, callsOfEach = 48, 20
@@ -93,7 +93,7 @@ func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 		}
 		all.Wait()
 		if first, second, found := overtaken(places); found {
-			t.Errorf("%v: %+v had its answer before %+v called; want the first to go first", limit, first, second)
+			t.Errorf("%v: %+v had its answer before %+v called, but has no earlier turn; want an earlier turn", limit, first, second)
 		}
 		t.Logf("counted: %d places in a queue", len(places))
 	}

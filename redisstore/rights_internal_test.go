@@ -55,7 +55,8 @@ func dropMarks(c rune) rune {
 	return -1
 }
 
-// tryWithout returns how many steps failed because the user lacks the right.
+// tryWithout runs the trace as a user who lacks a right. It returns how many steps failed because
+// of that.
 func tryWithout(t *testing.T, s *redistest.Server, right string, without, complete Client) (refused int) {
 	clock := time.Now()
 	restrictedStores, completeStores := storesOf(t, without, &clock), storesOf(t, complete, &clock)
@@ -73,7 +74,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 			e = penstock.NewStoreError(penstock.ReasonPermissionDenied, err)
 		}
 		if e.Hint != right {
-			t.Errorf("%s: the hint is %q in %v; want the right", name, e.Hint, err)
+			t.Errorf("%s: the hint is %q in %v; want %q", name, e.Hint, err, right)
 		}
 		for key, state := range dump(t, s) {
 			if before[key] != state {
@@ -107,7 +108,7 @@ type commandStep struct {
 	run  func(user stores) error
 }
 
-// everyCommand is a trace in which scripts of each kind (single, uniform and mixed) run every
+// everyCommand returns a trace in which scripts of each kind (single, uniform and mixed) run every
 // command that they contain.
 func everyCommand(clock *time.Time) (steps []commandStep) {
 	ctx := context.Background()
@@ -161,11 +162,11 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	batches := [][]penstock.Charge{
 		one(charge("a", numbers, penstock.Spend, 1, "")), one(charge("b", numbers, penstock.Spend, 1, "")), one(charge("c", numbers, penstock.Reset, 0, "")),
 	}
-	together("batch: in place, set again, deleted", batches...)
+	together("uniform script: in place, set again, deleted", batches...)
 	slices.Reverse(batches)
-	together("batch: deleted, set again, in place", batches...)
-	decide("coalesced: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
-	decide("coalesced: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
+	together("uniform script: deleted, set again, in place", batches...)
+	decide("mixed script: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
+	decide("mixed script: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
 
 	// Collections beside strings, and several in one script.
 	for range 2 {
@@ -179,9 +180,9 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		together("sets of several callers", one(charge("l", log, penstock.Spend, 3, "")), one(charge("l", slots, penstock.Spend, 2, "a")),
 			one(charge("l", log, penstock.Spend, 1, "")), one(charge("l", bucket, penstock.Spend, 1, "")))
 		decide("deleted", charge("l", log, penstock.Reset, 0, ""), charge("l", slots, penstock.Reset, 0, ""), charge("l", bucket, penstock.Reset, 0, ""))
-		sleep(59 * time.Second) // some have expired
+		sleep(59 * time.Second) // then some entries and holds have expired
 	}
-	sleep(-time.Hour) // state is repaired
+	sleep(-time.Hour) // then the next call repairs the state
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
 	add("Heartbeat", func(user stores) error {
@@ -212,7 +213,7 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	return steps
 }
 
-// dump is the data of a server, by key. It fails the test if a key has no TTL.
+// dump returns the data of a server, by key. It fails the test if a key has no TTL.
 func dump(t *testing.T, s *redistest.Server) map[string]string {
 	t.Helper()
 	state := make(map[string]string)

@@ -16,7 +16,7 @@ func TestInfoIsParsed(t *testing.T) {
 	want := Server{Memory: Memory{Used: 2000, Max: 4000, Policy: "noeviction"}, Keys: 11, Evicted: 3, Expired: 4, CPU: 1750 * time.Millisecond, Scripts: 7, ScriptTime: 96 * time.Microsecond,
 		Cached: 7, Clients: 6, MaxClients: 10000, Refused: 5, Replicas: 2, Lag: 40}
 	if got, err := parseInfo(text); err != nil || got != want {
-		t.Errorf("%+v, %v; want %+v", got, err, want)
+		t.Errorf("parseInfo returned %+v, %v; want %+v", got, err, want)
 	}
 	for _, hostile := range []string{"", "used_memory", "db0:keys=x\r\nslave0:offset=", ":::\n\n:"} {
 		if got, err := parseInfo(hostile); err == nil {
@@ -73,7 +73,7 @@ func TestSampleIsParsed(t *testing.T) {
 		}
 	}
 	if k.Total != 1500 || k.Seen != 150 || k.Groups["search"] != 250 || k.Groups["login"] != 50 || k.Groups[""] != 10 || len(k.Groups) != 3 {
-		t.Errorf("%+v; want 1500 keys, 150 seen, 250 of search, 50 of login and 10 of the store", k)
+		t.Errorf("the sample is %+v; want 1500 keys, 150 seen, 250 of search, 50 of login and 10 of the store", k)
 	}
 	for _, hostile := range []string{"", "1", "x y", "-1 0", "10 5\n6 a", "10 5\n-1 a", "10 0\n1 a", "1 1\nsearch"} {
 		if err := k.add(hostile); err == nil {

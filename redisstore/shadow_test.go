@@ -24,14 +24,15 @@ type shadowedCall struct {
 	separateCalls atomic.Int64 // how often the shadow needed a call of its own
 }
 
-// callWithShadow makes a charge, with another as its shadow.
+// callWithShadow makes an enforced charge, with another charge as its shadow.
 func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shadowedCall {
-	t := &shadowedCall{batch: piggyback.Batch{Charges: []penstock.Charge{shadow}}}
-	t.batch.DecideAlone = func() { t.separateCalls.Add(1) }
+	call := &shadowedCall{batch: piggyback.Batch{Charges: []penstock.Charge{shadow}}}
+	call.batch.DecideAlone = func() { call.separateCalls.Add(1) }
 	charges := []penstock.Charge{enforced}
 	ctx, cancel := context.WithCancel(context.Background())
-	t.pendingCall = g.callIn(context.WithValue(ctx, piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{&t.batch}}), cancel, charges...)
-	return t
+	ctx = context.WithValue(ctx, piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{&call.batch}})
+	call.pendingCall = g.callIn(ctx, cancel, charges...)
+	return call
 }
 
 // looser returns a limit for shadows. It has the algorithm of g.limit, and admits 50 instead of 30.
@@ -43,13 +44,12 @@ func looser(g *coalescingTest) *penstock.Plan {
 
 // wait returns when the call has ended. It fails the test if the store did not take the shadow:
 // then Take would still return true.
-func (t *shadowedCall) wait(g *coalescingTest) {
+func (call *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
-	<-t.done
-	if !t.batch.Take() {
-		return
+	<-call.done
+	if call.batch.Take() {
+		g.Error("the store has not taken the shadow; want it decided")
 	}
-	g.Error("nobody has taken the shadow; want it decided")
 }
 
 func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
@@ -61,7 +61,7 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 		g.client.pass(1)
 		call.wait(g)
 		if call.err != nil || call.batch.Err != nil || call.separateCalls.Load() != 0 {
-			t.Fatalf("%v; the shadow: %v, %d calls of its own; want no error and no call", call.err, call.batch.Err, call.separateCalls.Load())
+			t.Fatalf("the enforced batch: %v; the shadow: %v, %d calls of its own; want no error and no call of its own", call.err, call.batch.Err, call.separateCalls.Load())
 		}
 		if call.decision.Allowed {
 			allowed++
@@ -71,22 +71,22 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 		}
 	}
 	if scripts := g.client.scripts.Load(); scripts != 60 || allowed != 30 || shadow != 50 {
-		t.Errorf("%d scripts allowed %d, and the shadow %d; want 60, 30 and 50", scripts, allowed, shadow)
+		t.Errorf("in %d scripts, %d calls and %d shadows were allowed; want 60, 30 and 50", scripts, allowed, shadow)
 	}
 }
 
-// 64 callers with shadows need as many scripts as without.
+// 64 callers with shadows need as many scripts as 64 callers without shadows.
 func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, hasShadows := range []bool{false, true} {
 		g := newCoalescingTest(t, dial(server.URL())(t))
 		calls := g.holdTwo()
-		var all []*shadowedCall
+		var shadowed []*shadowedCall
 		for range 62 {
 			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 			if hasShadows {
 				call := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
-				calls, all = append(calls, call.pendingCall), append(all, call)
+				calls, shadowed = append(calls, call.pendingCall), append(shadowed, call)
 			} else {
 				calls = append(calls, g.call("k", 1))
 			}
@@ -98,19 +98,19 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		g.awaitWaiters(waiting)
 		g.client.pass(3) // two that are held, and one for the waiters
 		if granted := g.countGranted(calls); granted != 32 || g.client.scripts.Load() != 3 {
-			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
+			t.Errorf("with shadows %t: %d calls were granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
 		}
-		shadow := 0
-		for _, call := range all {
+		allowedShadows := 0
+		for _, call := range shadowed {
 			if call.batch.Err != nil || call.separateCalls.Load() != 0 {
-				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call", call.batch.Err, call.separateCalls.Load())
+				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call of its own", call.batch.Err, call.separateCalls.Load())
 			}
 			if call.batch.Decision.Allowed {
-				shadow++
+				allowedShadows++
 			}
 		}
-		if hasShadows && shadow != 50 {
-			t.Errorf("the shadows allowed %d; want 50", shadow)
+		if hasShadows && allowedShadows != 50 {
+			t.Errorf("%d shadows were allowed; want 50", allowedShadows)
 		}
 	}
 }
@@ -121,20 +121,20 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := append(g.holdThree(), g.call("odd", 1)) // so that pairs do not fill a script exactly
-	var all []*shadowedCall
+	var shadowed []*shadowedCall
 	for i := range 62 {
 		key := fmt.Sprint("key", i)
 		call := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
-		calls, all = append(calls, call.pendingCall), append(all, call)
+		calls, shadowed = append(calls, call.pendingCall), append(shadowed, call)
 	}
 	g.awaitWaiters(1 + 2*62)
 	g.client.pass(3 + 2) // three that are held, and two for the waiters
 	if granted := g.countGranted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
-		t.Errorf("%d of %d granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
+		t.Errorf("%d of %d calls were granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
 	}
-	for i, call := range all {
+	for i, call := range shadowed {
 		if call.batch.Err != nil || call.separateCalls.Load() != 0 || !call.batch.Decision.Allowed || call.batch.Decision.Remaining() != 49 {
-			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call", i, call.batch.Decision, call.batch.Err, call.separateCalls.Load())
+			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call of its own", i, call.batch.Decision, call.batch.Err, call.separateCalls.Load())
 		}
 	}
 }
@@ -166,7 +166,7 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: enforcedCharges, Shadows: []*piggyback.Batch{batch}})
 			got, err := store.Decide(ctx, enforcedCharges)
 			if err != nil || batch.Err != nil {
-				t.Fatalf("seed %d, step %d: %v; the shadow: %v; want two decisions", seed, step, err, batch.Err)
+				t.Fatalf("seed %d, step %d: the enforced batch: %v; the shadow: %v; want two decisions", seed, step, err, batch.Err)
 			}
 			want, _ := enforced.Decide(t.Context(), enforcedCharges)
 			wantShadow, _ := shadow.Decide(t.Context(), shadowCharges)
@@ -208,13 +208,13 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 		g.countGranted(calls)
 		var failure *penstock.StoreError
 		if call.err != nil || !call.decision.Allowed || !errors.As(call.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-			t.Errorf("queued %v: %+v, %v; the shadow: %v; want a grant, and a corrupt shadow", isQueued, call.decision, call.err, call.batch.Err)
+			t.Errorf("queued %t: the enforced batch: %+v, %v; the shadow: %v; want a grant, and an error of reason corrupt", isQueued, call.decision, call.err, call.batch.Err)
 		}
 		corrupt := g.callWithShadow(bad, good)
 		g.client.pass(1)
 		corrupt.wait(g)
 		if !errors.As(corrupt.err, &failure) || failure.Reason != penstock.ReasonCorrupt || corrupt.batch.Err == nil {
-			t.Errorf("queued %v: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, corrupt.err, corrupt.batch.Err)
+			t.Errorf("queued %t: the enforced batch: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, corrupt.err, corrupt.batch.Err)
 		}
 	}
 }
@@ -232,7 +232,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	call.wait(g)
 	var failure *penstock.StoreError
 	if !errors.As(call.err, &failure) || !failure.MayBeCharged || call.batch.Err == nil || call.separateCalls.Load() != 0 {
-		t.Errorf("%v; the shadow: %v, %d calls of its own; want the script's error twice, and no call", call.err, call.batch.Err, call.separateCalls.Load())
+		t.Errorf("the enforced batch: %v; the shadow: %v, %d calls of its own; want the script's error twice, and no call of its own", call.err, call.batch.Err, call.separateCalls.Load())
 	}
 }
 
@@ -249,7 +249,7 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	g.client.pass(2)
 	g.countGranted(calls)
 	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil || g.client.scripts.Load() != 2 {
-		t.Errorf("%v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", call.err, call.batch.Err, g.client.scripts.Load())
+		t.Errorf("the enforced batch: %v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", call.err, call.batch.Err, g.client.scripts.Load())
 	}
 }
 
@@ -272,12 +272,12 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	call.wait(g)
 	g.countGranted(others)
 	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil {
-		t.Errorf("%v; the shadow: %v; want context.Canceled and an error", call.err, call.batch.Err)
+		t.Errorf("the enforced batch: %v; the shadow: %v; want context.Canceled and an error", call.err, call.batch.Err)
 	}
 }
 
-// A shadow that does not fit into the script gets a call of its own, at once. Shadows only join the
-// call of their enforced batch.
+// A shadow that does not fit into the script gets a call of its own. Shadows only join the call of
+// their enforced batch.
 func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 	server := redistest.Shared(t)
 	cluster := redistest.SharedCluster(t)
@@ -308,12 +308,13 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 			batch := &piggyback.Batch{Charges: []penstock.Charge{test.shadow}, DecideAlone: func() { separateCalls++ }}
 			charges := []penstock.Charge{enforced}
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
+			// This is another slice than Enforced, so the store is offered no shadows.
 			if _, err := store.Decide(ctx, []penstock.Charge{enforced}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
-				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it has none", err, batch.Decision, separateCalls)
+				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it is not decided", err, batch.Decision, separateCalls)
 			}
 			d, err := store.Decide(ctx, charges)
 			if err != nil || !d.Allowed || separateCalls != test.separateCalls || batch.Err != nil || batch.Decision.Allowed != (test.separateCalls == 0) {
-				t.Errorf("%+v, %v; the shadow: %+v, %v, %d calls of its own; want %d", d, err, batch.Decision, batch.Err, separateCalls, test.separateCalls)
+				t.Errorf("the enforced batch: %+v, %v; the shadow: %+v, %v, %d calls of its own; want two decisions, and %d calls of its own", d, err, batch.Decision, batch.Err, separateCalls, test.separateCalls)
 			}
 		})
 	}

@@ -20,8 +20,8 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, prefix := context.Background(), newPrefix()
 			s := open(t, url, redisstore.Options{Prefix: prefix})
-			const many = 45
-			for i := range many {
+			const instances = 45
+			for i := range instances {
 				name := fmt.Sprintf("i%02d", i)
 				if _, err := s.Heartbeat(ctx, name, time.Hour+time.Duration(i)*time.Second); err != nil {
 					t.Fatal(err)
@@ -34,8 +34,8 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 				}
 			}
 			all, n, err := s.ReadSummaries(ctx)
-			if err != nil || n != many || len(all) != many-1 {
-				t.Fatalf("%d summaries of %d instances, %v; want %d of %d", len(all), n, err, many-1, many)
+			if err != nil || n != instances || len(all) != instances-1 {
+				t.Fatalf("ReadSummaries returned %d summaries of %d instances, %v; want %d of %d", len(all), n, err, instances-1, instances)
 			}
 			for _, found := range all {
 				if found.Text != "a\n\x00b 1 2\n"+found.Instance {
@@ -45,9 +45,9 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 			if err := s.WriteSummary(ctx, "i00", "short", time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "a summary to end", func() bool {
+			await(t, "a summary to expire", func() bool {
 				all, _, err = s.ReadSummaries(ctx)
-				return err == nil && len(all) == many-2
+				return err == nil && len(all) == instances-2
 			})
 			for i := range 2 * redisstore.MaxSummaries {
 				name := fmt.Sprintf("j%03d", i)
@@ -58,8 +58,9 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if all, n, err = s.ReadSummaries(ctx); err != nil || len(all) != redisstore.MaxSummaries || n != many+2*redisstore.MaxSummaries {
-				t.Errorf("%d summaries of %d instances, %v; want %d of %d", len(all), n, err, redisstore.MaxSummaries, many+2*redisstore.MaxSummaries)
+			wantInstances := instances + 2*redisstore.MaxSummaries
+			if all, n, err = s.ReadSummaries(ctx); err != nil || len(all) != redisstore.MaxSummaries || n != wantInstances {
+				t.Errorf("ReadSummaries returned %d summaries of %d instances, %v; want %d of %d", len(all), n, err, redisstore.MaxSummaries, wantInstances)
 			}
 		})
 	}
@@ -79,16 +80,19 @@ func TestForeignDataIsNoSummary(t *testing.T) {
 	}
 	must(t, server, "LPUSH", prefix+"1{%@}summary.b", "x")
 	if all, n, err := s.ReadSummaries(t.Context()); err != nil || n != 2 || len(all) != 1 || all[0].Instance != "a" {
-		t.Errorf("%v of %d, %v; want only the summary of a, of 2 instances", all, n, err)
+		t.Errorf("ReadSummaries returned %v of %d instances, %v; want only the summary of \"a\", of 2 instances", all, n, err)
 	}
 	for _, c := range []struct {
 		name, text string
 		life       time.Duration
 	}{
-		{"", "text", time.Hour}, {strings.Repeat("i", 129), "text", time.Hour}, {"a", strings.Repeat("x", redisstore.MaxSummary+1), time.Hour}, {"a", "text", 0},
+		{name: "", text: "text", life: time.Hour},
+		{name: strings.Repeat("i", 129), text: "text", life: time.Hour},
+		{name: "a", text: strings.Repeat("x", redisstore.MaxSummary+1), life: time.Hour},
+		{name: "a", text: "text", life: 0},
 	} {
 		if err := s.WriteSummary(t.Context(), c.name, c.text, c.life); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%.5q, %d bytes for %v: %v; want an ErrInvalid", c.name, len(c.text), c.life, err)
+			t.Errorf("WriteSummary for the instance %.5q, %d bytes, a life of %v: %v; want an ErrInvalid", c.name, len(c.text), c.life, err)
 		}
 	}
 }

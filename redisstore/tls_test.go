@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// urlsWithTLS are the URLs of a Cluster and of Sentinels with TLS only. Each server has a
+// urlsWithTLS returns the URLs of a Cluster and of Sentinels with TLS only. Each server has a
 // certificate for its own address or name.
 func urlsWithTLS(t *testing.T, config redistest.TLS) map[string]string {
 	t.Helper()
@@ -54,7 +54,7 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 				if err := decideEverywhere(t, url+"&server_name=redis.test"); err != nil {
 					t.Errorf("%s, by a name in all certificates: %v; want decisions", what, err)
 				}
-				wantReason(t, what, decideEverywhere(t, url+"&server_name=other.test"), penstock.ReasonUnreachable)
+				wantReason(t, what+", by a name in no certificate", decideEverywhere(t, url+"&server_name=other.test"), penstock.ReasonUnreachable)
 			}
 		})
 	}
@@ -72,8 +72,8 @@ func TestServerWithACertificateForAnotherIsUnreachable(t *testing.T) {
 	}
 }
 
-// A server that requires a certificate sends its alert after the client's handshake has ended. A
-// new connection to a node of a Cluster gets the alert within a call.
+// A server that requires a certificate sends its alert after the client's handshake has ended. So a
+// call may get the alert, for example on a new connection to a node of a Cluster.
 func TestClientWithoutACertificateIsUnreachable(t *testing.T) {
 	t.Parallel()
 	config := &redistest.TLS{IsClientCertRequired: true, ExtraNames: []string{"127.0.0.1"}}
@@ -89,7 +89,8 @@ func TestClientWithoutACertificateIsUnreachable(t *testing.T) {
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
-	for _, alert := range []uint8{0, 20, 80} { // the connection closes or breaks after a good handshake
+	// close_notify, bad_record_mac and internal_error can come after a successful handshake.
+	for _, alert := range []uint8{0, 20, 80} {
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
 		store := newStore(t, brokenClient{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("d", 10), 1)})

@@ -12,8 +12,9 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-// Many callers make equal batches of one key. The cost of a script is bounded by 256 units: the
-// first caller takes 4, and each other one takes 1. So a script decides at most 253 of them.
+// Many callers make equal batches of one key. A script may cost the server at most 256 (maxCost of
+// package coalesce). The first caller's batch costs 4, and each further equal batch costs 1. So a
+// script decides at most 253 of them.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
@@ -34,21 +35,21 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	}()
 	want := len(held) + 30 // g.limit admits 30 of the waiting calls
 	if granted := g.countGranted(calls); granted != want || g.client.scripts.Load() != 6 {
-		t.Errorf("%d of %d were granted in %d scripts; want %d in 6", granted, len(calls), g.client.scripts.Load(), want)
+		t.Errorf("%d of %d calls were granted in %d scripts; want %d in 6", granted, len(calls), g.client.scripts.Load(), want)
 	}
 }
 
 // Each caller of a script gets the server's error as if it were the only one.
 func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	for _, fault := range []struct {
-		name   string
-		make   string // a command, as in redis-cli
-		reason penstock.Reason
+		name    string
+		command string // makes the fault; as in redis-cli
+		reason  penstock.Reason
 	}{
-		{"no right to run scripts", "ACL SETUSER default -eval -evalsha", penstock.ReasonPermissionDenied},
-		{"no right inside the script", "ACL SETUSER default -time", penstock.ReasonPermissionDenied},
-		{"out of memory", "CONFIG SET maxmemory 1", penstock.ReasonOutOfMemory},
-		{"replica", "REPLICAOF 127.0.0.1 1", penstock.ReasonNotReady},
+		{name: "no right to run scripts", command: "ACL SETUSER default -eval -evalsha", reason: penstock.ReasonPermissionDenied},
+		{name: "no right inside the script", command: "ACL SETUSER default -time", reason: penstock.ReasonPermissionDenied},
+		{name: "out of memory", command: "CONFIG SET maxmemory 1", reason: penstock.ReasonOutOfMemory},
+		{name: "replica", command: "REPLICAOF 127.0.0.1 1", reason: penstock.ReasonNotReady},
 	} {
 		for _, kind := range []string{"uniform", "mixed"} {
 			t.Run(fault.name+"/"+kind, func(t *testing.T) {
@@ -66,13 +67,13 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 					together = append(together, g.callIn(context.Background(), nil, held))
 				}
 				g.awaitWaiters(5)
-				clienttest.Do(fault.make)(t, server)
+				clienttest.Do(fault.command)(t, server)
 				g.client.pass(3) // two that are held, and one for the waiters
 				for _, call := range append(calls, together...) {
 					<-call.done
 					var failure *penstock.StoreError
 					if !errors.As(call.err, &failure) || failure.Reason != fault.reason || !errors.Is(call.err, penstock.ErrUnavailable) {
-						t.Errorf("%v; want the reason %v", call.err, fault.reason)
+						t.Errorf("a caller got %v; want an error of reason %v", call.err, fault.reason)
 					}
 				}
 			})
@@ -85,7 +86,7 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	for name, o := range map[string]redisstore.Options{"read": {Prefix: "read"}, "given": {Prefix: "given", Now: clienttest.StandingClock().Now}} {
+	for name, o := range map[string]redisstore.Options{"the server's clock": {Prefix: "server"}, "Options.Now": {Prefix: "now", Now: clienttest.StandingClock().Now}} {
 		store := open(t, server.URL(), o)
 		limit := penstock.PerSecond(10)
 		for _, batch := range [][]penstock.Charge{
@@ -102,7 +103,7 @@ func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 		}
 		keys := must(t, server, "KEYS", o.Prefix+"*").([]any)
 		if len(keys) < 6 {
-			t.Errorf("%s: %d keys; want 6 or more", name, len(keys))
+			t.Errorf("%s: there are %d keys; want 6 or more", name, len(keys))
 		}
 		for _, key := range keys {
 			ttl := time.Duration(must(t, server, "PTTL", key.(string)).(int64)) * time.Millisecond
@@ -111,7 +112,7 @@ func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 				least, most = time.Hour, time.Hour+most
 			}
 			if ttl <= least || ttl > most {
-				t.Errorf("the clock is %s, and %q has a TTL of %v; want between %v and %v", name, key, ttl, least, most)
+				t.Errorf("%s: %q has a TTL of %v; want between %v and %v", name, key, ttl, least, most)
 			}
 		}
 	}

@@ -44,7 +44,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	}
 	for i := range 5 {
 		if n := heartbeat(fmt.Sprint("i", i), time.Hour); n != i+1 {
-			t.Errorf("%d instances; want %d", n, i+1)
+			t.Errorf("%d instances are counted; want %d", n, i+1)
 		}
 	}
 	if n := heartbeat("i0", time.Hour); n != 5 {
@@ -56,22 +56,22 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	heartbeat("short", time.Millisecond)
 	await(t, "the registration with a short life to end", func() bool { return heartbeat("i0", time.Hour) == 4 })
 	if ttl, err := server.Do("PTTL", prefix+"1{%@}instances"); err != nil || ttl.(int64) < 3_500_000 || ttl.(int64) > 3_600_000 {
-		t.Errorf("the TTL is %v ms, %v; want 3500 to 3600 s", ttl, err)
+		t.Errorf("the TTL is %v ms, %v; want 3500000 to 3600000", ttl, err)
 	}
 	for _, bad := range []string{"", strings.Repeat("i", 129)} {
 		if _, err := open(t, server.URL(), redisstore.Options{}).Heartbeat(ctx, bad, time.Hour); err == nil || !strings.Contains(err.Error(), "1 to 128") {
-			t.Errorf("%.10q: %v; want an error with the permitted length", bad, err)
+			t.Errorf("the instance %.10q: %v; want an error with the permitted length", bad, err)
 		}
 	}
 }
 
-// A layoutClient is a client of several servers that decides nothing. It counts the queries
-// of the layout.
+// A layoutClient is a client of several servers on which every decision fails. It counts the
+// queries of the layout.
 type layoutClient struct {
 	redisstore.Client
 	answer        func(ctx context.Context) error
 	queries       atomic.Int64
-	inFlight, max atomic.Int64 // queries in flight now, and the most at once
+	inFlight, max atomic.Int64 // queries in flight now; the most that were in flight at the same time
 }
 
 func (c *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
@@ -84,7 +84,7 @@ func (c *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (strin
 	c.max.Store(max(c.max.Load(), c.inFlight.Add(1)))
 	defer c.inFlight.Add(-1)
 	if c.queries.Add(1) > 10_000 {
-		<-ctx.Done() // a busy loop would not let the bubble's time pass
+		<-ctx.Done() // in a busy loop, the time of synctest would not pass
 	}
 	return "", c.answer(ctx)
 }
@@ -104,13 +104,13 @@ func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 		least, most  int64 // queries in 30 s
 		laterAtLeast int64 // in the 65 s after that, which are longer than retryAfterRejection
 	}{
-		{"all servers are dead", func(context.Context) error { return errors.New("refused") }, 60, 120, 100},
-		{"all servers hang", func(context.Context) error { time.Sleep(time.Second); return errors.New("timeout") }, 30, 120, 60},
-		{"the Cluster is down", reply("CLUSTERDOWN the cluster is down"), 30, 60, 60},
-		{"no Cluster", reply("ERR This instance has cluster support disabled script: f"), 1, 1, 1},
-		{"no such command", reply("ERR Unknown Redis command called from script"), 1, 1, 1},
-		{"no right", reply("NOPERM this user has no permissions to run the 'cluster|slots' command"), 1, 1, 1},
-		{"no right in a script", reply("ERR The user executing the script can't run this command or subcommand"), 1, 1, 1},
+		{name: "all servers are dead", answer: func(context.Context) error { return errors.New("refused") }, least: 60, most: 120, laterAtLeast: 100},
+		{name: "all servers hang", answer: func(context.Context) error { time.Sleep(time.Second); return errors.New("timeout") }, least: 30, most: 120, laterAtLeast: 60},
+		{name: "the Cluster is down", answer: reply("CLUSTERDOWN the cluster is down"), least: 30, most: 60, laterAtLeast: 60},
+		{name: "no Cluster", answer: reply("ERR This instance has cluster support disabled script: f"), least: 1, most: 1, laterAtLeast: 1},
+		{name: "no such command", answer: reply("ERR Unknown Redis command called from script"), least: 1, most: 1, laterAtLeast: 1},
+		{name: "no right", answer: reply("NOPERM this user has no permissions to run the 'cluster|slots' command"), least: 1, most: 1, laterAtLeast: 1},
+		{name: "no right in a script", answer: reply("ERR The user executing the script can't run this command or subcommand"), least: 1, most: 1, laterAtLeast: 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -126,12 +126,12 @@ func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 				if more := client.queries.Load() - queries; more < row.laterAtLeast {
 					t.Errorf("%d queries in the next 65 s; want at least %d", more, row.laterAtLeast)
 				}
-				most := int64(1)
+				mostInFlight := int64(1)
 				if row.name == "all servers hang" {
-					most = 4 // abandoned queries
+					mostInFlight = 4 // a query takes a second, and is abandoned after attemptTimeout, a quarter of that
 				}
-				if client.max.Load() > most {
-					t.Errorf("%d queries at once; want at most %d", client.max.Load(), most)
+				if client.max.Load() > mostInFlight {
+					t.Errorf("%d queries were in flight at the same time; want at most %d", client.max.Load(), mostInFlight)
 				}
 				t.Logf("counted: %d queries of the layout", client.queries.Load())
 			})
@@ -156,12 +156,12 @@ func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 		if err := store.Close(); err != nil || client.inFlight.Load() != 0 {
 			t.Errorf("Close returned %v, and %d queries still run; want no error and none", err, client.inFlight.Load())
 		}
-		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
+		if took := time.Since(closed); took != time.Millisecond { // of the time of synctest
 			t.Errorf("Close took %v; want 1ms, the time that the query takes to end", took)
 		}
 		clienttest.Use(store, 5*time.Second)
 		if queries := client.queries.Load(); queries != 1 {
-			t.Errorf("%d queries; want 1", queries)
+			t.Errorf("%d queries after Close; want only the one before", queries)
 		}
 	})
 }

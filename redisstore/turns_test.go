@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// Several limits may use one counter in turn. On a server they admit at most what the largest
-// admits, for each algorithm.
+// Several limits of one algorithm use one counter in turn. Together they admit at most what the
+// largest of them admits.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -20,8 +20,8 @@ import (
 )
 
 // The Go steps and their Lua twins give equal answers, in every field. Batches are random, with few
-// keys and hostile limits. The clock stops, creeps, jumps and steps back. Limits change and keep
-// their names.
+// keys and hostile limits. The clock stops, moves by a few µs, jumps and steps back. Limits change
+// and keep their names.
 func TestTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	server := redistest.Shared(t)
@@ -38,12 +38,12 @@ func TestTwins(t *testing.T) {
 				}
 				decided += n
 			}
-			t.Logf("counted: %d twins", decided)
+			t.Logf("counted: %d batches with equal answers of both twins", decided)
 		})
 	}
 }
 
-// batchesPerSubject is how many batches each subject compares, in many traces.
+// batchesPerSubject returns how many batches are compared for each subject, in many traces.
 func batchesPerSubject() int { return effort.Of(10_000, 1_000_000) }
 
 // A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
@@ -88,7 +88,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		return 0, err
 	}
 	defer redis.Close()
-	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour}) // keeps all states, as the clock may step back
+	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour}) // keeps all states, because the clock may step back
 
 	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {
@@ -136,8 +136,8 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	return decided, nil
 }
 
-// decideList decides independent batches as a coalescer does for waiting callers. It returns
-// also the order in which they were decided.
+// decideList decides independent batches as a coalescer does for waiting callers. It also returns
+// the order in which they were decided.
 func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (decisions []penstock.Decision, order []int, err error) {
 	if len(batches) == 1 {
 		d, err := s.Decide(ctx, batches[0])
@@ -146,12 +146,12 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 	return s.decideTogether(ctx, batches, 0)
 }
 
-// decideTogether does what decideList does for several batches. It adds a number to the modes, such
-// as dryRun.
+// decideTogether does what decideList does for several batches. It adds addedMode, such as dryRun,
+// to the mode of each charge.
 func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, addedMode penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
 	serial := &serialDecider{decider: decider{s}}
 	c := coalesce.New(serial)
-	for range 2 { // others wait as long as two scripts are in flight
+	for range 2 { // while two scripts are in flight, all other batches wait
 		if !c.Enter(ctx, new(coalesce.Waiter)) {
 			return nil, nil, errors.New("the coalescer is not idle")
 		}
@@ -186,7 +186,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 	return decisions, order, nil
 }
 
-// A serialDecider decides one flight after the other, until one fails. It notes the order of the
+// A serialDecider decides one flight after the other, until one fails. It records the order of the
 // waiters.
 type serialDecider struct {
 	decider
@@ -287,7 +287,7 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 	for range n {
 		l := limits[rng.IntN(len(limits))]
 		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Plan: l, Cost: 1}
-		modes := []penstock.Mode{ // the more frequent, the more often listed
+		modes := []penstock.Mode{ // a mode that is listed more often is more frequent
 			penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend,
 			penstock.Draw, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Refund, penstock.Refund,
 			penstock.Reset,
@@ -315,4 +315,5 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 	return batch
 }
 
+// pick returns one of the values.
 func pick(rng *rand.Rand, values ...int64) int64 { return values[rng.IntN(len(values))] }

@@ -234,7 +234,7 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 	}
 }
 
-// CheckURL checks a URL without the files that it names.
+// CheckURL checks a URL without reading the files that the URL names.
 func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
@@ -284,7 +284,7 @@ func FuzzParseURL(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, url string) {
 		if strings.Contains(url, "_file=") || strings.Contains(url, "ca=") || strings.Contains(url, "cert=") || strings.Contains(url, "key=") {
-			return // it names files
+			return // the URL names files, which could be read
 		}
 		o, err := redisstore.ParseURL(url)
 		if err != nil {

@@ -20,7 +20,7 @@ var elsewhere = map[string][]string{
 	"F5":  {"redisstore/internal/clienttest/errors.go: serverIsLoading"},
 	"F7":  {"redisstore/internal/clienttest/errors.go: serverCannotDecide"}, // also denials
 	"F9":  {"redisstore/internal/clienttest/errors.go: clusterDown"},
-	"F11": {"redisstore/servers_test.go: TestServersTellWhetherCountersMayBeEvicted"},
+	"F11": {"redisstore/servers_test.go: TestServersReportWhetherCountersMayBeEvicted"},
 	"F12": {"redisstore/internal/clienttest/faults.go: forgottenScriptsChargeOnce"},
 	"F15": {"redisstore/internal/clienttest/faults.go: lostRepliesNeverChargeTwice"},
 	"F17": {"redisstore/internal/clienttest/errors.go: rightsOnOneServer", "redisstore/internal/clienttest/errors.go: wrongLogin"},

@@ -61,8 +61,8 @@ func makerOf(newClient func() redis.UniversalClient) clienttest.Maker {
 	}}
 }
 
-// suite is the tests that redisstore runs too, with its own clients. Two scripts of one key are in
-// flight at most: further calls are coalesced.
+// suite is the tests that redisstore runs too, with its own clients. At most two scripts of one key
+// are in flight, because further calls are coalesced.
 func suite(t *testing.T) clienttest.Suite {
 	return clienttest.Suite{
 		Library: plain, Other: ring,
@@ -119,7 +119,7 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	target.Proxies[0].Only("EVALSHA")
 	target.Proxies[0].Cut(true)
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err == nil {
-		t.Error("the call succeeded; want that its reply is lost")
+		t.Error("the call succeeded; want an error, because its reply was lost")
 	}
 	counter, err := strconv.Atoi(clienttest.Must(t, target.Servers[0], "GET", "counter").(string))
 	charged := counter - 1 // without the first call, whose reply arrived

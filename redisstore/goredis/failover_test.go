@@ -14,16 +14,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// With go-redis too, the store decides again after its primary was killed or stopped and a replica
-// was promoted. No retry helps: each call has one deadline for everything. The charges from before
-// the failover are kept.
+// With go-redis, the store decides again after its primary was killed or stopped and a replica was
+// promoted. Retries do not help, because each call has one deadline for all its attempts. The
+// charges from before the failover are kept.
 func TestFailoversAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {
 		name          string
 		fault         func(*redistest.Server)
 		usesDeadlines bool // the client's ContextTimeoutEnabled
-	}{{"killed", (*redistest.Server).Kill, false}, {"stopped", (*redistest.Server).Pause, true}} {
+	}{
+		{name: "killed", fault: (*redistest.Server).Kill},
+		{name: "stopped", fault: (*redistest.Server).Pause, usesDeadlines: true},
+	} {
 		t.Run("sentinel/"+how.name, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartSentinel(t)
@@ -60,7 +63,9 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), aw
 	}
 	const keys = 30 // enough for all shards
 	granted, answers := [keys]int64{}, map[penstock.Source]int{}
-	decidedBy := func(source penstock.Source) func() bool { // whether source decides each key
+	// decidedBy returns a function that makes a charge for each key, and reports whether source has
+	// decided all of them. For FromClosed, one key is enough: on a Cluster, only one node fails.
+	decidedBy := func(source penstock.Source) func() bool {
 		return func() bool {
 			count := 0
 			for k := range keys {
@@ -76,7 +81,6 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), aw
 					count++
 				}
 			}
-			// On a Cluster, one node fails and the others decide.
 			return count == keys || source == penstock.FromClosed && count > 0
 		}
 	}
@@ -94,7 +98,8 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), aw
 		if err != nil {
 			t.Fatal(err)
 		}
-		if used := limit.Limit().Count - d.Status(0).Remaining; used < granted[k]-1 { // charges that the primary answered just before it died may be lost
+		// A charge that the primary granted just before it died may be lost.
+		if used := limit.Limit().Count - d.Status(0).Remaining; used < granted[k]-1 {
 			t.Errorf("%d units of key %d are used; want at least %d, one less than were granted", used, k, granted[k]-1)
 		}
 	}
@@ -105,7 +110,7 @@ func await(t *testing.T, what string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after 30s still not so: %s", what)
+			t.Fatalf("after 30s, this is still not true: %s", what)
 		}
 	}
 }

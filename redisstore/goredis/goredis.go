@@ -12,12 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// New makes a Client of the user's own go-redis client: *redis.Client, *redis.ClusterClient, a
-// failover client or a *redis.Ring. The user closes it. Scripts are sent once, whatever the
-// client's MaxRetries and MaxRedirects are. Its timeouts, pools and hooks stay as they are.
+// New makes a Client that uses the user's own go-redis client: *redis.Client, *redis.ClusterClient,
+// a failover client or a *redis.Ring. The user must close that client. Scripts are sent once,
+// whatever the client's MaxRetries and MaxRedirects are. Its timeouts, pools and hooks stay as they
+// are.
 //
 // If a caller leaves, its call continues until a timeout of the client ends it (DialTimeout,
-// ReadTimeout, PoolTimeout), and uses a connection of the pool for as long. ReadTimeout is 3 s by
+// ReadTimeout, PoolTimeout). Until then it uses a connection of the pool. ReadTimeout is 3 s by
 // default; 1 s is enough for these scripts.
 func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }
 
@@ -32,8 +33,8 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 }
 
 // A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
-// four times when a reply is lost, the cluster client even with MaxRetries -1. Each may run and
-// charge.
+// four times when a reply is lost. A cluster client would do so even with MaxRetries -1. Each of
+// these scripts may run and charge.
 type singleCmd struct{ *redis.Cmd }
 
 func (singleCmd) NoRetry() bool { return true }
@@ -50,7 +51,8 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 		words = append(words, strings.Clone(arg))
 	}
 	cmd := singleCmd{redis.NewCmd(ctx, words...)}
-	cmd.SetFirstKeyPos(3)
+	const firstKey = 3 // the index in words: the command, the script and the number of keys come first
+	cmd.SetFirstKeyPos(firstKey)
 	defer a.reloadLater(ctx)()
 	if err := a.client.Process(ctx, cmd); err != nil {
 		err = reply(err)
@@ -60,9 +62,10 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 	return cmd.Text()
 }
 
-// reloadAfter makes the client of a Cluster reload the layout in the background, if a call has
-// failed without a reply. go-redis does so when it retries a command. Scripts are not retried, so
-// without this the client would use a dead primary until ClusterStateReloadInterval has passed.
+// reloadAfter makes the client of a Cluster reload the layout in the background, unless err is a
+// reply of Redis. go-redis reloads it by itself only when it retries a command. Scripts are not
+// retried, so without reloadAfter the client would use a dead primary until
+// ClusterStateReloadInterval has passed.
 func (a adapter) reloadAfter(ctx context.Context, err error) {
 	if _, hasReplied := err.(redisstore.ReplyError); hasReplied {
 		return
@@ -72,10 +75,10 @@ func (a adapter) reloadAfter(ctx context.Context, err error) {
 	}
 }
 
-// reloadDelay is how long a call may take before the layout is reloaded, as if it had failed.
+// reloadDelay is how long a call may take before the layout is reloaded, as if the call had failed.
 const reloadDelay = 200 * time.Millisecond
 
-// reloadLater reloads the layout after reloadDelay, unless stop is called before.
+// reloadLater reloads the layout after reloadDelay, unless stop is called earlier.
 func (a adapter) reloadLater(ctx context.Context) (stop func() bool) {
 	if _, ok := a.client.(*redis.ClusterClient); !ok {
 		return func() bool { return true }
@@ -106,8 +109,8 @@ func reply(err error) error {
 	return err
 }
 
-// Load reaches every node of a Cluster or Ring, and one server otherwise: go-redis does not know
-// the replicas behind Sentinel.
+// Load without a key reaches every node of a Cluster or Ring. With any other client it reaches one
+// server, because go-redis does not know the replicas behind Sentinel.
 func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
 	loadOn := func(ctx context.Context, node redis.Scripter) error {
 		for _, script := range scripts {

@@ -20,7 +20,7 @@ import (
 // A scriptCounter counts the scripts that a client sends.
 type scriptCounter struct {
 	sent  atomic.Int64
-	words atomic.Pointer[[]any] // of the last one
+	words atomic.Pointer[[]any] // of the last command that sent a script
 }
 
 func (c *scriptCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -79,7 +79,7 @@ func TestErrorsOfRedisAreReplyErrors(t *testing.T) {
 	_, err = goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})).Eval(t.Context(), "return 1", []string{"k"}, nil)
 	var op *net.OpError
 	if errors.As(err, &reply) || !errors.As(err, &op) {
-		t.Errorf("no server: %v; want a net.OpError, and no ReplyError", err)
+		t.Errorf("without a server: %v; want a net.OpError that is not a ReplyError", err)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestShardedIsTrueForSeveralServers(t *testing.T) {
 		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), true},
 	} {
 		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.isSharded || err != nil {
-			t.Errorf("%s: sharded %t, %v; want %t", row.name, got, err, row.isSharded)
+			t.Errorf("%s: Sharded returned %t, %v; want %t", row.name, got, err, row.isSharded)
 		}
 		_ = row.client.Close()
 	}
@@ -119,8 +119,8 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := hook.sent.Load(); n != 4 { // the server did not know the first
-		t.Errorf("3 decisions took %d scripts, want 4", n)
+	if n := hook.sent.Load(); n != 4 { // the first was sent twice, because the server did not know it
+		t.Errorf("3 decisions took %d scripts; want 4", n)
 	}
 	if words := *hook.words.Load(); words[0] != "evalsha" || words[3] != "ps1{k}hour" || slices.Contains(words, nil) {
 		t.Errorf("a decision is sent as %q; want evalsha with the key ps1{k}hour, and no nil", words)
@@ -129,12 +129,12 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 		t.Errorf("Close: %v; want no error", err)
 	}
 	if err := c.Ping(t.Context()).Err(); err != nil {
-		t.Errorf("the user's client after Close of the store: %v; want that it stays open", err)
+		t.Errorf("a ping by the user's client after Close of the store: %v; want no error, because the client stays open", err)
 	}
 }
 
-// By default, go-redis keeps reading after the end of a context, until its ReadTimeout.
-// Callers of the store do not wait for that. Here it would be an hour.
+// By default, go-redis keeps reading after the end of a context, until its ReadTimeout. Callers of
+// the store do not wait for that timeout, which is an hour in this test.
 func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -170,7 +170,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s: %s with 50 ms to live: %v; want DeadlineExceeded", name, what, err)
+				t.Errorf("%s: %s with a deadline in 50 ms: %v; want DeadlineExceeded", name, what, err)
 			}
 			cancel()
 		}

@@ -12,7 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The users of redis-cell call CL.THROTTLE through go-redis. The same calls work with resplimit.
+// Programs that call redis-cell's CL.THROTTLE through go-redis can make the same calls to
+// resplimit.
 func TestGoRedisWorksWithResplimit(t *testing.T) {
 	server, err := resplimit.New(memstore.New(memstore.Options{}), nil, resplimit.Options{
 		Credentials: []resplimit.Credential{{User: "ann", Password: "secret"}, {Password: "token"}},
@@ -41,8 +42,8 @@ func TestGoRedisWorksWithResplimit(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		// A maximum burst of 6 admits 7 calls. The reply begins with whether the call is limited, the
-		// limit, and what remains.
+		// The arguments are a maximum burst of 6, and 1 call per 86,400 s. Such a limit admits 7 calls.
+		// The first three numbers of a reply are 1 if the call is denied, the limit, and what remains.
 		for j, call := range calls {
 			reply, err := call.Int64Slice()
 			if err != nil || len(reply) != 5 {

@@ -22,10 +22,10 @@ type function struct {
 	name       string
 	parameters []string
 	body       string
-	expression string // of a body that only returns one; else ""
+	expression string // if the body only returns one expression: that expression; else ""
 	hasLoop    bool
-	names      map[string]bool // in the body
-	assigned   map[string]bool // names that the body assigns
+	names      map[string]bool // all names in the body
+	assigned   map[string]bool // names to which the body assigns
 	declared   map[string]bool // names that the body declares as local
 }
 
@@ -44,8 +44,8 @@ func removeComments(lua string) string {
 	return out.String()
 }
 
-// functionsOf reads the functions that a text defines at its top level. In their bodies, it inlines
-// calls of the functions in others.
+// functionsOf reads the functions that a text defines at its top level. In the bodies of these
+// functions, it inlines calls of others.
 func functionsOf(lua string, others []function) []function {
 	const begin, end = "local function ", "\nend\n"
 	var functions []function
@@ -54,7 +54,7 @@ func functionsOf(lua string, others []function) []function {
 		if start < 0 {
 			return functions
 		}
-		if start > 0 && lua[start-1] != '\n' { // inside another
+		if start > 0 && lua[start-1] != '\n' { // not at the top level
 			lua = lua[start+len(begin):]
 			continue
 		}
@@ -80,7 +80,7 @@ func newFunction(name, parameters, body string, others []function) function {
 	return f
 }
 
-// recordNames records the names in the body, and which of them it assigns or declares.
+// recordNames records the names in the body, and which of them the body assigns or declares.
 func (f *function) recordNames() {
 	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]bool)
 	for _, name := range names(f.body) {
@@ -92,7 +92,8 @@ func (f *function) recordNames() {
 		if isLocal {
 			addNames(f.declared, list)
 		}
-		if isAssignment := strings.HasSuffix(list, " ") && strings.HasPrefix(line[len(list):], "= "); isAssignment {
+		isAssignment := strings.HasSuffix(list, " ") && strings.HasPrefix(line[len(list):], "= ")
+		if isAssignment {
 			addNames(f.assigned, list)
 		}
 	}
@@ -108,14 +109,15 @@ func listEnd(text string) int {
 	return len(text)
 }
 
+// addNames adds the names in a list such as "a, b" to a set.
 func addNames(set map[string]bool, names string) {
 	for name := range strings.SplitSeq(names, ",") {
 		set[strings.TrimSpace(name)] = true
 	}
 }
 
-// inline inlines functions in a text, the last one first. A function that is still called
-// afterwards is defined in front of the text.
+// inline inlines functions in a text, the last function first. If a function is still called after
+// that, its definition is put in front of the text.
 func inline(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		f := &functions[i]
@@ -126,7 +128,7 @@ func inline(text string, functions []function) string {
 	return text
 }
 
-// replaceAllCalls inlines functions, and leaves the calls that it cannot replace.
+// replaceAllCalls inlines functions in a text. It leaves calls that it cannot replace as they are.
 func replaceAllCalls(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		text = functions[i].replaceCalls(text)
@@ -134,6 +136,7 @@ func replaceAllCalls(text string, functions []function) string {
 	return text
 }
 
+// replaceCalls inlines f in a text, as far as its kind of function allows.
 func (f *function) replaceCalls(text string) string {
 	switch {
 	case f.expression != "":
@@ -152,7 +155,7 @@ func (f *function) inlineStatements(text string) string {
 		if at < 0 {
 			return appendRest(&out, text)
 		}
-		// text[start:end] is the line that has the call: indent, code, call.
+		// text[start:end] is the line of the call. It has an indent, then code, then the call.
 		start := strings.LastIndexByte(text[:at], '\n') + 1
 		end := len(text)
 		if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
@@ -175,8 +178,8 @@ func (f *function) inlineStatements(text string) string {
 	}
 }
 
-// writeStatement writes f's body as a block "repeat … until true". Each return becomes an
-// assignment to the names and a break.
+// writeStatement writes the body of f as a block "repeat … until true", in place of a statement
+// that assigns f's results to names. Each return becomes such an assignment and a break.
 func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, isLocal bool) {
 	if isLocal {
 		out.WriteString(indent + "local " + names + "\n")
@@ -211,10 +214,10 @@ func writeBlock(out *strings.Builder, indent, locals, body, results string) {
 	out.WriteString(indent + "until true")
 }
 
-// bind returns f's body, with the arguments of a call in place of its parameters. An argument that
-// is a name replaces a parameter that the body never assigns. Other arguments become local
-// variables, which locals defines. The argument of a parameter _ is dropped, unless the body uses _
-// as a variable.
+// bind returns the body of f for a call with these arguments. An argument that is a name replaces
+// its parameter, if the body never assigns the parameter. Other arguments become local variables,
+// and locals is the statement that defines them. The argument of a parameter _ is dropped, unless
+// the body assigns _.
 func (f *function) bind(arguments string) (body, locals string) {
 	values, _ := argumentsAt(arguments+")", 0)
 	renamed := make(map[string]string)
@@ -235,8 +238,8 @@ func (f *function) bind(arguments string) (body, locals string) {
 	return replaceNames(f.body, renamed), locals
 }
 
-// hasAnyOf reports whether f uses one of the names for a variable of its own. Then its body cannot
-// assign to the caller's variable of that name.
+// hasAnyOf reports whether f uses one of the names itself. Then the body of f cannot assign to the
+// caller's variable of that name.
 func (f *function) hasAnyOf(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
 		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {
@@ -268,7 +271,7 @@ func (f *function) inlineExpression(text string) string {
 	}
 }
 
-// appendRest returns what was written, followed by the rest of the text.
+// appendRest returns out followed by rest. If out is empty, that is rest itself, without a copy.
 func appendRest(out *strings.Builder, rest string) string {
 	if out.Len() == 0 {
 		return rest
@@ -277,6 +280,7 @@ func appendRest(out *strings.Builder, rest string) string {
 	return out.String()
 }
 
+// parenthesize puts an expression in parentheses, unless it is a name.
 func parenthesize(expression string) string {
 	if isName(expression) {
 		return expression
@@ -284,8 +288,8 @@ func parenthesize(expression string) string {
 	return "(" + expression + ")"
 }
 
-// argumentsAt splits the arguments of a call, beginning after its opening parenthesis. It returns
-// where the call ends.
+// argumentsAt splits the arguments of a call. start is the index after the opening parenthesis, and
+// end is the index after the closing one.
 func argumentsAt(text string, start int) (arguments []string, end int) {
 	depth := 0
 	for i := start; i < len(text); i++ {
@@ -319,8 +323,8 @@ func isName(text string) bool {
 	return text != ""
 }
 
-// indexName returns the index of begin, which starts with a name, in a text at or after from. It
-// skips places where that name is the end of a longer one. It returns -1 if there is none.
+// indexName returns the first index of begin, which starts with a name, in a text at or after from.
+// It skips places where the name is the end of a longer name. It returns -1 if begin is not found.
 func indexName(text, begin string, from int) int {
 	for {
 		i := strings.Index(text[from:], begin)
@@ -347,7 +351,7 @@ func hasName(text, name string) bool {
 	}
 }
 
-// replaceNames replaces names in a text by other texts.
+// replaceNames replaces each name in a text for which others has a text.
 func replaceNames(text string, others map[string]string) string {
 	if len(others) == 0 {
 		return text

@@ -1,9 +1,9 @@
-// Package luagen writes the Lua scripts of redisstore. A script is made of four parts:
+// Package luagen generates the Lua scripts of redisstore. A script is made of four parts:
 //
 //   - prelude.lua: short names of Redis functions, and helpers for the other parts
-//   - the fragments of some algorithms (algorithm.Algorithm.Lua)
-//   - a harness, the main program: single.lua, uniform.lua or mixed.lua
-//   - storage.lua: reading and writing of stored strings, for single.lua and uniform.lua
+//   - the fragment of each of its algorithms (algorithm.Algorithm.Lua)
+//   - a harness, which is the main program: single.lua, uniform.lua or mixed.lua
+//   - storage.lua: the code that reads and writes stored strings, for single.lua and uniform.lua
 //
 // Harnesses are templates (see template.go). Functions are inlined (see inline.go): a script
 // defines its functions again in every call, and defining one costs as much as running it.
@@ -37,60 +37,61 @@ const (
 	MaxCharges = 4 // of one batch in Single and Uniform
 	MaxNumbers = 6 // of the state of one limit in these scripts
 
-	// FirstCollection is added to the number of an algorithm whose state is a collection. Mixed
-	// numbers its algorithms from 0, in their order.
+	// Mixed numbers its algorithms from 0, in their order. FirstCollection is added to the number of
+	// each algorithm whose state is a collection, such as a sorted set.
 	FirstCollection = 128
 
 	// ExtendedMode is added to the mode of a charge that has an extension: a fourth parameter, a
 	// patience or a holder.
 	ExtendedMode = 128
 
-	// DryRunMode is added to the modes of a batch that charges nothing.
+	// DryRunMode is added to the mode of each charge in a batch that must charge nothing.
 	DryRunMode = 64
 )
 
-// The reply of a uniform script is a list of numbers. For each batch in turn, it has one of these
-// kinds, and then the numbers that are named beside the kind.
+// The reply of a uniform script is a list of numbers. For each batch, in order, it has one of these
+// kinds and then the numbers that the comment of the kind names.
 const (
-	ReplyPlain   = 0 // remaining and reset of each charge, if all of the cost was granted without a wait
+	ReplyPlain   = 0 // remaining and reset of each charge: the whole cost was granted without a wait
 	ReplyFull    = 1 // a status of each charge
 	ReplyCorrupt = 2 // no numbers: the stored string is malformed
 
-	// Run-length encoding: the number of further batches like the last one. Then, for each charge: by
-	// how much Remaining decreases and ResetAfter increases from one batch to the next.
+	// Run-length encoding: the number of further batches with results like that of the last one. Then,
+	// for each charge: by how much Remaining decreases and ResetAfter increases from batch to batch.
 	ReplyRepeat = 3
 )
 
 const (
-	// Keys expire at least slackTTL ms later than necessary. So state outlives a jump of the clock of
-	// up to algorithm.MaxStall.
+	// slackTTL, in ms, is added to TTLs. So state outlives a jump of the clock of up to
+	// algorithm.MaxStall, which is in µs.
 	slackTTL = algorithm.MaxStall / 1000
 
 	// virtualTTL is an hour in ms. It is added to TTLs if the caller gives the time, because TTLs run
 	// by the server's clock.
 	virtualTTL = 3_600_000
 
-	// certainSlack is how much longer than necessary a key lives for certain, in µs: 2 ms less than
-	// slackTTL, because TTLs are whole ms.
+	// Each key lives at least certainSlack µs longer than necessary. This is 2 ms less than slackTTL,
+	// because TTLs are whole ms.
 	certainSlack = slackTTL*1000 - 2000
 )
 
-// Single writes a script that decides one batch. Its charges have these algorithms, in this order,
-// and their state is in one string.
+// Single generates a script that decides one batch. The batch has one charge for each of these
+// algorithms, in this order. The state of all charges is in one string.
 func Single(algorithms []*algorithm.Algorithm) string {
 	return unroll(harnesses().single, algorithms)
 }
 
-// Uniform writes a script that decides several batches like that of Single, also in several
-// strings.
+// Uniform generates a script that decides several batches, each like the batch of Single. The
+// batches may use several strings.
 func Uniform(algorithms []*algorithm.Algorithm) string {
 	return unroll(harnesses().uniform, algorithms)
 }
 
-// Mixed writes a script that decides any batches whose algorithms are among these.
+// Mixed generates a script that decides batches of any form, whose algorithms are among these.
 func Mixed(algorithms []*algorithm.Algorithm) string {
 	var fragments, steps, saves strings.Builder
 	for i, a := range algorithms {
+		// The first six elements of a cell and of a result are the outcome; see mixed.lua.
 		number, lastArguments := i, "holder, unpack(cell, 7)"
 		if a.IsCollection() {
 			number, lastArguments = FirstCollection+i, "KEYS[key], ARGV[holder] or ''"
@@ -110,16 +111,16 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
 	text = expandLists(text, n)
 	isAdditive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
-	names := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(isAdditive)}
+	replacements := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(isAdditive)}
 	var fragments strings.Builder
 	for i, a := range algorithms {
-		names = append(names, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
+		replacements = append(replacements, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
 		isRepeated := slices.ContainsFunc(algorithms[:i], func(earlier *algorithm.Algorithm) bool { return earlier.Name() == a.Name() })
 		if !isRepeated {
 			fragments.WriteString(a.Lua() + "\n")
 		}
 	}
-	text = strings.NewReplacer(names...).Replace(text)
+	text = strings.NewReplacer(replacements...).Replace(text)
 	prelude := preludeOf()
 	functions := functionsOf(replaceNames(removeComments(fragments.String()), constants), prelude.functions)
 	text = inline(text, functions)
@@ -144,7 +145,8 @@ func finish(body string) string {
 	return text + body
 }
 
-// constants replace their names in scripts, because a local variable costs time in every call.
+// constants has the numbers that replace names in scripts. A local variable would cost time in
+// every call.
 var constants = decimals(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
@@ -154,6 +156,7 @@ var constants = decimals(map[string]int64{
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 })
 
+// decimals writes numbers in decimal digits.
 func decimals(numbers map[string]int64) map[string]string {
 	all := make(map[string]string, len(numbers))
 	for name, n := range numbers {
@@ -162,7 +165,8 @@ func decimals(numbers map[string]int64) map[string]string {
 	return all
 }
 
-// harnesses returns the templates without comments, with the blocks of storage.lua that they name.
+// harnesses returns the templates of scripts. Comments are removed, and the blocks of storage.lua
+// that a template names are inserted.
 var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }) {
 	storage := removeComments(storageLua)
 	include := func(harness string) string {

@@ -19,8 +19,10 @@ var luaDir = flag.String("lua", "", "directory in which TestScriptsAreWritten wr
 // Each algorithm has scripts of every kind, for one charge and for two.
 func TestScriptsAreWritten(t *testing.T) {
 	write := func(name, text string) {
-		if strings.Contains(text, "@") || strings.Contains(text, "ALGORITHM") || strings.Contains(text, "FAIL\n") || strings.Contains(text, "STEP\n") {
-			t.Errorf("%s: the script has a placeholder of its template; want none:\n%s", name, text)
+		for _, placeholder := range []string{"@", "ALGORITHM", "FAIL\n", "STEP\n"} {
+			if strings.Contains(text, placeholder) {
+				t.Errorf("%s: the script has the placeholder %q of its template; want none:\n%s", name, placeholder, text)
+			}
 		}
 		if *luaDir == "" {
 			return
@@ -57,8 +59,8 @@ func TestScriptsAreWritten(t *testing.T) {
 	write("all-mixed", Mixed(all))
 }
 
-// costlyAlgorithms are those whose scripts are the most expensive to generate, the most expensive
-// first.
+// costlyAlgorithms are four algorithms whose scripts are expensive to generate. The most expensive
+// one comes first.
 var costlyAlgorithms = []*algorithm.Algorithm{penstock.SlidingWindow, penstock.LeakyBucket, penstock.TokenBucket, penstock.FixedWindow}
 
 // The first request that needs a script waits for it. The test counts allocations, because times
@@ -70,8 +72,9 @@ func TestWritingAScriptIsCheap(t *testing.T) {
 		"uniform of four": func() { Uniform(costlyAlgorithms) },
 		"mixed":           func() { Mixed(append(costlyAlgorithms, penstock.SlidingLog, penstock.Concurrency)) },
 	} {
-		if n := testing.AllocsPerRun(1, write); n > 1500 {
-			t.Errorf("%s: %.0f allocations; want 1500 at most", name, n)
+		const most = 1500
+		if n := testing.AllocsPerRun(1, write); n > most {
+			t.Errorf("%s: the generator made %.0f allocations; want at most %d", name, n, most)
 		}
 	}
 }

@@ -1,5 +1,6 @@
--- Decides a list of independent batches in their order, each all or nothing for itself. A string is
--- loaded once and saved once, however many charges use it.
+-- Decides a list of independent batches, in order. Each batch is charged in full or not at all. A
+-- string is loaded once and saved once, however many charges use it. The comment at @load in
+-- storage.lua describes the format of strings.
 local args = ARGV[1]
 local now, batches, at = sunpack('<dI2', args)
 local virtual = 0
@@ -11,9 +12,13 @@ RIGHTS
 -- the state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state,
 -- negative if it is unchanged.
 --
--- strings has the loaded strings by key. changed has the keys of strings that must be saved.
+-- strings has the loaded strings by the number of their key: cells by tag, the order of the tags,
+-- and expiresAfter, a time in µs before which the key does not expire. keep of a string is how long
+-- the string must exist, in µs; -1 if it need not be saved. changed has the numbers of the keys
+-- whose strings must be saved.
 local strings, changed = {}, {}
 
+-- Returns the format of an entry's n numbers: 6 bytes for the third, and 7 for each other number.
 local function formatof(n)
   return '<' .. string.rep('I7', math.min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
 end
@@ -51,8 +56,8 @@ local function step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p
   STEP
 end
 
--- Saves the state of a granted charge, or the repaired state of a denied one. State that is not
--- changed must live for as long as its present limit counts it.
+-- Saves the state of a granted charge, or the repaired state of a denied one. If a state has not
+-- changed, only its TTL may have to be extended, because the limit may have been made slower.
 local function save(key, algorithm, tag, result)
   local keep, reset = result[6], result[4]
   if keep < 0 then
@@ -128,7 +133,7 @@ for _, key in ipairs(changed) do
     while n > 6 and cell[n] == 0 do
       n = n - 1
     end
-    if n > 6 then
+    if n > 6 then -- an entry has at least two numbers
       n, cell[8] = math.max(n, 8), cell[8] or 0
       parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
     end

@@ -1,18 +1,18 @@
--- Short names, the twins of package algorithm's helpers, and helpers of the storage format. The
--- generator (luagen.go) keeps what a script uses, and inlines the functions. It replaces names in
--- capitals by numbers.
+-- Short names of Redis functions, the twins of helpers of package algorithm, and helpers for the
+-- storage format. The generator (luagen.go) keeps what a script uses, and inlines the functions. It
+-- replaces names in capitals by numbers.
 local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
 local fmod = math.fmod
 
--- A number with all its digits, as Redis reads it.
+-- Returns a number as text with all its digits, as Redis reads it.
 local function text(n)
   return string.format('%.0f', n)
 end
 
--- Exact integer division, down and up, of numbers up to MAX. Most rates reduce to one unit per
--- microsecond: then there is nothing to divide.
+-- Exact integer division of numbers up to MAX: div rounds down, and cdiv rounds up. Most rates
+-- reduce to one unit per microsecond, and then nothing has to be divided.
 local function div(a, b)
   return b == 1 and a or (a - fmod(a, b)) / b
 end
@@ -21,26 +21,26 @@ local function cdiv(a, b)
   return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
 end
 
--- The size in bytes of an entry of n numbers (see storage.lua): 4 for its word, 6 for the third
--- number, 7 for each other number.
+-- Returns the size in bytes of an entry of n numbers (see storage.lua): 4 for its word, 6 for the
+-- third number, and 7 for each other number.
 local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
 
--- The TTL in ms of a string or set that is needed for keep µs: twice that and the slack, so that a
--- key in use rarely needs a new TTL.
+-- Returns the TTL in ms of a string or set that must exist for keep more µs. The TTL is twice that
+-- time plus SLACK, so that a key in use rarely needs a new TTL.
 local function ttlof(keep)
   return 2 * cdiv(keep, 1000) + SLACK
 end
 
--- The time in seconds before which a key that is written now with ttlof(keep) cannot expire. It is
--- stored in 32 bits, so it is at most 4294967295.
+-- Returns a time in seconds. A key that is written now with the TTL ttlof(keep) cannot expire
+-- before it. The time is stored in 32 bits, so it is at most 4294967295.
 local function expiryof(now, keep)
   return math.min(div(now + 2 * keep + CERTAINSLACK, 1000000), 4294967295)
 end
 
--- The twin of take in algorithm.go. It returns what is granted, what is used afterwards, and
--- whether the cost fits.
+-- The twin of take in algorithm.go. It returns how many units are granted, how many are used
+-- afterwards, and whether the cost fits.
 local function take(mode, cost, used, count)
   if mode == SPEND then
     if cost == 0 or cost <= count - used then
@@ -62,12 +62,13 @@ local function take(mode, cost, used, count)
   return 0, 0, true
 end
 
--- The twin of never in algorithm.go: it tells whether the cost cannot fit even a new key.
+-- The twin of never in algorithm.go. It returns whether the cost is too large even for a new key.
 local function never(mode, cost, count)
   return (mode == SPEND or mode == PEEK) and cost > count
 end
 
--- The twin of convert in tokenbucket.go: changes a level's unit from 1/old to 1/parts, rounded up.
+-- The twin of convert in tokenbucket.go. It converts a level from the unit 1/old to the unit
+-- 1/parts, and rounds up.
 local function convert(level, old, parts)
   local whole = div(level, old)
   if whole >= div(MAX, parts) then
@@ -82,8 +83,8 @@ local function convert(level, old, parts)
   return whole * parts + rest
 end
 
--- The twin of drain in tokenbucket.go. It returns the level, the time for which the level is right,
--- how far that time is ahead of now, and whether the state was repaired.
+-- The twin of drain in tokenbucket.go. It returns the level, the time at which the bucket has that
+-- level, how far this time is ahead of now, and whether the state was repaired.
 local function drain(rate, now, level, at)
   if not level then
     return 0, now, 0, false

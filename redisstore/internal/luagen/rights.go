@@ -32,7 +32,8 @@ const KeyOfExample = "KEY"
 
 // Examples are calls of the commands that scripts run, to check whether the user may run them. They
 // must have as many arguments as the command takes: Redis 7.0 crashes if the key is missing.
-// Commands without an example are not checked, because scripts run them before they write.
+// Commands without an example, such as TIME, are not checked: scripts run them before their first
+// write.
 var Examples = map[string][]string{
 	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
 	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
@@ -43,11 +44,13 @@ var Examples = map[string][]string{
 	"ZSCORE":           {"ZSCORE", KeyOfExample, ""}, "INFO": {"INFO", "memory"},
 }
 
-// InLua writes the arguments of an example in Lua. key is the expression of the key.
+// InLua returns the words of an example as arguments in Lua. The Lua expression key replaces
+// KeyOfExample.
 func InLua(example []string, key string) string {
 	written := make([]string, len(example))
 	for i, argument := range example {
-		if written[i] = "'" + argument + "'"; argument == KeyOfExample {
+		written[i] = "'" + argument + "'"
+		if argument == KeyOfExample {
 			written[i] = key
 		}
 	}
@@ -63,11 +66,13 @@ func Commands(script string) iter.Seq[string] {
 				return
 			}
 			command, after, _ := strings.Cut(rest, "'")
-			script = rest
-			if !strings.HasSuffix(before, "call") && !strings.HasSuffix(before, "get") {
+			isCall := strings.HasSuffix(before, "call") || strings.HasSuffix(before, "get")
+			if !isCall {
+				script = rest
 				continue
 			}
-			if strings.Trim(command, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" && !yield(command) {
+			isCommand := strings.Trim(command, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+			if isCommand && !yield(command) {
 				return
 			}
 			script = after

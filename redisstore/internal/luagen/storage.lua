@@ -1,9 +1,9 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
--- uniform.lua also use load, decide and save: they load the numbers of a batch's limits from their
--- string, run the algorithms, and save the new numbers. GET and FAIL stand for what differs between
--- the two: how to get the string, and what to do if it is malformed.
+-- uniform.lua also use the other blocks: load reads the numbers of a batch's limits from their
+-- string, decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
+-- differs between the two harnesses: how to get the string, and what to do if it is malformed.
 
--- now is 0 unless the caller gives the time. virtual is added to TTLs, in ms.
+-- now is 0 unless the caller gives the time, in µs. virtual, in ms, is added to TTLs.
 @clock
 if now == 0 then
   local time = call('TIME')
@@ -14,15 +14,15 @@ end
 @endclock
 
 @load
--- The first 4 bytes of a string are a time in seconds: the key does not expire before it. Entries
--- follow, one for each limit: a word, then the numbers of the limit's state. The word is the
--- limit's tag, a multiple of 128, plus the count of the numbers. Trailing zeros are not stored.
--- In a usual string there are only the entries of this batch, in its order, with three numbers
--- (24 bytes) each. Then they are read and written in one call.
+-- The first 4 bytes of a string are a time in seconds: the key does not expire before it. An entry
+-- follows for each limit. It has a word, and then the numbers of the limit's state. The word is the
+-- limit's tag, a multiple of 128, plus the count of the numbers. Trailing zeros are not stored. A
+-- usual string has exactly the entries of this batch, in the batch's order, with three numbers
+-- each, which makes 24 bytes. Such entries are all read by one call, and written by one call.
 --
--- For each charge: first$ is the position of its entry in a string that is not usual. n$ is the
--- word of its entry in a usual string; else it is the count of the entry's numbers. s$1 to s$6 are
--- the stored numbers.
+-- For each charge: in a usual string, n$ is the word of its entry. In any other string, n$ is the
+-- count of the entry's numbers, and first$ is the position of the entry. s$1 to s$6 are the stored
+-- numbers. expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
@@ -72,8 +72,8 @@ end
 @endload
 
 @decide
--- t$1 to t$6 are the numbers after the step. keep$ is how long they must be kept, in µs: 0 if they
--- equal a new state, negative if they are unchanged.
+-- t$1 to t$6 are the numbers after the step. keep$ is how long they must be kept, in µs. It is 0 if
+-- they equal a new state, and negative if the step has not changed them.
 @each
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
 granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
@@ -88,9 +88,10 @@ end
 @enddecide
 
 @save
--- keep is the longest of the charges' keep$. need is how long the string must exist, also for
--- unchanged entries. Entries of a usual string are overwritten in place, if its TTL is long enough.
--- Otherwise the string is written again if an entry has changed, or if its TTL is too short.
+-- keep is the longest of the charges' keep$. need is how long the string must exist, in µs, also
+-- for unchanged entries. If the string is usual and its TTL is long enough, the entries are
+-- overwritten in place. Otherwise the whole string is written, if an entry has changed or the TTL
+-- is too short.
 local keep, need = UNCHANGED, 0
 @each
 if keep$ > keep then
@@ -127,7 +128,7 @@ elseif keep >= 0 or need > 0 and now + need > expiresAfter then
     value = value .. stored:sub(first$, first$ + widthof(n$) - 1)
   end
 @endeach
-  if not isUsual then -- then the entries of other limits
+  if not isUsual then -- append the entries of other limits
     local pos = 5
     while pos <= size do
       local word = sunpack('<I4', stored, pos)

@@ -7,16 +7,17 @@ import (
 
 // A template is expanded for a sequence of n charges:
 //
-//   - the lines between @each and @endeach once per charge
-//   - @list{…}, @text{…} and @all{…} once per charge in one line, joined by commas, by nothing, or
-//     by "and"
+//   - The lines between @each and @endeach are repeated for each charge.
+//   - The text in @list{…}, @text{…} or @all{…} is repeated in one line for each charge. The copies
+//     are joined by commas, by nothing, or by "and".
 //
-// In all of them $ is the number of the charge, from 1.
+// In each copy, $ is replaced by the number of the charge, from 1.
 
 // separators separate the parts of an expanded list in one line.
 var separators = map[string]string{"list": ", ", "text": "", "all": " and "}
 
-// cutBlock cuts a text into what is before, inside and after the lines "@name" and "@endname".
+// cutBlock returns what is before the line "@name" in a text, what is between that line and
+// "@endname", and what is after "@endname".
 func cutBlock(text, name string) (before, inside, after string, found bool) {
 	before, rest, found := strings.Cut(text, "@"+name+"\n")
 	inside, after, _ = strings.Cut(rest, "@end"+name+"\n")
@@ -38,7 +39,7 @@ func replaceBlocks(text, name string, write func(block string) string) string {
 	}
 }
 
-// expandLists expands each "@list{…}", and the others in separators.
+// expandLists expands "@list{…}" and the other forms in separators for n charges.
 func expandLists(text string, n int) string {
 	var out strings.Builder
 	out.Grow(2 * len(text))
@@ -55,7 +56,7 @@ func expandLists(text string, n int) string {
 	}
 }
 
-// repeat writes a template n times, with the number of the charge for $.
+// repeat returns n copies of a template. In each, $ is replaced by the number of the copy, from 1.
 func repeat(template, separator string, n int) string {
 	parts := strings.Split(template, "$")
 	var out strings.Builder

@@ -1,6 +1,7 @@
--- Decides batches of several callers. Each is a batch as in single.lua, with the same algorithms,
--- and all or nothing for itself. Batches on one string follow each other: the string is loaded once
--- and saved once. If a string cannot be read, only its own callers get an error.
+-- Decides batches of several callers. Each is like the batch of single.lua. All have the same
+-- algorithms, and each is charged in full or not at all. Batches on one string follow each other,
+-- so that the string is loaded once and saved once. If a string cannot be read, only the callers of
+-- that string get an error.
 local args, virtual = ARGV[1], 0
 local now, at = sunpack('<d', args)
 @clock
@@ -10,8 +11,8 @@ if #KEYS > 1 then
   get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 
--- The numbers of the reply, and how many there are: the kind of each reply (ReplyPlain and the
--- others in luagen.go), then its fields.
+-- replies has the numbers of the reply, and filled is how many there are. For each batch, they are
+-- the kind (ReplyPlain and the others in luagen.go), then the numbers of this kind.
 local replies, filled = {}, 0
 for index = 1, #KEYS do
   local key, isCorrupt = KEYS[index], false
@@ -19,7 +20,8 @@ for index = 1, #KEYS do
   requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
 @load
 
-  -- The outcome of the last step that was accepted, for save: s$1 to s$6 have its numbers.
+  -- The outcome of the last step that was accepted, for save. The numbers of that step are in s$1
+  -- to s$6.
   local @list{keepLast$} = @list{UNCHANGED}
   local @list{resetLast$} = @list{0}
   for request = 1, requests do
@@ -47,10 +49,11 @@ for index = 1, #KEYS do
     end
 
     -- Several callers may have sent equal batches. After the first is granted, the next ones for
-    -- which there is room are merged: one step decides them as a batch with the summed cost. This
-    -- requires that the algorithms are additive. Then the state is the same as one by one, and each
-    -- reply differs from the one before by the same amounts. If the outcome shows otherwise, the
-    -- batches are decided one by one. merged is how many batches the next step decides.
+    -- which there is room are merged: one step decides them as one batch with their total cost.
+    -- This requires that the algorithms are additive. Then the state becomes the same as if the
+    -- batches were decided one by one, and each reply differs from the one before by the same
+    -- amounts. If the outcome of a merged step shows otherwise, its batches are decided one by one.
+    -- merged is how many batches the next step decides.
     local merged, canMerge = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
     local @list{remainingBefore$, resetBefore$}
     while callers > 0 do
@@ -113,7 +116,7 @@ for index = 1, #KEYS do
     end
   end
 
--- @save (in storage.lua) needs keep$, reset$ and the numbers t$ of the last batch that was granted.
+-- @save (in storage.lua) needs keep$, reset$ and the numbers t$ of the last step that was accepted.
 @each
   local keep$, reset$, t$1, t$2, t$3, t$4, t$5, t$6 = keepLast$, resetLast$, s$1, s$2, s$3, s$4, s$5, s$6
 @endeach
