@@ -16,8 +16,8 @@ import (
 
 // An Admission is a request that was admitted. Done must be called once it has been served.
 type Admission struct {
-	// Request is the one to serve: its path is the one that the rules matched, and its context carries
-	// the Decision.
+	// Request is the request to serve. Its path is the path that the rules matched, and its context
+	// carries the Decision.
 	Request *http.Request
 
 	// Decision is the decision about the request's limits. It is empty if no limit applies.
@@ -33,7 +33,7 @@ type Admission struct {
 // Admit decides a request. It returns the Admission. If the request must not be served, Admit sends
 // the response and returns nil. If the request has to wait, Admit waits.
 //
-// Middleware uses it. It is exported for frameworks whose handlers are not http.Handlers.
+// Admit is for frameworks whose handlers are not http.Handlers. Others use Middleware.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	c := g.current()
 	a := &Admission{Request: r, header: w.Header()}
@@ -61,14 +61,16 @@ func (a *Admission) canonicalizePath(c *compiledRules) error {
 		return err
 	}
 	a.attributes.host = host
-	// With RawPath or Opaque, EscapedPath may not be what the client sent: Rewrite handles these.
+	// If RawPath or Opaque is set, EscapedPath may differ from what the client sent. Rewrite handles
+	// such URLs.
 	if u := a.Request.URL; u.RawPath == "" && u.Opaque == "" {
 		escaped := u.EscapedPath()
 		path, err := c.paths.Clean(escaped)
 		if err != nil {
 			return err
 		}
-		if a.attributes.path = path; path == escaped {
+		a.attributes.path = path
+		if path == escaped {
 			return nil
 		}
 	}
@@ -85,7 +87,7 @@ func (a *Admission) canonicalizePath(c *compiledRules) error {
 var (
 	errHost       = errors.New("the host is malformed; write a name or an address, and a port if need be")
 	errMethod     = errors.New("the method is malformed; write a token, such as GET")
-	errMethodCase = errors.New("the method is a known one in small letters; write it in capitals")
+	errMethodCase = errors.New("the method is a standard one, but has lower-case letters; write it in upper case")
 )
 
 // checkHostAndMethod returns the request's host. It fails if servers may read the host or the
@@ -96,11 +98,11 @@ func checkHostAndMethod(r *http.Request) (host string, err error) {
 		return "", errHost
 	}
 	switch r.Method {
-	case http.MethodGet, http.MethodPost:
+	case http.MethodGet, http.MethodPost: // the most frequent methods need no further check
 		return host, nil
 	}
 	switch upper := strings.ToUpper(r.Method); upper {
-	case r.Method:
+	case r.Method: // the method has no lower-case letters
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
 		http.MethodOptions, http.MethodTrace:
 		return "", errMethodCase
@@ -121,7 +123,8 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 	var isLimited bool
 	a.Decision, isLimited = a.admission.Decision()
 	if outcome == admission.Allowed {
-		a.writeHeaders(c, false, 0)
+		const isDenied, retryAfter = false, 0
+		a.writeHeaders(c, isDenied, retryAfter)
 	}
 	if a.admission.NeedsBodySize() && a.Request.Body != nil {
 		a.countBody()
@@ -135,14 +138,15 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, outcome admission.Outcome) {
 	why, r := a.admission.Rejection(), a.Request
 	d := rejection{rule: why.Rule, policies: why.Policies, retryAfter: why.RetryAfter, detail: why.Detail}
+	const isDenied = true
 	switch outcome {
 	case admission.Denied:
 		d.reason, d.status = overLimit, c.status
-		d.retrySeconds = a.writeHeaders(c, true, why.RetryAfter)
+		d.retrySeconds = a.writeHeaders(c, isDenied, why.RetryAfter)
 		r = a.withContext()
 	case admission.DeniedNewIdentity:
 		d.reason, d.status = tooManyNew, c.status
-		d.retrySeconds = c.headers.Write(a.header, nil, true, why.RetryAfter)
+		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, why.RetryAfter)
 	case admission.FailedClosed:
 		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(why.RetryAfter)
 		a.header["Retry-After"] = []string{strconv.FormatInt(d.retrySeconds, 10)}
@@ -176,7 +180,8 @@ func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string)
 	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
 }
 
-// writeHeaders sets the headers about the request's limits.
+// writeHeaders sets the headers about the request's limits. It returns the value of Retry-After, or
+// 0 if it sets none.
 func (a *Admission) writeHeaders(c *compiledRules, isDenied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var statusBuf [8]admission.LimitStatus // on the stack, and enough for most requests
 	var quotaBuf [8]quotaheaders.Quota
@@ -214,6 +219,7 @@ func (c *admissionContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// withContext returns the request with a context that carries the Admission.
 func (a *Admission) withContext() *http.Request {
 	a.context = admissionContext{a.Request.Context(), a}
 	return a.Request.WithContext(&a.context)
@@ -240,7 +246,7 @@ type rejectionKey struct{}
 type Rejection struct {
 	Status     int           // of the built-in response to such a request
 	Rule       string        // empty if no rule rejected it
-	Policies   []string      // the limits that denied it
+	Policies   []string      // the names of the limits that denied it
 	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
 }
 

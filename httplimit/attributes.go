@@ -8,16 +8,18 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// attributes are what a policy may read of an HTTP request. They are computed when they are looked
-// up.
+// attributes are the parts of an HTTP request that a policy may read.
 type attributes struct {
-	request   *http.Request
-	compiled  *compiledRules
-	path      string
-	host      string
-	single    [policy.KindRawQuery + 1]string // memory for values that Lookup returns, by kind
-	address   netip.Addr
-	isLocated bool // address is known
+	request    *http.Request
+	compiled   *compiledRules
+	path       string
+	host       string
+	address    netip.Addr
+	hasAddress bool // whether address is computed already
+
+	// single is memory for the results of Lookup, by kind. The kinds up to KindRawQuery have exactly
+	// one value.
+	single [policy.KindRawQuery + 1]string
 }
 
 // Lookup implements policy.Attributes, as Address and BodySize do.
@@ -44,8 +46,8 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 }
 
 func (a *attributes) Address() netip.Addr {
-	if !a.isLocated {
-		a.isLocated = true
+	if !a.hasAddress {
+		a.hasAddress = true
 		a.address = a.compiled.proxies.Client(clientaddress.PeerOf(a.request.RemoteAddr), a.request.Header)
 	}
 	return a.address

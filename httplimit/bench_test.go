@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// discardResponse is a response that is thrown away.
+// A discardResponse keeps the header of a response, and discards its status and body.
 type discardResponse http.Header
 
 func (w discardResponse) Header() http.Header         { return http.Header(w) }

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A countedBody counts the bytes read of a body whose size was not announced.
+// A countedBody is a request body of unannounced size. It counts the bytes that are read from it.
 type countedBody struct {
 	io.ReadCloser
 	mu        sync.Mutex
@@ -29,7 +29,7 @@ func (b *countedBody) size() int64 {
 	return b.bytesRead
 }
 
-// countBody counts the bytes that are read of the request's body.
+// countBody replaces the request's body by a countedBody.
 func (a *Admission) countBody() {
 	a.body = &countedBody{ReadCloser: a.Request.Body}
 	r := *a.Request
@@ -37,11 +37,11 @@ func (a *Admission) countBody() {
 	a.Request = &r
 }
 
-// maxAhead is how many bytes of a body are read while its request waits.
+// maxAhead is the size, in bytes, of the largest body that is read while its request waits.
 const maxAhead = 16 << 10
 
-// readAhead reads a small body while its request waits. net/http notices that a client has left
-// only after the body was read.
+// readAhead reads a small body while its request waits. Until the body is read, net/http does not
+// notice that the client has left.
 func readAhead(waiting policy.Attributes) {
 	a := waiting.(*attributes)
 	n := a.request.ContentLength

@@ -18,11 +18,11 @@ import (
 )
 
 // A Config defines how HTTP requests are read and answered. It is the section http of a policy
-// file: give DefaultConfig to package policyfile as a Section. In Go code, a zero field means its
-// default.
+// file. To read policy files with this section, put DefaultConfig() into policyfile.Options.Sections.
+// In Go code, the zero value of a field means its default.
 type Config struct {
 	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`
-	AddressHeader  string        `yaml:"address_header" jsonschema:"The header with the client's address from trusted proxies: X-Forwarded-For (default), Forwarded, or one with a single address."`
+	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies send the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
 	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses with this many equal leading bits count as one client: 8 to 32. Default: 32."`
 	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses with this many equal leading bits count as one client: 16 to 128. Default: 64."`
 	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What happens to paths with %2F or %5C: refuse (default; status 400), or keep."`
@@ -34,7 +34,7 @@ type Config struct {
 	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by a random time up to this, so that clients do not all return at once. Default: 0."`
 	Denied         DeniedConfig  `yaml:"denied" jsonschema:"The response to a request over a limit."`
 	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the responses that do not come from the upstream, and the headers about limits. Default: none."`
-	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; further ones are denied. Default: 1000."`
+	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait at the same time; further ones are denied. Default: 1000."`
 }
 
 // A DeniedConfig is the response to a request over a limit. Requests that are rejected for other
@@ -59,10 +59,11 @@ func DefaultConfig() *Config {
 	return c
 }
 
-// SectionName is the key of a Config in a policy file.
+// SectionName returns the key of the section in a policy file.
 func (c *Config) SectionName() string { return "http" }
 
-// Apply reports what is wrong with the Config, and copies its settings of paths and addresses.
+// Apply reports what is wrong with the Config, and copies its settings of paths and addresses to
+// spec.
 func (c *Config) Apply(spec *policy.Spec, report func(field any, format string, args ...any)) {
 	c.check(report)
 	c.setDefaults()
@@ -99,10 +100,10 @@ func (c *Config) finish() error {
 	return nil
 }
 
-// How many leading bits of an address identify a client by default.
 const (
-	defaultIPv4Prefix = 32
-	defaultIPv6Prefix = 64
+	defaultIPv4Prefix = 32   // leading bits of an IPv4 address that identify a client
+	defaultIPv6Prefix = 64   // leading bits of an IPv6 address that identify a client
+	defaultMaxWaiting = 1000 // requests
 )
 
 // setDefaults sets the defaults of fields that are not set.
@@ -116,7 +117,7 @@ func (c *Config) setDefaults() {
 		c.Headers = []string{string(Draft11)}
 	}
 	c.Reset = cmp.Or(c.Reset, "epoch")
-	c.MaxWaiting = cmp.Or(c.MaxWaiting, 1000)
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, defaultMaxWaiting)
 	c.Denied.Status = cmp.Or(c.Denied.Status, http.StatusTooManyRequests)
 	c.Denied.Body = cmp.Or(c.Denied.Body, "problem")
 	if c.Denied.isTemplate() {
@@ -198,17 +199,22 @@ func (d *DeniedConfig) check(report func(field any, format string, args ...any))
 		if d.ContentType != "" {
 			report(&d.ContentType, "content_type belongs to a template; remove it")
 		}
-	case !strings.Contains(d.Body, "{{") && !strings.ContainsAny(d.Body, " \n{<"):
+	case !strings.ContainsAny(d.Body, " \n{<"): // a single word is a misspelled "problem" or "text"
 		report(&d.Body, "body is %q; write problem, text, or a template such as '{\"retry_after\":{{.RetryAfter}}}'", wording.Clip(d.Body))
 	default:
 		if wrong := checkTemplate(d.Body); wrong != "" {
 			report(&d.Body, "%s", wrong)
 		}
 	}
-	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" &&
-		(err != nil || !strings.Contains(mediaType, "/") || strings.ContainsAny(d.ContentType, "\r\n")) {
+	if d.ContentType != "" && !isContentType(d.ContentType) {
 		report(&d.ContentType, "%q is not a content type; write one such as application/json", wording.Clip(d.ContentType))
 	}
+}
+
+// isContentType reports whether a text can be the value of Content-Type.
+func isContentType(text string) bool {
+	mediaType, _, err := mime.ParseMediaType(text)
+	return err == nil && strings.Contains(mediaType, "/") && !strings.ContainsAny(text, "\r\n")
 }
 
 func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
@@ -241,14 +247,17 @@ func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
 // isOrigin reports whether a browser could send a text as an Origin.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != text || text != strings.ToLower(text) || u.Hostname() == "" {
+	if err != nil || u.Scheme == "" || u.Hostname() == "" {
+		return false
+	}
+	if text != u.Scheme+"://"+u.Host || text != strings.ToLower(text) {
 		return false
 	}
 	if strings.ContainsAny(u.Host, "*%_") || strings.HasSuffix(u.Host, ":") {
 		return false
 	}
-	port := u.Port()
-	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
+	isDefaultPort := u.Scheme == "http" && u.Port() == "80" || u.Scheme == "https" && u.Port() == "443"
+	return !isDefaultPort // browsers leave it out
 }
 
 // Describe describes in words how requests are read and answered; see package describe.

@@ -8,9 +8,9 @@ import (
 
 // cors defines which web pages may read responses. If it is nil, none may.
 type cors struct {
-	origins            []string // of the pages that may; "*" alone is any
-	canSendCredentials bool     // pages may send cookies, and still read the answer
-	expose             []string // the one value of Access-Control-Expose-Headers
+	origins            []string // whose pages may read responses; "*" alone means every origin
+	canSendCredentials bool     // pages may send cookies, and still read the response
+	expose             []string // Access-Control-Expose-Headers, as http.Header holds its one value
 }
 
 const (
@@ -38,7 +38,8 @@ func newCORS(c *CORSConfig, dialects []Dialect) *cors {
 	return &cors{origins: c.Origins, canSendCredentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}
 }
 
-// origin returns the value for Access-Control-Allow-Origin, or "" if the page may not read answers.
+// origin returns the value for Access-Control-Allow-Origin, or "" if the page may not read
+// responses.
 func (c *cors) origin(r *http.Request) string {
 	if c == nil {
 		return ""
@@ -54,7 +55,7 @@ func (c *cors) origin(r *http.Request) string {
 	return ""
 }
 
-// allowOrigin sets the headers of an answer that is not the upstream's.
+// allowOrigin sets the headers of a response that does not come from the upstream.
 func (c *cors) allowOrigin(h http.Header, r *http.Request) {
 	if c == nil {
 		return
@@ -77,7 +78,7 @@ func (c *cors) allowOrigin(h http.Header, r *http.Request) {
 // response.
 func (c *cors) exposeHeaders(h http.Header, r *http.Request) {
 	if c.origin(r) != "" {
-		h[headerExpose] = c.expose[:1:1]
+		h[headerExpose] = c.expose[:1:1] // an append to it makes a copy
 	}
 }
 

@@ -35,9 +35,9 @@ func newFailingStore(store penstock.Store) penstock.Store {
 	})
 }
 
-// responsesByStatus sends requests that get one response of each status: 200 from the upstream, all
-// others from the Gate. It returns the headers of the responses. headers are added to each request.
-func responsesByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
+// headersByStatus sends requests with these headers, one for each status: the upstream responds
+// with 200, and the Gate with all others. It returns the headers of the responses by status.
+func headersByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
 	gate, _ := gateOn(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -49,11 +49,15 @@ func responsesByStatus(t *testing.T, cors string, headers ...string) map[int]htt
 		status int
 		header []string
 	}{
-		{"/once", 200, nil}, {"/once", 429, nil}, {"/closed", 503, nil}, {"/a%00", 400, nil}, {"/", 403, []string{"X-Banned", "yes"}},
+		{target: "/once", status: 200},
+		{target: "/once", status: 429},
+		{target: "/closed", status: 503},
+		{target: "/a%00", status: 400},
+		{target: "/", status: 403, header: []string{"X-Banned", "yes"}},
 	} {
 		w := send(h, "GET", c.target, append(c.header, headers...)...)
 		if w.Code != c.status {
-			t.Fatalf("%s: %d; want %d", c.target, w.Code, c.status)
+			t.Fatalf("%s: status %d; want %d", c.target, w.Code, c.status)
 		}
 		responses[c.status] = w.Header()
 	}
@@ -64,20 +68,20 @@ func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 	const app = "https://app.example.com"
 	for _, c := range []struct {
 		name, cors         string
-		headers            []string
-		origin, credential string // as the Gate allows them
-		vary               string
+		headers            []string // of the request
+		origin, credential string   // the values of Access-Control-Allow-Origin and -Credentials
+		vary               string   // the value of Vary
 	}{
-		{"named", "origins: [https://other.example, " + app + "]", []string{"Origin", app}, app, "", "Origin"},
-		{"credentials", "origins: " + app + ", credentials: true", []string{"Origin", app}, app, "true", "Origin"},
-		{"any", `origins: "*"`, []string{"Origin", app}, "*", "", ""},
-		{"not named", "origins: " + app, []string{"Origin", "https://app.example.com.evil.example"}, "", "", "Origin"},
-		{"scheme", "origins: " + app + ", credentials: true", []string{"Origin", "http://app.example.com"}, "", "", "Origin"},
-		{"null", "origins: " + app, []string{"Origin", "null"}, "", "", "Origin"},
-		{"two", "origins: " + app, []string{"Origin", app, "Origin", app}, "", "", "Origin"},
-		{"no origin", "origins: " + app, nil, "", "", "Origin"},
+		{name: "named", cors: "origins: [https://other.example, " + app + "]", headers: []string{"Origin", app}, origin: app, vary: "Origin"},
+		{name: "credentials", cors: "origins: " + app + ", credentials: true", headers: []string{"Origin", app}, origin: app, credential: "true", vary: "Origin"},
+		{name: "any", cors: `origins: "*"`, headers: []string{"Origin", app}, origin: "*"},
+		{name: "not named", cors: "origins: " + app, headers: []string{"Origin", "https://app.example.com.evil.example"}, vary: "Origin"},
+		{name: "scheme", cors: "origins: " + app + ", credentials: true", headers: []string{"Origin", "http://app.example.com"}, vary: "Origin"},
+		{name: "null", cors: "origins: " + app, headers: []string{"Origin", "null"}, vary: "Origin"},
+		{name: "two", cors: "origins: " + app, headers: []string{"Origin", app, "Origin", app}, vary: "Origin"},
+		{name: "no origin", cors: "origins: " + app, vary: "Origin"},
 	} {
-		for status, h := range responsesByStatus(t, c.cors, c.headers...) {
+		for status, h := range headersByStatus(t, c.cors, c.headers...) {
 			if status == 200 {
 				if got := h["Access-Control-Allow-Origin"]; len(got) != 1 || got[0] != "the upstream's own" {
 					t.Errorf("%s: the upstream's response allows %q; want the upstream's own value", c.name, got)
@@ -90,7 +94,7 @@ func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 				want = "RateLimit, RateLimit-Policy, Retry-After"
 			}
 			if got := h.Get("Access-Control-Expose-Headers"); got != want {
-				t.Errorf("%s: %d exposes %q; want %q", c.name, status, got, want)
+				t.Errorf("%s: the response with status %d exposes the headers %q; want %q", c.name, status, got, want)
 			}
 		}
 	}
@@ -109,7 +113,7 @@ func TestPagesCanReadTheHeadersOfEachDialect(t *testing.T) {
 		for _, status := range []int{200, 429} {
 			w := send(h, "GET", "/", "Origin", "https://a.example")
 			if got := w.Header().Get("Access-Control-Expose-Headers"); w.Code != status || got != want {
-				t.Errorf("%s: %d exposes %q; want %d, %q", headers, w.Code, got, status, want)
+				t.Errorf("headers %s: the response has status %d and exposes the headers %q; want status %d and %q", headers, w.Code, got, status, want)
 			}
 		}
 	}
@@ -125,13 +129,13 @@ func TestPagesCanReadCustomDenials(t *testing.T) {
 	h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	send(h, "GET", "/", "Origin", "https://a.example")
 	if w := send(h, "GET", "/", "Origin", "https://a.example"); w.Code != 418 || w.Header().Get("Access-Control-Allow-Origin") != "https://a.example" {
-		t.Errorf("%d %v; want 418 with the origin", w.Code, w.Header())
+		t.Errorf("the handler's response has status %d and the headers %v; want 418 with the allowed origin", w.Code, w.Header())
 	}
 	r := httptest.NewRequest("GET", "/", nil)
 	r.Header.Set("Origin", "https://a.example")
 	own := make(http.Header)
 	if gate.AllowOrigin(own, r); own.Get("Access-Control-Allow-Origin") != "https://a.example" {
-		t.Errorf("a response of the proxy has %v; want the origin", own)
+		t.Errorf("AllowOrigin sets the headers %v; want the allowed origin", own)
 	}
 }
 
@@ -152,46 +156,46 @@ rules:
 	preflight := []string{"Origin", "https://a.example", "Access-Control-Request-Method", "POST"}
 	for range 3 {
 		if w := send(h, "OPTIONS", "/a", preflight...); w.Code != 200 || w.Header().Get("RateLimit") != "" {
-			t.Fatalf("a preflight got %d %v; want 200 without RateLimit", w.Code, w.Header())
+			t.Fatalf("a preflight got status %d and the headers %v; want 200 without RateLimit", w.Code, w.Header())
 		}
 	}
 	if served != 3 || seen.count(admission.Unlimited) != 3 {
-		t.Errorf("%d preflights were passed on, %d of them unlimited; want 3", served, seen.count(admission.Unlimited))
+		t.Errorf("%d preflights reached the handler, and %d were unlimited; want 3 and 3", served, seen.count(admission.Unlimited))
 	}
 	for _, c := range []struct {
 		method, target string
 		header         []string
 		first, second  int // statuses of two equal requests
 	}{
-		{"POST", "/a", preflight, 200, 429},          // nothing was charged before
-		{"OPTIONS", "/a", preflight[:2], 429, 429},   // not a preflight
-		{"OPTIONS", "/a", preflight[2:], 429, 429},   // not a preflight
-		{"OPTIONS", "/options", preflight, 200, 429}, // the rule names the method
-		{"OPTIONS", "/a", append(preflight, "Authorization", "Bearer x"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "Proxy-Authorization", "Basic eDp4"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "Cookie", "a=b"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-API-Key", "k"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-Token", "t"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-Plan", "p"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-Banned", "no"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-HTTP-Method-Override", "POST"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-HTTP-Method", "POST"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "X-Method-Override", "POST"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "Access-Control-Request-Method", "GET"), 429, 429},
-		{"OPTIONS", "/a", append(preflight, "Transfer-Encoding", "chunked"), 429, 429},
-		{"OPTIONS", "/a", []string{"Origin", "", "Access-Control-Request-Method", "POST"}, 429, 429},
-		{"GET", "/a", preflight, 429, 429},
-		{"OPTIONS", "/a", append(preflight, "Origin", "https://b.example"), 429, 429},
-		{"OPTIONS", "/a", []string{"Origin", "https://a.example", "Access-Control-Request-Method", ""}, 429, 429},
-		{"OPTIONS", "/a", append(preflight, "User-Agent", "x", "Accept", "*/*"), 200, 200},
+		{method: "POST", target: "/a", header: preflight, first: 200, second: 429},          // the three preflights were not charged
+		{method: "OPTIONS", target: "/a", header: preflight[:2], first: 429, second: 429},   // without Access-Control-Request-Method
+		{method: "OPTIONS", target: "/a", header: preflight[2:], first: 429, second: 429},   // without Origin
+		{method: "OPTIONS", target: "/options", header: preflight, first: 200, second: 429}, // the rule limits the method OPTIONS
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Authorization", "Bearer x"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Proxy-Authorization", "Basic eDp4"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Cookie", "a=b"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-API-Key", "k"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-Token", "t"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-Plan", "p"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-Banned", "no"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-HTTP-Method-Override", "POST"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-HTTP-Method", "POST"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "X-Method-Override", "POST"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Access-Control-Request-Method", "GET"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Transfer-Encoding", "chunked"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: []string{"Origin", "", "Access-Control-Request-Method", "POST"}, first: 429, second: 429},
+		{method: "GET", target: "/a", header: preflight, first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "Origin", "https://b.example"), first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: []string{"Origin", "https://a.example", "Access-Control-Request-Method", ""}, first: 429, second: 429},
+		{method: "OPTIONS", target: "/a", header: append(preflight, "User-Agent", "x", "Accept", "*/*"), first: 200, second: 200},
 	} {
 		for _, want := range []int{c.first, c.second} {
 			if w := send(h, c.method, c.target, c.header...); w.Code != want {
-				t.Errorf("%s %s %v: %d; want %d", c.method, c.target, c.header, w.Code, want)
+				t.Errorf("%s %s %v: status %d; want %d", c.method, c.target, c.header, w.Code, want)
 			}
 		}
 	}
-	for _, size := range []int64{1, -1} { // -1 is a chunked body
+	for _, size := range []int64{1, -1} { // bytes; -1 is a chunked body
 		r := httptest.NewRequest("OPTIONS", "/a", strings.NewReader("x"))
 		r.Header = http.Header{"Origin": {"https://a.example"}, "Access-Control-Request-Method": {"POST"}}
 		r.ContentLength = size

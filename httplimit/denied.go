@@ -19,7 +19,7 @@ type rejection struct {
 	status       int           // default: the reason's own
 	rule         string        // for templates
 	detail       string        // what else the client should know
-	policies     []string      // the names of the limits that denied it
+	policies     []string      // the names of the limits that denied the request
 	retryAfter   time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
 	retrySeconds int64         // of Retry-After; 0 if there is none
 }
@@ -30,35 +30,40 @@ type rejectionReason uint8
 const (
 	overLimit        rejectionReason = iota // 429: a limit denies it
 	failedClosed                            // 503: the store is unavailable, and a limit fails closed
-	requestCanceled                         // 503: its context ended before it was admitted: the client left, or the server closes
+	requestCanceled                         // 503: the client left before the request was admitted, or the server closes
 	clientRefused                           // 403: the client is on the deny list
-	requestMalformed                        // 400: servers could read it in different ways; detail is the reason
+	requestMalformed                        // 400: servers could read the request in different ways; detail is the reason
 	tooManyNew                              // 429: the address sent too many new identities
-	peerRefused                             // 403: only trusted proxies are served; detail is how to become one
+	peerRefused                             // 403: the peer is not a trusted proxy; detail is how to become one
 	rejectionReasonCount
 )
 
-// problems are the problem types that the RateLimit draft registers, and about:blank of RFC 9457,
-// whose title is the status. plain is the text for text/plain bodies.
+// The types of problems. The RateLimit draft registers the first two. RFC 9457 defines about:blank:
+// the title of such a problem is the text of the status.
+const (
+	quotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	reducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	aboutBlank      = "about:blank"
+)
+
+// problems are the built-in responses, by reason.
 var problems = [rejectionReasonCount]struct {
-	status      int
-	kind, title string
-	plain       string
+	status int
+	kind   string // the type of the problem
+	title  string // of the problem; empty for aboutBlank
+	plain  string // the text of text/plain bodies
 }{
-	overLimit: {http.StatusTooManyRequests, "https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota Exceeded",
-		"Too many requests"},
-	failedClosed: {http.StatusServiceUnavailable, "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-		"Temporary Reduced Capacity", "Limits cannot be checked at the moment"},
-	requestCanceled:  {http.StatusServiceUnavailable, "about:blank", "Service Unavailable", "The request was canceled before it was admitted"},
-	clientRefused:    {http.StatusForbidden, "about:blank", "Forbidden", "This client is on the deny list"},
-	requestMalformed: {http.StatusBadRequest, "about:blank", "Bad Request", "Bad request"},
-	tooManyNew: {http.StatusTooManyRequests, "https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota Exceeded",
-		"Too many new identities from this address"},
-	peerRefused: {http.StatusForbidden, "about:blank", "Forbidden", "This peer is not trusted"},
+	overLimit:        {status: http.StatusTooManyRequests, kind: quotaExceeded, title: "Quota Exceeded", plain: "Too many requests"},
+	failedClosed:     {status: http.StatusServiceUnavailable, kind: reducedCapacity, title: "Temporary Reduced Capacity", plain: "Limits cannot be checked at the moment"},
+	requestCanceled:  {status: http.StatusServiceUnavailable, kind: aboutBlank, plain: "The request was canceled before it was admitted"},
+	clientRefused:    {status: http.StatusForbidden, kind: aboutBlank, plain: "This client is on the deny list"},
+	requestMalformed: {status: http.StatusBadRequest, kind: aboutBlank, plain: "Bad request"},
+	tooManyNew:       {status: http.StatusTooManyRequests, kind: quotaExceeded, title: "Quota Exceeded", plain: "Too many new identities from this address"},
+	peerRefused:      {status: http.StatusForbidden, kind: aboutBlank, plain: "This peer is not trusted"},
 }
 
-// bodies writes the bodies of rejections. Make one with newBodies. Only bodies for requests over a
-// limit can be customized: for other reasons a custom text would be wrong.
+// bodies writes the bodies of rejections. Make one with newBodies. A policy can customize only the
+// bodies for requests over a limit: its text would be wrong for other reasons.
 type bodies struct {
 	isText      bool               // plain text, whatever the client accepts
 	template    *template.Template // nil: the built-in bodies
@@ -81,10 +86,10 @@ type templateData struct {
 	RetryAfterMS int64    // the same in milliseconds, rounded up
 }
 
-// maxTemplateOut is how many bytes a template may write.
+// maxTemplateOut is how many bytes a template may write for one response.
 const maxTemplateOut = 64 << 10
 
-// newBodies prepares settings that a Config has checked.
+// newBodies makes bodies of settings that a Config has checked.
 func newBodies(settings bodySettings) *bodies {
 	b := &bodies{contentType: settings.contentType, isText: settings.isText}
 	if t, err := template.New("body").Parse(settings.template); settings.template != "" && err == nil {
@@ -111,14 +116,14 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d rejection) {
 }
 
 // render returns the body for a client that accepts these types. A template is used whatever the
-// client accepts. If it fails, the body is the problem.
+// client accepts. If the template fails, the body is the problem.
 func (b *bodies) render(accept []string, d *rejection) (body []byte, contentType string) {
-	isCustom := d.reason == overLimit || d.reason == tooManyNew
-	if isCustom && b.template != nil {
+	canBeCustom := d.reason == overLimit || d.reason == tooManyNew
+	if canBeCustom && b.template != nil {
 		if body, err := b.execute(d); err == nil {
 			return body, b.contentType
 		}
-	} else if isCustom && b.isText || prefersText(accept) {
+	} else if canBeCustom && b.isText || prefersText(accept) {
 		return d.text(), typeText
 	}
 	return d.problem(), typeProblem
@@ -145,7 +150,7 @@ func (d *rejection) code() int {
 	return problems[d.reason].status
 }
 
-// retryMS returns retryAfter in ms, rounded up; 0 if there is none.
+// retryMS returns retryAfter in ms, rounded up; 0 if it is unknown or penstock.Never.
 func (d *rejection) retryMS() int64 {
 	if d.retryAfter <= 0 || d.retryAfter == penstock.Never {
 		return 0
@@ -164,7 +169,7 @@ func (d *rejection) problem() []byte {
 		Policies     []string `json:"violated-policies,omitempty"`
 		RetryAfterMS int64    `json:"retry_after_ms,omitempty"`
 	}{Type: p.kind, Title: p.title, Status: d.code(), Detail: d.detail, Policies: d.policies, RetryAfterMS: d.retryMS()}
-	if p.kind == "about:blank" {
+	if p.kind == aboutBlank {
 		out.Title = http.StatusText(out.Status)
 	}
 	if d.detail == "" && d.reason != overLimit {
@@ -174,7 +179,7 @@ func (d *rejection) problem() []byte {
 	case out.RetryAfterMS > 0:
 		out.Detail = strings.TrimLeft(out.Detail+" Retry after "+(time.Duration(out.RetryAfterMS)*time.Millisecond).String()+".", " ")
 	case d.retryAfter == penstock.Never:
-		out.Detail = "It costs more than the limit; do not retry."
+		out.Detail = "The request costs more than the limit; do not retry."
 	}
 	body, err := json.Marshal(out)
 	if err != nil {
@@ -200,7 +205,7 @@ func (d *rejection) text() []byte {
 	b = append(b, '.')
 	switch {
 	case d.retryAfter == penstock.Never:
-		b = append(b, " This costs more than the limit; do not retry."...)
+		b = append(b, " The request costs more than the limit; do not retry."...)
 	case d.retrySeconds > 0:
 		b = append(b, " Try again in "...)
 		b = append(strconv.AppendInt(b, d.retrySeconds, 10), " s."...)
@@ -218,8 +223,8 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return b.buffer.Write(p)
 }
 
-// prefersText reports whether the first type in an Accept header is plain text or HTML. Weights do
-// not count: browsers list HTML first, and clients of an API list JSON first, or no type.
+// prefersText reports whether the first type in an Accept header is plain text or HTML. It ignores
+// the weights: browsers list HTML first, and clients of an API list JSON first, or send no type.
 func prefersText(accept []string) bool {
 	if len(accept) == 0 {
 		return false

@@ -37,50 +37,51 @@ var searchDenied = rejection{
 }
 
 func TestDenialsAreProblemsAndText(t *testing.T) {
+	const maxProblem = 280 // bytes; a bound that keeps the bodies small
 	for _, c := range []struct {
 		what       string
 		rejection  rejection
 		status     int
-		json, text string
+		json, text string // the bodies, without the newline at the end
 	}{
-		{"a limit", searchDenied, 429,
-			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
+		{what: "a limit", rejection: searchDenied, status: 429,
+			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"Retry after 70ms.","violated-policies":["search.second","search.day"],"retry_after_ms":70}`,
-			"Too many requests: search.second, search.day. Try again in 1 s."},
-		{"a cost larger than its limit", rejection{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, 429,
-			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
-				`"detail":"It costs more than the limit; do not retry.","violated-policies":["upload.minute"]}`,
-			"Too many requests: upload.minute. This costs more than the limit; do not retry."},
-		{"a limit where 429 is not understood", rejection{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, 403,
-			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":403,` +
+			text: "Too many requests: search.second, search.day. Try again in 1 s."},
+		{what: "a cost larger than its limit", rejection: rejection{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, status: 429,
+			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
+				`"detail":"The request costs more than the limit; do not retry.","violated-policies":["upload.minute"]}`,
+			text: "Too many requests: upload.minute. The request costs more than the limit; do not retry."},
+		{what: "a limit where 429 is not understood", rejection: rejection{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, status: 403,
+			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":403,` +
 				`"detail":"Retry after 1h30m0s.","violated-policies":["a.b"],"retry_after_ms":5400000}`,
-			"Too many requests: a.b. Try again in 5400 s."},
-		{"an unavailable store", rejection{reason: failedClosed, rule: "search", retryAfter: time.Second, retrySeconds: 3}, 503,
-			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
+			text: "Too many requests: a.b. Try again in 5400 s."},
+		{what: "an unavailable store", rejection: rejection{reason: failedClosed, rule: "search", retryAfter: time.Second, retrySeconds: 3}, status: 503,
+			json: `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
 				`"detail":"Limits cannot be checked at the moment. Retry after 1s.","retry_after_ms":1000}`,
-			"Limits cannot be checked at the moment. Try again in 3 s."},
-		{"a client on the deny list", rejection{reason: clientRefused}, 403,
-			`{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client is on the deny list."}`, "This client is on the deny list."},
-		{"a canceled request", rejection{reason: requestCanceled}, 503,
-			`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was admitted."}`,
-			"The request was canceled before it was admitted."},
-		{"a malformed request", rejection{reason: requestMalformed, detail: "the path has %00"}, 400,
-			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"the path has %00"}`, "Bad request: the path has %00."},
+			text: "Limits cannot be checked at the moment. Try again in 3 s."},
+		{what: "a client on the deny list", rejection: rejection{reason: clientRefused}, status: 403,
+			json: `{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client is on the deny list."}`, text: "This client is on the deny list."},
+		{what: "a canceled request", rejection: rejection{reason: requestCanceled}, status: 503,
+			json: `{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was admitted."}`,
+			text: "The request was canceled before it was admitted."},
+		{what: "a malformed request", rejection: rejection{reason: requestMalformed, detail: "the path has %00"}, status: 400,
+			json: `{"type":"about:blank","title":"Bad Request","status":400,"detail":"the path has %00"}`, text: "Bad request: the path has %00."},
 	} {
 		builtIn := newBodies(bodySettings{})
 		w := answerDenial(t, builtIn, "GET", "-", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.json+"\n" || w.Header().Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
+			t.Errorf("%s: status %d, %s\n%s\nwant status %d, application/problem+json\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
 		}
-		if len(c.json) > 280 || !json.Valid([]byte(c.json)) {
-			t.Errorf("%s: the body in this table has %d bytes, and is valid JSON: %v; want at most 280 bytes of JSON", c.what, len(c.json), json.Valid([]byte(c.json)))
+		if isValid := json.Valid([]byte(c.json)); len(c.json) > maxProblem || !isValid {
+			t.Errorf("%s: the body in this table has %d bytes, and is valid JSON: %t; want at most %d bytes of JSON", c.what, len(c.json), isValid, maxProblem)
 		}
 		w = answerDenial(t, builtIn, "GET", "text/plain", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
-			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
+			t.Errorf("%s: status %d, %s\n%s\nwant status %d, text/plain\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
 		}
 		if w := answerDenial(t, builtIn, "HEAD", "-", c.rejection); w.Code != c.status || w.Body.Len() != 0 {
-			t.Errorf("%s: HEAD gets %d with %d bytes; want no body", c.what, w.Code, w.Body.Len())
+			t.Errorf("%s: the response to HEAD has status %d and a body of %d bytes; want status %d without a body", c.what, w.Code, w.Body.Len(), c.status)
 		}
 	}
 }
@@ -90,13 +91,13 @@ func TestPolicyCanAnswerAllDenialsWithText(t *testing.T) {
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
 		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
 		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
-			t.Errorf("Accept: %s: %s %q; want text", accept, w.Header().Get("Content-Type"), w.Body)
+			t.Errorf("Accept: %s: the type is %s, and the body %q; want text", accept, w.Header().Get("Content-Type"), w.Body)
 		}
 	}
 }
 
-// The policy's template is for requests over a limit only: its text would be wrong for others.
-func TestTemplateIsNotUsedForOtherReasons(t *testing.T) {
+// The policy's body is for requests over a limit only: its text would be wrong for other reasons.
+func TestCustomBodyIsNotUsedForOtherReasons(t *testing.T) {
 	for name, custom := range map[string]*bodies{
 		"text":     newBodies(bodySettings{isText: true}),
 		"template": newBodies(bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
@@ -109,7 +110,7 @@ func TestTemplateIsNotUsedForOtherReasons(t *testing.T) {
 			for _, accept := range []string{"-", "text/plain"} {
 				got, want := answerDenial(t, custom, "GET", accept, d), answerDenial(t, newBodies(bodySettings{}), "GET", accept, d)
 				if got.Body.String() != want.Body.String() || got.Code != want.Code || got.Header().Get("Content-Type") != want.Header().Get("Content-Type") {
-					t.Errorf("%s, reason %d, Accept: %s: %d %s; want %d %s", name, reason, accept, got.Code, got.Body, want.Code, want.Body)
+					t.Errorf("%s, reason %d, Accept: %s: status %d with the body %s; want status %d with %s", name, reason, accept, got.Code, got.Body, want.Code, want.Body)
 				}
 			}
 		}
@@ -144,11 +145,11 @@ func TestTextIsForClientsThatListItFirst(t *testing.T) {
 	for _, c := range accepts {
 		w := answerDenial(t, newBodies(bodySettings{}), "GET", c.accept, searchDenied)
 		if isText := strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain"); isText != c.isText {
-			t.Errorf("Accept: %s: the body is text: %v; want %v", c.accept, isText, c.isText)
+			t.Errorf("Accept: %s: the body is text: %t; want %t", c.accept, isText, c.isText)
 		}
 	}
 	if prefersText([]string{"application/json", "text/plain"}) || !prefersText([]string{"text/plain", "application/json"}) {
-		t.Error("of several Accept lines, another than the first counts; want that only the first does")
+		t.Error("with several Accept lines, the first does not decide; want that it does")
 	}
 	t.Logf("counted: %d Accept headers", len(accepts))
 }
@@ -162,18 +163,18 @@ func TestTemplateHasEveryField(t *testing.T) {
 		w := answerDenial(t, b, "POST", accept, searchDenied)
 		want := "<p>429 search [search.second][search.day] 1 s, 70 ms"
 		if got := w.Body.String(); got != want || w.Header().Get("Content-Type") != "text/html; charset=utf-8" || w.Code != 429 {
-			t.Errorf("Accept: %s: %d %s %q; want %q", accept, w.Code, w.Header().Get("Content-Type"), got, want)
+			t.Errorf("Accept: %s: status %d, type %s, body %q; want 429 with the body %q", accept, w.Code, w.Header().Get("Content-Type"), got, want)
 		}
 	}
 	config := Config{Denied: DeniedConfig{Body: "no {{.Status}}"}}
 	if err := config.finish(); err != nil || config.Denied.ContentType != "application/json" {
-		t.Errorf("the default content type is %s, %v; want application/json", config.Denied.ContentType, err)
+		t.Errorf("the default content type is %q, and the error %v; want application/json and no error", config.Denied.ContentType, err)
 	}
 }
 
 func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
-	many := searchDenied // 60 names of 66 bytes: twenty times each is above maxTemplateOut
-	for i := range 60 {
+	many := searchDenied
+	for i := range 60 { // 60 names of 66 bytes: if each is written 20 times, that is more than maxTemplateOut
 		many.policies = append(many.policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
 	}
 	for _, c := range []struct {
@@ -186,7 +187,7 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 		b := newBodies(bodySettings{template: c.template, contentType: "text/html"})
 		w := answerDenial(t, b, "GET", "text/plain", many)
 		if w.Header().Get("Content-Type") != "application/problem+json" || !json.Valid(w.Body.Bytes()) || w.Code != 429 {
-			t.Errorf("a template %s: %d %s %q; want 429 with the problem", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
+			t.Errorf("a template %s: status %d, type %s, body %q; want 429 with the problem", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
 		}
 	}
 }
@@ -208,7 +209,7 @@ func TestTemplatesAreExecutedOnceWhenCompiled(t *testing.T) {
 	} {
 		config := Config{Denied: c.denied}
 		if err := config.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%.80v: %v; want %q", c.denied, err, c.want)
+			t.Errorf("%.80v: the error is %v; want one with %q", c.denied, err, c.want)
 		}
 	}
 }
@@ -222,7 +223,7 @@ func FuzzAcceptNeverPanics(f *testing.F) {
 		d := searchDenied
 		body, contentType := b.render([]string{accept}, &d)
 		if (contentType == typeProblem) != json.Valid(body) || contentType != typeProblem && !strings.Contains(strings.ToLower(accept), "text/") {
-			t.Fatalf("Accept: %q: %s %q; want a problem in JSON, or text if the client accepts text", accept, contentType, body)
+			t.Fatalf("Accept: %q: the type is %s, and the body %q; want a problem in JSON, or text if the client accepts text", accept, contentType, body)
 		}
 	})
 }

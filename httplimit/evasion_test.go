@@ -42,7 +42,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 					w.WriteHeader(http.StatusUnauthorized)
 				}))
 				send := func(path string) { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", path, nil)) }
-				time.Sleep(time.Until(time.Now().Truncate(period).Add(period)))
+				time.Sleep(time.Until(time.Now().Truncate(period).Add(period))) // until a period begins
 				var held [4]sync.WaitGroup
 				for i := range held {
 					for range limit {
@@ -61,7 +61,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 					send("/guess")
 				}
 				if guesses > limit {
-					t.Errorf("%d guesses at once; want at most %d", guesses, limit)
+					t.Errorf("%d guesses reached the handler in one moment; want at most %d", guesses, limit)
 				}
 			})
 		})
@@ -80,9 +80,9 @@ rules:
       - {name: slots, in_flight: 2, ttl: 1s}
       - {name: pace, rate: 1/5s, burst: 1, max_wait: 60s}
 `)
-		var inHandler, most, served atomic.Int64
+		var inHandler, mostInHandler, served atomic.Int64
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-			most.Store(max(most.Load(), inHandler.Add(1)))
+			mostInHandler.Store(max(mostInHandler.Load(), inHandler.Add(1)))
 			time.Sleep(30 * time.Second)
 			inHandler.Add(-1)
 			served.Add(1)
@@ -93,8 +93,8 @@ rules:
 			time.Sleep(1300 * time.Millisecond)
 		}
 		all.Wait()
-		if most.Load() > 2 || served.Load() < 2 {
-			t.Errorf("%d requests were served, %d at once; want at most 2", served.Load(), most.Load())
+		if mostInHandler.Load() > 2 || served.Load() < 2 {
+			t.Errorf("%d requests were served, and up to %d at the same time; want 2 or more, and at most 2 at the same time", served.Load(), mostInHandler.Load())
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	})))
 	defer server.CloseClientConnections()
 	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-read != "hello<nil>" {
-		t.Fatalf("the first request: %v; want that it passes with its body", err)
+		t.Fatalf("the first request fails with %v, or its body is wrong; want no error, and the body \"hello\"", err)
 	}
 	var clients []net.Conn
 	for range 20 {
@@ -136,7 +136,7 @@ func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	await(0)
 }
 
-func TestASmallBodyArrivesAfterItsTurn(t *testing.T) {
+func TestASmallBodyIsCompleteAfterTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
 		var bodies []string
@@ -174,40 +174,40 @@ func TestAmbiguousHostsAndMethodsAreMalformed(t *testing.T) {
 	send("POST", "api.example.com")
 	for _, host := range []string{"api.example.com", "API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:443", "api.example.com:", "[2001:db8::1]", "[2001:DB8::1]:80"} {
 		if status := send("POST", host); status != 429 {
-			t.Errorf("host %q: %d; want 429", host, status)
+			t.Errorf("host %q: status %d; want 429", host, status)
 		}
 	}
-	n := 0
+	ambiguous := 0
 	for _, host := range []string{"api.example.com:80:80", "api.example.com::80", "api.example.com:80:", "api.example.com..", "[api.example.com]", "[api.example.com]x",
 		"api%2eexample.com", "api.example.com:http", ".api.example.com", "api..example.com", "api.example.com/", "a@api.example.com", "api.example.com ", "[::1", "[::1]x",
 		"[fe80::1%25eth0]", "2001:db8::1", "api.example.com\x00", "\u0430pi.example.com", "api.example.com,b", "[127.0.0.1]", ".", ":::"} {
-		n++
+		ambiguous++
 		if status := send("POST", host); status != 400 {
-			t.Errorf("host %q: %d; want 400", host, status)
+			t.Errorf("host %q: status %d; want 400", host, status)
 		}
 	}
 	for method, want := range map[string]int{"post": 400, "Post": 400, "get": 400, "pATCH": 400, "POST": 429, "GET": 404, "brew": 404, "BREW": 404,
 		"P(OST": 400, "POST ": 400, "PO\nST": 400, "P\u00d6ST": 400, "POST\x00": 400, "/": 400, "M-SEARCH": 404} {
-		n++
+		ambiguous++
 		if status := send(method, "api.example.com"); status != want {
-			t.Errorf("method %s: %d; want %d", method, status, want)
+			t.Errorf("method %q: status %d; want %d", method, status, want)
 		}
 	}
-	t.Logf("counted: %d ambiguous hosts and methods", n)
+	t.Logf("counted: %d ambiguous hosts and methods", ambiguous)
 }
 
 // A rule and a request may spell a host differently.
 func TestSpellingsOfOneHostAreEqual(t *testing.T) {
 	for _, row := range []struct {
-		rule  string
-		hosts []string
-		other string
+		rule  string   // the host in the policy
+		hosts []string // other spellings of it
+		other string   // another host
 	}{
-		{"[2001:DB8:0::1]", []string{"[2001:db8::1]", "[2001:0db8:0000:0:0:0:0:1]", "[2001:DB8::0001]:8080", "[2001:db8::0.0.0.1]:"}, "[2001:db8::2]"},
-		{"2001:db8:0:0::1", []string{"[2001:db8::1]"}, "[::1]"},
-		{"XN--Bcher-Kva.Example.", []string{"xn--bcher-kva.example", "XN--BCHER-KVA.EXAMPLE.:443"}, "bcher-kva.example"},
-		{"*.Example.com.", []string{"a.example.com", "A.B.EXAMPLE.COM.:80"}, "example.com"},
-		{"192.0.2.1", []string{"192.0.2.1", "192.0.2.1:80", "192.0.2.1."}, "[::ffff:192.0.2.1]"},
+		{rule: "[2001:DB8:0::1]", hosts: []string{"[2001:db8::1]", "[2001:0db8:0000:0:0:0:0:1]", "[2001:DB8::0001]:8080", "[2001:db8::0.0.0.1]:"}, other: "[2001:db8::2]"},
+		{rule: "2001:db8:0:0::1", hosts: []string{"[2001:db8::1]"}, other: "[::1]"},
+		{rule: "XN--Bcher-Kva.Example.", hosts: []string{"xn--bcher-kva.example", "XN--BCHER-KVA.EXAMPLE.:443"}, other: "bcher-kva.example"},
+		{rule: "*.Example.com.", hosts: []string{"a.example.com", "A.B.EXAMPLE.COM.:80"}, other: "example.com"},
+		{rule: "192.0.2.1", hosts: []string{"192.0.2.1", "192.0.2.1:80", "192.0.2.1."}, other: "[::ffff:192.0.2.1]"},
 	} {
 		gate, _ := gateOf(t, fmt.Sprintf(`
 deny: {host: %q, method: DELETE}
@@ -283,14 +283,14 @@ func TestRefundsComeBeforeTheResponse(t *testing.T) {
 			again.Header.Set("Inner", "yes")
 			gate.Middleware(http.NotFoundHandler()).ServeHTTP(inner, again)
 			if inner.Code != 404 {
-				t.Errorf("%s: the client's next request got %d; want it admitted", part, inner.Code)
+				t.Errorf("%s: the client's next request got status %d; want 404, from the handler", part, inner.Code)
 			}
 		}))
 		for range 5 {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest("POST", "/", nil))
 			if w.Code >= 400 {
-				t.Errorf("%s: a request got %d; want 200 with the refund", part, w.Code)
+				t.Errorf("%s: a request got status %d; want a success, because the request before it is refunded", part, w.Code)
 			}
 		}
 	}
@@ -319,7 +319,7 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		send()
 		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
 		if status := send(); status != 429 || served != 1 {
-			t.Errorf("status %d, %d served; want 429 and 1", status, served)
+			t.Errorf("the request that lost its slot got status %d, and %d requests were served; want 429 and 1", status, served)
 		}
 	})
 }

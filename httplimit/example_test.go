@@ -24,7 +24,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	rules := file.Rules
-	// With a policyfile.Watcher w:
+	// With a policyfile.Watcher w, set Limits to a function that uses the latest rules:
 	// func(l *penstock.Plan) guard.Settings { return w.Rules().Settings(l) }
 	store, err := redisguard.Open("redis://localhost:6379", redisguard.Options{Guard: guard.Options{Limits: rules.Settings}})
 	if err != nil {
@@ -39,7 +39,8 @@ func ExampleNew() {
 	log.Fatal(http.ListenAndServe(":8080", gate.Middleware(api)))
 }
 
-// newGate limits each client address to 100 requests per second: use gate.Middleware(handler).
+// newGate limits each client address to 100 requests per second. gate.Middleware(handler) limits a
+// handler.
 func newGate() (*httplimit.Gate, error) {
 	store := memstore.New(memstore.Options{}) // or redisstore.Open
 	limits := []penstock.Limit{penstock.PerSecond(100)}
@@ -72,7 +73,7 @@ func ExamplePerKey() {
 	// Output: 200 OK ["api.minute";r=99;t=1]
 }
 
-// Several limits: a client is charged to all of them, or to none.
+// NewSimple takes several limits. Each request is charged to all of them, or to none.
 func ExampleNewSimple() {
 	gate, err := newGate()
 	if err != nil {

@@ -27,23 +27,24 @@ import (
 
 func newFlaky() *flaky.Store { return flaky.New(memstore.New(memstore.Options{})) }
 
-// withAndWithoutGuards runs a test with a Gate over a bare store, and over one with all guards, on
-// a fake clock.
+// withAndWithoutGuards runs a test twice, on a fake clock: with a Gate over a bare store, and with a
+// Gate over a store with all guards.
 func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
 	t.Helper()
 	for _, isGuarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded=%t", isGuarded), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, rules, seen := newFlaky(), rulesOf(t, text), new(events)
-				options, gateStore := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}, penstock.Store(store)
+				var gateStore penstock.Store = store
 				if isGuarded {
-					all, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
+					guarded, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
 					if err != nil {
 						t.Fatal(err)
 					}
-					defer all.Close()
-					gateStore = all
+					defer guarded.Close()
+					gateStore = guarded
 				}
+				options := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}
 				gate, err := httplimit.New(gateStore, func() *policy.Rules { return rules }, options)
 				if err != nil {
 					t.Fatal(err)
@@ -75,14 +76,14 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 			source     penstock.Source
 			rateLimits []string // the RateLimit headers of all responses
 		}{
-			{"/open", []int{200, 200, 200}, []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, penstock.FromOpen, nil},
-			{"/ceiling", []int{200, 200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
-				penstock.FromFallback, []string{`"ceiling.hour";r=1;t=1200`, `"ceiling.hour";r=1;t=2400`, `"ceiling.hour";r=0;t=3600`, `"ceiling.hour";r=0;t=1200`}},
-			{"/closed", []int{503, 503}, []admission.Outcome{admission.FailedClosed, admission.FailedClosed}, penstock.FromClosed, nil},
-			{"/local", []int{200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, penstock.FromFallback,
-				[]string{`"local.hour";r=1;t=1800`, `"local.hour";r=0;t=1800`, `"local.hour";r=0;t=1800`}},
-			{"/mixed", []int{200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, penstock.FromFallback,
-				[]string{`"mixed.hour";r=1;t=1800`, `"mixed.hour";r=0;t=1800`, `"mixed.hour";r=0;t=1800`}},
+			{path: "/open", statuses: []int{200, 200, 200}, outcomes: []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, source: penstock.FromOpen},
+			{path: "/ceiling", statuses: []int{200, 200, 200, 429}, outcomes: []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
+				source: penstock.FromFallback, rateLimits: []string{`"ceiling.hour";r=1;t=1200`, `"ceiling.hour";r=1;t=2400`, `"ceiling.hour";r=0;t=3600`, `"ceiling.hour";r=0;t=1200`}},
+			{path: "/closed", statuses: []int{503, 503}, outcomes: []admission.Outcome{admission.FailedClosed, admission.FailedClosed}, source: penstock.FromClosed},
+			{path: "/local", statuses: []int{200, 200, 429}, outcomes: []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, source: penstock.FromFallback,
+				rateLimits: []string{`"local.hour";r=1;t=1800`, `"local.hour";r=0;t=1800`, `"local.hour";r=0;t=1800`}},
+			{path: "/mixed", statuses: []int{200, 200, 429}, outcomes: []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, source: penstock.FromFallback,
+				rateLimits: []string{`"mixed.hour";r=1;t=1800`, `"mixed.hour";r=0;t=1800`, `"mixed.hour";r=0;t=1800`}},
 		} {
 			seen.list = nil
 			var statuses []int
@@ -91,11 +92,12 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 				w := send(h, "GET", c.path)
 				statuses = append(statuses, w.Code)
 				rateLimits = append(rateLimits, w.Header()["Ratelimit"]...)
-				if got := w.Header().Get("Retry-After"); (got != "") != (w.Code != 200) || w.Code == 503 && got != "1" {
-					t.Errorf("%s: status %d with Retry-After %q; want one for a rejection only, and 1 for 503", c.path, w.Code, got)
+				retryAfter, isRejected := w.Header().Get("Retry-After"), w.Code != 200
+				if (retryAfter != "") != isRejected || w.Code == 503 && retryAfter != "1" {
+					t.Errorf("%s: status %d with Retry-After %q; want the header for a rejection only, and 1 for status 503", c.path, w.Code, retryAfter)
 				}
 				if body := w.Body.String(); w.Code == 503 && !strings.Contains(body, `"violated-policies":["closed.day"]`) {
-					t.Errorf("%s: the body is %s; want the limit that is closed", c.path, body)
+					t.Errorf("%s: the body is %s; want the limit closed.day as the violated policy", c.path, body)
 				}
 			}
 			if !slices.Equal(statuses, c.statuses) || !slices.Equal(rateLimits, c.rateLimits) {
@@ -103,7 +105,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 			}
 			for i, e := range seen.list {
 				if e.Outcome != c.outcomes[i] || e.Source != c.source {
-					t.Errorf("%s: request %d was %v from %v; want %v from %v", c.path, i+1, e.Outcome, e.Source, c.outcomes[i], c.source)
+					t.Errorf("%s: request %d has the outcome %v from %v; want %v from %v", c.path, i+1, e.Outcome, e.Source, c.outcomes[i], c.source)
 				}
 			}
 		}
@@ -123,7 +125,7 @@ func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 		}
 		for i, e := range seen.list {
 			if errors.Is(e.Err, flaky.ErrDown) != isDown {
-				t.Errorf("%s, store down: %t: the event has the error %v; want ErrDown exactly while it is down", paths[i], isDown, e.Err)
+				t.Errorf("%s, store down: %t: the event has the error %v; want ErrDown exactly while the store is down", paths[i], isDown, e.Err)
 			}
 		}
 	}
@@ -143,7 +145,7 @@ func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 			store.LosesAnswers.Store(true)
 			h := gate.Middleware(respond(200))
 			if mode == "local" {
-				send(h, "GET", "/") // it uses up the limit
+				send(h, "GET", "/") // this request uses up the limit
 			}
 			store.Forget()
 			if got := send(h, "GET", "/").Code; got != status {
@@ -175,7 +177,7 @@ rules:
 		}))
 		send(h, "GET", "/")
 		if got := store.Received(penstock.Refund); slices.Contains(got, "open") {
-			t.Errorf("the refunds are %v; want none, since open had not counted", got)
+			t.Errorf("the refunds are %v; want none for the limit open, which had counted nothing", got)
 		}
 	})
 }
@@ -190,7 +192,7 @@ rules:
       - {name: open, rate: 5/h, on_failure: open}
       - {name: slots, in_flight: 5, on_failure: open}
 `
-	for _, isBack := range []bool{false, true} { // whether the store is back when the client leaves
+	for _, isBack := range []bool{false, true} { // whether the store answers again when the client leaves
 		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			store.IsDown.Store(true)
 			h := gate.Middleware(respond(200))
@@ -213,7 +215,7 @@ rules:
 			start := time.Now()
 			send(h, "GET", "/")
 			if waited := time.Since(start); waited != time.Second {
-				t.Errorf("the next in the queue waited %v; want 1s, since it is the first", waited)
+				t.Errorf("the next request waited %v; want 1s, because no other request waits", waited)
 			}
 		})
 	}
@@ -240,7 +242,7 @@ rules:
 				store.IsDown.Store(isDown)
 				store.Forget()
 				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					store.IsDown.Store(false) // it is back before the response
+					store.IsDown.Store(false) // the store is back before the response
 					io.Copy(io.Discard, r.Body)
 					w.Header().Set("X-Cost", cost)
 					w.WriteHeader(200)
@@ -290,8 +292,8 @@ rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, 
 	})
 }
 
-// A refund removes cached denials. So after a correct login, other logins are admitted at once,
-// even if logins were denied before.
+// A refund removes cached denials. So the login after a correct one is admitted, even if logins were
+// denied before.
 func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
@@ -326,7 +328,7 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 	})
 }
 
-func TestShadowsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
+func TestShadowsAreNotReportedWhileTheStoreIsDown(t *testing.T) {
 	// The requests use up no limit. Otherwise the deny cache would report denials without the store.
 	const text = `
 rules:
@@ -364,7 +366,7 @@ func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 		outcome := map[int]admission.Outcome{200: admission.FailedOpen, 503: admission.FailedClosed}[want]
 		source := map[int]penstock.Source{200: penstock.FromOpen, 503: penstock.FromClosed}[want]
 		if e := seen.list[0]; e.Outcome != outcome || e.Source != source || !errors.Is(e.Err, wrong) {
-			t.Errorf("%s: observed %v from %v with the error %v; want %v from %v", path, e.Outcome, e.Source, e.Err, outcome, source)
+			t.Errorf("%s: the event has the outcome %v from %v and the error %v; want %v from %v and the store's error", path, e.Outcome, e.Source, e.Err, outcome, source)
 		}
 	}
 }
@@ -401,7 +403,7 @@ func slotOfAClientThatLeft(t *testing.T) {
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	synctest.Wait()
 	if got := store.Received(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
-		t.Errorf("%d requests were abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
+		t.Errorf("%d requests were abandoned, and the refunds are %v; want 1 abandoned request, and a refund of its slot", seen.count(admission.Abandoned), got)
 	}
 }
 
@@ -413,20 +415,21 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{in_flight: 1, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: global, limits: [{in_flight: 1}, {rate: 1/h}]}
 `
-	const requests, most = 1200, 1000 // at most 1000 slots are returned in the background at once
+	const requests = 1200
+	const maxInBackground = 1000 // slots that are returned in the background at the same time
 	for path, want := range map[string]int{"/closed": 503, "/local": 429} {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
-			var waiting, returned atomic.Int64
+			var returning, returned atomic.Int64
 			gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if charges[0].Mode == penstock.Refund {
-					waiting.Add(1)
+					returning.Add(1)
 					select {
 					case <-release:
 						returned.Add(1)
 					case <-ctx.Done():
 					}
-					waiting.Add(-1)
+					returning.Add(-1)
 				}
 				return penstock.Decision{}, flaky.ErrDown
 			}), text)
@@ -437,27 +440,27 @@ rules:
 				synctest.Wait()
 				<-done
 			}
-			var answered atomic.Int64
+			var responses atomic.Int64
 			for range requests {
 				go func() {
 					if got := send(h, "GET", path).Code; got != want {
 						t.Errorf("%s: status %d; want %d", path, got, want)
 					}
-					answered.Add(1)
+					responses.Add(1)
 				}()
 			}
 			synctest.Wait()
-			if n, held := answered.Load(), waiting.Load(); n != most || held != requests {
-				t.Errorf("%s: %d responses while %d slots are being returned; want %d, and %d", path, n, held, most, requests)
+			if sent, slots := responses.Load(), returning.Load(); sent != maxInBackground || slots != requests {
+				t.Errorf("%s: %d responses are sent while %d slots are being returned; want %d and %d", path, sent, slots, maxInBackground, requests)
 			}
 			close(release)
 			synctest.Wait()
-			if n := returned.Load(); n != requests || answered.Load() != requests {
-				t.Errorf("%s: %d slots are returned, and %d responses sent; want %d", path, n, answered.Load(), requests)
+			if slots, sent := returned.Load(), responses.Load(); slots != requests || sent != requests {
+				t.Errorf("%s: %d slots are returned, and %d responses are sent; want %d of each", path, slots, sent, requests)
 			}
 		})
 	}
-	t.Logf("counted: %d responses that did not wait for the store", 2*most)
+	t.Logf("counted: %d responses that did not wait for the store", 2*maxInBackground)
 }
 
 // A store in memory fails only when it is full, and then it has no fallback.
@@ -471,14 +474,21 @@ rules:
 	for _, c := range []struct {
 		path, key string
 		want      int
-	}{{"/local", "a", 200}, {"/local", "b", 503}, {"/open", "b", 200}, {"/local", "a", 200}, {"/local", "a", 429}} {
+	}{
+		{path: "/local", key: "a", want: 200},
+		{path: "/local", key: "b", want: 503},
+		{path: "/open", key: "b", want: 200},
+		{path: "/local", key: "a", want: 200},
+		{path: "/local", key: "a", want: 429},
+	} {
 		if got := send(h, "GET", c.path, "X-Key", c.key).Code; got != c.want {
-			t.Errorf("%s by %s: status %d; want %d", c.path, c.key, got, c.want)
+			t.Errorf("%s with key %s: status %d; want %d", c.path, c.key, got, c.want)
 		}
 	}
 	for _, e := range seen.list {
-		if hasFailed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen; hasFailed != errors.Is(e.Err, penstock.ErrUnavailable) {
-			t.Errorf("an event %v has the error %v; want ErrUnavailable exactly if the store failed", e.Outcome, e.Err)
+		hasFailed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen
+		if hasFailed != errors.Is(e.Err, penstock.ErrUnavailable) {
+			t.Errorf("an event with the outcome %v has the error %v; want ErrUnavailable exactly if the store failed", e.Outcome, e.Err)
 		}
 	}
 }
@@ -486,17 +496,17 @@ rules:
 func TestGuardsOfTheStoreDefineHowLimitsFail(t *testing.T) {
 	store := newFlaky()
 	store.IsDown.Store(true)
-	all, err := guard.Standard(store, guard.Options{OnFailure: guard.FailClosed, Instances: 1})
+	guarded, err := guard.Standard(store, guard.Options{OnFailure: guard.FailClosed, Instances: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer all.Close()
-	gate, err := httplimit.NewSimple(all, "api", []penstock.Limit{penstock.PerHour(5)}, httplimit.SimpleOptions{OnFailure: guard.FailOpen, HasFallback: true})
+	defer guarded.Close()
+	gate, err := httplimit.NewSimple(guarded, "api", []penstock.Limit{penstock.PerHour(5)}, httplimit.SimpleOptions{OnFailure: guard.FailOpen, HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := send(gate.Middleware(respond(200)), "GET", "/").Code; got != 503 {
-		t.Errorf("status %d; want 503, the guards' setting", got)
+		t.Errorf("status %d; want 503, because the guards fail closed", got)
 	}
 }
 
@@ -520,11 +530,11 @@ func TestOptionsDefineHowLimitsInCodeFail(t *testing.T) {
 
 func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	const text = "rules: [{name: a, per: global, limits: [{rate: 1/h, on_failure: %s}]}]"
-	var now atomic.Pointer[policy.Rules]
-	now.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
+	var current atomic.Pointer[policy.Rules]
+	current.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
 	store := newFlaky()
 	store.IsDown.Store(true)
-	gate, err := httplimit.New(store, now.Load, httplimit.Options{})
+	gate, err := httplimit.New(store, current.Load, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -533,7 +543,7 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 		mode string
 		want []int
 	}{{"closed", []int{503, 503}}, {"open", []int{200, 200}}, {"local", []int{200, 429}}} {
-		now.Store(rulesOf(t, fmt.Sprintf(text, c.mode)))
+		current.Store(rulesOf(t, fmt.Sprintf(text, c.mode)))
 		for i, want := range c.want {
 			if got := send(h, "GET", "/").Code; got != want {
 				t.Errorf("%s: request %d: status %d; want %d", c.mode, i+1, got, want)

@@ -21,9 +21,10 @@ type Options struct {
 	// guard.Standard; see admission.Options. Default: New puts a guard.Fallback around the store.
 	HasFallback bool
 
-	// Rejected responds to requests that are rejected, for any reason: over a limit, malformed, on
-	// the deny list, or the store gives no answer. The header fields about limits are set already;
-	// RejectionOf returns the details. Default: a problem of RFC 9457, or what the policy defines.
+	// Rejected responds to every rejected request. The reason may be a limit, the deny list, a
+	// malformed request, or a store that gives no answer. RejectionOf returns the details. The header
+	// fields about limits are set already. Default: the body that the policy defines, or else a
+	// problem of RFC 9457.
 	Rejected http.Handler
 
 	// Observe is called with each decision. Many goroutines call it at once. It must be quick, and
@@ -44,7 +45,7 @@ type SimpleOptions struct {
 	// Default: ByAddress.
 	Key func(*http.Request) string
 
-	// OnFailure is what happens while the store gives no answer, unless it has a fallback of its own.
+	// OnFailure is what happens while the store gives no answer. It is not used with HasFallback.
 	// Default: guard.FailLocal.
 	OnFailure guard.FailureMode
 
@@ -64,15 +65,15 @@ type Gate struct {
 	observe    func(*admission.Event)
 
 	mu       sync.Mutex                    // held while rules are compiled
-	compiled atomic.Pointer[compiledRules] // of the rules that were used last
+	compiled atomic.Pointer[compiledRules] // the rules in force, compiled
 }
 
 // New makes a Gate that applies the rules and counts in the store. It calls the function rules for
 // each request, so this function must be quick, as (*policyfile.Watcher).Rules is. An error wraps
 // penstock.ErrInvalid.
 //
-// Put guard.Standard around a store on Redis, with the settings of the rules as its Limits, and set
-// HasFallback.
+// Wrap a store on Redis in guard.Standard. Set its guard.Options.Limits to the method Settings of
+// the rules, and set HasFallback here.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
 	if rules == nil || rules() == nil {
 		return nil, fmt.Errorf("%w: httplimit: there are no rules; load a policy first", penstock.ErrInvalid)
@@ -96,11 +97,11 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, er
 }
 
 // PerKey makes a Gate that charges each request to one limit, under the key that the function
-// returns: gate.Middleware(handler) limits a handler. Requests with the key "" share one counter.
-// ByAddress is a function for clients without another key. The name distinguishes the counters of
-// limits on one store. An error wraps penstock.ErrInvalid.
+// returns. Requests with the key "" share one counter. For clients without another key, use
+// ByAddress as the function. The name distinguishes the counters: on one store, all names of Gates
+// and rules must differ. An error wraps penstock.ErrInvalid.
 //
-// NewSimple takes several limits, and options.
+// To limit a handler, call gate.Middleware(handler). NewSimple takes several limits, and options.
 func PerKey(store penstock.Store, name string, limit penstock.Limit, key func(*http.Request) string) (*Gate, error) {
 	if key == nil {
 		return nil, fmt.Errorf("%w: httplimit: the function that returns the key is nil; httplimit.ByAddress is one", penstock.ErrInvalid)
@@ -149,11 +150,11 @@ type compiledRules struct {
 	paths      policy.Paths
 	headers    *quotaheaders.Writer
 	bodies     *bodies
-	cors       *cors // nil: no page of another origin may read the Gate's own answers
-	status     int   // of a denial
+	cors       *cors // nil: no page of another origin may read the Gate's own responses
+	status     int   // of the response to a denied request
 	proxies    *clientaddress.Proxies
 	maxWaiting int
-	policies   quotaheaders.Policies
+	policies   quotaheaders.Policies // the contents of RateLimit-Policy
 }
 
 func compile(rules *policy.Rules) (*compiledRules, error) {

@@ -90,7 +90,7 @@ func (e *events) count(outcome admission.Outcome) (n int) {
 	return n
 }
 
-// send sends a request from 192.0.2.1 with the headers, which come in pairs.
+// send sends a request from 192.0.2.1. The strings in header are names and values in turn.
 func send(h http.Handler, method, target string, header ...string) *httptest.ResponseRecorder {
 	return sendBody(h, method, target, nil, header...)
 }
@@ -109,7 +109,7 @@ func respond(status int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
 }
 
-const perKey = `
+const perKeyPolicy = `
 rules:
   - name: search
     match: {path: /search}
@@ -118,11 +118,11 @@ rules:
 `
 
 func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
-	gate, seen := gateOf(t, perKey)
+	gate, seen := gateOf(t, perKeyPolicy)
 	h := gate.Middleware(respond(200))
 	for i, want := range []int{200, 200, 200, 429, 429} {
 		if got := send(h, "GET", "/search", "X-API-Key", "a").Code; got != want {
-			t.Errorf("request %d by key a: status %d, not %d", i+1, got, want)
+			t.Errorf("request %d by key a: status %d; want %d", i+1, got, want)
 		}
 	}
 	if got := send(h, "GET", "/search", "X-API-Key", "b").Code; got != 200 {
@@ -131,11 +131,11 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 	for range 10 {
 		w := send(h, "GET", "/other", "X-API-Key", "a")
 		if w.Code != 200 || w.Header().Get("RateLimit") != "" {
-			t.Fatalf("a path without a rule: %d %v; want 200 without RateLimit", w.Code, w.Header())
+			t.Fatalf("a path without a rule: status %d, headers %v; want 200 without RateLimit", w.Code, w.Header())
 		}
 	}
 	if allowed, denied := seen.count(admission.Allowed), seen.count(admission.Denied); allowed != 4 || denied != 2 {
-		t.Errorf("observed %d allowed and %d denied requests, not 4 and 2", allowed, denied)
+		t.Errorf("observed %d allowed and %d denied requests; want 4 and 2", allowed, denied)
 	}
 	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
 		t.Errorf("the event is %+v; want rule search, limit hour and its algorithm", e)
@@ -143,14 +143,14 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 }
 
 func TestDenialHasReasonAndRetryAfter(t *testing.T) {
-	gate, _ := gateOf(t, perKey)
+	gate, _ := gateOf(t, perKeyPolicy)
 	h := gate.Middleware(respond(200))
 	for range 3 {
 		send(h, "GET", "/search", "X-API-Key", "a")
 	}
 	w := send(h, "GET", "/search", "X-API-Key", "a")
 	if got := w.Header().Get("Retry-After"); got != "1200" {
-		t.Errorf("Retry-After is %s, not 1200", got)
+		t.Errorf("Retry-After is %s; want 1200", got)
 	}
 	if got := w.Header().Get("RateLimit"); got != `"search.hour";r=0;t=1200` {
 		t.Errorf("RateLimit is %s; want r=0 and t=1200", got)
@@ -168,21 +168,21 @@ func TestDenialHasReasonAndRetryAfter(t *testing.T) {
 		t.Fatalf("the body has the type %s and the JSON error %v; want problem+json\n%s", w.Header().Get("Content-Type"), err, w.Body)
 	}
 	if problem.Status != 429 || len(problem.Violated) != 1 || problem.Violated[0] != "search.hour" || problem.RetryMS < 1_199_000 || problem.RetryMS > 1_200_000 {
-		t.Errorf("the problem is %+v; want search.hour, retry after 20 minutes", problem)
+		t.Errorf("the problem is %+v; want status 429, the violated policy search.hour, and a retry after 20 minutes", problem)
 	}
 }
 
 func TestRequestCarriesTheDecision(t *testing.T) {
-	gate, _ := gateOf(t, perKey)
+	gate, _ := gateOf(t, perKeyPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d, ok := httplimit.DecisionOf(r.Context())
 		fmt.Fprint(w, ok, d.Remaining())
 	}))
 	if got := send(h, "GET", "/search").Body.String(); got != "true 2" {
-		t.Errorf("the handler got %q, not the decision with 2 left", got)
+		t.Errorf("the handler found the decision and the units left: %q; want \"true 2\"", got)
 	}
 	if got := send(h, "GET", "/other").Body.String(); !strings.HasPrefix(got, "false") {
-		t.Errorf("without a limit the handler got %q; want false, for no decision", got)
+		t.Errorf("without a limit the handler found a decision: %q; want false", got)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestLimitsInCode(t *testing.T) {
 	for i, want := range []int{200, 200, 429} {
 		w := send(h, "GET", fmt.Sprintf("/%d", i))
 		if w.Code != want {
-			t.Errorf("request %d: status %d, not %d", i+1, w.Code, want)
+			t.Errorf("request %d: status %d; want %d", i+1, w.Code, want)
 		}
 		if got := w.Header().Get("RateLimit-Policy"); got != `"api.hour";q=2;w=3600, "api.day";q=10;w=86400` {
 			t.Errorf("RateLimit-Policy is %s; want both limits", got)
@@ -213,7 +213,7 @@ func TestEachKeyHasItsOwnCounter(t *testing.T) {
 	for i, path := range []string{"/a", "/b", "/a", "/a", "/b"} {
 		want := []int{200, 200, 200, 429, 200}[i]
 		if w := send(h, "GET", path); w.Code != want {
-			t.Errorf("request %d, of %s: status %d, not %d", i+1, path, w.Code, want)
+			t.Errorf("request %d, of %s: status %d; want %d", i+1, path, w.Code, want)
 		}
 	}
 }
@@ -221,12 +221,12 @@ func TestEachKeyHasItsOwnCounter(t *testing.T) {
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	limits := []penstock.Limit{penstock.PerSecond(1)}
-	rules := rulesOf(t, perKey)
+	rules := rulesOf(t, perKeyPolicy)
 	for what, err := range map[string]error{
-		"no store": errorOf(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
-		"no rules": errorOf(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
-		"no func":  errorOf(httplimit.New(store, nil, httplimit.Options{})),
-		"no key":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
+		"no store":          errorOf(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
+		"no rules":          errorOf(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
+		"no rules function": errorOf(httplimit.New(store, nil, httplimit.Options{})),
+		"no key function":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v; want an ErrInvalid", what, err)
@@ -238,15 +238,15 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		limits []penstock.Limit
 		http   httplimit.Config
 	}{
-		"no store":         {nil, "a", limits, httplimit.Config{}},
-		"no limits":        {store, "a", nil, httplimit.Config{}},
-		"no name":          {store, "", limits, httplimit.Config{}},
-		"a bad name":       {store, "A B", limits, httplimit.Config{}},
-		"a bad limit":      {store, "a", []penstock.Limit{{}}, httplimit.Config{}},
-		"the same limits":  {store, "a", []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}, httplimit.Config{}},
-		"a bad dialect":    {store, "a", limits, httplimit.Config{Headers: []string{"draft-99"}}},
-		"two of one field": {store, "a", limits, httplimit.Config{Headers: []string{"draft-11", "draft-07"}}},
-		"a bad template":   {store, "a", limits, httplimit.Config{Denied: httplimit.DeniedConfig{Body: "{{.Nothing}}"}}},
+		"no store":                  {name: "a", limits: limits},
+		"no limits":                 {store: store, name: "a"},
+		"no name":                   {store: store, limits: limits},
+		"a bad name":                {store: store, name: "A B", limits: limits},
+		"a bad limit":               {store: store, name: "a", limits: []penstock.Limit{{}}},
+		"the same limits":           {store: store, name: "a", limits: []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}},
+		"a bad dialect":             {store: store, name: "a", limits: limits, http: httplimit.Config{Headers: []string{"draft-99"}}},
+		"two dialects of one field": {store: store, name: "a", limits: limits, http: httplimit.Config{Headers: []string{"draft-11", "draft-07"}}},
+		"a bad template":            {store: store, name: "a", limits: limits, http: httplimit.Config{Denied: httplimit.DeniedConfig{Body: "{{.Nothing}}"}}},
 	} {
 		if _, err := httplimit.NewSimple(c.store, c.name, c.limits, httplimit.SimpleOptions{HTTP: c.http}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v; want an ErrInvalid", what, err)
@@ -256,7 +256,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 
 func errorOf(_ *httplimit.Gate, err error) error { return err }
 
-const login = `
+const loginPolicy = `
 rules:
   - name: login
     match: {method: POST, path: /login}
@@ -265,7 +265,7 @@ rules:
 `
 
 func TestOnlyFailedLoginsCount(t *testing.T) {
-	gate, _ := gateOf(t, login)
+	gate, _ := gateOf(t, loginPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Password") != "right" {
 			w.WriteHeader(401)
@@ -291,12 +291,12 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 		t.Fatalf("failure 10: status %d; want 401", got)
 	}
 	if got := try("wrong"); got != 429 {
-		t.Fatalf("attempt after ten failures: status %d, not 429", got)
+		t.Fatalf("attempt after ten failures: status %d; want 429", got)
 	}
 }
 
 func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
-	gate, _ := gateOf(t, login)
+	gate, _ := gateOf(t, loginPolicy)
 	var guesses atomic.Int64
 	all := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -316,7 +316,7 @@ func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 	}
 	requestsDone.Wait()
 	if n := guesses.Load(); n != 10 {
-		t.Errorf("%d guesses reached the handler, not 10", n)
+		t.Errorf("%d guesses reached the handler; want 10", n)
 	}
 }
 
@@ -327,27 +327,28 @@ rules:
     per: global
     limits: [{name: tokens, rate: 1000/h, cost: {units: 100, actual: X-Tokens}, headers: true}]
 `
+	// The handler ignores a request with X-Peek.
 	peek := func(h http.Handler) string { return send(h, "GET", "/", "X-Peek", "1").Header().Get("RateLimit") }
 	for _, c := range []struct {
 		what    string
 		handler http.HandlerFunc
-		want    string // RateLimit after the request; the request that reads it costs 100
+		want    string // RateLimit of a second request, which costs 100
 	}{
-		{"no cost given", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
-		{"less in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, `"chat.tokens";r=870`},
-		{"more in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, `"chat.tokens";r=550`},
-		{"nonsense in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, `"chat.tokens";r=800`},
-		{"set by the handler", func(w http.ResponseWriter, r *http.Request) {
+		{what: "no cost given", handler: func(w http.ResponseWriter, r *http.Request) {}, want: `"chat.tokens";r=800`},
+		{what: "less in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, want: `"chat.tokens";r=870`},
+		{what: "more in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, want: `"chat.tokens";r=550`},
+		{what: "nonsense in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, want: `"chat.tokens";r=800`},
+		{what: "set by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 7); err != nil {
 				t.Errorf("Settle: %v; want no error", err)
 			}
 			w.Header().Set("X-Tokens", "500")
-		}, `"chat.tokens";r=893`},
-		{"nothing at all", func(w http.ResponseWriter, r *http.Request) {
+		}, want: `"chat.tokens";r=893`},
+		{what: "nothing at all", handler: func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 0); err != nil {
 				t.Errorf("Settle: %v; want no error", err)
 			}
-		}, `"chat.tokens";r=900`},
+		}, want: `"chat.tokens";r=900`},
 	} {
 		gate, _ := gateOf(t, text)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -357,7 +358,7 @@ rules:
 		}))
 		send(h, "GET", "/")
 		if got := peek(h); !strings.HasPrefix(got, c.want+";") {
-			t.Errorf("%s: RateLimit is %s, not %s", c.what, got, c.want)
+			t.Errorf("%s: RateLimit is %s; want %s", c.what, got, c.want)
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
@@ -374,11 +375,13 @@ rules:
 `)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
 	left := 1000
-	for _, c := range []struct{ bytes, units int }{{0, 1}, {1, 1}, {1024, 1}, {1025, 2}, {100_000, 98}} {
+	for _, c := range []struct{ bytes, units int }{
+		{bytes: 0, units: 1}, {bytes: 1, units: 1}, {bytes: 1024, units: 1}, {bytes: 1025, units: 2}, {bytes: 100_000, units: 98},
+	} {
 		w := sendBody(h, "POST", "/", strings.NewReader(strings.Repeat("x", c.bytes)))
 		left -= c.units
 		if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left); !strings.HasPrefix(got, want) {
-			t.Errorf("after %d bytes RateLimit is %s, not %s", c.bytes, got, want)
+			t.Errorf("after %d bytes RateLimit is %s; want %s", c.bytes, got, want)
 		}
 	}
 	// A body of unknown size is charged by the bytes that are read.
@@ -387,11 +390,11 @@ rules:
 	left -= 10
 	w := sendBody(h, "POST", "/", nil)
 	if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left-1); !strings.HasPrefix(got, want) {
-		t.Errorf("after 10,000 bytes of unknown size RateLimit is %s, not %s", got, want)
+		t.Errorf("after 10,000 bytes of unknown size RateLimit is %s; want %s", got, want)
 	}
 }
 
-const slots = `
+const slotsPolicy = `
 rules:
   - name: export
     per: global
@@ -399,7 +402,7 @@ rules:
 `
 
 func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
-	gate, _ := gateOf(t, slots)
+	gate, _ := gateOf(t, slotsPolicy)
 	for _, handler := range []http.HandlerFunc{
 		func(w http.ResponseWriter, r *http.Request) {},
 		func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) },
@@ -431,7 +434,7 @@ rules:
 	<-inside
 	w := send(h, "GET", "/")
 	if w.Code != 429 || w.Header().Get("Retry-After") != "1" || w.Header().Get("RateLimit") != `"export.in-flight";r=0;t=1` {
-		t.Errorf("status %d, Retry-After %s, RateLimit %s; want 429, a second and r=0", w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
+		t.Errorf("status %d, Retry-After %s, RateLimit %s; want 429, 1 second, and r=0 with t=1", w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
 	}
 	close(leave)
 	first.Wait()
@@ -439,7 +442,7 @@ rules:
 
 func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, slots)
+		gate, _ := gateOf(t, slotsPolicy)
 		done := make(chan struct{})
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-done }))
 		var busy sync.WaitGroup
@@ -461,7 +464,7 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 	})
 }
 
-const queue = `
+const queuePolicy = `
 rules:
   - name: jobs
     per: global
@@ -471,7 +474,7 @@ http: {max_waiting: 3}
 
 func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, queue)
+		gate, seen := gateOf(t, queuePolicy)
 		start := time.Now()
 		var served []time.Duration
 		var mu sync.Mutex
@@ -487,19 +490,19 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 			synctest.Wait()
 		}
 		if got := gate.Waiting(); got != 3 {
-			t.Errorf("%d requests wait, not 3", got)
+			t.Errorf("%d requests wait; want 3", got)
 		}
 		all.Wait()
 		if want := [6]int{200, 200, 200, 200, 429, 429}; statuses != want {
-			t.Errorf("statuses %v, not %v: one is served at once, three wait, and the others are denied", statuses, want)
+			t.Errorf("statuses %v; want %v: one is served without a wait, three wait, and the others are denied", statuses, want)
 		}
 		for i, at := range served {
 			if want := time.Duration(i) * time.Second; at != want {
-				t.Errorf("request %d was served after %v, not %v", i+1, at, want)
+				t.Errorf("request %d was served after %v; want %v", i+1, at, want)
 			}
 		}
 		if n := seen.count(admission.Denied); n != 2 {
-			t.Errorf("observed %d denials, not 2", n)
+			t.Errorf("observed %d denials; want 2", n)
 		}
 	})
 }
@@ -507,7 +510,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 // A request has a place in the queue only until its turn comes, not while its body is read.
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, queue)
+		gate, _ := gateOf(t, queuePolicy)
 		h := gate.Middleware(respond(200))
 		send(h, "GET", "/")
 		var slow sync.WaitGroup
@@ -520,7 +523,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 				r.ContentLength = 5
 				w := httptest.NewRecorder()
 				if h.ServeHTTP(w, r); w.Code != 200 {
-					t.Errorf("a slow body: %d; want 200", w.Code)
+					t.Errorf("a request with a slow body: status %d; want 200", w.Code)
 				}
 			})
 		}
@@ -535,7 +538,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 		}
 		send(h, "GET", "/")
 		if w := send(h, "GET", "/"); w.Code != 200 {
-			t.Errorf("a request that has to wait: %d; want 200", w.Code)
+			t.Errorf("a request that has to wait: status %d; want 200", w.Code)
 		}
 		for _, client := range bodies {
 			io.WriteString(client, "hello")
@@ -547,7 +550,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 
 func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, queue)
+		gate, seen := gateOf(t, queuePolicy)
 		served := 0
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++ }))
 		send(h, "GET", "/")
@@ -559,10 +562,10 @@ func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 		leaving.Wait()
 		start := time.Now()
 		if got := send(h, "GET", "/").Code; got != 200 || time.Since(start) != time.Second {
-			t.Errorf("the next in the queue got %d after %v, not 200 after 1s", got, time.Since(start))
+			t.Errorf("the next request got status %d after %v; want 200 after 1s", got, time.Since(start))
 		}
 		if served != 2 || seen.count(admission.Abandoned) != 1 {
-			t.Errorf("%d requests were served, and %d abandoned, not 2 and 1", served, seen.count(admission.Abandoned))
+			t.Errorf("%d requests were served, and %d were abandoned; want 2 and 1", served, seen.count(admission.Abandoned))
 		}
 	})
 }
@@ -587,7 +590,7 @@ rules:
 		t.Errorf("the first request of another client: status %d; want 200, because lists charge nothing", got)
 	}
 	if exempt, refused := seen.count(admission.Exempt), seen.count(admission.Refused); exempt != 3 || refused != 3 {
-		t.Errorf("observed %d exempt and %d refused requests, not 3 and 3", exempt, refused)
+		t.Errorf("observed %d exempt and %d refused requests; want 3 and 3", exempt, refused)
 	}
 }
 
@@ -609,7 +612,7 @@ rules:
 	for i, want := range []int{200, 200, 200, 200, 429} {
 		w := send(h, "GET", "/")
 		if w.Code != want {
-			t.Errorf("request %d: status %d, not %d", i+1, w.Code, want)
+			t.Errorf("request %d: status %d; want %d", i+1, w.Code, want)
 		}
 	}
 	denied := map[string]int{}
@@ -621,13 +624,13 @@ rules:
 	// Of five requests, each shadow would have denied those over its own limit.
 	for limit, want := range map[string]int{"api.real.candidate": 3, "api.maybe": 2, "whole.hour": 4} {
 		if denied[limit] != want {
-			t.Errorf("%s would have denied %d requests, not %d", limit, denied[limit], want)
+			t.Errorf("%s would have denied %d requests; want %d", limit, denied[limit], want)
 		}
 	}
 }
 
 func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
-	gate, _ := gateOf(t, perKey)
+	gate, _ := gateOf(t, perKeyPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.EscapedPath()) }))
 	for _, target := range []string{"/search", "//search", "/./search", "/x/../search", "/%73earch", "/s%65arch?q=1"} {
 		w := send(h, "GET", target, "X-API-Key", target)
@@ -635,7 +638,7 @@ func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
 			t.Errorf("%s is served as %s, with RateLimit %q; want /search with a limit", target, w.Body, w.Header().Get("RateLimit"))
 		}
 	}
-	// net/url would send the second of these as /a/b%22, which another rule might match.
+	// net/url would send the second target as /a/b%22, which another rule might match.
 	for _, target := range []string{"/a%00b", "/a%2Fb\"", "/a%2fb"} {
 		r := httptest.NewRequest("GET", "/", nil)
 		u, err := url.ParseRequestURI(target)
@@ -646,13 +649,13 @@ func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		if w.Code != 400 {
-			t.Errorf("%s: status %d, not 400", target, w.Code)
+			t.Errorf("%s: status %d; want 400", target, w.Code)
 		}
 	}
 }
 
 func TestOwnHandlerAnswersDenials(t *testing.T) {
-	rules := rulesOf(t, perKey)
+	rules := rulesOf(t, perKeyPolicy)
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
 		Rejected: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			d, ok := httplimit.RejectionOf(r.Context())
@@ -669,12 +672,12 @@ func TestOwnHandlerAnswersDenials(t *testing.T) {
 	}
 	w := send(h, "GET", "/search")
 	if w.Code != 420 || w.Body.String() != "true 429 search [search.hour] 20m0s" || w.Header().Get("Retry-After") != "1200" {
-		t.Errorf("status %d, Retry-After %s, body %q; want the handler's response", w.Code, w.Header().Get("Retry-After"), w.Body)
+		t.Errorf("status %d, Retry-After %s, body %q; want the response of the handler Rejected", w.Code, w.Header().Get("Retry-After"), w.Body)
 	}
 }
 
 func TestHandlersKeepTheirResponseWriter(t *testing.T) {
-	gate, _ := gateOf(t, login)
+	gate, _ := gateOf(t, loginPolicy)
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := w.(http.Flusher); !ok {
 			t.Errorf("the response writer is a %T; want an http.Flusher", w)
@@ -709,7 +712,7 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 		}
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), begins) {
-			t.Errorf("with the body %s a denial is %d %s; want 429 with a body that begins with %q", body, w.Code, w.Body, begins)
+			t.Errorf("with the body %s, a denial has status %d and the body %s; want 429 with a body that begins with %q", body, w.Code, w.Body, begins)
 		}
 	}
 }

@@ -28,8 +28,8 @@ type recorder struct {
 	status    int
 }
 
-// recordStatus records the final status, and refunds units by it, before the client gets the
-// status. So the client's next request can use these units.
+// recordStatus records the final status, and refunds units if this status costs none. It does so
+// before the client gets the status, so that the client's next request can use these units.
 func (w *recorder) recordStatus(status int) {
 	if w.status == 0 {
 		w.status = status

@@ -23,7 +23,7 @@ func TestHeaderSettingsAreChecked(t *testing.T) {
 		{Config{RetryJitter: math.MaxInt64}, "the most is 1h"},
 	} {
 		if err := c.config.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v; want %q", c.config, err, c.want)
+			t.Errorf("%+v: the error is %v; want one with %q", c.config, err, c.want)
 		}
 	}
 	for _, d := range []Dialect{Draft11, Draft07, Draft06, XRateLimit} {

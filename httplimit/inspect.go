@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An Inspection is how a policy reads a request: which charges a Gate would make, and why.
+// An Inspection shows how a policy reads a request: which charges a Gate would make, and why.
 type Inspection struct {
 	Path       string     // as rules match it, and as it is sent on
 	Address    netip.Addr // the client's
@@ -23,8 +23,9 @@ func Inspect(rules *policy.Rules, r *http.Request) (*Inspection, error) {
 	return InspectDescriptor(rules, r, nil)
 }
 
-// InspectDescriptor does what Inspect does, for a request that also has the entries of a
-// descriptor, by their keys. No HTTP request has them: Envoy's rate limit service reads them.
+// InspectDescriptor does what Inspect does, for a request with a descriptor. The map has the values
+// of the descriptor's entries by their keys. HTTP requests have no descriptor. Envoy sends
+// descriptors to its rate limit service.
 func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
 	c, err := compile(rules)
 	if err != nil {
@@ -34,9 +35,10 @@ func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[stri
 	if err := a.canonicalizePath(c); err != nil {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}
-	all := &descriptorAttributes{&a.attributes, descriptor}
-	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(all)}
-	if rules.Evaluate(all, &i.Evaluation); i.Evaluation.Unclear != "" {
+	withDescriptor := &descriptorAttributes{&a.attributes, descriptor}
+	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(withDescriptor)}
+	rules.Evaluate(withDescriptor, &i.Evaluation)
+	if i.Evaluation.Unclear != "" {
 		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Unclear)
 	}
 	return i, nil

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-const boundedNew = `
+// newIdentitiesPolicy admits 20 new identities a minute from each address.
+const newIdentitiesPolicy = `
 identities: {client: {first_of: [{key: header X-API-Key}, ip]}}
 rules:
   - name: api
@@ -28,7 +29,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		gate, seen := gateWith(t, store, true, boundedNew)
+		gate, seen := gateWith(t, store, true, newIdentitiesPolicy)
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		send := func(address, key string) *httptest.ResponseRecorder {
 			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
@@ -67,7 +68,8 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 			t.Errorf("another address: status %d; want 200", w.Code)
 		}
 		time.Sleep(3 * time.Second)
-		if first, second := send("192.0.2.1", "later 1").Code, send("192.0.2.1", "later 2").Code; first != 200 || second != 429 {
+		first, second := send("192.0.2.1", "later 1").Code, send("192.0.2.1", "later 2").Code
+		if first != 200 || second != 429 {
 			t.Errorf("after Retry-After: statuses %d, then %d; want 200, then 429", first, second)
 		}
 	})
@@ -91,11 +93,19 @@ rules:
 		return w.Code
 	}
 	for _, row := range []struct {
-		name, value string
-		want        int
-	}{{"X-User", "a", 200}, {"X-User", "b", 200}, {"X-User", "c", 200}, {"X-API-Key", "a", 200}, {"X-API-Key", "b", 429}, {"X-API-Key", "a", 200}, {"X-User", "a", 200}} {
+		name, value string // of the header
+		want        int    // the status
+	}{
+		{name: "X-User", value: "a", want: 200},
+		{name: "X-User", value: "b", want: 200},
+		{name: "X-User", value: "c", want: 200},
+		{name: "X-API-Key", value: "a", want: 200},
+		{name: "X-API-Key", value: "b", want: 429},
+		{name: "X-API-Key", value: "a", want: 200},
+		{name: "X-User", value: "a", want: 200},
+	} {
 		if got := send(row.name, row.value); got != row.want {
-			t.Errorf("%s: %s: %d; want %d", row.name, row.value, got, row.want)
+			t.Errorf("%s: %s: status %d; want %d", row.name, row.value, got, row.want)
 		}
 	}
 }

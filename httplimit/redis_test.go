@@ -83,7 +83,7 @@ rules:
 				t.Cleanup(server.Close)
 				urls = append(urls, server.URL)
 			}
-			var allowed [3]atomic.Int64
+			var allowed [3]atomic.Int64 // requests, by key
 			send := func(key, server int) bool {
 				request, _ := http.NewRequest("GET", urls[server]+"/", nil)
 				request.Header.Set("X-Tenant", name)
@@ -100,7 +100,7 @@ rules:
 				}
 				return response.StatusCode == 200
 			}
-			// Three keys of one tenant, 40 requests each, to both servers at once.
+			// Three keys of one tenant send 40 requests each, concurrently, to both servers.
 			var all sync.WaitGroup
 			for key := range allowed {
 				for i := range 40 {
@@ -108,7 +108,7 @@ rules:
 				}
 			}
 			all.Wait()
-			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
+			concurrent := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
 			// On a Cluster, a request peeks and then charges, and another request may charge between the
 			// two. Then the charges of the first are refunded, and until then others may be denied. No unit
 			// is lost: requests that are sent one by one use up the rest of the limit.
@@ -121,11 +121,11 @@ rules:
 				n := allowed[key].Load()
 				sum += n
 				if n > 20 {
-					t.Errorf("key %d was allowed %d times; want at most 20", key, n)
+					t.Errorf("key %d was allowed %d requests; want at most 20", key, n)
 				}
 			}
-			if sum != 50 || atOnce != 50 && strings.HasPrefix(name, "single") {
-				t.Errorf("the tenant was allowed %d times, and %d of them at once; want 50", sum, atOnce)
+			if sum != 50 || concurrent != 50 && strings.HasPrefix(name, "single") {
+				t.Errorf("the tenant was allowed %d requests, %d of them concurrent; want 50, on a single server all concurrent", sum, concurrent)
 			}
 			t.Logf("counted: 120 requests over loopback to two servers on one Redis (%s, %d allowed)", name, sum)
 		})
@@ -148,12 +148,12 @@ rules:
 		t.Fatal(err)
 	}
 	defer connection.Close()
-	answers := bufio.NewReader(connection)
-	admitted, refused := 0, 0
+	responses := bufio.NewReader(connection)
+	admitted, malformed := 0, 0
 	targets := spellings.All()
 	for _, target := range targets {
 		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
-		response, err := http.ReadResponse(answers, nil)
+		response, err := http.ReadResponse(responses, nil)
 		if err != nil {
 			t.Fatalf("%s: %v; want a response", target, err)
 		}
@@ -162,7 +162,7 @@ rules:
 		case response.StatusCode == 200:
 			admitted++
 		case response.StatusCode == 400:
-			refused++
+			malformed++
 		case response.StatusCode != 429:
 			t.Errorf("%s: status %d; want 200, 429 or 400", target, response.StatusCode)
 		}
@@ -170,7 +170,7 @@ rules:
 	if admitted != 1 {
 		t.Errorf("%d spellings were admitted; want one", admitted)
 	}
-	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
+	t.Logf("counted: %d spellings of one path over HTTP (%d rejected as malformed)", len(targets), malformed)
 }
 
 // A scriptCounter counts the calls of scripts that the server ran. Calls of scripts that the server
@@ -197,9 +197,9 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 		candidate                 string
 		scripts, allowed, shadows int64
 	}{
-		{"", requests, requests, 0},
-		{", candidate: {rate: 5/h}", requests, requests, 5},
-		{", candidate: {rate: 5/h, algorithm: sliding-window}", 2 * requests, requests, 5},
+		{scripts: requests, allowed: requests},
+		{candidate: ", candidate: {rate: 5/h}", scripts: requests, allowed: requests, shadows: 5},
+		{candidate: ", candidate: {rate: 5/h, algorithm: sliding-window}", scripts: 2 * requests, allowed: requests, shadows: 5},
 	} {
 		text := "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 1000/h" + test.candidate + "}]}]"
 		option, err := redisstore.ParseURL(server.URL())
@@ -218,10 +218,10 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 			send(h, "GET", "/", "X-API-Key", "k")
 		}
 		if scripts, allowed := client.scripts.Load(), int64(seen.count(admission.Allowed)); scripts != test.scripts || allowed != test.allowed {
-			t.Errorf("%q: %d scripts allowed %d; want %d and %d", test.candidate, scripts, allowed, test.scripts, test.allowed)
+			t.Errorf("%q: %d script calls, and %d requests allowed; want %d and %d", test.candidate, scripts, allowed, test.scripts, test.allowed)
 		}
 		if shadows := int64(seen.count(admission.ShadowAllowed)); shadows != test.shadows {
-			t.Errorf("%q would have allowed %d; want %d", test.candidate, shadows, test.shadows)
+			t.Errorf("%q: the candidate would have allowed %d requests; want %d", test.candidate, shadows, test.shadows)
 		}
 	}
 }
@@ -244,7 +244,7 @@ func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	}
 	for outcome, want := range map[admission.Outcome]int{admission.Allowed: 2, admission.Denied: 8, admission.ShadowAllowed: 5, admission.ShadowDenied: 5} {
 		if n := seen.count(outcome); n != want {
-			t.Errorf("%v: %d; want %d", outcome, n, want)
+			t.Errorf("%d events have the outcome %v; want %d", n, outcome, want)
 		}
 	}
 	if cached == 0 {
@@ -281,12 +281,12 @@ rules:
 	h := guardedGate.Middleware(respond(200))
 	for i, want := range []int{200, 429, 429} { // one was admitted before
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {
-			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
+			t.Errorf("request %d: status %d; want %d", i+1, w.Code, want)
 		}
 	}
 	for _, e := range seen.list {
 		if e.Rule != "a" || e.Err != nil || e.Source != penstock.FromStore {
-			t.Errorf("observed %+v; want no decision of the shadow", e)
+			t.Errorf("observed %+v; want only events of rule a, without errors, from the store", e)
 		}
 	}
 }

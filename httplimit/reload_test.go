@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// Under load, a file changes 50 times a second; every second version is invalid. Each request is
+// Under load, a file changes every 20 ms, and every other version is invalid. Each request is
 // decided by the rules of one version.
 func TestReloadIsNeverAMixture(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
@@ -28,7 +28,7 @@ func TestReloadIsNeverAMixture(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Two files that differ in each part of a response.
+	// Two files with different names and rates differ in each part of a response.
 	valid := func(name string, rate int) string {
 		return fmt.Sprintf(`
 rules:

@@ -35,22 +35,22 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 
 // Settle sets a request's true cost. When the request has been served, its charges are adjusted to
 // this cost. In a policy, that applies to limits with cost.actual. Without a policy, it applies to
-// all limits that can refund. A second Settle replaces the first. It fails if the request has no
-// such limit.
+// all limits that can refund. A second Settle replaces the first. Settle fails if the request has
+// no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have only the request's context.
 func SettleContext(ctx context.Context, actual int64) error {
 	a := admissionOf(ctx)
 	if a == nil {
-		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only those that came through a Gate", penstock.ErrInvalid)
+		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only requests that came through a Gate", penstock.ErrInvalid)
 	}
 	return a.admission.Settle(actual)
 }
 
 // MarkStatusUnknown records that it is unknown how a request ended, whatever its handler writes.
-// Then limits with on_status keep their charges. A proxy calls it when the upstream has the
-// request, or may have it, and does not respond.
+// Then limits with on_status keep their charges. A proxy calls it if the upstream does not respond
+// to a request that it may have received.
 func MarkStatusUnknown(r *http.Request) {
 	if a := admissionOf(r.Context()); a != nil {
 		a.admission.MarkStatusUnknown()

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// BenchmarkCandidate measures what a candidate costs on Redis, with 1 caller and with 64, each with
-// its own key.
+// BenchmarkCandidate measures how much a candidate slows requests on Redis, with 1 caller and with
+// 64, each with its own key.
 func BenchmarkCandidate(b *testing.B) {
 	server := redistest.Start(b)
 	for _, form := range []struct{ name, candidate string }{

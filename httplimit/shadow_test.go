@@ -13,14 +13,15 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-const looser = `
+// looserShadows is a policy whose shadows allow more than the enforced limit.
+const looserShadows = `
 rules:
   - {name: a, per: global, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h}]}
 `
 
 func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
-	gate, seen := gateOf(t, looser)
+	gate, seen := gateOf(t, looserShadows)
 	h := gate.Middleware(respond(200))
 	for i := range 10 {
 		want := 429
@@ -28,7 +29,7 @@ func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
 			want = 200
 		}
 		if w := send(h, "GET", "/"); w.Code != want {
-			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
+			t.Errorf("request %d: status %d; want %d", i+1, w.Code, want)
 		}
 	}
 	got := make(map[string]int)
@@ -38,12 +39,12 @@ func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
 	for what, want := range map[string]int{"a.hour allowed": 2, "a.hour denied": 8, "a.hour.candidate shadow_allowed": 5, "a.hour.candidate shadow_denied": 5,
 		"b.hour shadow_allowed": 7, "b.hour shadow_denied": 3} {
 		if got[what] != want {
-			t.Errorf("%s: %d; want %d", what, got[what], want)
+			t.Errorf("%s: %d events; want %d", what, got[what], want)
 		}
 	}
 }
 
-// isShadow reports whether a batch belongs to a shadow of the policy looser.
+// isShadow reports whether a batch belongs to a shadow: a candidate, or the rule b.
 func isShadow(charges []penstock.Charge) bool {
 	return strings.HasSuffix(charges[0].Plan.Name(), ".candidate") || charges[0].Plan.Group() == "b"
 }
@@ -56,11 +57,11 @@ func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 				return penstock.Decision{}, err
 			}
 			return memory.Decide(ctx, charges)
-		}), looser)
+		}), looserShadows)
 		h := gate.Middleware(respond(200))
 		for i, want := range []int{200, 200, 429, 429} {
 			if w := send(h, "GET", "/"); w.Code != want {
-				t.Errorf("%v: request %d: %d; want %d", err, i+1, w.Code, want)
+				t.Errorf("%v: request %d: status %d; want %d", err, i+1, w.Code, want)
 			}
 		}
 		for _, e := range seen.list {
@@ -71,6 +72,7 @@ func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 	}
 }
 
+// otherAlgorithms is a policy whose shadows have another algorithm than the enforced limit.
 const otherAlgorithms = `
 rules:
   - {name: a, per: global, limits: [{rate: 2/h, candidate: {rate: 5/h, algorithm: sliding-window}}]}
@@ -92,11 +94,11 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 		go func() { served <- send(gate.Middleware(respond(200)), "GET", "/").Code }()
 		synctest.Wait()
 		if len(sent) != 3 {
-			t.Errorf("%d batches were sent at once; want 3", len(sent))
+			t.Errorf("%d batches were sent before the first decision; want 3", len(sent))
 		}
 		close(all)
 		if status := <-served; status != 200 || seen.count(admission.ShadowAllowed) != 2 {
-			t.Errorf("status %d, %d shadows; want 200 and 2", status, seen.count(admission.ShadowAllowed))
+			t.Errorf("status %d, and %d shadows allowed the request; want 200 and 2", status, seen.count(admission.ShadowAllowed))
 		}
 	})
 }
@@ -118,7 +120,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 		close(release)
 		<-served
 		if allowed, denied := seen.count(admission.ShadowAllowed), seen.count(admission.ShadowDenied); allowed != 6 || denied != 0 {
-			t.Errorf("the candidate allowed %d and denied %d; want 6 and 0", allowed, denied)
+			t.Errorf("the candidate would have allowed %d requests and denied %d; want 6 and 0", allowed, denied)
 		}
 	})
 }

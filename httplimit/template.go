@@ -14,10 +14,10 @@ import (
 // maxTemplate is how many bytes the template of a denial may have.
 const maxTemplate = 64 << 10
 
-// checkTemplate returns what is wrong with the template of a denial, or "". A template runs for
-// each denial, and once for each load, so it must end soon, whatever its text is. text/template
-// cannot bound that, so only a subset of it is allowed. A loop must be over the policies of the
-// denial. Calls of templates are forbidden, and so are functions that make a text longer.
+// checkTemplate returns what is wrong with the template of a denial, or "". It also runs the
+// template, as each denial does later. text/template cannot bound how long a template runs, so only
+// a subset of its language is allowed. A loop must be over the policies of the denial. Calls of
+// templates are forbidden, and so are functions that make a text longer.
 func checkTemplate(body string) string {
 	if len(body) > maxTemplate {
 		return fmt.Sprintf("the template has %d bytes; write at most %d", len(body), maxTemplate)
@@ -89,8 +89,8 @@ func (r *templateChecker) checkNode(n parse.Node, isInLoop bool) {
 	}
 }
 
-// isOverPolicies reports whether a range is over .Policies or $.Policies. Only the denial has such
-// a field, whatever the dot is.
+// isOverPolicies reports whether a range is over .Policies or $.Policies. Only templateData has this
+// field, so the loop cannot be over another value.
 func isOverPolicies(p *parse.PipeNode) bool {
 	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
 		return false

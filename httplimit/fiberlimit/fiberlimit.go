@@ -21,9 +21,9 @@ import (
 // body. With StreamRequestBody, the size of a body counts only if Content-Length states it.
 func Middleware(gate *httplimit.Gate) fiber.Handler {
 	// Fiber's own adaptor for middleware does not work here: it ends the middleware before the next
-	// handler begins. Slots would be released at once, and every status would be 200.
+	// handler begins. Slots would be released too early, and every status would be 200.
 	return func(c fiber.Ctx) error {
-		r, err := request(c)
+		r, err := copyRequest(c)
 		if err != nil {
 			return fiber.ErrBadRequest
 		}
@@ -55,9 +55,9 @@ func Middleware(gate *httplimit.Gate) fiber.Handler {
 	}
 }
 
-// request copies the request without its body. Fiber reuses the memory of the original, which a
-// store may still read.
-func request(c fiber.Ctx) (*http.Request, error) {
+// copyRequest copies the request without its body. Fiber reuses the memory of the original when the
+// handler has returned, and a store may still read the request then.
+func copyRequest(c fiber.Ctx) (*http.Request, error) {
 	u, err := url.ParseRequestURI(string(c.Request().RequestURI()))
 	if err != nil {
 		return nil, err

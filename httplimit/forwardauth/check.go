@@ -23,7 +23,7 @@ func Check(rules *policy.Rules) error {
 	var errs []error
 	for _, rule := range rules.Rules() {
 		if needsDescriptor(rule) {
-			continue // it matches no request of HTTP
+			continue // the rule matches no HTTP request
 		}
 		for _, l := range rule.Limits {
 			reason := findUnseen(l)
@@ -92,6 +92,7 @@ func newUsableRules(latest func() *policy.Rules, onReject func(error)) (*usableR
 
 var errNoRules = fmt.Errorf("%w: forwardauth: there are no rules; load a policy first", penstock.ErrInvalid)
 
+// current returns the latest usable rules. It checks new rules first.
 func (u *usableRules) current() *policy.Rules {
 	next := u.latest()
 	if next == nil || next == u.seen.Load() {

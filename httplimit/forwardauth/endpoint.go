@@ -14,9 +14,9 @@ const (
 	// Caddy, APISIX, and HAProxy with the script of deploy/recipes.
 	Forward = "/auth/forward"
 
-	// Request is for nginx and ingress-nginx, which describe a request in X-Original-Method, and in
-	// X-Original-URI with X-Forwarded-Host, or in X-Original-URL. A rejection is a 403, with the true
-	// status in X-RateLimit-Status.
+	// Request is for nginx and ingress-nginx. They send the method in X-Original-Method. They send the
+	// URL either in X-Original-URL, or in X-Original-URI and X-Forwarded-Host. A rejection is a 403,
+	// with the true status in X-RateLimit-Status.
 	Request = "/auth/request"
 
 	// Ext is for proxies that send the request's own method, host and path, with Ext before the path:
@@ -29,21 +29,22 @@ func IsEndpoint(path string) bool { return endpointOf(path) != nil }
 
 // An endpoint is one way to describe a request.
 type endpoint struct {
-	path         string
-	isSubrequest bool // of nginx
-	read         func(*http.Request) (*http.Request, error)
+	path       string
+	isForNginx bool // whether rejections must be 403; see nginxWriter
+	read       func(*http.Request) (*http.Request, error)
 }
 
 var endpoints = [...]endpoint{
 	{path: Forward, read: readForward},
-	{path: Request, read: readRequest, isSubrequest: true},
+	{path: Request, read: readRequest, isForNginx: true},
 	{path: Ext, read: readExt},
 }
 
 func endpointOf(path string) *endpoint {
 	for i := range endpoints {
 		e := &endpoints[i]
-		if path == e.path || e.path == Ext && strings.HasPrefix(path, Ext+"/") {
+		isBelowExt := e.path == Ext && strings.HasPrefix(path, Ext+"/")
+		if path == e.path || isBelowExt {
 			return e
 		}
 	}
@@ -124,10 +125,12 @@ func readExt(r *http.Request) (*http.Request, error) {
 	}
 	u := *r.URL
 	u.Path = strings.TrimPrefix(u.Path, Ext)
-	if rest, ok := strings.CutPrefix(u.RawPath, Ext); ok || u.RawPath == "" {
+	if u.RawPath != "" {
+		rest, ok := strings.CutPrefix(u.RawPath, Ext)
+		if !ok {
+			return nil, errExt // a part of the prefix is percent-encoded
+		}
 		u.RawPath = rest
-	} else {
-		return nil, errExt // a part of the prefix is percent-encoded
 	}
 	if u.Path == "" {
 		return nil, errExt

@@ -64,8 +64,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	if e.isSubrequest {
-		w = &subrequestWriter{ResponseWriter: w, context: r.Context()}
+	if e.isForNginx {
+		w = &nginxWriter{ResponseWriter: w, context: r.Context()}
 	}
 	if !h.gate.IsTrustedProxy(r) {
 		h.rejectPeer(w, r)
@@ -159,11 +159,11 @@ func explainUntrusted(remote string) string {
 	return fmt.Sprintf("only trusted proxies may send requests here; if %s is your proxy, add it to http.trusted_proxies of the policy", host)
 }
 
-// A subrequestWriter responds to a subrequest of nginx. nginx treats 401 and 403 as denials, and
+// An nginxWriter responds to a subrequest of nginx. nginx treats 401 and 403 as denials, and
 // any other status as a failure of this service, for which many configurations admit the request.
 // So each rejection is a 403 with its status in X-RateLimit-Status. If there is no decision because
 // the service shuts down, the status stays 503.
-type subrequestWriter struct {
+type nginxWriter struct {
 	http.ResponseWriter
 	context context.Context // of the subrequest
 }
@@ -171,7 +171,7 @@ type subrequestWriter struct {
 const headerStatus = "X-Ratelimit-Status"
 
 // WriteHeader sends a status that nginx understands.
-func (w *subrequestWriter) WriteHeader(status int) {
+func (w *nginxWriter) WriteHeader(status int) {
 	isUndecided := status == http.StatusServiceUnavailable && w.context.Err() != nil
 	if status >= 300 && !isUndecided {
 		w.Header()[headerStatus] = []string{strconv.Itoa(status)}
@@ -181,4 +181,4 @@ func (w *subrequestWriter) WriteHeader(status int) {
 }
 
 // Unwrap returns the wrapped writer, for http.ResponseController.
-func (w *subrequestWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *nginxWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -97,9 +97,8 @@ func pauseIfUsedUp(remaining, reset any) (time.Duration, bool) {
 	return seconds(wait), true
 }
 
-// parseRemaining parses the two headers of older dialects. Servers do not agree about Reset. A
-// number above ten years of seconds is a Unix time, and above three thousand years one in
-// milliseconds.
+// parseRemaining parses the two headers of older dialects. Servers do not agree about the unit of
+// Reset, so the size of the number decides.
 func parseRemaining(remaining, reset string, now time.Time) (time.Duration, bool) {
 	if n, ok := parseDigits(strings.Trim(remaining, " \t")); !ok || n != 0 {
 		return 0, false
@@ -110,17 +109,26 @@ func parseRemaining(remaining, reset string, now time.Time) (time.Duration, bool
 	case !ok:
 		date, ok := parseDate(reset)
 		return max(date.Sub(now), 0), ok
-	case n > 100_000_000_000:
+	case n > maxUnixSeconds:
 		return max(time.UnixMilli(n).Sub(now), 0), true
-	case n > 10*365*24*3600:
+	case n > maxSecondsFromNow:
 		return max(time.Unix(n, 0).Sub(now), 0), true
 	}
 	return seconds(n), true
 }
 
+// How parseRemaining reads the number in Reset.
+const (
+	maxSecondsFromNow = 10 * 365 * 24 * 3600 // ten years; a larger number is a Unix time
+	maxUnixSeconds    = 100_000_000_000      // the year 5138; a larger number is a Unix time in milliseconds
+)
+
+// maxValue is how many bytes a number or a date may have. A longer one is ignored.
+const maxValue = 64
+
 // parseDigits parses a number of digits only. A number that is too large becomes the largest int64.
 func parseDigits(s string) (int64, bool) {
-	if s == "" || len(s) > 64 || strings.Trim(s, "0123456789") != "" {
+	if s == "" || len(s) > maxValue || strings.Trim(s, "0123456789") != "" {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
@@ -132,7 +140,7 @@ func parseDigits(s string) (int64, bool) {
 
 // parseDate parses an HTTP-date. UTC counts as GMT, because some servers write it.
 func parseDate(s string) (time.Time, bool) {
-	if s = strings.Trim(s, " \t"); s == "" || len(s) > 64 {
+	if s = strings.Trim(s, " \t"); s == "" || len(s) > maxValue {
 		return time.Time{}, false
 	}
 	if rest, ok := strings.CutSuffix(s, " UTC"); ok {

@@ -31,8 +31,8 @@ import (
 //
 // The first of these that gives a time counts, in this order. A date is compared with the server's
 // own clock if the server sends Date. In a response from a cache, which has Age, only Retry-After
-// counts. A 429 without a time pauses for 1 second, and for twice as long each time that the next
-// response is such a 429 too, up to MaxPause.
+// counts. A 429 without a time pauses for 1 second. Each further one in a row doubles the pause, up
+// to MaxPause.
 //
 // A request that could not be sent in time is not sent at all, and fails with a [NotSentError].
 type Transport struct {
@@ -50,12 +50,13 @@ type Transport struct {
 	// Cost returns how many units of the Limiter a request takes. Default: 1.
 	Cost func(*http.Request) int64
 
-	// MaxWait is how long a request may wait to be sent, all its tries together. A context that ends
-	// earlier ends the wait. Default: 30 seconds. Below 0, a request is sent at once or fails.
+	// MaxWait is the longest wait of a request before it is sent, with the waits before retries
+	// included. A context that ends earlier ends the wait. Default: 30 seconds. Below 0, a request is
+	// sent without a wait, or fails.
 	MaxWait time.Duration
 
-	// MaxWaiting is how many requests may wait at once. Those beyond it are sent at once or fail.
-	// Default: 1,000.
+	// MaxWaiting is how many requests may wait at the same time. Further requests are sent without a
+	// wait, or fail. Default: 1,000.
 	MaxWaiting int
 
 	// MaxPause is how long one response may pause requests. If the server wants a longer pause, the
@@ -69,7 +70,7 @@ type Transport struct {
 
 	// Retries is how often a request is sent again after a 429, or after a 503 if the request is
 	// idempotent. The response must give a time within MaxWait and have at most 64 KiB. A request with
-	// a body needs GetBody, which http.NewRequest sets. Where a retry is not possible, the response is
+	// a body needs GetBody, which http.NewRequest sets. If a retry is not possible, the response is
 	// returned. Default: 0.
 	Retries int
 
@@ -95,9 +96,8 @@ type NotSentError struct {
 	// Key is the request's key.
 	Key string
 
-	// RetryAfter is the time after which the same request would be sent, after a wait of up to
-	// MaxWait. It is penstock.Never if the cost is larger than the limit, and 0 if the time is
-	// unknown.
+	// RetryAfter is how long to wait before the same request can be sent within MaxWait. It is
+	// penstock.Never if the cost is larger than the limit, and 0 if the time is unknown.
 	RetryAfter time.Duration
 
 	// Err is the reason: a *penstock.DeniedError, an error of the store, or ErrPaused.
@@ -135,7 +135,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		pause, hasTime := t.recordPause(key, response)
 		left -= waited
-		if try >= t.Retries || !hasTime || pause > left || !canRepeat(r, response.StatusCode) || !bufferBody(response) {
+		isLastTry := try >= t.Retries || !hasTime || pause > left
+		if isLastTry || !canRepeat(r, response.StatusCode) || !bufferBody(response) {
 			return response, nil
 		}
 		waited, err = t.acquire(r.Context(), key, cost, left)
@@ -213,10 +214,11 @@ func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time
 		if pause <= 0 {
 			return nil
 		}
-		spare := time.Until(end) - pause
+		left := time.Until(end)
+		spare := left - pause
 		if spare < 0 {
 			return &NotSentError{key, pause, fmt.Errorf("%w: the pause lasts another %v, and the request may wait for %v",
-				ErrPaused, pause.Round(time.Millisecond), max(pause+spare, 0).Round(time.Millisecond))}
+				ErrPaused, pause.Round(time.Millisecond), max(left, 0).Round(time.Millisecond))}
 		}
 		// Jitter: requests that waited together are not all sent together.
 		timer := time.NewTimer(pause + rand.N(min(pause/10, time.Second, spare)+1))
@@ -254,7 +256,7 @@ func (t *Transport) charge(ctx context.Context, key string, cost int64, end time
 	case errors.Is(err, penstock.ErrUnavailable) && !t.FailClosed:
 		return false, nil
 	}
-	return false, &NotSentError{key, 0, fmt.Errorf("the limiter did not grant it: %w", err)}
+	return false, &NotSentError{key, 0, fmt.Errorf("the limiter gave no decision: %w", err)}
 }
 
 // recordPause records the pause that a response demands, by its header or by status 429.
@@ -277,19 +279,18 @@ func (t *Transport) recordPause(key string, response *http.Response) (wait time.
 	if until := now.Add(wait); until.After(p.until) {
 		p.until = until
 	}
-	t.keepLocked(key, p, isKnown, now)
+	t.storePauseLocked(key, p, isKnown, now)
 	return wait, hasTime
 }
 
-// The first pause after a 429 without a time, and how often it is doubled at most: 2^30 s still
-// fits into a time.Duration.
+// The pauses after a 429 without a time.
 const (
 	firstBackoff = time.Second
-	maxDoublings = 30
+	maxDoublings = 30 // 2^30 s still fits into a time.Duration
 )
 
-// keepLocked stores a pause, or deletes one that has ended.
-func (t *Transport) keepLocked(key string, p pause, isKnown bool, now time.Time) {
+// storePauseLocked stores a pause, or deletes one that has ended.
+func (t *Transport) storePauseLocked(key string, p pause, isKnown bool, now time.Time) {
 	if p.guesses == 0 && !p.until.After(now) {
 		delete(t.pauses, key)
 		return

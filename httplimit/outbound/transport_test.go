@@ -23,15 +23,15 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A server is a fake network: it responds, and records the requests and when they came.
+// A server is a fake http.RoundTripper. It responds to requests, and records them.
 type server struct {
-	answer func(n int) *http.Response // to request n, from 0; nil: 200
+	answer func(n int) *http.Response // returns the response to request n, from 0; nil means status 200
 
-	mu     sync.Mutex
-	start  time.Time
-	at     []time.Duration // when each request came, since the start
-	bodies []string
-	open   int // how many bodies of responses are not closed
+	mu        sync.Mutex
+	start     time.Time
+	sentAfter []time.Duration // when each request was sent, since the start
+	bodies    []string        // of the requests
+	open      int             // how many bodies of responses are not closed
 }
 
 func newServer(answer func(n int) *http.Response) *server {
@@ -50,8 +50,8 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := len(s.at)
-	s.at, s.bodies = append(s.at, time.Since(s.start)), append(s.bodies, body)
+	n := len(s.sentAfter)
+	s.sentAfter, s.bodies = append(s.sentAfter, time.Since(s.start)), append(s.bodies, body)
 	answer := response(200)
 	if s.answer != nil {
 		if a := s.answer(n); a != nil {
@@ -73,7 +73,7 @@ type closer struct {
 
 func (c *closer) Close() error { c.once.Do(c.closed); return nil }
 
-// response returns a response with headers, given as name, value, name, value.
+// response returns a response. The strings in header are names and values in turn.
 func response(status int, header ...string) *http.Response {
 	h := make(http.Header)
 	for i := 0; i < len(header); i += 2 {
@@ -82,8 +82,8 @@ func response(status int, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("the answer"))}
 }
 
-// onFirstRequest returns an answer of a server: this status for the first request, and 200 for
-// later ones.
+// onFirstRequest returns a function for newServer. It responds to the first request with this
+// status and header, and to later requests with 200.
 func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	return func(n int) *http.Response {
 		if n == 0 {
@@ -93,19 +93,19 @@ func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	}
 }
 
-// newRequest returns a request, and how often its body was closed so far.
-func newRequest(t testing.TB, ctx context.Context, method, target, body string) (*http.Request, *atomic.Int64) {
+// newRequest returns a request. The counter closed has how often the request's body was closed.
+func newRequest(t testing.TB, ctx context.Context, method, target, body string) (r *http.Request, closed *atomic.Int64) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var closed atomic.Int64
-	whole := r.Body
-	r.Body = &closer{Reader: whole, closed: func() { closed.Add(1) }}
-	return r, &closed
+	closed = new(atomic.Int64)
+	r.Body = &closer{Reader: r.Body, closed: func() { closed.Add(1) }}
+	return r, closed
 }
 
+// send sends a GET request with a body of 1 byte, and reads the whole response.
 func send(t testing.TB, rt http.RoundTripper, target string) (*http.Response, error) {
 	t.Helper()
 	r, closed := newRequest(t, context.Background(), "GET", target, "x")
@@ -131,22 +131,22 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	t.Helper()
 	var notSent *NotSentError
 	if !errors.As(err, &notSent) || notSent.RetryAfter != retryAfter {
-		t.Fatalf("%v (%+v); want a NotSentError with RetryAfter %v", err, notSent, retryAfter)
+		t.Fatalf("the error is %v (%+v); want a NotSentError with RetryAfter %v", err, notSent, retryAfter)
 	}
 }
 
-// wantSent checks when requests were sent: not before these times, and at most a tenth of the
-// wait later.
+// wantSent checks when the requests were sent: each not before its time in after, and at most a
+// tenth of this time later.
 func (s *server) wantSent(t testing.TB, after ...time.Duration) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.at) != len(after) {
-		t.Fatalf("sent after %v; want %v", s.at, after)
+	if len(s.sentAfter) != len(after) {
+		t.Fatalf("the requests were sent after %v; want %v", s.sentAfter, after)
 	}
 	for i := range after {
-		if late := s.at[i] - after[i]; late < 0 || late > max(after[i]/10, time.Millisecond) {
-			t.Errorf("request %d was sent after %v; want %v and at most a tenth of jitter", i, s.at[i], after[i])
+		if late := s.sentAfter[i] - after[i]; late < 0 || late > max(after[i]/10, time.Millisecond) {
+			t.Errorf("request %d was sent after %v; want %v and at most a tenth of jitter", i, s.sentAfter[i], after[i])
 		}
 	}
 }
@@ -169,7 +169,15 @@ func clientLimiter(t testing.TB, store penstock.Store, limits ...penstock.Limit)
 	return l
 }
 
-// waitResponses returns all the ways in which a server makes a client wait for 7 seconds.
+// inSeconds returns durations of so many seconds.
+func inSeconds(seconds ...int64) (durations []time.Duration) {
+	for _, n := range seconds {
+		durations = append(durations, time.Duration(n)*time.Second)
+	}
+	return durations
+}
+
+// waitResponses returns a response for each way in which a server can demand a pause of 7 seconds.
 func waitResponses(now time.Time) map[string]*http.Response {
 	unix := strconv.FormatInt(now.Unix()+7, 10)
 	date := now.Add(7 * time.Second).UTC().Format(http.TimeFormat)
@@ -264,8 +272,8 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 			client := &Transport{Base: s}
 			mustSend(t, client, "http://a.example/")
 			mustSend(t, client, "http://a.example/")
-			if s.at[1] != 0 {
-				t.Errorf("%d %v: the next request waited for %v; want no pause", answer.StatusCode, answer.Header, s.at[1])
+			if s.sentAfter[1] != 0 {
+				t.Errorf("status %d, headers %v: the next request waited for %v; want no pause", answer.StatusCode, answer.Header, s.sentAfter[1])
 			}
 		})
 	}
@@ -276,16 +284,16 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
 		what     string
-		answers  []*http.Response // then 200
+		answers  []*http.Response // the first responses; the later ones have status 200
 		maxPause time.Duration    // 0: the default
-		pauses   []time.Duration  // after each answer, in ns: 1e9 is a second
+		pauses   []time.Duration  // after each response
 	}{
-		{"doubling", []*http.Response{response(429), response(429), response(429), response(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
-		{"up to MaxPause", []*http.Response{response(429), response(429), response(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
-		{"reset by another response", []*http.Response{response(429), response(429), response(200), response(429)}, 0, []time.Duration{1e9, 2e9, 0, 1e9}},
-		{"reset by a time from the server", []*http.Response{response(429), response(429, "Retry-After", "7"), response(429)}, 0,
-			[]time.Duration{1e9, 7e9, 1e9}},
-		{"unreadable times are ignored", []*http.Response{response(429, "Retry-After", "soon"), response(429, "Retry-After", "-7")}, 0, []time.Duration{1e9, 2e9}},
+		{what: "doubling", answers: []*http.Response{response(429), response(429), response(429), response(429)}, pauses: inSeconds(1, 2, 4, 8, 0)},
+		{what: "up to MaxPause", answers: []*http.Response{response(429), response(429), response(429)}, maxPause: 3 * time.Second, pauses: inSeconds(1, 2, 3, 0)},
+		{what: "reset by another response", answers: []*http.Response{response(429), response(429), response(200), response(429)}, pauses: inSeconds(1, 2, 0, 1)},
+		{what: "reset by a time from the server", answers: []*http.Response{response(429), response(429, "Retry-After", "7"), response(429)},
+			pauses: inSeconds(1, 7, 1)},
+		{what: "unreadable times are ignored", answers: []*http.Response{response(429, "Retry-After", "soon"), response(429, "Retry-After", "-7")}, pauses: inSeconds(1, 2)},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(func(n int) *http.Response {
@@ -298,11 +306,11 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 			for i, want := range c.pauses {
 				mustSend(t, client, "http://a.example/")
 				if got := client.pauseLeft("a.example"); max(got, 0) != want {
-					t.Errorf("%s: after answer %d it pauses for %v; want %v", c.what, i+1, got, want)
+					t.Errorf("%s: the pause after response %d is %v; want %v", c.what, i+1, got, want)
 				}
 			}
 			if len(client.pauses) > 1 {
-				t.Errorf("%s: %d pauses are remembered; want those that have not ended", c.what, len(client.pauses))
+				t.Errorf("%s: the Transport holds %d pauses; want at most one, for the one key", c.what, len(client.pauses))
 			}
 		})
 	}
@@ -310,8 +318,8 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &Transport{}
 		for range 5 {
-			if wait, isPause := client.recordPause("a.example", response(429)); wait != time.Second || !isPause {
-				t.Errorf("one of five responses pauses for %v, %v; want 1s", wait, isPause)
+			if wait, hasTime := client.recordPause("a.example", response(429)); wait != time.Second || !hasTime {
+				t.Errorf("one of five responses pauses for %v, and has a time: %t; want 1s and true", wait, hasTime)
 			}
 		}
 	})
@@ -367,10 +375,10 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 		_, err := send(t, client, "http://a.example/")
 		wantNotSent(t, err, 18*time.Second)
 		if !errors.Is(err, ErrPaused) {
-			t.Errorf("%v; want ErrPaused", err)
+			t.Errorf("the error is %v; want ErrPaused", err)
 		}
 		if want := "the server has paused its requests: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want %s", err, want)
+			t.Errorf("the error is %v; want %s", err, want)
 		}
 
 		// A context that ends earlier counts.
@@ -388,15 +396,15 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 }
 
 func TestAPauseAsLongAsMaxWaitIsWaitedFor(t *testing.T) {
-	for maxWait, inTime := range map[time.Duration]bool{7 * time.Second: true, 7*time.Second - time.Millisecond: false} {
+	for maxWait, isSent := range map[time.Duration]bool{7 * time.Second: true, 7*time.Second - time.Millisecond: false} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(onFirstRequest(429, "Retry-After", "7"))
 			client := &Transport{Base: s, MaxWait: maxWait}
 			mustSend(t, client, "http://a.example/")
 			_, err := send(t, client, "http://a.example/")
-			if inTime {
-				if err != nil || s.at[1] != 7*time.Second {
-					t.Errorf("%v, and requests were sent after %v; want the second after 7s", err, s.at)
+			if isSent {
+				if err != nil || s.sentAfter[1] != 7*time.Second {
+					t.Errorf("the error is %v, and requests were sent after %v; want the second after 7s", err, s.sentAfter)
 				}
 				return
 			}
@@ -415,8 +423,9 @@ func TestRequestsThatWaitedTogetherAreSpread(t *testing.T) {
 			all.Go(func() { mustSend(t, client, "http://a.example/") })
 		}
 		all.Wait()
-		if first, last := s.at[0], s.at[49]; first < 10*time.Second || last > 11*time.Second || last-first < 300*time.Millisecond {
-			t.Errorf("sent from %v to %v; want a spread over the second after 10s", first, last)
+		first, last := s.sentAfter[0], s.sentAfter[49]
+		if first < 10*time.Second || last > 11*time.Second || last-first < 300*time.Millisecond {
+			t.Errorf("50 requests were sent from %v to %v; want them spread between 10s and 11s, over 300ms or more", first, last)
 		}
 	})
 }
@@ -430,7 +439,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 			Key:     func(r *http.Request) string { return r.URL.Query().Get("as") },
 			Cost:    func(r *http.Request) int64 { return r.ContentLength },
 		}
-		for range 6 { // the body of each has 1 byte
+		for range 6 { // the body of each has 1 byte, so it costs 1 unit
 			mustSend(t, client, "http://a.example/?as=me")
 		}
 		mustSend(t, client, "http://a.example/?as=other")
@@ -440,7 +449,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 		if _, err := client.RoundTrip(r); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := s.at[7], 3*time.Second; got != want {
+		if got, want := s.sentAfter[7], 3*time.Second; got != want {
 			t.Errorf("a request of cost 4 was sent after %v; want %v", got, want)
 		}
 
@@ -453,7 +462,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 	})
 }
 
-func TestDenialOfTheLimiterIsReturnedAtOnce(t *testing.T) {
+func TestDenialOfTheLimiterIsReturnedWithoutAWait(t *testing.T) {
 	for what, maxWait := range map[string]time.Duration{"a wait of 10 s is allowed": 10 * time.Second, "no wait is allowed": -1} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(nil)
@@ -497,7 +506,7 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 				if errors.As(err, &failure) {
 					notSent.Add(1)
 				} else if err != nil {
-					t.Errorf("%v; want a NotSentError or a response", err)
+					t.Errorf("the error is %v; want a NotSentError or a response", err)
 				}
 			})
 		}
@@ -505,7 +514,7 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 		if notSent.Load() != 7 {
 			t.Errorf("%d requests were not sent; want 7", notSent.Load())
 		}
-		mustSend(t, client, "http://b.example/") // it does not have to wait, so it is sent
+		mustSend(t, client, "http://b.example/") // this request does not have to wait, so it is sent
 		all.Wait()
 		s.wantSent(t, 0, 0, time.Second, 2*time.Second, 3*time.Second)
 		if client.waiting != 0 {
@@ -526,7 +535,7 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 		r, closed := newRequest(t, ctx, "GET", "http://a.example/", "x")
 		time.AfterFunc(500*time.Millisecond, func() { cancel(gone) })
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
-			t.Errorf("%v; want the context's cause", err)
+			t.Errorf("the error is %v; want the context's cause", err)
 		}
 		if closed.Load() != 1 || time.Since(s.start) != 500*time.Millisecond {
 			t.Errorf("the body was closed %d times, after %v; want once, after 500ms", closed.Load(), time.Since(s.start))
@@ -534,13 +543,13 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 		mustSend(t, client, "http://a.example/")
 		s.wantSent(t, 0, time.Second)
 
-		// The same while the server is paused.
+		// A request that waits for a pause to end also returns when it is canceled.
 		client.recordPause("a.example", response(429, "Retry-After", "20"))
 		ctx, cancel = context.WithCancelCause(t.Context())
 		time.AfterFunc(5*time.Second, func() { cancel(gone) })
 		r, _ = newRequest(t, ctx, "GET", "http://a.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) || time.Since(s.start) != 6*time.Second {
-			t.Errorf("%v after %v; want the context's cause after 5s", err, time.Since(s.start))
+			t.Errorf("the error is %v, after %v; want the context's cause, 6s after the start", err, time.Since(s.start))
 		}
 		r, _ = newRequest(t, ctx, "GET", "http://c.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
@@ -562,16 +571,16 @@ func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 		_, err := send(t, client, "http://a.example/")
 		var notSent *NotSentError
 		if !errors.As(err, &notSent) || !errors.Is(err, ErrPaused) || notSent.RetryAfter < 165*time.Second || notSent.RetryAfter > 170*time.Second {
-			t.Fatalf("%v, %+v; want a RetryAfter of about 170s", err, notSent)
+			t.Fatalf("the error is %v (%+v); want ErrPaused with a RetryAfter from 165s to 170s", err, notSent)
 		}
 		if d, err := limiter.Peek(t.Context(), "a.example"); err != nil || d.Remaining() != 2 {
-			t.Errorf("the decision is %v, %v; want 2 units left, because the cost is refunded", d, err)
+			t.Errorf("Peek returns %v and the error %v; want 2 units left, because the cost is refunded", d, err)
 		}
 		s.wantSent(t, 0, 0)
 	})
 }
 
-func TestUnavailableStoreStopsRequestsOnlyIfSet(t *testing.T) {
+func TestUnavailableStoreStopsRequestsOnlyWithFailClosed(t *testing.T) {
 	down := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 	})
@@ -583,7 +592,7 @@ func TestUnavailableStoreStopsRequestsOnlyIfSet(t *testing.T) {
 		_, err := send(t, &Transport{Base: s, Limiter: limiter, FailClosed: true}, "http://a.example/")
 		wantNotSent(t, err, 0)
 		if !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("%v; want ErrUnavailable", err)
+			t.Errorf("the error is %v; want ErrUnavailable", err)
 		}
 		s.wantSent(t, 0, 0)
 
@@ -593,7 +602,7 @@ func TestUnavailableStoreStopsRequestsOnlyIfSet(t *testing.T) {
 		_, err = send(t, wrong, "http://a.example/")
 		wantNotSent(t, err, 0)
 		if !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%v; want ErrInvalid", err)
+			t.Errorf("the error is %v; want ErrInvalid", err)
 		}
 		s.wantSent(t, 0, 0)
 	})
@@ -635,25 +644,25 @@ func TestRetries(t *testing.T) {
 		retries      int
 		maxWait      time.Duration
 		status       int             // of the response that is returned
-		sent         []time.Duration // when the request is sent, in ns: 2e9 is two seconds
+		sent         []time.Duration // when the request is sent, since the start
 	}{
-		{what: "429", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "503 to a PUT", answer: onFirstRequest(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "503 to a GET", answer: onFirstRequest(503, "Retry-After", "2"), method: "GET", hasNoBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "Retry-After: 0", answer: onFirstRequest(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 0}},
-		{what: "429 with RateLimit only", answer: onFirstRequest(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "503 to a POST", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: []time.Duration{0}},
-		{what: "503 to a POST with an idempotency key", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", header: "Idempotency-Key", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "no retries by default", answer: always, method: "GET", status: 429, sent: []time.Duration{0}},
-		{what: "two retries", answer: always, method: "GET", retries: 2, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
-		{what: "another status", answer: onFirstRequest(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: []time.Duration{0}},
-		{what: "429 without a time", answer: onFirstRequest(429), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 1e9}},
-		{what: "503 without a time", answer: onFirstRequest(503), method: "GET", retries: 1, status: 503, sent: []time.Duration{0}},
-		{what: "a pause beyond MaxWait", answer: onFirstRequest(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
-		{what: "pauses beyond MaxWait together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
-		{what: "MaxWait forbids to wait", answer: onFirstRequest(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
-		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", lacksGetBody: true, retries: 1, status: 429, sent: []time.Duration{0}},
-		{what: "a response too long to buffer", answer: longOnFirst, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "429", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: inSeconds(0, 2)},
+		{what: "503 to a PUT", answer: onFirstRequest(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: inSeconds(0, 2)},
+		{what: "503 to a GET", answer: onFirstRequest(503, "Retry-After", "2"), method: "GET", hasNoBody: true, retries: 1, status: 200, sent: inSeconds(0, 2)},
+		{what: "Retry-After: 0", answer: onFirstRequest(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: inSeconds(0, 0)},
+		{what: "429 with RateLimit only", answer: onFirstRequest(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: inSeconds(0, 2)},
+		{what: "503 to a POST", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: inSeconds(0)},
+		{what: "503 to a POST with an idempotency key", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", header: "Idempotency-Key", retries: 1, status: 200, sent: inSeconds(0, 2)},
+		{what: "no retries by default", answer: always, method: "GET", status: 429, sent: inSeconds(0)},
+		{what: "two retries", answer: always, method: "GET", retries: 2, status: 429, sent: inSeconds(0, 2, 4)},
+		{what: "another status", answer: onFirstRequest(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: inSeconds(0)},
+		{what: "429 without a time", answer: onFirstRequest(429), method: "POST", retries: 1, status: 200, sent: inSeconds(0, 1)},
+		{what: "503 without a time", answer: onFirstRequest(503), method: "GET", retries: 1, status: 503, sent: inSeconds(0)},
+		{what: "a pause beyond MaxWait", answer: onFirstRequest(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5 * time.Second, status: 429, sent: inSeconds(0)},
+		{what: "pauses beyond MaxWait together", answer: always, method: "GET", retries: 9, maxWait: 5 * time.Second, status: 429, sent: inSeconds(0, 2, 4)},
+		{what: "MaxWait forbids to wait", answer: onFirstRequest(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: inSeconds(0)},
+		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", lacksGetBody: true, retries: 1, status: 429, sent: inSeconds(0)},
+		{what: "a response too long to buffer", answer: longOnFirst, method: "POST", retries: 1, status: 429, sent: inSeconds(0)},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(c.answer)
@@ -679,13 +688,13 @@ func TestRetries(t *testing.T) {
 			}
 			body, err := io.ReadAll(answer.Body)
 			if string(body) != "the answer" && len(body) != maxBuffered+1 || err != nil {
-				t.Errorf("%s: the response's body has %d bytes, %v; want the whole body", c.what, len(body), err)
+				t.Errorf("%s: the response's body has %d bytes, and reading it returns %v; want the whole body", c.what, len(body), err)
 			}
 			answer.Body.Close()
 			s.wantClosed(t)
 			s.wantSent(t, c.sent...)
 			if !c.hasNoBody && closed.Load() != 1 {
-				t.Errorf("%s: the body was closed %d times; want once for each try", c.what, closed.Load())
+				t.Errorf("%s: the first body was closed %d times; want once", c.what, closed.Load())
 			}
 			for i, got := range s.bodies {
 				if got != "the request" && !c.hasNoBody {
@@ -714,7 +723,7 @@ func TestRetryThatTheLimiterDeniesReturnsTheFirstResponse(t *testing.T) {
 		}
 		body, err := io.ReadAll(answer.Body)
 		if answer.StatusCode != 429 || string(body) != "the answer" || err != nil {
-			t.Errorf("%d %q, %v; want the first response", answer.StatusCode, body, err)
+			t.Errorf("status %d, body %q, error %v; want the first response", answer.StatusCode, body, err)
 		}
 		s.wantSent(t, 0)
 		s.wantClosed(t)
@@ -728,7 +737,7 @@ func TestARetryEndsWithItsContext(t *testing.T) {
 		time.AfterFunc(3*time.Second, cancel)
 		r, _ := newRequest(t, ctx, "POST", "http://a.example/", "x")
 		if _, err := (&Transport{Base: s, Retries: 3}).RoundTrip(r); !errors.Is(err, context.Canceled) || time.Since(s.start) != 3*time.Second {
-			t.Errorf("%v after %v; want the context's error at its end", err, time.Since(s.start))
+			t.Errorf("the error is %v, after %v; want context.Canceled after 3s", err, time.Since(s.start))
 		}
 		s.wantSent(t, 0)
 		s.wantClosed(t)
@@ -749,7 +758,7 @@ func TestTruncatedResponseIsReturnedAsItIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		if body, err := io.ReadAll(answer.Body); string(body) != "half" || err != broken {
-			t.Errorf("%q, %v; want half of it and the error", body, err)
+			t.Errorf("the body is %q, and the error %v; want \"half\" and the error \"broken\"", body, err)
 		}
 		answer.Body.Close()
 		s.wantClosed(t)
@@ -798,25 +807,27 @@ func (i *idleRecorder) CloseIdleConnections() { i.isClosed = true }
 func TestRememberedPausesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &Transport{MaxPause: 100 * time.Hour}
+		// receive records a pause of so many seconds for the key i.
 		receive := func(i int, seconds int) {
 			client.recordPause(strconv.Itoa(i), response(429, "Retry-After", strconv.Itoa(seconds)))
 		}
 		for i := range maxPauses {
 			receive(i, 1000+i)
 		}
-		receive(5, 9000) // its key is known, so no other pause is dropped
+		receive(5, 9000) // key 5 has a pause already, so no other pause is dropped
 		if len(client.pauses) != maxPauses || client.pauseLeft("0") == 0 {
 			t.Fatalf("there are %d pauses, and the first lasts for %v; want %d, with the first kept", len(client.pauses), client.pauseLeft("0"), maxPauses)
 		}
 		receive(maxPauses, 5000)
 		if len(client.pauses) != maxPauses || client.pauseLeft("0") != 0 || client.pauseLeft("1") != 1001*time.Second ||
 			client.pauseLeft(strconv.Itoa(maxPauses)) != 5000*time.Second {
-			t.Errorf("there are %d pauses, and the one that ends first still lasts for %v; want it replaced", len(client.pauses), client.pauseLeft("0"))
+			t.Errorf("there are %d pauses, and the one of key 0, which ends first, still lasts for %v; want %d, with that one replaced", len(client.pauses), client.pauseLeft("0"), maxPauses)
 		}
-		time.Sleep(2000 * time.Second) // pauses 1 to 1000 have ended, except 5
+		time.Sleep(2000 * time.Second)
 		receive(maxPauses+1, 10)
-		if got := len(client.pauses); got != maxPauses-999+1 {
-			t.Errorf("%d pauses; want the %d that have not ended", got, maxPauses-999+1)
+		const ended = 999 // the pauses of the keys 1 to 1000, except 5
+		if got, want := len(client.pauses), maxPauses-ended+1; got != want {
+			t.Errorf("there are %d pauses; want the %d that have not ended", got, want)
 		}
 	})
 }
@@ -830,52 +841,52 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 	})
 	client := &Transport{Base: s, Retries: 2, Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1_000_000))}
 	var all sync.WaitGroup
-	const each = 200
-	for i := range 16 {
+	const goroutines, requestsOfEach = 16, 200
+	for i := range goroutines {
 		all.Go(func() {
-			for j := range each {
+			for j := range requestsOfEach {
 				mustSend(t, client, fmt.Sprintf("http://%d.example/", (i+j)%5))
 			}
 		})
 	}
 	all.Wait()
 	s.wantClosed(t)
-	if len(s.at) < 16*each || client.waiting != 0 {
-		t.Errorf("%d requests were sent, and %d wait; want at least %d sent and none waiting", len(s.at), client.waiting, 16*each)
+	if len(s.sentAfter) < goroutines*requestsOfEach || client.waiting != 0 {
+		t.Errorf("%d requests were sent, and %d wait; want at least %d sent and none waiting", len(s.sentAfter), client.waiting, goroutines*requestsOfEach)
 	}
-	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
+	t.Logf("counted: %d requests of %d goroutines through one Transport", len(s.sentAfter), goroutines)
 }
 
 // The test uses a real connection. The first response demands a pause, and the body is sent twice.
 func TestTransportOverTheNetwork(t *testing.T) {
 	var mu sync.Mutex
-	var got []string
-	real := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	var received []string // the method and body of each request
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Errorf("read the request's body: %v; want no error", err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		got = append(got, r.Method+" "+string(body))
-		if len(got) == 1 {
+		received = append(received, r.Method+" "+string(body))
+		if len(received) == 1 {
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusTooManyRequests)
 			io.WriteString(w, "later")
 		}
 	}))
-	defer real.Close()
+	defer api.Close()
 	client := http.Client{Transport: &Transport{
 		Retries: 1, Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(100)),
 	}}
 	defer client.CloseIdleConnections()
-	answer, err := client.PostForm(real.URL, url.Values{"a": {"b"}})
+	answer, err := client.PostForm(api.URL, url.Values{"a": {"b"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	answer.Body.Close()
-	if want := []string{"POST a=b", "POST a=b"}; answer.StatusCode != 200 || !slices.Equal(got, want) {
-		t.Fatalf("status %d; sent %q; want 200 and %q", answer.StatusCode, got, want)
+	if want := []string{"POST a=b", "POST a=b"}; answer.StatusCode != 200 || !slices.Equal(received, want) {
+		t.Fatalf("status %d, and the server received %q; want 200 and %q", answer.StatusCode, received, want)
 	}
 }
 
@@ -896,17 +907,17 @@ func FuzzPauseOf(f *testing.F) {
 				h.Set(name, value)
 			}
 		}
-		pause, isPause := pauseOf(status, h, now)
-		if pause < 0 || pause > 0 && !isPause {
-			t.Fatalf("%d %v pauses for %v, %v; want 0 or longer, and 0 without a time", status, h, pause, isPause)
+		pause, hasTime := pauseOf(status, h, now)
+		if pause < 0 || pause > 0 && !hasTime {
+			t.Fatalf("status %d with the headers %v pauses for %v, and has a time: %t; want 0 or longer, and 0 without a time", status, h, pause, hasTime)
 		}
 		if n, err := strconv.ParseUint(retryAfter, 10, 32); err == nil && (status == 429 || status == 503) && pause != time.Duration(n)*time.Second {
-			t.Fatalf("%d %v pauses for %v; want %d s", status, h, pause, n)
+			t.Fatalf("status %d with the headers %v pauses for %v; want %d s", status, h, pause, n)
 		}
 		// No header, however long, makes a request wait for longer than it may.
 		client := &Transport{MaxPause: time.Minute}
 		if kept, _ := client.recordPause("", &http.Response{StatusCode: status, Header: h}); kept > time.Minute || client.pauseLeft("") > time.Minute {
-			t.Fatalf("%d %v: pauses for %v; want at most MaxPause, 1m", status, h, client.pauseLeft(""))
+			t.Fatalf("status %d with the headers %v pauses for %v; want at most MaxPause, 1m", status, h, client.pauseLeft(""))
 		}
 	})
 }
