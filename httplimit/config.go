@@ -18,8 +18,8 @@ import (
 )
 
 // A Config defines how HTTP requests are read and answered. It is the section http of a policy
-// file. To read policy files with this section, put DefaultConfig() into policyfile.Options.Sections.
-// In Go code, the zero value of a field means its default.
+// file. To read policy files with this section, put DefaultConfig() into
+// policyfile.Options.Sections. In Go code, the zero value of a field means its default.
 type Config struct {
 	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`
 	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies send the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`

@@ -27,8 +27,8 @@ import (
 
 func newFlaky() *flaky.Store { return flaky.New(memstore.New(memstore.Options{})) }
 
-// withAndWithoutGuards runs a test twice, on a fake clock: with a Gate over a bare store, and with a
-// Gate over a store with all guards.
+// withAndWithoutGuards runs a test twice, on a fake clock: with a Gate over a bare store, and with
+// a Gate over a store with all guards.
 func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
 	t.Helper()
 	for _, isGuarded := range []bool{false, true} {
@@ -292,8 +292,8 @@ rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, 
 	})
 }
 
-// A refund removes cached denials. So the login after a correct one is admitted, even if logins were
-// denied before.
+// A refund removes cached denials. So the login after a correct one is admitted, even if logins
+// were denied before.
 func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]

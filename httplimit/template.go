@@ -89,8 +89,8 @@ func (r *templateChecker) checkNode(n parse.Node, isInLoop bool) {
 	}
 }
 
-// isOverPolicies reports whether a range is over .Policies or $.Policies. Only templateData has this
-// field, so the loop cannot be over another value.
+// isOverPolicies reports whether a range is over .Policies or $.Policies. Only templateData has
+// this field, so the loop cannot be over another value.
 func isOverPolicies(p *parse.PipeNode) bool {
 	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
 		return false
