@@ -12,7 +12,7 @@ import (
 var backoffLua string
 
 // Backoff admits one unit, then pauses for Period. Each further unit doubles the pause, at most
-// Burst times. If a pause of 8 s has ended and no unit comes for another 8 s, the next pause is
+// Burst times. If no unit comes for as long as the last pause after its end, the next pause is
 // Period again. Use it for attempts that should become rarer, such as logins.
 var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
 	if l.Count != 1 {
@@ -28,11 +28,11 @@ var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.
 
 // A state is the state of one key. Its zero value is that of a new key.
 type state struct {
-	Ends  int64 // when the pause ends
-	Pause int64 // how long it is
+	Ends  int64 // when the pause ends, in µs since the epoch
+	Pause int64 // how long it is, in µs
 }
 
-func backoff(s state, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, state) {
+func backoff(s state, p algorithm.Params, r algorithm.Request, now int64) (algorithm.Outcome, state) {
 	first, longest := p[0], p[1]
 	ends, pause := s.Ends, min(s.Pause, longest)
 	if ends+pause <= now {
@@ -44,17 +44,17 @@ func backoff(s state, p algorithm.Params, a algorithm.Request, now int64) (algor
 	}
 
 	var out algorithm.Outcome
-	switch a.Mode {
+	switch r.Mode {
 	case algorithm.Spend, algorithm.Peek, algorithm.Draw:
-		if a.Cost > 1 && a.Mode != algorithm.Draw {
+		if r.Cost > 1 && r.Mode != algorithm.Draw {
 			out.RetryAfter = algorithm.Never
-		} else if a.Cost > 0 && ends > now {
+		} else if r.Cost > 0 && ends > now {
 			out.RetryAfter = ends - now
-		} else if a.Cost > 0 && a.Mode != algorithm.Peek {
+		} else if r.Cost > 0 && r.Mode != algorithm.Peek {
 			out.Granted = 1
 		}
 	case algorithm.Force:
-		out.Granted = a.Cost
+		out.Granted = r.Cost
 	case algorithm.Reset:
 		ends, pause = now, 0
 	}
@@ -69,7 +69,8 @@ func backoff(s state, p algorithm.Params, a algorithm.Request, now int64) (algor
 	if pause > 0 {
 		out.ResetAfter = ends + pause - now
 	}
-	if out.Granted == 0 && !(wasRepaired && a.Mode != algorithm.Peek) && a.Mode != algorithm.Reset {
+	savesRepair := wasRepaired && r.Mode != algorithm.Peek
+	if out.Granted == 0 && !savesRepair && r.Mode != algorithm.Reset {
 		out.Keep = algorithm.Unchanged
 		return out, s
 	}

@@ -73,7 +73,7 @@ const retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {
 	"maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2,
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
-// call makes four calls, one right after the other. The limit admits two at once.
+// call makes four calls, one right after the other. The limit has a burst of two.
 func call(address string, options ...grpc.DialOption) {
 	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 // The limits of outage.yaml, and the load.
 const (
 	instances = 2
-	rate      = 200 // requests per second, for each policy
-	burst     = 20  // requests, for each policy
-	requested = 400 // requests per second to each policy
-	deadline  = 250 * time.Millisecond
+	rate      = 200                    // requests per second, for each fallback
+	burst     = 20                     // requests, for each fallback
+	requested = 400                    // requests per second that are sent to the limit of each fallback
+	deadline  = 250 * time.Millisecond // of a decision
 	slack     = 100 * time.Millisecond // the p99 of decisions may exceed the deadline by this time
-	recovery  = time.Second            // from the return of Redis until it makes all decisions
+	recovery  = time.Second            // the longest time from the return of Redis until it makes all decisions
 )
 
 // A bound is the largest number of requests that may pass.
@@ -47,10 +47,10 @@ type interval struct {
 	wasReset    bool // Redis has lost its data, or its bucket has had time to fill
 }
 
-// boundOf returns how many requests of a policy may pass in the interval: what Redis may admit in
-// that time, plus what the policy may admit without Redis. Both count if both made decisions, at
+// boundOf returns how many requests may pass a limit with this fallback in the interval: what Redis
+// may admit in that time, plus what the fallback may admit. Both count if both made decisions, at
 // different instances or for different requests.
-func (i interval) boundOf(policy string, c count) bound {
+func (i interval) boundOf(fallback string, c count) bound {
 	b, d := bound{}, c.to.Sub(c.from)
 	if i.hasStore {
 		b.units = bucketAdmits(d)
@@ -59,7 +59,7 @@ func (i interval) boundOf(policy string, c count) bound {
 		}
 	}
 	if i.hasFallback {
-		switch policy {
+		switch fallback {
 		case "open":
 			b.isUnlimited = true
 		case "local":
@@ -69,15 +69,16 @@ func (i interval) boundOf(policy string, c count) bound {
 	return b
 }
 
-// totalBound returns how many requests of a policy may pass in all. It is the sum of
+// totalBound returns how many requests may pass a limit with this fallback in all seconds. It is
+// the sum of
 //
 //   - what one limit admits in that time;
 //   - one burst for each interval in which the bucket in Redis was reset or could fill, or in which
 //     both Redis and a fallback decided;
-//   - what the policy admits without Redis, in intervals in which both decided.
+//   - what the fallback admits, in intervals in which both decided.
 //
-// If a fallback decided under "open", any number may pass.
-func totalBound(policy string, seconds []interval, d time.Duration) bound {
+// If the fallback "open" decided, any number may pass.
+func totalBound(fallback string, seconds []interval, d time.Duration) bound {
 	b := bound{units: bucketAdmits(d)}
 	for _, i := range seconds {
 		if i.wasReset || i.hasStore && i.hasFallback {
@@ -85,9 +86,9 @@ func totalBound(policy string, seconds []interval, d time.Duration) bound {
 		}
 		switch {
 		case !i.hasFallback:
-		case policy == "open":
+		case fallback == "open":
 			b.isUnlimited = true
-		case policy == "local" && i.hasStore:
+		case fallback == "local" && i.hasStore:
 			b.units += sharesAdmit(time.Second)
 		}
 	}
@@ -127,4 +128,5 @@ func (c counters) p99() float64 {
 	return 0
 }
 
+// heading is above the rows that check prints.
 const heading = "                 open         closed          local   decided by                                                         p99\n"

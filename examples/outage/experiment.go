@@ -22,8 +22,8 @@ type experiment struct {
 	wasReset bool // since the last second; see interval.wasReset
 	seconds  []interval
 	record   record
-	totals   [len(failureModes)]int64 // admitted requests of each policy
-	faults   []string
+	totals   [len(fallbacks)]int64 // admitted requests by the fallback of their limit
+	failures []string
 	err      error
 	hasEnded bool
 }
@@ -74,7 +74,7 @@ func (e *experiment) runOutage(what string, begin func(), duration time.Duration
 	took := back.Sub(returned)
 	e.printEvent(fmt.Sprintf("Redis is up, and makes all decisions after %v", took.Round(time.Millisecond)))
 	if e.shouldCheckTimes && took > recovery {
-		e.addFault("Redis made all decisions again %v after its return; want at most %v", took, recovery)
+		e.addFailure("Redis made all decisions again %v after its return; want at most %v", took, recovery)
 	}
 }
 
@@ -152,35 +152,41 @@ func (e *experiment) watch() {
 }
 
 // check prints and checks one second.
-func (e *experiment) check(to time.Time, counts [len(failureModes)]count, decisions counters) {
+func (e *experiment) check(to time.Time, counts [len(fallbacks)]count, decisions counters) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	seen := interval{hasStore: decisions.sources["store"]+decisions.sources["deny_cache"] > 0, hasFallback: decisions.withoutRedis() > 0, wasReset: e.wasReset}
 	e.seconds, e.wasReset = append(e.seconds, seen), false
-	if n := len(e.seconds); n > 1 { // clients are counted a little later than instances
+	// The counts of clients lag a little behind those of instances. So the bound also allows what
+	// happened in the second before.
+	if n := len(e.seconds); n > 1 {
 		before := e.seconds[n-2]
-		seen = interval{seen.hasStore || before.hasStore, seen.hasFallback || before.hasFallback, seen.wasReset || before.wasReset}
+		seen.hasStore = seen.hasStore || before.hasStore
+		seen.hasFallback = seen.hasFallback || before.hasFallback
+		seen.wasReset = seen.wasReset || before.wasReset
 	}
 	second := recordedSecond{At: round(to.Sub(e.start))}
 	at := fmt.Sprintf("second %.0f", to.Sub(e.start).Seconds())
 	row := fmt.Sprintf("%6.0f s ", to.Sub(e.start).Seconds())
-	for p, c := range counts { // p is the index of a policy
-		e.totals[p] += c.admitted
-		bound := seen.boundOf(failureModes[p], c)
+	for i, c := range counts {
+		fallback := fallbacks[i]
+		e.totals[i] += c.admitted
+		bound := seen.boundOf(fallback, c)
 		second.add(c.admitted, bound)
 		row += fmt.Sprintf("%6d ≤ %-6s", c.admitted, bound)
 		if c.admitted > bound.units && !bound.isUnlimited {
-			e.faults = append(e.faults, fmt.Sprintf("%s: %s let %d through; at most %v may pass", at, failureModes[p], c.admitted, bound))
+			e.failures = append(e.failures, fmt.Sprintf("%s: %s let %d through; at most %v may pass", at, fallback, c.admitted, bound))
 		}
-		if c.failed > 0 || c.refused > 0 && failureModes[p] != "closed" {
-			e.faults = append(e.faults, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused", at, c.failed, failureModes[p], c.refused))
+		mayRefuse := fallback == "closed"
+		if c.failed > 0 || c.refused > 0 && !mayRefuse {
+			e.failures = append(e.failures, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused; want none", at, c.failed, fallback, c.refused))
 		}
 	}
 	e.record.Seconds = append(e.record.Seconds, second)
 	p99 := decisions.p99()
 	fmt.Printf("%s   %-58s %6.1f ms\n", row, decisions.sourceCounts(), p99*1000)
 	if e.shouldCheckTimes && p99 > (deadline+slack).Seconds() {
-		e.faults = append(e.faults, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
+		e.failures = append(e.failures, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
 	}
 }
 
@@ -197,11 +203,11 @@ func (e *experiment) end() {
 	for p, c := range e.load.take() {
 		e.totals[p] += c.admitted
 	}
-	for p, policy := range failureModes {
-		bound := totalBound(policy, e.seconds, passed)
-		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", policy, e.totals[p], bound, passed.Seconds())
+	for p, fallback := range fallbacks {
+		bound := totalBound(fallback, e.seconds, passed)
+		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", fallback, e.totals[p], bound, passed.Seconds())
 		if !bound.isUnlimited && e.totals[p] > bound.units {
-			e.addFault("%s let %d through; at most %v may pass in %v", policy, e.totals[p], bound, passed)
+			e.addFailure("%s let %d through; at most %v may pass in %v", fallback, e.totals[p], bound, passed)
 		}
 	}
 	e.stopInstances()
@@ -222,10 +228,10 @@ func (e *experiment) printEvent(what string) {
 	fmt.Printf("%6.1f s  — %s\n", at.Seconds(), what)
 }
 
-func (e *experiment) addFault(format string, args ...any) {
+func (e *experiment) addFailure(format string, args ...any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.faults = append(e.faults, fmt.Sprintf(format, args...))
+	e.failures = append(e.failures, fmt.Sprintf(format, args...))
 }
 
 func (e *experiment) fail(err error) {

@@ -70,7 +70,7 @@ func startInstance(binary, store string) (*instance, error) {
 		return i, nil
 	case <-time.After(20 * time.Second):
 		i.stop()
-		return nil, errors.New("the instance does not listen")
+		return nil, errors.New("the instance does not listen after 20 s")
 	}
 }
 

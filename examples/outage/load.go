@@ -8,18 +8,19 @@ import (
 	"time"
 )
 
-// failureModes are the policies of outage.yaml. Each has the path of its name.
-var failureModes = [...]string{"open", "closed", "local"}
+// fallbacks are those of the limits in outage.yaml. Requests to the path "/" and the name of a
+// fallback are limited by the limit with that fallback.
+var fallbacks = [...]string{"open", "closed", "local"}
 
-// A load sends requests for each policy at a constant rate, evenly to all instances, and counts the
-// responses.
+// A load sends requests to the limit of each fallback at a constant rate, evenly to all instances.
+// It counts the responses.
 type load struct {
 	client *http.Client
 	work   sync.WaitGroup
 	stop   context.CancelFunc
 
 	mu     sync.Mutex
-	counts [len(failureModes)]count // since the last take
+	counts [len(fallbacks)]count // since the last take
 }
 
 // A count has numbers of responses. from is when the first admitted request was sent, and to is
@@ -29,20 +30,20 @@ type count struct {
 	from, to                          time.Time
 }
 
-// workers is the number of goroutines that send requests of one policy to one instance.
+// workers is the number of goroutines that send requests for one fallback to one instance.
 const workers = 4
 
 // startLoad starts the workers, each a little later than the previous one.
 func startLoad(all []*instance) *load {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(failureModes)}, Timeout: 10 * time.Second}, stop: stop}
+	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(fallbacks)}, Timeout: 10 * time.Second}, stop: stop}
 	every := time.Second * workers * instances / requested // between two requests of one worker
 	started := 0                                           // workers
 	for _, one := range all {
-		for p := range failureModes {
+		for i, fallback := range fallbacks {
 			for range workers {
-				startDelay := every * time.Duration(started) / (workers * instances * time.Duration(len(failureModes)))
-				l.work.Go(func() { l.send(ctx, "http://"+one.listen+"/"+failureModes[p], p, every, startDelay) })
+				startDelay := every * time.Duration(started) / (workers * instances * time.Duration(len(fallbacks)))
+				l.work.Go(func() { l.send(ctx, "http://"+one.listen+"/"+fallback, i, every, startDelay) })
 				started++
 			}
 		}
@@ -50,8 +51,9 @@ func startLoad(all []*instance) *load {
 	return l
 }
 
-// send sends requests at a constant rate, except while it waits for a response.
-func (l *load) send(ctx context.Context, url string, policy int, every, startDelay time.Duration) {
+// send sends requests at a constant rate, except while it waits for a response. fallback is an
+// index in fallbacks.
+func (l *load) send(ctx context.Context, url string, fallback int, every, startDelay time.Duration) {
 	time.Sleep(startDelay)
 	pace := time.NewTicker(every)
 	defer pace.Stop()
@@ -63,7 +65,7 @@ func (l *load) send(ctx context.Context, url string, policy int, every, startDel
 		}
 		sent := time.Now()
 		status := l.request(url)
-		l.record(policy, status, sent, time.Now())
+		l.record(fallback, status, sent, time.Now())
 	}
 }
 
@@ -81,10 +83,10 @@ func (l *load) request(url string) int {
 }
 
 // record counts a response.
-func (l *load) record(policy, status int, sent, answered time.Time) {
+func (l *load) record(fallback, status int, sent, answered time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := &l.counts[policy]
+	c := &l.counts[fallback]
 	switch status {
 	case http.StatusOK:
 		if c.admitted++; c.from.IsZero() || sent.Before(c.from) {
@@ -101,11 +103,11 @@ func (l *load) record(policy, status int, sent, answered time.Time) {
 }
 
 // take returns the counts since the last take.
-func (l *load) take() [len(failureModes)]count {
+func (l *load) take() [len(fallbacks)]count {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	taken := l.counts
-	l.counts = [len(failureModes)]count{}
+	l.counts = [len(fallbacks)]count{}
 	return taken
 }
 

@@ -1,8 +1,8 @@
 // Command outage runs two instances of penstock serve with a real Redis, under constant load, while
 // Redis is killed, stopped, flushed and failed over. Second by second it prints how many requests
-// each failure policy lets through, and how many may pass.
+// the limit of each fallback (open, closed and local) lets through, and how many may pass.
 //
-// It fails if more requests pass than may, or if a response is not one that the policy allows.
+// It fails if more requests pass than may, or if a response is not one that the fallback allows.
 // Without -short it also fails if the p99 of decisions exceeds the deadline by more than 100 ms in
 // any second, or if Redis does not make all decisions again within a second after its return.
 package main
@@ -28,12 +28,12 @@ func main() {
 	short := flag.Bool("short", false, "run for half as long, and do not check times")
 	save := flag.String("save", "", "write the seconds of the first experiment to this `file`, as JSON")
 	flag.Parse()
-	faults, err := run(*binary, *short, *save)
+	failures, err := run(*binary, *short, *save)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if len(faults) > 0 {
-		for _, what := range faults {
+	if len(failures) > 0 {
+		for _, what := range failures {
 			fmt.Println("FAILED:", what)
 		}
 		os.Exit(1)
@@ -41,7 +41,7 @@ func main() {
 }
 
 // run runs all outages, and returns the failed checks.
-func run(binary string, short bool, save string) (faults []string, err error) {
+func run(binary string, short bool, save string) (failures []string, err error) {
 	dir, err := os.MkdirTemp("", "outage-")
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 	if short {
 		phase = 2 * time.Second
 	}
-	fmt.Printf("Two instances admit %d requests/s for each policy, with a burst of %d. The load is %d requests/s. A decision may take %v.\n", rate, burst, requested, deadline)
+	fmt.Printf("Two instances admit %d requests/s for each fallback, with a burst of %d. The load is %d requests/s. A decision may take %v.\n", rate, burst, requested, deadline)
 
 	single, err := redistest.Launch()
 	if err != nil {
@@ -98,18 +98,22 @@ func run(binary string, short bool, save string) (faults []string, err error) {
 	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
 	withSentinel.wait(phase)
 	withSentinel.end()
-	return append(onSingle.faults, withSentinel.faults...), errors.Join(onSingle.err, withSentinel.err)
+	return append(onSingle.failures, withSentinel.failures...), errors.Join(onSingle.err, withSentinel.err)
 }
 
 // awaitPromotion waits until all Sentinels name the replica as the primary.
 func awaitPromotion(s *redistest.SentinelGroup) error {
-	named := 0
+	named := 0 // how many Sentinels name the replica
 	for end := time.Now().Add(15 * time.Second); named < len(s.Sentinels); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			return errors.New("the replica has not taken over")
+			return errors.New("the Sentinels have not made the replica the primary after 15 s")
 		}
-		address, err := s.Sentinels[named].Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", redistest.MasterName)
-		if pair, ok := address.([]any); err == nil && ok && len(pair) == 2 && fmt.Sprint(pair[0], ":", pair[1]) == s.Replica.Addr {
+		reply, err := s.Sentinels[named].Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", redistest.MasterName)
+		address, isAddress := reply.([]any) // host and port
+		if err != nil || !isAddress || len(address) != 2 {
+			continue
+		}
+		if fmt.Sprint(address[0], ":", address[1]) == s.Replica.Addr {
 			named++
 		}
 	}

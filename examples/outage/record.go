@@ -27,7 +27,7 @@ type recordedEvent struct {
 	What string
 }
 
-// add adds the results of the next policy.
+// add adds the results of the next fallback in fallbacks.
 func (s *recordedSecond) add(admitted int64, b bound) {
 	s.Admitted = append(s.Admitted, admitted)
 	if b.isUnlimited {
@@ -38,7 +38,7 @@ func (s *recordedSecond) add(admitted int64, b bound) {
 }
 
 func (r record) save(file string) error {
-	r.Rate, r.Burst, r.Requested, r.Instances, r.Policies = rate, burst, requested, instances, failureModes[:]
+	r.Rate, r.Burst, r.Requested, r.Instances, r.Policies = rate, burst, requested, instances, fallbacks[:]
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err

@@ -25,8 +25,8 @@ import (
 )
 
 // run runs a test with a policy in a synctest bubble, three times: with the memory store, with all
-// guards around that store, and with guards around a store that is down while all limits are local.
-// The results must be the same each time.
+// guards around that store, and with guards around a store that is down. In the third run, the
+// fallback of all limits is local. The results must be the same each time.
 func run(t *testing.T, name string, test func(*testing.T, *api)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) {
@@ -72,7 +72,7 @@ func guarded(t *testing.T, store penstock.Store, settings func(*penstock.Plan) g
 type api struct {
 	t           *testing.T
 	handler     http.Handler
-	servingTime time.Duration // of a request; default: none
+	servingTime time.Duration // how long the service needs for a request; default: 0
 
 	mu         sync.Mutex
 	events     map[string]int // how many, by "rule.limit outcome"
@@ -85,7 +85,7 @@ type request struct {
 	from           string // default: 192.0.2.1
 	header         map[string]string
 	body           string
-	status         int // default: 200
+	status         int // of the response; default: 200
 	responseHeader map[string]string
 }
 
@@ -211,8 +211,8 @@ func (a *api) want(times, status int, req request) (response *httptest.ResponseR
 	return response
 }
 
-// sendAll sends n requests of one kind and m of another, all at once. It counts the statuses of
-// each kind.
+// sendAll sends n requests of one kind and m of another, all at the same time. It counts the
+// statuses of each kind.
 func (a *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -245,7 +245,7 @@ var issuer = sync.OnceValue(func() *httptest.Server {
 
 var signer = ed25519.NewKeyFromSeed([]byte("a seed of thirty-two bytes in all"[:32]))
 
-// token makes a signed token. Its arguments are the names and values of claims, in turn.
+// token makes a signed token. Each name of a claim is followed by its value.
 func (a *api) token(nameValues ...string) string {
 	claims := map[string]any{"iss": "https://login.example.com", "exp": time.Now().Add(time.Hour).Unix()}
 	for i := 0; i < len(nameValues); i += 2 {

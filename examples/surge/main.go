@@ -34,9 +34,9 @@ var surge = scenario{
 	timeout:       13 * time.Second,
 	poolTimeout:   10 * time.Second,
 	endpoints: []endpoint{
-		{5, http.MethodPost, "/api/rides/request"},
-		{2, http.MethodGet, "/api/fares/estimate"},
-		{1, http.MethodGet, "/api/drivers/nearby"},
+		{weight: 5, method: http.MethodPost, path: "/api/rides/request"},
+		{weight: 2, method: http.MethodGet, path: "/api/fares/estimate"},
+		{weight: 1, method: http.MethodGet, path: "/api/drivers/nearby"},
 	},
 }
 

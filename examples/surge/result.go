@@ -16,7 +16,7 @@ type result struct {
 
 	mu       sync.Mutex
 	allowed  *hdrhistogram.Histogram // time to the response, in µs
-	denied   *hdrhistogram.Histogram // the same, with 429
+	denied   *hdrhistogram.Histogram // the same, for responses with 429
 	inTime   int64                   // allowed requests with a response within a second
 	failures int64                   // any other response, or none
 }
@@ -46,8 +46,8 @@ func (r *result) record(status int, took time.Duration) {
 	}
 }
 
-// failed returns the percentage of admitted requests that got an error or no response.
-func (r *result) failed() float64 {
+// failedPercent returns the percentage of admitted requests that got an error or no response.
+func (r *result) failedPercent() float64 {
 	return 100 * float64(r.failures) / float64(max(r.failures+r.allowed.TotalCount(), 1))
 }
 
@@ -60,7 +60,7 @@ func check(alone, limited *result) (failures []string) {
 	if unlimitedP99, limitedP99 := percentileOf(alone.allowed, 99), percentileOf(limited.allowed, 99); limitedP99 > unlimitedP99/10 {
 		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", limitedP99, unlimitedP99))
 	}
-	if failed := limited.failed(); failed >= 1 {
+	if failed := limited.failedPercent(); failed >= 1 {
 		failures = append(failures, fmt.Sprintf("%.1f%% of the admitted requests failed; want less than 1%%", failed))
 	}
 	if median := percentileOf(limited.denied, 50); limited.denied.TotalCount() == 0 || median >= 2*time.Millisecond {
@@ -91,7 +91,7 @@ func table(alone, limited *result) string {
 	row("responses with 200", func(r *result) string { return fmt.Sprint(r.allowed.TotalCount()) })
 	row("  within a second", func(r *result) string { return fmt.Sprint(r.inTime) })
 	latency("allowed", allowed, 50, 95, 99)
-	row("failed, except with 429", func(r *result) string { return fmt.Sprintf("%.1f %%", r.failed()) })
+	row("failed, except with 429", func(r *result) string { return fmt.Sprintf("%.1f %%", r.failedPercent()) })
 	row("responses with 429", func(r *result) string { return fmt.Sprint(r.denied.TotalCount()) })
 	latency("denied", denied, 50, 99)
 	row("denied, mean", func(r *result) string {

@@ -19,7 +19,7 @@ type scenario struct {
 	duration           time.Duration // no request is sent after this time; those in flight continue
 	minPause, maxPause time.Duration // pause of a rider between a response and the next request
 	timeout            time.Duration // of a request
-	poolTimeout        time.Duration // of a request's wait for the database
+	poolTimeout        time.Duration // how long a request waits for a database connection at most
 	endpoints          []endpoint
 }
 
@@ -40,8 +40,10 @@ func (s *scenario) run(transport http.RoundTripper, target *url.URL, service *ba
 	var riders sync.WaitGroup
 	for i := range s.riders {
 		r := rider{scenario: s, transport: transport, target: target, id: fmt.Sprintf("R-%04d", i), result: result}
+		arrival := s.arrivalPeriod * time.Duration(i) / time.Duration(s.riders)
 		riders.Go(func() {
-			for r.pause(ctx, s.arrivalPeriod*time.Duration(i)/time.Duration(s.riders)); ctx.Err() == nil; {
+			r.pause(ctx, arrival)
+			for ctx.Err() == nil {
 				r.pause(ctx, r.nextRequest())
 			}
 		})
