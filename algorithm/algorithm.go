@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// Max bounds every quantity in a state, a parameter or a request, so that the sum of two stays
-	// below 2^53.
+	// Max bounds every quantity in a state, a parameter or a request, so that the sum of two is at
+	// most 2^53.
 	Max = 1 << 52
 
-	// MaxStall is the longest step back of the clock, in µs, after which states are not repaired.
-	// After such a step, no time passes for a state until the clock has reached the time in it
-	// again. After a longer step, the time in the state is set to now.
+	// MaxStall is the largest step back of the clock, in µs, that leaves a state as it is. Then no
+	// time passes for the state until the clock reaches the time in it again. A larger step repairs
+	// the state: the time in it is set to now.
 	MaxStall = 5_000_000
 
 	// MaxTime is the latest time that a step can compute with, in µs since the epoch. It is in

@@ -20,8 +20,8 @@ var concurrencyLua string
 //	        the longest Period
 //	Time    O(log n) for n holds, and O(1) for each that has expired; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of up to 5 s makes holds last longer by at most this step; after a longer
-//	        step, each hold ends within the longest Period
+//	Clock   a step back of up to 5 s makes holds last longer by no more than the step; after a
+//	        longer step, each hold ends within the longest Period
 //
 // RetryAfter is the time until enough holds have expired, if none is renewed or refunded before. A
 // renewal has Granted 0, because it takes no further slots. A Refund returns up to Cost slots of
@@ -33,7 +33,8 @@ var Concurrency = Define("concurrency", concurrencyLua, concurrency,
 		if err := l.check(); err != nil {
 			return Params{}, err
 		}
-		if l.Period < 1000 {
+		const shortestHold = 1000 // µs
+		if l.Period < shortestHold {
 			return Params{}, errors.New("a hold must last at least 1ms; set the period to how long a holder may go without renewing")
 		}
 		slots := l.Burst
@@ -67,10 +68,10 @@ func (h hold) less(other hold) bool {
 
 func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
-	var live []hold // the live holds of other holders
-	var used int64  // the slots that they take
-	var last int64  // when the last of them expires
-	own := hold{holder: r.Holder}
+	var live []hold               // the live holds of other holders
+	var used int64                // the slots that they take
+	var last int64                // when the last of them expires
+	own := hold{holder: r.Holder} // the caller's hold
 	longest := max(s.longest, period)
 	// If repaired is true, the clock has stepped back so far that no hold may last beyond
 	// now+longest.

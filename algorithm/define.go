@@ -103,14 +103,14 @@ func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 // then it also grants k Spends of the cost, one after another at the same moment. The state and the
 // last outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
 // ResetAfter grows by a k-th of the total growth, rounded down or up. So stores may decide the
-// Spends of many callers at once.
+// Spends of many callers together.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
 // RetryAfterGrant sets the function that computes, from a grant, the RetryAfter of the next
 // request. That request is a Spend of cost at the same moment, without patience. remaining and
 // reset are the Remaining and ResetAfter of the grant, and p is the result of Prepare. The result
-// may be 1 µs less than that RetryAfter. It is 0 if the request would be granted at once, if it can
-// never be granted, or if the answer is not known.
+// may be 1 µs less than that RetryAfter. It is 0 if the request would be granted immediately, if it
+// can never be granted, or if the answer is not known.
 func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
 	return func(a *Algorithm) { a.retryAfterGrant = f }
 }
@@ -120,7 +120,7 @@ type BurstUse uint8
 
 const (
 	BurstUnused     BurstUse = iota // nothing
-	BurstIsCapacity                 // units or slots that may be used at once; default: the Count
+	BurstIsCapacity                 // units or slots that may be used at the same time; default: the Count
 	BurstIsQueue                    // units that may wait; default: none
 	BurstIsSpecial                  // something that only this algorithm has
 )
@@ -146,7 +146,7 @@ type Decay uint8
 const (
 	DecayUnknown     Decay = iota // leases do not support the algorithm: its limits are not leased
 	DecayContinuous               // unit by unit, in the order of the charges
-	DecayAtReset                  // all at once, when the window ends
+	DecayAtReset                  // all together, when the window ends
 	DecayAfterPeriod              // within a Period after the end of the window or sub-window in which they were charged
 )
 
@@ -244,7 +244,7 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 	return a.retryAfterGrant(p, cost, remaining, reset)
 }
 
-// ResetsAtOnce tells whether all units become free at once, when a window ends.
+// ResetsAtOnce tells whether all units become free together, when a window ends.
 func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 
 // Decay is what the option Leasable sets.

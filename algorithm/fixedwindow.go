@@ -21,11 +21,11 @@ var fixedWindowLua string
 //	        used
 //	Time    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
-//	Clock   after a step back, used units count until their window ends. That window ends at the
-//	        latest with the window after the present one, or a window and 5 s from now. So a step
-//	        back never adds a third Count to the two that the bound allows around a boundary. If
-//	        Force used more than the Count, the window may last for k Periods, where k·Count covers
-//	        the used units
+//	Clock   after a step back, used units count until their window ends. That is at the latest when
+//	        the next window by the present clock ends, or a window and 5 s from now if that is
+//	        later. So a step back never adds a third Count to the two that the bound allows around
+//	        a boundary. If Force used more than the Count, the window may last for k Periods, where
+//	        k·Count covers the used units
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
@@ -124,8 +124,8 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	}))
 }
 
-// calendarEnds are the ends of three successive windows. They are used from the time from until
-// before the time until. In this half of a window, first and second are the nearest two ends.
+// calendarEnds are the ends of three successive windows. They are valid while from ≤ now < until.
+// In this half of a window, first and second are the nearest two ends.
 type calendarEnds struct{ first, second, third, from, until int64 }
 
 // ends returns the ends of the two windows nearest to now, and of the one after them.
@@ -143,11 +143,11 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 		}
 	}
 	units := 0
-	next := func(begin int64) int64 { // the beginning of the next window
+	next := func(begin int64) int64 { // the first beginning of a unit after begin
 		for {
 			units++
-			if end := start(units); end > begin {
-				return end
+			if later := start(units); later > begin {
+				return later
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 
 // startOfDay is the first moment that has the given date, or a later one, in a zone.
 func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 {
-	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // its clock time is meant as local time
+	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // the loop subtracts the zone's offset
 	at := midnight.AddDate(0, 0, -2).In(zone)                     // before the day begins, since no zone is two days from UTC
 	for {
 		_, offset := at.Zone()
@@ -217,7 +217,7 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	if end > nextEnd || s.Kind != kind {
 		latest := end
 		windows := max(cdiv(min(used, after), count), 1) // how many windows of this limit have room for the used units
-		// They end before end does.
+		// The used units count no longer than these windows last.
 		if end > currentEnd && windows-1 < cdiv(end-currentEnd, length) {
 			latest = currentEnd + (windows-1)*length
 		}

@@ -33,7 +33,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if ending > nextend or oldkind ~= kind then
     local latest = ending
     local windows = math.max(cdiv(math.min(used, after), count), 1) -- how many windows of this limit have room for the used units
-    -- They end before ending.
+    -- The used units count no longer than these windows last.
     if ending > currentend and windows - 1 < cdiv(ending - currentend, length) then
       latest = currentend + (windows - 1) * length
     end

@@ -87,7 +87,7 @@ var fair = func() (gens [64]*rapid.Generator[int64]) {
 	bit := rapid.Bool()
 	for most := range gens {
 		gens[most] = rapid.Custom(func(t *rapid.T) int64 {
-			n := 0 // of so many bits that the remainder below is nearly uniform
+			n := 0 // has so many random bits that the remainder below is nearly uniform
 			for covered := 1; covered <= 4*most; covered *= 2 {
 				n *= 2
 				if bit.Draw(t, "") {
@@ -432,7 +432,7 @@ func (r *run) decide(request Request) Outcome {
 	return out
 }
 
-// peek is a Peek at a time.
+// peek returns the outcome of a Peek at a time. It does not change the state.
 func (r *run) peek(now int64) Outcome { return r.decideAt(Request{Mode: Peek}, now) }
 
 // clone is another run from the same state.
@@ -1246,8 +1246,8 @@ func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
 	prove(t, admittedCostStaysWithinTheBound, subjectsWhere(isBounded))
 }
 
-// At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period
-// before.
+// When a fraction f of a window has passed, a sliding window has admitted at most Count·(1+f) in
+// the Period before.
 var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	var events []event

@@ -53,8 +53,8 @@ var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
 		return slower(l, n)
 	}))
 
-// queue is the state of LeakyBucket. A place in it is divided into parts, as a token of
-// TokenBucket.
+// queue is the state of LeakyBucket. A place in it is divided into parts, as a token of TokenBucket
+// is.
 type queue struct {
 	Level int64 // parts of all places in use; after Level/Rate µs all have left
 	At    int64 // when the level was Level, in µs since the epoch

@@ -20,8 +20,8 @@ var slidingLogLua string
 //	Choose  for few units that need windows exact to the microsecond: critical, authenticated
 //	        endpoints with short windows. Memory grows with the number of grants. Prefer SubWindow
 //	        if a fraction of a Period does not matter
-//	Clock   a step back of up to 5 s dates grants at most this step ahead; after a longer step, the
-//	        used units count from now
+//	Clock   after a step back of up to 5 s, grants are dated ahead of the clock by no more than the
+//	        step; after a longer step, the used units count from now
 //
 // The running sum makes every entry unique: two grants in one microsecond are two entries. The
 // sums of a few entries show how much is used, and when enough is free. A Refund returns the newest

@@ -72,7 +72,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     end
     return granted, remaining, retry, reset, 0, keep
   end
-  local at = repaired and now or math.max(now, last)
+  local at = repaired and now or math.max(now, last) -- the time of the entry that will be the newest
   local keeping = 0 -- how long the newest stored grant is kept
   if newest[1] then
     keeping = fromkeep(newest[1])

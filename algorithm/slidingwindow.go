@@ -20,8 +20,8 @@ var slidingWindowLua string
 //	Time    O(1)
 //	Choose  for a cheap limit without the fixed window's burst at a boundary, if its worst case (that
 //	        of a token bucket) is acceptable
-//	Clock   a step back of up to 5 s stops the windows for at most this step; after a longer step,
-//	        the used units count from now
+//	Clock   a step back of up to 5 s stops the windows for no longer than the step; after a longer
+//	        step, the used units count from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
@@ -46,7 +46,7 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
 	Divisible(splitCount),
 	Bounded(func(l Limit, rate string) string {
-		return fmt.Sprintf("%s by estimate, and less than %d in any such time", rate, 2*l.Count)
+		return fmt.Sprintf("%s by estimate, and less than %d in any period of that length", rate, 2*l.Count)
 	}))
 
 // tickOf is the least number of µs per tick for which count·ticks is at most 2^51.
@@ -158,9 +158,9 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 	return start, current, width, previous, repaired
 }
 
-// gather moves the used units into windows that begin now and last k Periods, where k·count covers
-// the used units. If they fade sooner in their present windows, it moves nothing. It returns the
-// new start, current, width and previous.
+// gather moves the used units into windows that begin now and last k Periods each, where k·count
+// covers the used units. If they fade sooner in their present windows, it moves nothing. It returns
+// the new start, current, width and previous.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	tick := cdiv(width, Max/max(count, previous)) // of the present windows, in µs
 	ticks := cdiv(width, tick)

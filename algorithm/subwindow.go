@@ -21,8 +21,8 @@ const MaxParts = 60
 //	        nothing is used
 //	Time    O(n)
 //	Choose  for a strict sliding window over many requests, if a log would need too much memory
-//	Clock   a step back of up to 5 s stops the windows for at most this step; after a longer step,
-//	        the used units count from now
+//	Clock   a step back of up to 5 s stops the windows for no longer than the step; after a longer
+//	        step, the used units count from now
 //
 // Figma's "An alternative approach to rate limiting" (2017) counts the current part and n−1 before
 // it. That frees units up to Period/n early and admits up to twice Count in a Period. Counting one

@@ -50,20 +50,20 @@ var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	Divisible(func(l Limit, n, i int64) []Limit {
 		l.Burst = piece(l.Burst, n, i)
 		limits := []Limit{{piece(l.Count, n, i), l.Period, l.Burst}}
-		if l.Period <= MaxPeriod/n { // then the n parts can have equal rates, which add up exactly
+		if l.Period <= MaxPeriod/n { // then all n limits can have equal rates, which add up exactly
 			limits = append([]Limit{{l.Count, l.Period * n, l.Burst}}, limits...)
 		}
 		return limits
 	}))
 
-// prepareBucket returns the rate, the parts of a token, and the capacity in tokens. extra is the
-// capacity beyond Burst.
+// prepareBucket returns the rate in parts per µs, the parts of a token, and the capacity in tokens.
+// extra is the capacity beyond Burst, in tokens.
 func prepareBucket(l Limit, extra int64) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
 	}
 	burst := l.Burst
-	if burst == 0 && extra == 0 {
+	if burst == 0 && extra == 0 { // TokenBucket's default; that of LeakyBucket is 0
 		burst = l.Count
 	}
 	g := gcd(l.Count, l.Period)

@@ -60,7 +60,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{limit: penstock.PerMinute(10).With(penstock.FixedWindow), settings: guard.Settings{Lease: 100}, instances: 1, when: "leased", over: 0,
 			text: "no more; each instance may hold up to 2 units unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},
 		{limit: penstock.PerMinute(10).With(penstock.SlidingWindow), instances: 1, when: "always", over: 0,
-			text: "10 per 1m by estimate, and less than 20 in any such time"},
+			text: "10 per 1m by estimate, and less than 20 in any period of that length"},
 		{limit: penstock.PerMinute(10).With(penstock.SubWindow(6)), instances: 1, when: "always", over: 0,
 			text: "10 per 1m, wherever the period begins"},
 		{limit: penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), instances: 1, when: "always", over: 0,
