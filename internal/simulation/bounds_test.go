@@ -112,17 +112,17 @@ func (h *history) admissionSets(sc *scenario) (sets []*admissionSet) {
 
 // creditsOf returns the credits that apply to a set of admissions. The units of a split limit are
 // under other keys, so each credit of its limit applies.
-func (h *history) creditsOf(g *admissionSet) (of []credit) {
+func (h *history) creditsOf(g *admissionSet) (applying []credit) {
 	for _, c := range h.credits {
 		switch {
 		case c.instanceID != g.instanceID:
 		case c.limit != "" && c.limit != g.guarded.limit.Name():
 		case c.keys != nil && !c.keys(g.key) && g.guarded.settings.SplitInto < 2:
 		default:
-			of = append(of, c)
+			applying = append(applying, c)
 		}
 	}
-	return of
+	return applying
 }
 
 // maxInstances returns the largest number of instances that may run at one time.

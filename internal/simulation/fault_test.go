@@ -81,7 +81,7 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		if i == nil {
 			return nil
 		}
-		sim.history.addIncident("%s: %d, for %v", kind, i.id, f.duration)
+		sim.history.addIncident("%s: instance %d, for %v", kind, i.id, f.duration)
 		i.link.update(change)
 		return func() { i.link.update(undo) }
 	}
@@ -97,7 +97,7 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		}
 	}
 	changeNode := func(h health) func() {
-		sim.history.addIncident("%s: %d, for %v", kind, f.node, f.duration)
+		sim.history.addIncident("%s: node %d, for %v", kind, f.node, f.duration)
 		sim.server.setHealth(f.node, h)
 		return func() { sim.server.setHealth(f.node, healthy) }
 	}
@@ -113,12 +113,12 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 			end()
 		}
 	case nodeLosesData:
-		sim.history.addIncident("%s: %d", kind, f.node)
+		sim.history.addIncident("%s: node %d", kind, f.node)
 		sim.server.loseData(f.node)
 	case nodeFailsOver:
 		const maxLag = 2 * time.Second
 		lag := time.Duration(f.size * f.size * float64(maxLag)) // more often short than long
-		sim.history.addIncident("%s: %d, to its state %v ago", kind, f.node, lag)
+		sim.history.addIncident("%s: node %d, to its state %v ago", kind, f.node, lag)
 		sim.server.failOver(f.node, lag)
 	case clockJumps:
 		const maxJump = 20 * time.Second
@@ -143,7 +143,7 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		return changeAllLinks(func(l *link) { l.isCut = [ways]bool{true, true} }, func(l *link) { l.isCut = [ways]bool{} })
 	case instanceCrashes:
 		if i := sim.instanceAt(f.instance); i != nil {
-			sim.history.addIncident("%s: %d", kind, i.id)
+			sim.history.addIncident("%s: instance %d", kind, i.id)
 			sim.crash(i)
 			sim.join()
 		}
@@ -156,7 +156,7 @@ func (sim *simulation) applyFault(f *fault) (end func()) {
 		sim.join()
 	case instanceLeaves:
 		if i := sim.instanceAt(f.instance); i != nil && len(sim.fleet) > 1 {
-			sim.history.addIncident("%s: %d", kind, i.id)
+			sim.history.addIncident("%s: instance %d", kind, i.id)
 			sim.leave(i)
 		}
 	default:

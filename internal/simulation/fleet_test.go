@@ -190,7 +190,7 @@ func (sim *simulation) sendRequest(ph *phase) {
 	if ph.pattern != single {
 		key = fmt.Sprint("k", sim.rng.IntN(sim.scenario.keys))
 	}
-	n := ph.guarded
+	n := ph.limit
 	if sim.rng.IntN(5) == 0 {
 		n = sim.rng.IntN(len(sim.scenario.guardedLimits))
 	}

@@ -40,7 +40,7 @@ type phase struct {
 	after    time.Duration // pause before it
 	requests int
 	gap      time.Duration // average time between two requests
-	guarded  int           // index of the guarded limit that most requests use
+	limit    int           // index of the guarded limit that most requests use
 	pattern  pattern
 }
 
@@ -56,6 +56,7 @@ const (
 
 var patternNames = [...]string{"steady", "bursts", "skewed", "single"}
 
+// guardedLimitOf returns the guarded limit with the name of l, or nil.
 func (sc *scenario) guardedLimitOf(l *penstock.Plan) *guardedLimit {
 	for i := range sc.guardedLimits {
 		if sc.guardedLimits[i].limit.Name() == l.Name() {
@@ -74,13 +75,13 @@ func (sc *scenario) settingsOf(l *penstock.Plan) guard.Settings {
 
 func (sc *scenario) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, %v one way, clock %v ahead, %d keys, DenyCacheTTL %v\n",
+	fmt.Fprintf(&s, "%d instances (%d configured), %d nodes, a latency of %v one way, clock %v ahead, %d keys, DenyCacheTTL %v\n",
 		sc.instances, sc.configured, sc.nodes, sc.oneWay, sc.clockAhead, sc.keys, sc.denyCacheTTL)
 	for i := range sc.guardedLimits {
 		fmt.Fprintf(&s, "  %v\n", &sc.guardedLimits[i])
 	}
 	for _, ph := range sc.phases {
-		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, sc.guardedLimits[ph.guarded].limit.Name(),
+		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, sc.guardedLimits[ph.limit].limit.Name(),
 			patternNames[ph.pattern])
 	}
 	return s.String()
@@ -193,12 +194,12 @@ func randomGuardedLimit(rng *rand.Rand, i, instances int) guardedLimit {
 const longestPhase = 10 * time.Minute
 
 func randomPhase(rng *rand.Rand, sc *scenario) phase {
-	ph := phase{requests: 100 + rng.IntN(300), guarded: rng.IntN(len(sc.guardedLimits)), pattern: pattern(rng.IntN(patterns))}
-	limit := sc.guardedLimits[ph.guarded].limit
+	ph := phase{requests: 100 + rng.IntN(300), limit: rng.IntN(len(sc.guardedLimits)), pattern: pattern(rng.IntN(patterns))}
+	limit := sc.guardedLimits[ph.limit].limit
 	overload := logUniform(rng, 0.3, 6) // ratio of the load to the limit
 	ph.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / overload)
 	ph.gap = min(max(ph.gap, 50*time.Microsecond), longestPhase/time.Duration(ph.requests))
-	if sc.guardedLimits[ph.guarded].settings.Lease > 0 && rng.IntN(2) == 0 {
+	if sc.guardedLimits[ph.limit].settings.Lease > 0 && rng.IntN(2) == 0 {
 		ph.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
 	}
 	if ph.gap < 4*time.Millisecond {
