@@ -32,6 +32,11 @@ func Spec(s policy.Spec) string {
 	return p.String()
 }
 
+// A describer is a section of a policy that describes itself.
+type describer interface {
+	Describe(line func(label string, texts ...string))
+}
+
 // A printer writes lines, each with a label.
 type printer struct{ strings.Builder }
 
@@ -60,13 +65,11 @@ func wrap(text string) (line, rest string, hasMore bool) {
 	}
 	indent := len(text) - len(strings.TrimLeft(text, " "))
 	end := strings.LastIndexByte(text[:width+1], ' ')
-	if end < indent {
-		end = indent + strings.IndexByte(text[indent:], ' ')
+	if end >= indent {
+		return text[:end], text[end+1:], true
 	}
-	if end < indent {
-		return text, "", false
-	}
-	return text[:end], text[end+1:], true
+	longWord, rest, hasMore := strings.Cut(text[indent:], " ")
+	return text[:indent] + longWord, rest, hasMore
 }
 
 // policy describes what is common to all requests.
@@ -109,9 +112,7 @@ func (p *printer) policy(s *policy.Spec) {
 		choose(s.Paths.KeepEncodedSlash, "%2F is part of a segment", "%2F is rejected"),
 	}, ", "))
 	for _, section := range s.Sections {
-		if d, ok := section.(interface {
-			Describe(line func(label string, texts ...string))
-		}); ok {
+		if d, ok := section.(describer); ok {
 			d.Describe(p.line)
 		}
 	}

@@ -159,7 +159,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
+		// The reads come after 0, 1, 3, 7, 15, 31 and 63 seconds, and then every 60 seconds.
 		if reads := p.readCount(); reads != 15 || len(reports) != reads {
 			t.Errorf("there were %d reads and %d reports in ten minutes; want 15 of each", reads, len(reports))
 		}
@@ -174,7 +174,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		if !accepts(v, tokenOfKey(0)) {
 			t.Error("the issuer is up, and its token is rejected")
 		}
-		p.publish("") // down again: its keys stay
+		p.publish("") // the issuer is down again: its keys stay in use
 		time.Sleep(3 * DefaultRefresh)
 		synctest.Wait()
 		if !accepts(v, tokenOfKey(0)) {

@@ -212,7 +212,7 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 	}{{"RS256", 0}, {"RS256", 1}, {"EdDSA", 0}, {"ES256", 1}} {
 		token := jwttest.Sign(c.alg, pairs[c.alg][c.pairIndex], `{"alg":"`+c.alg+`","kid":"any"}`, `{"sub":"x",`+validClaims+`}`)
 		if _, err := v.Claims(token); err != nil {
-			t.Errorf("a token of %v: %v; want it accepted", c, err)
+			t.Errorf("a token of %+v has the error %v; want it to be accepted", c, err)
 		}
 	}
 	if files := (Config{KeyFile: "k.pem", JWKSFile: "/etc/jwks.json"}).Files(dir); !slices.Equal(files, []string{dir + "/k.pem", "/etc/jwks.json"}) {
@@ -731,7 +731,7 @@ func FuzzToken(f *testing.F) {
 		if err := json.Unmarshal([]byte(payload), &plain); err != nil {
 			t.Fatalf("a payload that is not JSON is accepted: %q: %v", payload, err)
 		}
-		if plain["iss"] != "https://issuer.example/" || plain["exp"].(float64) < float64(tokenNow.Unix())-30 {
+		if plain["iss"] != "https://issuer.example/" || plain["exp"].(float64) < float64(tokenNow.Unix())-DefaultLeeway.Seconds() {
 			t.Fatalf("a payload with a wrong iss or exp is accepted: %q", payload)
 		}
 		for name, v := range plain {
