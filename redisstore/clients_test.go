@@ -94,7 +94,7 @@ func suite(t *testing.T) clienttest.Suite {
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{Prefix: newPrefix()}))
 		},
-		AtOnce: 32,
+		MaxInFlight: 32,
 	}
 }
 

@@ -406,7 +406,7 @@ var starter = sync.OnceValue(func() chan<- func() {
 	return starts
 })
 
-// startTied starts cmd so that it ends with this program.
+// startTied starts a process that ends when this program ends.
 func startTied(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = sysProcAttr()
 	result := make(chan error)

@@ -122,7 +122,8 @@ func (s *SentinelGroup) launch() (err error) {
 	return nil
 }
 
-// launchServer starts the primary or the replica, with a proxy if the group has proxies.
+// launchServer starts the primary or the replica, with a proxy if the group has proxies. number
+// determines its addresses: 0 for the primary, 1 for the replica, and higher numbers for Sentinels.
 func (s *SentinelGroup) launchServer(number int, args ...string) (*Server, error) {
 	if s.tls != nil {
 		name := s.tls.name(number)
@@ -181,7 +182,7 @@ func (s *Server) checkSentinelReady() error {
 	return nil
 }
 
-// launchSentinel starts a sentinel that watches the primary at host and port.
+// launchSentinel starts the Sentinel with this number, which watches the primary at host and port.
 func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, error) {
 	if s.tls != nil {
 		// Clients connect to the address of a Sentinel, even if the Sentinel reports the servers by

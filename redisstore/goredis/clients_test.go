@@ -70,7 +70,7 @@ func suite(t *testing.T) clienttest.Suite {
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return clienttest.NewStore(t, client, redisstore.Options{})
 		},
-		AtOnce: 2,
+		MaxInFlight: 2,
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 )
 
 // guardConnections makes the option dial guardedConns. When the context life ends, they are closed,
-// and dialing is canceled. Without this, rueidis does not end connections that it is still opening.
+// and dials in progress are canceled. Closing the client of rueidis does not end connections that
+// it is still opening.
 func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	dial := option.DialCtxFn
 	if dialFn := option.DialFn; dial == nil && dialFn != nil {
@@ -55,7 +56,7 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
-	release func() bool // from then on, the end of life (see guardConnections) does not close it
+	release func() bool // after its call, the end of the context life no longer closes the connection
 	hasRead bool        // only Read uses it; after the first read, rueidis itself closes the connection
 
 	canRead  atomic.Bool

@@ -46,8 +46,8 @@ const (
 	// further call is sent.
 	maxAbandoned = 1024
 
-	// idleFor is how long a worker stays without a call. A worker keeps its stack; a new goroutine
-	// would have to grow one in each call.
+	// idleFor is how long a worker waits for a call before it ends. A worker keeps its grown stack; a
+	// new goroutine would have to grow its stack in each call.
 	idleFor = 10 * time.Second
 
 	// abandonedFor is how long a call may continue without its caller: long enough to make a
@@ -126,7 +126,7 @@ func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
 type worker[S any] struct {
 	calls chan *runningCall[S]
 	ended chan struct{} // receives once for each call that has ended
-	done  chan struct{} // Done of its calls' contexts; closed only if its last call was abandoned
+	done  chan struct{} // the Done channel of the contexts of its calls; closed only if the last call was abandoned
 }
 
 // worker returns a worker that is idle, or a new one.

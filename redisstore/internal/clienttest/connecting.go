@@ -26,7 +26,7 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 	Eventually(t, 10*time.Second, func() error { return call(time.Second) })
 
 	CutAll(t, p, func() { _ = call(time.Second) })
-	p.Lose(true) // also the answers to HELLO
+	p.Lose(true) // loses the replies to HELLO too, so connecting takes long
 	patient, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
 	var waiting atomic.Int64
@@ -54,7 +54,7 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 func CutAll(t testing.TB, p *redistest.Proxy, call func()) {
 	t.Helper()
 	p.Cut(true)
-	for range 10 {
+	for range 10 { // more calls than a client has connections
 		call()
 	}
 	p.Cut(false)

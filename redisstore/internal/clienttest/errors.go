@@ -21,18 +21,17 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name   string
 		reason penstock.Reason
-		make   func(t *testing.T, s *redistest.Server)
-		heal   func(t *testing.T, s *redistest.Server)
+		begin  func(t *testing.T, s *redistest.Server)
+		end    func(t *testing.T, s *redistest.Server)
 	}{
-		{"replica", penstock.ReasonNotReady, Do("REPLICAOF 127.0.0.1 1"), Do("REPLICAOF NO ONE")},
-		{"replica without its primary's data", penstock.ReasonNotReady,
-			Do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), Do("REPLICAOF NO ONE")},
-		{"too few replicas", penstock.ReasonNotReady, Do("CONFIG SET min-replicas-to-write 1"), Do("CONFIG SET min-replicas-to-write 0")},
-		{"out of memory", penstock.ReasonOutOfMemory, Do("CONFIG SET maxmemory 1"), Do("CONFIG SET maxmemory 0")},
-		{"no right to run scripts", penstock.ReasonPermissionDenied, Do("ACL SETUSER default -eval -evalsha"), Do("ACL SETUSER default +@all")},
-		{"no right inside the script", penstock.ReasonPermissionDenied, Do("ACL SETUSER default -time"), Do("ACL SETUSER default +@all")},
-		{"no right to the keys", penstock.ReasonPermissionDenied, Do("ACL SETUSER default resetkeys ~other:*"), Do("ACL SETUSER default ~*")},
-		{"busy with another script", penstock.ReasonBusy, makeBusy, Do("SCRIPT KILL")},
+		{name: "replica", reason: penstock.ReasonNotReady, begin: Do("REPLICAOF 127.0.0.1 1"), end: Do("REPLICAOF NO ONE")},
+		{name: "replica without its primary's data", reason: penstock.ReasonNotReady, begin: Do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), end: Do("REPLICAOF NO ONE")},
+		{name: "too few replicas", reason: penstock.ReasonNotReady, begin: Do("CONFIG SET min-replicas-to-write 1"), end: Do("CONFIG SET min-replicas-to-write 0")},
+		{name: "out of memory", reason: penstock.ReasonOutOfMemory, begin: Do("CONFIG SET maxmemory 1"), end: Do("CONFIG SET maxmemory 0")},
+		{name: "no right to run scripts", reason: penstock.ReasonPermissionDenied, begin: Do("ACL SETUSER default -eval -evalsha"), end: Do("ACL SETUSER default +@all")},
+		{name: "no right inside the script", reason: penstock.ReasonPermissionDenied, begin: Do("ACL SETUSER default -time"), end: Do("ACL SETUSER default +@all")},
+		{name: "no right to the keys", reason: penstock.ReasonPermissionDenied, begin: Do("ACL SETUSER default resetkeys ~other:*"), end: Do("ACL SETUSER default ~*")},
+		{name: "busy with another script", reason: penstock.ReasonBusy, begin: makeBusy, end: Do("SCRIPT KILL")},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
@@ -47,7 +46,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 			}
 			denied := Spend("k", held, 1)
 			denied.Holder = "second"
-			fault.make(t, s)
+			fault.begin(t, s)
 			for _, batch := range [][]penstock.Charge{
 				{Spend("k", some, 1)}, {Spend("k", full, 1)}, {denied},
 				{{Key: "k", Plan: some, Mode: penstock.Peek}},
@@ -62,7 +61,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 					t.Errorf("%v of %s: allowed, with the error %v; want not allowed", batch[0].Mode, batch[0].Plan.Name(), err)
 				}
 			}
-			fault.heal(t, s)
+			fault.end(t, s)
 			Eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
 			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, SlowRefill("new", 5): 5} {
 				if got := Remaining(t, store, "k", limit); got != want {
@@ -169,7 +168,7 @@ func wrongLogin(t *testing.T, suite Suite) {
 
 // clusterDown kills all replicas and two of three primaries of a Cluster.
 func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
-	replicas, killedPrimaries := c.Nodes[3:6], c.Nodes[1:3]
+	replicas, killedPrimaries := c.Nodes[3:6], c.Nodes[1:3] // the first three nodes are primaries
 	for _, node := range slices.Concat(replicas, killedPrimaries) {
 		node.Kill()
 	}
@@ -194,7 +193,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 	t.Logf("errors by reason: %v", found)
 	if found[penstock.ReasonNotReady] == 0 {
-		t.Errorf("the reasons are %v; want not_ready too, for CLUSTERDOWN from the live node", found)
+		t.Errorf("the reasons are %v; want not_ready too, for CLUSTERDOWN from the living node", found)
 	}
 }
 

@@ -166,15 +166,16 @@ func forgetScripts(t *testing.T, target Target, m Maker) {
 			}
 		}
 	})
-	var admitted [4]atomic.Int64
+	const clients, keys = 8, 4
+	var admitted [keys]atomic.Int64
 	var all sync.WaitGroup
 	end := time.Now().Add(time.Duration(effort.Of(150, 500)) * time.Millisecond)
-	for who := range 8 {
+	for who := range clients {
 		all.Go(func() {
 			for i := 0; time.Now().Before(end); i++ {
-				k := (who + i) % 4
+				k := (who + i) % keys
 				batch := []penstock.Charge{Spend(fmt.Sprint("k", k), one, 1), Spend(fmt.Sprint("k", k), two, 1)}
-				d, err := store.Decide(t.Context(), batch[:1+i%2])
+				d, err := store.Decide(t.Context(), batch[:1+i%2]) // one limit or both, in turn
 				if err != nil || !d.Allowed {
 					t.Errorf("client %d, call %d: allowed %v, %v; want allowed", who, i, d.Allowed, err)
 					return
@@ -206,13 +207,23 @@ const tolerance = 2 * time.Second
 func everyCallEnds(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name       string
-		make, heal func(*redistest.Server) error
+		begin, end func(*redistest.Server) error
 		lasts      time.Duration
 	}{
-		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
-		// This lasts long enough for clients to close their connections and open others, which the kernel
-		// accepts for the stopped process.
-		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
+		{
+			name:  "killed",
+			begin: func(s *redistest.Server) error { s.Kill(); return nil },
+			end:   (*redistest.Server).Restart,
+			lasts: 300 * time.Millisecond,
+		},
+		{
+			name:  "stopped",
+			begin: func(s *redistest.Server) error { s.Pause(); return nil },
+			end:   func(s *redistest.Server) error { s.Resume(); return nil },
+			// Clients have enough time to close their connections and open others, which the kernel accepts
+			// for the stopped process.
+			lasts: 3 * time.Second,
+		},
 	} {
 		for _, callers := range []int{1, 8} {
 			s := redistest.Start(t)
@@ -222,18 +233,18 @@ func everyCallEnds(t *testing.T, suite Suite) {
 				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
 				Eventually(t, 5*time.Second, load.wantDecisions)
 				load.hasFault.Store(true)
-				if err := fault.make(s); err != nil {
+				if err := fault.begin(s); err != nil {
 					t.Fatal(err)
 				}
 				Eventually(t, 10*time.Second, load.wantFailures)
 				time.Sleep(fault.lasts)
-				healed := time.Now()
-				if err := fault.heal(s); err != nil {
+				ended := time.Now()
+				if err := fault.end(s); err != nil {
 					t.Fatal(err)
 				}
 				load.answers.Store(0)
 				Eventually(t, 5*time.Second, load.wantDecisions)
-				t.Logf("decisions again after %v; %d failed, the slowest call took %v", time.Since(healed), load.failures.Load(), time.Duration(load.slowest.Load()))
+				t.Logf("the store decided again %v after the fault; %d calls failed, and the slowest took %v", time.Since(ended), load.failures.Load(), time.Duration(load.slowest.Load()))
 			})
 		}
 	}
@@ -246,6 +257,7 @@ type load struct {
 	slowest           atomic.Int64 // the time of the slowest call, in ns
 }
 
+// patienceOfLoad is the time until the deadline of each call of a load.
 const patienceOfLoad = 100 * time.Millisecond
 
 func startLoad(t *testing.T, store penstock.Store, callers int) *load {

@@ -16,7 +16,7 @@ import (
 // NewPrefix returns a prefix that no other test uses.
 func NewPrefix() string { return strings.ToLower(rand.Text()[:10]) }
 
-// OpenStore makes a Store of a URL. It is closed when the test ends.
+// OpenStore makes a Store of a URL. The Store is closed when the test ends.
 func OpenStore(t testing.TB, url string, o redisstore.Options) *redisstore.Store {
 	t.Helper()
 	s, err := redisstore.Open(url, o)
@@ -27,7 +27,7 @@ func OpenStore(t testing.TB, url string, o redisstore.Options) *redisstore.Store
 	return s
 }
 
-// NewStore makes a Store of a client, which its owner closes.
+// NewStore makes a Store of a client. The Store is closed when the test ends, but not the client.
 func NewStore(t testing.TB, client redisstore.Client, o redisstore.Options) *redisstore.Store {
 	t.Helper()
 	s, err := redisstore.New(client, o)

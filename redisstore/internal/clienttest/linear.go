@@ -213,7 +213,7 @@ func (c linearCharge) String() string {
 // get, and the state after it.
 func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Limit().Count, s
-	own, takenByOthers := s.numberOf(c)
+	own, takenByOthers := s.counterOf(c)
 	had := *own
 	base, free := had, max(count-had, 0) // counter: a Spend adds its cost to what was used
 	if c.limit == slotsLimit {           // slots: a Spend sets the number that the holder holds
@@ -253,9 +253,9 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	return status, s
 }
 
-// numberOf returns the number that a charge changes: a counter, or the slots of its holder. It also
-// returns how many slots other holders have.
-func (s *linearState) numberOf(c linearCharge) (own *int64, takenByOthers int64) {
+// counterOf returns the counter that a charge changes: of units, or of the slots of its holder. It
+// also returns how many slots other holders have.
+func (s *linearState) counterOf(c linearCharge) (own *int64, takenByOthers int64) {
 	if c.limit < slotsLimit {
 		return &s.used[c.key][c.limit], 0
 	}
@@ -269,7 +269,7 @@ func (s *linearState) numberOf(c linearCharge) (own *int64, takenByOthers int64)
 
 // remaining returns how much the limit of a charge has left.
 func (s linearState) remaining(c linearCharge) int64 {
-	own, takenByOthers := s.numberOf(c)
+	own, takenByOthers := s.counterOf(c)
 	used := *own + takenByOthers
 	return max(linearLimits[c.limit].Limit().Count-used, 0)
 }

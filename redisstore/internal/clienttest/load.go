@@ -25,7 +25,7 @@ func VariousLimits() []*penstock.Plan {
 	var plans []*penstock.Plan
 	for i, limit := range limits {
 		limit.Group = "one"
-		if i > 2 {
+		if i >= 3 {
 			limit.Group = "two"
 		}
 		plans = append(plans, limit.MustCompile())
@@ -45,7 +45,7 @@ func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 		}
 		all.Go(func() {
 			if d, err := s.Decide(t.Context(), batch); err != nil || !d.Allowed {
-				t.Errorf("%d charges: %v, %v; want a grant", len(limits), d, err)
+				t.Errorf("a batch of %d charges: %v, %v; want a grant", len(limits), d, err)
 			}
 		})
 	}
@@ -136,12 +136,12 @@ type CountingClient struct {
 // oneCallerLoads lets several callers decide concurrently on a server without scripts. Exactly one
 // of them must load the script.
 func oneCallerLoads(t *testing.T, suite Suite) {
-	callers := suite.AtOnce
+	callers := suite.MaxInFlight
 	server := redistest.Start(t)
 	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
 	s := suite.Open(t, client)
-	for round := range int64(2) { // a new store, and a server that has lost its scripts
-		if got := client.callAtOnce(t, s, callers, SlowRefill("l", 1000)); got != callers {
+	for round := range int64(2) { // first with a new store, then with a server that has lost its scripts
+		if got := client.callConcurrently(t, s, callers, SlowRefill("l", 1000)); got != callers {
 			t.Errorf("round %d: %d of %d callers were allowed; want all", round, got, callers)
 		}
 		if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != round+1 || evals != 0 {
@@ -160,7 +160,7 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 // oneCallerSendsTheText is oneCallerLoads without the right to load scripts. Exactly one caller
 // must send the script by EVAL.
 func oneCallerSendsTheText(t *testing.T, suite Suite) {
-	callers := suite.AtOnce
+	callers := suite.MaxInFlight
 	server := redistest.Start(t)
 	Must(t, server, "ACL", "SETUSER", "default", "-script|load")
 	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
@@ -171,7 +171,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonPermissionDenied || !failure.IsPermanent || failure.Hint != "+script|load" {
 		t.Fatalf("Load without the right: %v, want an error with the hint +script|load", err)
 	}
-	if got := client.callAtOnce(t, s, callers, limit); got != callers {
+	if got := client.callConcurrently(t, s, callers, limit); got != callers {
 		t.Errorf("%d of %d callers were allowed; want all", got, callers)
 	}
 	if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != 1 || evals != 1 {
@@ -212,9 +212,9 @@ func (c *CountingClient) wait() {
 	}
 }
 
-// callAtOnce lets callers decide at the same time, each in a script of its own. All get the reply
+// callConcurrently lets callers decide concurrently, each in a script of its own. All get the reply
 // NOSCRIPT before one loads the script. It returns how many were allowed.
-func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
+func (c *CountingClient) callConcurrently(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
 	c.Proceed = make(chan struct{})
 	missingBefore := s.Scripts().Missing

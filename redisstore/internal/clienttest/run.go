@@ -16,9 +16,9 @@ type Suite struct {
 	// ClusterRights are the rights that a user of a Cluster needs, as RulesOf returns them.
 	ClusterRights string
 
-	// Open makes a store that has up to AtOnce scripts of one key in flight.
+	// Open makes a store that has up to MaxInFlight scripts of one key in flight.
 	Open   func(t *testing.T, client redisstore.Client) *redisstore.Store
-	AtOnce int64
+	MaxInFlight int64
 }
 
 type suiteTest struct {

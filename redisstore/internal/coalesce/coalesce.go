@@ -101,8 +101,8 @@ func (c *Coalescer) Exit() {
 	}
 }
 
-// Wait returns nil when the waiter has its answer. If ctx ends first, it returns the error of ctx.
-// isSent is then false if the batch was certainly not sent.
+// Wait waits until the waiter has its answer. If ctx ends first, Wait returns the error of ctx, and
+// isSent is false if the batch was certainly not sent.
 func (c *Coalescer) Wait(ctx context.Context, w *Waiter) (isSent bool, err error) {
 	if err := w.wait(ctx); err != nil {
 		return c.leave(w), err
@@ -174,7 +174,7 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	}
 	i := slices.Index(c.queue, f)
 	if i < 0 || !f.remove(w) {
-		return true
+		return true // the script has ended
 	}
 	for _, extra := range w.Extras {
 		if extra.HasJoined() {

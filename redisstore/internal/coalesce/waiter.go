@@ -46,7 +46,7 @@ func (w *Waiter) prepare(ctx context.Context) {
 	w.canceled, w.deadline = w.lazy.Lazy()
 }
 
-// wait returns nil when the waiter has its answer. If ctx ends before, it returns the error of ctx.
+// wait waits until the waiter has its answer. If ctx ends first, wait returns the error of ctx.
 func (w *Waiter) wait(ctx context.Context) error {
 	for wakeup := w.wakeup; ; wakeup = wakeup.next {
 		if w.canceled == nil {
