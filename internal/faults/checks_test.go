@@ -48,15 +48,15 @@ func (e *experiment) checkSources() {
 // fallback.
 //
 // If the store has kept its data, its state must also agree with the decisions: the used units are
-// the admitted units. There may be one more for each call without a reply, and unspent units of
-// leases.
+// the admitted units, and at most one more for each call without a reply. If a limit has leases,
+// units that were leased and not spent are used too.
 func (e *experiment) checkBounds() {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	if err != nil {
 		e.Fatal(err)
 	}
 	defer direct.Close()
-	unknown := e.unknown()
+	unknown := e.unknownCharges()
 	var largest [len(guardedLimits)]int // the largest use of a key, for each limit
 	keys, lost := 0, 0
 	for k, g := range e.load.grants {
@@ -104,8 +104,8 @@ func (e *experiment) used(direct *redisstore.Store, k limitKey) int {
 	return guardedLimits[k.limit].units() - int(d.Status(0).Remaining)
 }
 
-// unknown returns how many calls without a reply may have been charged, by key.
-func (e *experiment) unknown() map[limitKey]int {
+// unknownCharges returns how many calls without a reply may have been charged, by key.
+func (e *experiment) unknownCharges() map[limitKey]int {
 	all := map[limitKey]int{}
 	for _, i := range e.load.instances {
 		i.spy.mu.Lock()

@@ -204,7 +204,7 @@ func (e *experiment) cycle() {
 		e.await("the fallback of every limit", func() bool {
 			return e.every(func(i, limit int) bool {
 				isElsewhere := e.isPartial() && guardedLimits[limit].keys == 1 // the node with the fault may have no key of the limit
-				return e.load.since(i, limit, guardedLimits[limit].fallback) >= enough || isElsewhere
+				return e.load.decisionsInPhase(i, limit, guardedLimits[limit].fallback) >= enough || isElsewhere
 			})
 		})
 	case byStore:
@@ -248,7 +248,7 @@ func (e *experiment) awaitStore() {
 	e.Helper()
 	e.await("decisions by the store for every limit", func() bool {
 		return e.every(func(i, limit int) bool {
-			return e.load.since(i, limit, penstock.FromStore)+e.load.since(i, limit, penstock.FromLease) >= enough
+			return e.load.decisionsInPhase(i, limit, penstock.FromStore)+e.load.decisionsInPhase(i, limit, penstock.FromLease) >= enough
 		})
 	})
 }

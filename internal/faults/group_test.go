@@ -206,7 +206,7 @@ func checkBreakersFollow(e *experiment) {
 func awaitFallback(e *experiment) {
 	e.await("the fallback of every instance", func() bool {
 		return e.every(func(i, limit int) bool {
-			return limit != closedLimit || e.load.since(i, limit, penstock.FromClosed) >= 3
+			return limit != closedLimit || e.load.decisionsInPhase(i, limit, penstock.FromClosed) >= 3
 		})
 	})
 }

@@ -103,8 +103,9 @@ func (l *load) begin(p phase) {
 func (l *load) faultBegan() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
 func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.ended++ }
 
-// since counts the decisions of a source for requests that began in this phase.
-func (l *load) since(instance, limit int, source penstock.Source) int {
+// decisionsInPhase returns how many decisions of requests that began in this phase are by the
+// source.
+func (l *load) decisionsInPhase(instance, limit int, source penstock.Source) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sincePhase[answerSource{instance, limit, source}]

@@ -122,7 +122,7 @@ func awaitBothSides(e *experiment) {
 	}
 	e.await("the store to decide on each side", func() bool {
 		return e.every(func(i, limit int) bool {
-			return i < firstInstance || e.load.since(i, limit, penstock.FromStore) >= enough
+			return i < firstInstance || e.load.decisionsInPhase(i, limit, penstock.FromStore) >= enough
 		})
 	})
 }
