@@ -87,8 +87,8 @@ type Quota struct {
 // about a limit.
 type Policy struct {
 	name              string // as clients see it, such as "search.second"
-	limit             int64  // most units at once: the parameter q
-	policyItem        string // of RateLimit-Policy
+	capacity          int64  // the most units that can be left: the parameter q
+	policyItem        string // the item of RateLimit-Policy
 	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
 	// The limit refills steadily: count units in each period. Otherwise, canRefill is false.
@@ -110,7 +110,7 @@ type Policy struct {
 // rounded up to a second, it would show a fraction of the true rate.
 func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	limit := plan.Limit()
-	p := &Policy{name: name, limit: plan.Capacity()}
+	p := &Policy{name: name, capacity: plan.Capacity()}
 	a := limit.Algorithm
 	window := int64(0)
 	unit := ""
@@ -119,7 +119,7 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 		unit = `;qu="concurrent-requests"`
 	case a.RefillsSteadily():
 		p.canRefill, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
-		if down, up := p.refill(p.limit); down+up >= time.Second {
+		if down, up := p.refill(p.capacity); down+up >= time.Second {
 			window = CeilSeconds(down + up)
 		}
 	case a.IsCalendar():
@@ -130,12 +130,12 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 
 	item := append([]byte{'"'}, name...)
 	item = append(item, `";q=`...)
-	item = appendInteger(item, p.limit)
+	item = appendInteger(item, p.capacity)
 	item = append(item, unit...)
 	if window > 0 {
 		item = append(item, ";w="...)
 		item = appendInteger(item, window)
-		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", min(p.limit, maxInteger), window)
+		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", min(p.capacity, maxInteger), window)
 	}
 	p.policyItem = string(item)
 	return p
@@ -164,7 +164,7 @@ func (p Policies) Quota(s *admission.LimitStatus) Quota {
 		known = NewPolicy(s.Limit.Policy, s.Plan)
 	}
 	q := Quota{Policy: known, Status: s.Status, IsShare: s.IsLocal}
-	q.Status.Remaining = min(q.Status.Remaining, known.limit) // a ceiling may be larger than its limit
+	q.Status.Remaining = min(q.Status.Remaining, known.capacity) // a ceiling may be larger than its limit
 	return q
 }
 
@@ -225,7 +225,7 @@ func (q *Quota) until() (time.Duration, bool) {
 // nextUnit returns the time until a bucket has one more unit. A full bucket begins to refill only
 // when a unit is used.
 func (q *Quota) nextUnit() time.Duration {
-	missing := q.Policy.limit - max(q.Status.Remaining, 0)
+	missing := q.Policy.capacity - max(q.Status.Remaining, 0)
 	if missing <= 0 {
 		down, up := q.Policy.refill(1)
 		return down + up
@@ -240,9 +240,9 @@ func (q *Quota) isStricter(than *Quota) bool {
 	if q.Status.RetryAfter != than.Status.RetryAfter {
 		return q.Status.RetryAfter > than.Status.RetryAfter
 	}
-	// Compare q.left()/limit < than.left()/limit without a division. Products have up to 128 bits.
-	hi, lo := bits.Mul64(q.left(), uint64(max(than.Policy.limit, 1)))
-	otherHi, otherLo := bits.Mul64(than.left(), uint64(max(q.Policy.limit, 1)))
+	// Compare q.left()/capacity < than.left()/capacity without a division. Products have up to 128 bits.
+	hi, lo := bits.Mul64(q.left(), uint64(max(than.Policy.capacity, 1)))
+	otherHi, otherLo := bits.Mul64(than.left(), uint64(max(q.Policy.capacity, 1)))
 	return hi < otherHi || hi == otherHi && lo < otherLo
 }
 
@@ -275,7 +275,7 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 			strictest = q
 		}
 	}
-	limit, remaining := strictest.Policy.limit, strictest.Status.Remaining
+	limit, remaining := strictest.Policy.capacity, strictest.Status.Remaining
 	reset, hasReset := strictest.until()
 	seconds := CeilSeconds(reset)
 

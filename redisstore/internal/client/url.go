@@ -112,8 +112,9 @@ func parseScheme(text string) (transport, form, rest string, err error) {
 	if scheme == "redis-sentinel" || scheme == "rediss-sentinel" {
 		transport, form, _ = strings.Cut(scheme, "-")
 	}
-	if !slices.Contains([]string{"redis", "rediss", "unix"}, transport) || !slices.Contains([]string{"", "cluster", "sentinel"}, form) ||
-		transport == "unix" && form != "" {
+	isKnownTransport := slices.Contains([]string{"redis", "rediss", "unix"}, transport)
+	isKnownForm := slices.Contains([]string{"", "cluster", "sentinel"}, form)
+	if !isKnownTransport || !isKnownForm || transport == "unix" && form != "" {
 		return "", "", "", fmt.Errorf("the scheme %q is not known; there are redis, rediss, unix, redis+sentinel and redis+cluster, and valkey for redis", scheme)
 	}
 	return transport, form, rest, nil

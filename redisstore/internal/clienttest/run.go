@@ -17,7 +17,7 @@ type Suite struct {
 	ClusterRights string
 
 	// Open makes a store that has up to MaxInFlight scripts of one key in flight.
-	Open   func(t *testing.T, client redisstore.Client) *redisstore.Store
+	Open        func(t *testing.T, client redisstore.Client) *redisstore.Store
 	MaxInFlight int64
 }
 
