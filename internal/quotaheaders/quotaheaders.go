@@ -240,7 +240,8 @@ func (q *Quota) isStricter(than *Quota) bool {
 	if q.Status.RetryAfter != than.Status.RetryAfter {
 		return q.Status.RetryAfter > than.Status.RetryAfter
 	}
-	// Compare q.left()/capacity < than.left()/capacity without a division. Products have up to 128 bits.
+	// Compare the parts that are left, left()/capacity, without a division. Products have up to 128
+	// bits.
 	hi, lo := bits.Mul64(q.left(), uint64(max(than.Policy.capacity, 1)))
 	otherHi, otherLo := bits.Mul64(than.left(), uint64(max(q.Policy.capacity, 1)))
 	return hi < otherHi || hi == otherHi && lo < otherLo
