@@ -107,7 +107,7 @@ type Request struct {
 	Named *policy.NamedCall
 
 	// Direct has the charges of the request and their limits, in place of Attributes. No rule is
-	// evaluated. If they are invalid, the outcome is Malformed.
+	// evaluated. If the charges or the limits are invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
 	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. It is for

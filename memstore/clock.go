@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// A clock reads the wall clock in half the time of time.Now. It stores a moment with its wall time,
-// and adds the monotonic time since then. It takes a new moment every second, so it follows a step
-// of the wall clock within a second.
+// A clock returns the wall time in half the time that time.Now takes. It stores a moment with its
+// wall time, and adds the monotonic time since then. It stores a new moment every second, so it
+// follows a step of the wall clock within a second.
 type clock struct {
 	base atomic.Pointer[moment]
 }
 
 type moment struct {
 	time  time.Time // with a monotonic reading
-	micro int64     // µs since the epoch
+	micro int64     // the same time, in µs since the epoch
 }
 
-// rebaseAfter is how long a clock uses one moment.
+// rebaseAfter is how long a clock uses a moment before it stores a new one.
 const rebaseAfter = time.Second
 
 func newClock() *clock {
@@ -26,6 +26,7 @@ func newClock() *clock {
 	return c
 }
 
+// now returns the time in µs since the epoch.
 func (c *clock) now() int64 {
 	base := c.base.Load()
 	since := time.Since(base.time)
@@ -35,6 +36,7 @@ func (c *clock) now() int64 {
 	return base.micro + since.Microseconds()
 }
 
+// rebase stores the present moment, and returns its time in µs since the epoch.
 func (c *clock) rebase() int64 {
 	now := time.Now()
 	c.base.Store(&moment{now, now.UnixMicro()})

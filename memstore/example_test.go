@@ -22,7 +22,7 @@ func ExampleStore() {
 	// true <nil> 1
 }
 
-// With its own clock, a test is exact, and a program can replay past requests.
+// With a clock of its own, a test gets exact times, and a program can replay past requests.
 func ExampleOptions() {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -30,8 +30,8 @@ func ExampleOptions() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, step := range []time.Duration{0, 100, 400, 250, 250} {
-		now = now.Add(step * time.Millisecond)
+	for _, milliseconds := range []int{0, 100, 400, 250, 250} {
+		now = now.Add(time.Duration(milliseconds) * time.Millisecond)
 		decision, err := limiter.Allow(context.Background(), "user:42")
 		if err != nil {
 			log.Fatal(err)

@@ -8,8 +8,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A limit that is made slower while it is in use keeps its state for as long as the slower
-// limit needs it.
+// If a limit in use is made slower, its state is kept for as long as the slower limit needs it.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {
@@ -24,11 +23,11 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 		grantedAt := clock.now.Add(first.RetryAfter())
 		for clock.now.Before(grantedAt.Add(-time.Second)) {
 			clock.advance(time.Second)
-			for i := range 3 { // so that the store removes state that is no longer needed
+			for i := range 3 { // these calls make the store remove state that is no longer needed
 				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
 			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != grantedAt {
-				t.Fatalf("%v with a period of an hour, at %v: %v; want denied until %v, as by the first denial", limit, clock.now, d, grantedAt)
+				t.Fatalf("%v, with a period of an hour, is %v at %v; want denied until %v, as at the first denial", limit, d, clock.now, grantedAt)
 			}
 		}
 	}

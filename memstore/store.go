@@ -17,9 +17,9 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Now is the clock. Default: the wall clock; the store follows its steps within a second. A clock
-	// for tests or replay may stop, jump or step back, from 1970 to 2112. At other times Decide
-	// returns ErrInvalid.
+	// Now is the clock. A clock for tests or replay may stop, jump or step back, but must stay between
+	// the years 1970 and 2112: otherwise Decide returns ErrInvalid. Default: the wall clock, whose
+	// steps the store follows within a second.
 	Now func() time.Time
 
 	// Locks is how many locks the counters are divided among, rounded up to a power of two.
@@ -42,13 +42,13 @@ type Options struct {
 type Store struct {
 	optionsNow  func() time.Time // Options.Now, or nil
 	clock       *clock
-	seeds       [2]maphash.Seed
+	seeds       [2]maphash.Seed // of the two halves of a hash
 	stripes     []stripe
 	counters    atomic.Int64 // how many counters there are, including those that are no longer needed
 	maxCounters int64
 	linger      int64 // µs
 
-	lastFailedReclaim atomic.Int64 // µs since the epoch
+	lastFailedReclaim atomic.Int64 // when reclaim failed last, in µs since the epoch
 }
 
 // New makes a Store.
@@ -73,7 +73,8 @@ func New(o Options) *Store {
 	}
 }
 
-// Len is the number of counters, including those that are no longer needed but not removed yet.
+// Len returns the number of counters, including those that are no longer needed but not removed
+// yet.
 func (s *Store) Len() int { return int(s.counters.Load()) }
 
 // Decide implements penstock.Store. If ctx's deadline has passed, the error wraps ErrUnavailable,
@@ -102,7 +103,7 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 	return s.decideAll(charges, now)
 }
 
-// now is the time in µs.
+// now returns the time in µs since the epoch.
 func (s *Store) now() int64 {
 	if s.optionsNow != nil {
 		return s.optionsNow().UnixMicro()
@@ -124,8 +125,10 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	params := plan.Params(now)
 	c.Request(&t.request)
 	cell := t.find(h)
-	t.states.Step(cell, params, &t.request, now, cell != fresh, &t.out)
-	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
+	commit := cell != fresh // the state of fresh must not change
+	t.states.Step(cell, params, &t.request, now, commit, &t.out)
+	needsCounter := t.out.OK() && t.out.Keep > 0
+	if cell == fresh && needsCounter {
 		s.sweepLocked(t, now, sweepStep)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.errFull()
@@ -148,7 +151,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	}
 	unlock := s.lock(pending)
 	defer unlock()
-	for i := range pending { // sweep before the first find, because a sweep removes counters
+	for i := range pending { // sweep before the first find, because a sweep may remove the counter found
 		p := &pending[i]
 		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
 		s.sweepLocked(p.table, now, sweepStep)
@@ -173,6 +176,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 		}
 		return decision, nil
 	}
+	// The charges that fit are not made either. Their statuses become those of a Peek.
 	for i := range pending {
 		if p := &pending[i]; statuses[i].RetryAfter == 0 {
 			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
@@ -189,7 +193,8 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status, now int64) error {
 	for i := range pending {
 		p := &pending[i]
-		if p.cell != fresh || p.keep <= 0 {
+		needsCounter := p.cell == fresh && p.keep > 0
+		if !needsCounter {
 			continue
 		}
 		if !s.addLocked(p.table, p.hash, &p.cell, now) {
@@ -205,14 +210,16 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 	for i := range pending {
 		p := &pending[i]
 		out := &p.table.out
-		p.table.states.Step(p.cell, p.params, &p.request, now, p.cell != fresh, out)
+		commit := p.cell != fresh // the state of fresh must not change
+		p.table.states.Step(p.cell, p.params, &p.request, now, commit, out)
 		s.keepLocked(p.table, p.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
 	return nil
 }
 
-// lock locks the stripes of a batch in the order of their indices, so that batches cannot deadlock.
+// lock locks the stripes of a batch, each once, in the order of their indices. So two batches
+// cannot deadlock.
 func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 	order := make([]int, 0, len(pending))
 	for i := range pending {
@@ -228,7 +235,7 @@ func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 	}
 }
 
-// insert adds n to a sorted slice unless it is there.
+// insert adds n to a sorted slice, unless the slice has it already.
 func insert(sorted []int, n int) []int {
 	at := len(sorted)
 	for at > 0 && sorted[at-1] >= n {
@@ -261,8 +268,8 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 }
 
 // reclaim removes counters that are no longer needed, in other stripes, until the store has room.
-// It returns whether that succeeded. Its caller holds locks, so it skips stripes that are locked.
-// After a failure it does nothing for fullPause.
+// It returns false if the store is still full. Its caller holds locks, so it skips stripes that are
+// locked. After a failure, further calls return false immediately for fullPause.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
 		return false
@@ -294,8 +301,8 @@ func (s *Store) removeLocked(t *table, cell uint32) {
 }
 
 // keepLocked sets how long a counter is kept: until the latest time at which any of the limits that
-// use it needs its state. If the state equals that of a new counter, keepLocked removes the counter
-// at once.
+// use it needs its state. If the state equals that of a new counter, keepLocked removes the
+// counter.
 func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now int64) {
 	if cell == fresh {
 		return
@@ -309,9 +316,11 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 }
 
 // sweepLocked checks the next n counters and removes those that are no longer needed. If the store
-// is full, it checks all counters of the table, at most once per fullPause.
+// is full, it checks all counters of the table instead, at most once per fullPause.
 func (s *Store) sweepLocked(t *table, now int64, n int) {
-	if s.counters.Load() >= s.maxCounters && (now >= t.swept+fullPause || now < t.swept) {
+	isFull := s.counters.Load() >= s.maxCounters
+	isSweptRecently := now >= t.swept && now < t.swept+fullPause
+	if isFull && !isSweptRecently {
 		n, t.swept = len(t.counters), now
 	}
 	for range n {
@@ -326,8 +335,8 @@ func (s *Store) sweepLocked(t *table, now int64, n int) {
 }
 
 // A decision on one charge sweeps sweepBlock counters if its time in µs is a multiple of
-// sweepEvery: one decision of 32 on average. The counters are beside each other in memory, so this
-// takes less time than to check one counter in each fourth decision.
+// sweepEvery, which is one decision of 32 on average. The counters are beside each other in memory,
+// so this takes less time than to check one counter in every fourth decision.
 const (
 	sweepEvery = 32
 	sweepBlock = 8
@@ -337,7 +346,8 @@ const (
 // are removed faster than a flood of new keys adds them.
 const sweepStep = 2
 
-// fullPause is the least time between two sweeps of a whole table, in µs.
+// fullPause is the least time between two sweeps of a whole table, and from a reclaim that failed
+// to the next one, in µs.
 const fullPause = 100_000
 
 // A pendingCharge is a charge that decideAll has not decided yet.
@@ -349,8 +359,8 @@ type pendingCharge struct {
 	stripe  int
 	table   *table
 	cell    uint32
-	keep    int64
-	isAdded bool
+	keep    int64 // Outcome.Keep of the charge, if the batch is granted
+	isAdded bool  // the counter is new, so it must be removed if the store is full
 }
 
 // A stripe is the counters of one lock.

@@ -55,7 +55,7 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 			wantFull := func(what string, charges ...penstock.Charge) {
 				t.Helper()
 				if d, err := s.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrUnavailable) || d.Allowed {
-					t.Errorf("%s: allowed %t, %v; want ErrUnavailable", what, d.Allowed, err)
+					t.Errorf("%s is allowed %t, error %v; want an error that wraps ErrUnavailable", what, d.Allowed, err)
 				}
 			}
 			for i := range 50 {
@@ -68,12 +68,12 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 			}
 			for i := range maxCounters {
 				if d := decide(t, s, spend(fmt.Sprint("k", i), limit, 1)); d.Status(0).Remaining != 6 {
-					t.Errorf("k%d: %+v; want 6 left: the counter is kept, and rejected batches do not charge it", i, d.Status(0))
+					t.Errorf("the status of key k%d is %+v; want 6 left, because the counter is kept and rejected batches do not charge it", i, d.Status(0))
 				}
 			}
 			// Charges that need no new counter are decided as usual.
 			if d := decide(t, s, penstock.Charge{Key: "new", Plan: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
-				t.Errorf("peek at a new key: %+v; want 10 left", d.Status(0))
+				t.Errorf("the status of a peek at a new key is %+v; want 10 left", d.Status(0))
 			}
 			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
 				t.Error("a cost of 11 on a limit of 10 was allowed; want denied")
@@ -86,7 +86,7 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 }
 
 // Counters that are no longer needed make room for new keys, whichever lock they have.
-func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
+func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 	t.Parallel()
 	const maxCounters = 64
 	limit := penstock.PerMinute(10).MustCompile()
@@ -117,7 +117,7 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	for i := range keys {
 		decide(t, s, spend(fmt.Sprint("k", i), limits[i%2], 1))
 	}
-	full := heap()
+	full := heapBytes()
 	if s.Len() != keys {
 		t.Errorf("the store has %d counters; want %d", s.Len(), keys)
 	}
@@ -128,12 +128,13 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	if s.Len() > keys/1000 {
 		t.Errorf("%d of %d counters are left after an hour with as many decisions; want at most %d", s.Len(), keys, keys/1000)
 	}
-	empty := heap()
+	empty := heapBytes()
 	runtime.KeepAlive(s)
-	t.Logf("heap with %d counters %d kB, afterwards %d kB", keys, full>>10, empty>>10)
+	t.Logf("the heap has %d KiB with %d counters, and %d KiB afterwards", full>>10, keys, empty>>10)
 }
 
-func heap() uint64 {
+// heapBytes returns how many bytes of the heap are in use.
+func heapBytes() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -154,9 +155,9 @@ func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
 	compareStores(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 256}, 10*time.Second)
 }
 
-// compareStores makes the same random calls to two stores, with a clock that advances by up to a
-// step each time.
-func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) {
+// compareStores makes the same random calls to two stores. Between the calls, their clock advances
+// by less than maxStep.
+func compareStores(t *testing.T, o, other memstore.Options, maxStep time.Duration) {
 	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -182,15 +183,15 @@ func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) 
 		}
 		one, two := decide(t, a, batch...), decide(t, b, batch...)
 		if one.Allowed != two.Allowed {
-			t.Fatalf("seed %d, step %d, %+v: allowed %t, but %t by the other store; want the same", seed, n, batch, one.Allowed, two.Allowed)
+			t.Fatalf("seed %d, call %d: the batch %+v is allowed %t by one store, but %t by the other; want the same", seed, n, batch, one.Allowed, two.Allowed)
 		}
 		for i := range one.Len() {
 			if one.Status(i) != two.Status(i) {
-				t.Fatalf("seed %d, step %d, charge %+v: %+v, but %+v by the other store; want the same", seed, n, batch[i], one.Status(i), two.Status(i))
+				t.Fatalf("seed %d, call %d: the status of the charge %+v is %+v in one store, but %+v in the other; want the same", seed, n, batch[i], one.Status(i), two.Status(i))
 			}
 		}
 		if rng.IntN(3) == 0 {
-			clock.advance(time.Duration(rng.Int64N(int64(step))).Truncate(time.Microsecond))
+			clock.advance(time.Duration(rng.Int64N(int64(maxStep))).Truncate(time.Microsecond))
 		}
 	}
 }
@@ -206,15 +207,16 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		allowed := 0
-		if n := testing.AllocsPerRun(1000, func() {
+		n := testing.AllocsPerRun(1000, func() {
 			if d, err := limiter.Allow(context.Background(), "user:42"); err == nil && d.Allowed {
 				allowed++
 			}
-		}); n != 0 {
-			t.Errorf("%v: %v allocations per decision; want 0", limit, n)
+		})
+		if n != 0 {
+			t.Errorf("a decision on %v makes %v allocations; want 0", limit, n)
 		}
 		if allowed == 0 {
-			t.Errorf("%v: 0 requests were allowed; want at least 1", limit)
+			t.Errorf("0 requests of %v were allowed; want at least 1", limit)
 		}
 	}
 }
@@ -232,29 +234,29 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	for _, locks := range []int{1, 2, 256} {
 		s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks})
 		seed := rand.Uint64()
-		var used [keys * 3]atomic.Int64
+		var used [keys * 3]atomic.Int64 // the units granted and not refunded, by key and limit
 		var all sync.WaitGroup
 		for goroutine := range goroutines {
 			all.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(goroutine)))
 				for range rounds {
-					order := rng.Perm(keys * len(limits))[:1+rng.IntN(4)]
+					counters := rng.Perm(keys * len(limits))[:1+rng.IntN(4)] // indices in used
 					var batch []penstock.Charge
-					for _, i := range order {
+					for _, i := range counters {
 						mode := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Refund, penstock.Peek}[rng.IntN(4)]
 						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limits[i%3].MustCompile(), Cost: 1 + rng.Int64N(3), Mode: mode})
 					}
 					d, err := s.Decide(context.Background(), batch)
 					if err != nil {
-						t.Errorf("seed %d: %v", seed, err)
+						t.Errorf("seed %d: Decide returned %v; want no error", seed, err)
 						return
 					}
-					for n, i := range order {
+					for n, i := range counters {
+						granted := d.Status(n).Granted
 						if batch[n].Mode == penstock.Refund {
-							used[i].Add(-d.Status(n).Granted)
-						} else {
-							used[i].Add(d.Status(n).Granted)
+							granted = -granted
 						}
+						used[i].Add(granted)
 					}
 				}
 			})
@@ -293,7 +295,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 					defer mu.Unlock()
 					admitted = append(admitted, i)
 					if since := time.Since(start); since != time.Duration(i)*10*time.Minute {
-						t.Errorf("%s: waiter %d was admitted after %v, want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
+						t.Errorf("%s: waiter %d was admitted after %v; want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
 					}
 				}()
 				synctest.Wait()
@@ -323,13 +325,13 @@ func TestWaitOnAWindowRetriesWhenItEnds(t *testing.T) {
 			}
 			earliest := time.Duration(i/2) * time.Minute
 			if since := time.Since(start); since < earliest || since > earliest+200*time.Millisecond {
-				t.Errorf("wait %d ended after %v; want %v, and at most 200ms more", i, since, earliest)
+				t.Errorf("wait %d ended after %v; want %v or up to 200ms more", i, since, earliest)
 			}
 		}
 	})
 }
 
-// If a wait ends with its context, the next caller gets its turn.
+// If a caller's context ends during its wait, the next caller gets its turn.
 func TestNextCallerGetsTheTurnOfACanceledOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -344,7 +346,7 @@ func TestNextCallerGetsTheTurnOfACanceledOne(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(3*time.Minute, cancel)
 		if err := limiter.Wait(ctx, "k"); !errors.Is(err, context.Canceled) {
-			t.Errorf("a canceled wait: %v; want context.Canceled", err)
+			t.Errorf("a canceled wait returned %v; want context.Canceled", err)
 		}
 		if err := limiter.Wait(t.Context(), "k"); err != nil {
 			t.Fatal(err)

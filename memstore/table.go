@@ -18,7 +18,7 @@ type table struct {
 	states    algorithm.States // by cell
 	counters  []counter        // by cell
 	index     []uint32         // cells; 0 where empty. Its length is a power of two
-	live      int              // how many counters there are
+	live      int              // how many counters the table has
 	cursor    uint32           // the cell that was swept last
 	swept     int64            // when the whole table was swept last, in µs
 
@@ -46,15 +46,16 @@ func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 	return t
 }
 
+// clear removes all counters and releases their memory.
 func (t *table) clear() {
 	t.states = t.algorithm.NewStates()
-	t.states.Add() // fresh
+	t.states.Add() // the state of fresh
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
 	t.live, t.cursor = 0, 0
 }
 
-// find returns the cell of h, or fresh.
+// find returns the cell of the counter for h, or fresh.
 func (t *table) find(h hash) uint32 {
 	mask := uint64(len(t.index) - 1)
 	for at := h.low & mask; ; at = (at + 1) & mask {
@@ -70,7 +71,7 @@ func (t *table) find(h hash) uint32 {
 
 // add adds a counter for h, which must not have one.
 func (t *table) add(h hash) uint32 {
-	if (t.live+1)*4 > len(t.index)*3 {
+	if 4*(t.live+1) > 3*len(t.index) { // at most three quarters of the index are in use
 		t.grow()
 	}
 	cell := t.states.Add()
@@ -93,6 +94,7 @@ func (t *table) place(cell uint32) {
 	t.index[at] = cell
 }
 
+// grow doubles the index.
 func (t *table) grow() {
 	t.index = make([]uint32, 2*len(t.index))
 	for cell := range t.counters {

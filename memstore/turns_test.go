@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// Limits that use one counter in turn together admit what the largest admits, for each algorithm.
+// Limits take turns to use one counter. Together they admit what the largest of them admits.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -23,7 +23,8 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 				turns := storetest.Turns{
 					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: limits, Now: clock.Now, Advance: clock.advance,
 				}
-				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 300); err != nil {
+				const steps = 300
+				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), steps); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 			}
@@ -31,8 +32,8 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	}
 }
 
-// One client sends as many requests as it can for 4 s, at 10/s, in turn under a tier with a burst
-// of 600 and one with 20.
+// One client sends as many requests as it can for 4 s. They are decided in turn by a tier with a
+// burst of 600 and by one with a burst of 20. Both have a rate of 10/s.
 func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -1,7 +1,7 @@
-// Package observe counts what package admission, the guards and the stores report. Modules
-// observe/prometheus and observe/otel export these counts; a program that uses one of them needs
-// this package only to name its rules. Requests never create a series: the program sets each Rule,
-// and no key is ever part of a series.
+// Package observe counts what package admission, the guards and the stores report. The modules
+// observe/prometheus and observe/otel export these counts. A program that uses one of these modules
+// needs this package only to name its rules. Requests never create a series, because the program
+// sets each Rule. No key is ever part of a series.
 package observe
 
 import (
@@ -17,19 +17,19 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Histogram records the latencies of one Rule. Many goroutines call it at once.
+// A Histogram records the latencies of one Rule. Many goroutines call Observe at once.
 type Histogram interface {
 	Observe(ctx context.Context, latency time.Duration)
 }
 
 // Options are for modules that export Counts. The zero value is useful.
 type Options struct {
-	// Histogram makes the histogram of a Rule, before its first latency. It must not call the Counts.
-	// Default: latencies are not recorded.
+	// Histogram makes the histogram of a Rule, before the Rule's first latency is recorded. It must
+	// not call methods of the Counts. Default: latencies are not recorded.
 	Histogram func(Rule) Histogram
 
-	// Removed is called with each Rule that ends and had a Histogram. It must not call the Counts.
-	// Default: nothing is called.
+	// Removed is called with each removed Rule that has a Histogram. It must not call methods of the
+	// Counts. Default: no function is called.
 	Removed func(Rule)
 }
 
@@ -42,8 +42,8 @@ type Counts struct {
 	kept  []Rule            // the rules that are never removed
 	owned map[string][]Rule // the other rules, by their owner
 
-	waiting atomic.Pointer[[]func() int]
-	guards  atomic.Pointer[Guards]
+	waiting atomic.Pointer[[]func() int] // the functions of AddWaiting
+	guards  atomic.Pointer[Guards]       // nil until SetGuards
 
 	decisions      []atomic.Uint64 // by source
 	errors         []atomic.Uint64 // by the index of their reason
@@ -54,7 +54,7 @@ type Counts struct {
 
 // series are the numbers of one Rule.
 type series struct {
-	outcomes [numOutcomes]atomic.Uint64 // of each outcome
+	outcomes [numOutcomes]atomic.Uint64 // the number of requests, by outcome
 	latency  atomic.Pointer[Histogram]  // nil until the first latency
 }
 
@@ -71,7 +71,11 @@ var (
 	states       = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
 )
 
+// invalid is the reason of errors that wrap penstock.ErrInvalid.
 const invalid = "invalid"
+
+// canceled is the Reason of a guard.Event whose caller has left.
+const canceled = "canceled"
 
 func storeReasons() (names []string) {
 	for _, r := range penstock.Reasons() {
@@ -106,7 +110,9 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
 		return
 	}
-	if isUndecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore; !isUndecided {
+	hasLimit := e.Rule != ""
+	hasFailed := e.Err != nil && e.Source == penstock.FromStore
+	if hasLimit && !hasFailed {
 		c.countSource(e.Source)
 	}
 }
@@ -132,11 +138,13 @@ func (c *Counts) ObserveDecision(e guard.Event) {
 // outcomeOf returns the outcome of a request that has one decision.
 func outcomeOf(e *guard.Event) admission.Outcome {
 	switch {
-	case e.Reason == "canceled":
+	case e.Reason == canceled:
 		return admission.Abandoned
 	case e.Reason == invalid:
 		return admission.Malformed
-	case e.Err != nil, e.Source == penstock.FromClosed && !e.Allowed:
+	case e.Err != nil:
+		return admission.FailedClosed
+	case e.Source == penstock.FromClosed && !e.Allowed:
 		return admission.FailedClosed
 	case !e.Allowed:
 		return admission.Denied
@@ -149,7 +157,7 @@ func outcomeOf(e *guard.Event) admission.Outcome {
 // ObserveStoreError counts a call for which the store made no decision, unless the caller canceled
 // it. It is for guard.Options.OnStoreError.
 func (c *Counts) ObserveStoreError(e guard.Event) {
-	if e.Reason != "canceled" { // if canceled, no caller waits for the answer
+	if e.Reason != canceled {
 		c.CountError(e.Err)
 	}
 }
@@ -167,7 +175,7 @@ func (c *Counts) countUnguarded(err error) {
 func (c *Counts) CountError(err error) {
 	i := slices.Index(reasons, Reason(err))
 	if i < 0 {
-		i = len(reasons) - 1
+		i = len(reasons) - 1 // that of otherLabel
 	}
 	c.errors[i].Add(1)
 	if e := penstock.AsStoreError(err); e != nil && e.MayBeCharged {
@@ -190,8 +198,8 @@ func (c *Counts) BreakerChanged(_ string, _, to guard.State) {
 	}
 }
 
-// AddWaiting adds a function that counts waiting requests, such as (*admission.Controller).Waiting.
-// Each reading calls all of them.
+// AddWaiting adds a function that returns how many requests wait, such as
+// (*admission.Controller).Waiting. The method Waiting calls all these functions.
 func (c *Counts) AddWaiting(count func() int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,17 +213,18 @@ func (c *Counts) AddWaiting(count func() int) {
 
 // Guards are functions that read the state of guards and of their store. Each may be nil.
 type Guards struct {
-	Stats      func() guard.Stats                    // of a *guard.Guarded
-	Instances  func() int                            // of a *guard.Guarded
-	ClockSteps func() (back, forward int64)          // of a *redisstore.Store
-	Scripts    func() (missing, loaded, evals int64) // from the Scripts of a *redisstore.Store
+	Stats      func() guard.Stats                    // the method of a *guard.Guarded
+	Instances  func() int                            // the method of a *guard.Guarded
+	ClockSteps func() (back, forward int64)          // the method of a *redisstore.Store
+	Scripts    func() (missing, loaded, evals int64) // the numbers that Scripts of a *redisstore.Store returns
 }
 
-// SetGuards adds the series of guards. From then on, the guards must report errors of the store to
-// ObserveStoreError, or the program to CountError.
+// SetGuards adds the series of guards. From then on, ObserveRequest and ObserveDecision do not
+// count errors of the store. The guards must report them to ObserveStoreError, or the program must
+// report them to CountError.
 func (c *Counts) SetGuards(g Guards) { c.guards.Store(&g) }
 
-// count counts an outcome, under the rule Other if there is no such rule.
+// count counts an outcome of a rule, under Other if the rule is not set.
 func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome, latency time.Duration) {
 	rules := *c.rules.Load()
 	s := rules[rule]
@@ -241,7 +250,8 @@ func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome
 	(*histogram).Observe(ctx, latency)
 }
 
-// histogram makes the histogram of a rule. It returns nil if the rule was removed.
+// histogram returns the histogram of a rule, and makes it if necessary. It returns nil if the rule
+// was removed.
 func (c *Counts) histogram(rule Rule, s *series) *Histogram {
 	c.mu.Lock()
 	defer c.mu.Unlock()

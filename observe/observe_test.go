@@ -15,7 +15,7 @@ import (
 
 var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
 
-// countOf returns the number of requests of a rule and an outcome, and how many rules there are.
+// countOf returns the number of requests with a rule and an outcome, and how many rules there are.
 func (c *Counts) countOf(rule Rule, o admission.Outcome) (n uint64, rules int) {
 	c.Requests(func(r Rule, byOutcome []uint64) {
 		if rules++; r == rule {
@@ -25,12 +25,14 @@ func (c *Counts) countOf(rule Rule, o admission.Outcome) (n uint64, rules int) {
 	return n, rules
 }
 
-func (c *Counts) request(rule Rule, o admission.Outcome) {
+// observeOutcome counts a request with this rule and outcome.
+func (c *Counts) observeOutcome(rule Rule, o admission.Outcome) {
 	c.ObserveRequest(&admission.Event{Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm, Outcome: o, Latency: time.Millisecond})
 }
 
-// numbers returns the decisions by source, and the errors by reason, as text.
-func (c *Counts) numbers() map[string]uint64 {
+// counters returns all counters above 0 except those of requests. Their names have the form
+// "kind:value".
+func (c *Counts) counters() map[string]uint64 {
 	all := make(map[string]uint64)
 	add := func(name string, n uint64) {
 		if n > 0 {
@@ -48,34 +50,34 @@ func (c *Counts) numbers() map[string]uint64 {
 func TestSetRulesKeepsAddedRules(t *testing.T) {
 	c, call := New(Options{}), Rule{"call", "call", "token-bucket"}
 	c.SetRules([]Rule{search})
-	c.request(search, admission.Allowed)
+	c.observeOutcome(search, admission.Allowed)
 	c.AddRule(call)
 	for _, rules := range [][]Rule{{search}, {search, login}, {login}, nil, {search}} {
-		c.request(call, admission.Denied)
+		c.observeOutcome(call, admission.Denied)
 		c.SetRules(rules)
 	}
 	if n, rules := c.countOf(call, admission.Denied); n != 5 || rules != 3 {
-		t.Errorf("%d calls and %d rules are counted; want 5 and 3", n, rules)
+		t.Errorf("the added rule has %d requests, and there are %d rules; want 5 requests, and 3 rules", n, rules)
 	}
 	if n, _ := c.countOf(search, admission.Allowed); n != 0 {
-		t.Errorf("a rule that was removed and added has %d requests; want 0", n)
+		t.Errorf("a rule that was removed and set again has %d requests; want 0", n)
 	}
 	c.SetRules([]Rule{search})
-	c.request(search, admission.Allowed)
+	c.observeOutcome(search, admission.Allowed)
 	c.AddRule(login)
 	if n, _ := c.countOf(search, admission.Allowed); n != 1 {
 		t.Errorf("a rule of the policy has %d requests after another was added; want 1", n)
 	}
 }
 
-// A recordingHistogram writes down the latencies of one rule.
+// A recordingHistogram records the latencies of one rule as text, and whether there was a context.
 type recordingHistogram struct {
 	name string
-	all  *[]string
+	log  *[]string
 }
 
 func (r recordingHistogram) Observe(ctx context.Context, latency time.Duration) {
-	*r.all = append(*r.all, fmt.Sprint(r.name, " ", latency, " ", ctx != nil))
+	*r.log = append(*r.log, fmt.Sprint(r.name, " ", latency, " ", ctx != nil))
 }
 
 func TestHistogramsEndWithTheirRules(t *testing.T) {
@@ -85,15 +87,15 @@ func TestHistogramsEndWithTheirRules(t *testing.T) {
 		Removed:   func(r Rule) { log = append(log, "removed "+r.Name) },
 	})
 	c.SetRules([]Rule{search, login})
-	c.request(search, admission.Allowed)
-	c.request(search, admission.Denied)
-	c.request(Rule{"unknown", "x", "y"}, admission.Denied)
+	c.observeOutcome(search, admission.Allowed)
+	c.observeOutcome(search, admission.Denied)
+	c.observeOutcome(Rule{"unknown", "x", "y"}, admission.Denied)
 	c.ObserveRequest(&admission.Event{Outcome: admission.Unlimited}) // no store was called
 	c.SetRules(nil)
-	c.request(search, admission.Allowed)
+	c.observeOutcome(search, admission.Allowed)
 	want := []string{"new search", "search 1ms true", "search 1ms true", "new other", "other 1ms true", "removed search", "other 1ms true"}
 	if fmt.Sprint(log) != fmt.Sprint(want) {
-		t.Errorf("%q; want %q", log, want)
+		t.Errorf("the calls of Histogram, Observe and Removed are %q; want %q", log, want)
 	}
 }
 
@@ -137,14 +139,14 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 			c.TokenRejected(&policy.TokenError{Reason: "?"})
 			c.BreakerChanged("a", guard.StateClosed, guard.StateOpen)
 			c.BreakerChanged("a", guard.StateClosed, 77)
-			request(c, 200, 200, nil) // an observer of a later version may see more
+			request(c, 200, 200, nil) // an outcome and a source that only a later version has
 		}, "map[breaker:open:1 token:expired:1]"},
 	} {
 		c := New(Options{})
 		c.SetRules([]Rule{search})
 		row.events(c)
-		if got := fmt.Sprint(c.numbers()); got != row.want {
-			t.Errorf("%s: counted %s; want %s", row.name, got, row.want)
+		if got := fmt.Sprint(c.counters()); got != row.want {
+			t.Errorf("%s: the counters are %s; want %s", row.name, got, row.want)
 		}
 	}
 }
@@ -168,7 +170,7 @@ func TestDecisionsHaveTheOutcomesOfRequests(t *testing.T) {
 		row.event.Plan = plan
 		c.ObserveDecision(row.event)
 		if n, _ := c.countOf(ruleOf(plan), row.want); n != 1 {
-			t.Errorf("%+v is not counted; want 1 with the outcome %s", row.event, row.want)
+			t.Errorf("after the event %+v, %d requests have the outcome %s; want 1", row.event, n, row.want)
 		}
 	}
 }
@@ -181,18 +183,18 @@ func TestSeriesOfNodesHaveABound(t *testing.T) {
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := Breakers(breakers)
 	if len(all) != MaxNodes+1 || all["other"] != 2 || all["default"] != 0 {
-		t.Errorf("%d nodes have %d series, default is %d and other is %d; want %d series, 0 and 2", len(breakers), len(all), all["default"], all["other"], MaxNodes+1)
+		t.Errorf("%d nodes have %d series, the state of default is %d, and that of other is %d; want %d series, and the states 0 and 2", len(breakers), len(all), all["default"], all["other"], MaxNodes+1)
 	}
 }
 
 func TestWaitingIsTheSumOfAllFunctions(t *testing.T) {
 	c := New(Options{})
 	if c.Waiting() != 0 {
-		t.Errorf("without functions %d wait; want 0", c.Waiting())
+		t.Errorf("without functions, %d requests wait; want 0", c.Waiting())
 	}
 	c.AddWaiting(func() int { return 2 })
 	c.AddWaiting(func() int { return 3 })
 	if n := c.Waiting(); n != 5 {
-		t.Errorf("%d wait; want 5", n)
+		t.Errorf("%d requests wait; want 5, the sum of 2 and 3", n)
 	}
 }

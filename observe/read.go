@@ -10,32 +10,32 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Requests calls f with each Rule and its number of requests of each outcome. f must not keep the
-// slice: its index is the outcome.
+// Requests calls f with each Rule and its numbers of requests. The index in byOutcome is the
+// outcome. f must not keep this slice.
 func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
-	n := make([]uint64, len(outcomes))
+	byOutcome := make([]uint64, len(outcomes))
 	for rule, s := range *c.rules.Load() {
-		for i := range n {
-			n[i] = s.outcomes[i].Load()
+		for i := range byOutcome {
+			byOutcome[i] = s.outcomes[i].Load()
 		}
-		f(rule, n)
+		f(rule, byOutcome)
 	}
 }
 
-// Rules returns all Rules, with Other.
+// Rules returns all Rules, including Other.
 func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.rules.Load())) }
 
-// A Sum is a total to which all requests with some outcomes belong.
+// A Sum is the number of requests that have one of several outcomes.
 type Sum uint8
 
-// The sums. Each request is in exactly one of Passed and Rejected; decisions of shadows are in
-// neither.
+// The sums. Each request is counted in either Passed or Rejected. Decisions of shadows are counted
+// in ShadowPassed or ShadowRejected.
 const (
 	Passed         Sum = iota // within its limits, without a limit, exempt, or failed open
 	Rejected                  // over a limit, refused, malformed, failed closed, or abandoned by the client
-	ShadowPassed              // a shadow would have allowed the request, which itself has another outcome
-	ShadowRejected            // a shadow would have denied the request, which itself has another outcome
-	NumSums
+	ShadowPassed              // a shadow would have allowed the request
+	ShadowRejected            // a shadow would have denied the request
+	NumSums                   // how many sums there are
 )
 
 // SumOf returns the sum of an outcome.
@@ -58,7 +58,7 @@ func (c *Counts) Decisions(f func(source penstock.Source, n uint64)) {
 	}
 }
 
-// Errors calls f with the number of errors of each reason.
+// Errors calls f with each reason, and the number of store calls that failed for it.
 func (c *Counts) Errors(f func(reason string, n uint64)) {
 	for i, reason := range reasons {
 		f(reason, c.errors[i].Load())
@@ -96,7 +96,7 @@ func (c *Counts) Waiting() (sum int) {
 // Guards returns what SetGuards has set, or nil.
 func (c *Counts) Guards() *Guards { return c.guards.Load() }
 
-// Reason returns the reason of a store's error, as metrics name it.
+// Reason returns the reason of a store's error, as it is named in metrics.
 func Reason(err error) string {
 	if e := penstock.AsStoreError(err); e != nil {
 		return e.Reason.String()
@@ -111,8 +111,9 @@ func Reason(err error) string {
 // one for each set of primaries that decide together.
 const MaxNodes = 64
 
-// Breakers returns the states of breakers by the label of their node: 0 is closed, 1 half open, 2
-// open. Above MaxNodes nodes, the label other has the largest state of the remaining nodes.
+// Breakers returns the states of breakers as numbers, by the label of their node: 0 is closed, 1 is
+// half open, 2 is open. Only MaxNodes nodes have a label of their own. The label other has the
+// largest number of the remaining nodes.
 func Breakers(byNode map[string]guard.State) map[string]int {
 	all := make(map[string]int, min(len(byNode), MaxNodes+1))
 	for i, node := range slices.Sorted(maps.Keys(byNode)) {
@@ -133,6 +134,7 @@ func Node(name string) string {
 	return name
 }
 
+// severityOf returns the number of a state in metrics. A larger number is worse.
 func severityOf(s guard.State) int {
 	switch s {
 	case guard.StateHalfOpen:

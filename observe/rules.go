@@ -8,16 +8,17 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Rule is the labels of one limit of a rule.
+// A Rule has the labels of the series of one limit. Name is the name of the limit's rule.
 type Rule struct{ Name, Limit, Algorithm string }
 
-// Other counts requests that belong to no Rule that was set. A policy may have a rule with the name
-// other too. Its series differ, because no algorithm has the name other.
+// Other is the Rule of requests that belong to no Rule that was set. A policy may have a rule with
+// the name other too. Its series have other labels than Other, because no algorithm has the name
+// other.
 var Other = Rule{otherLabel, otherLabel, otherLabel}
 
 const otherLabel = "other"
 
-// RulesOf returns a Rule for each limit of a policy, with shadows and candidates.
+// RulesOf returns a Rule for each limit of a policy, including shadows and candidates.
 func RulesOf(rules *policy.Rules) (all []Rule) {
 	add := func(l *policy.Limit) {
 		all = append(all, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
@@ -36,8 +37,8 @@ func RulesOf(rules *policy.Rules) (all []Rule) {
 	return all
 }
 
-// RulesOfPlans returns a Rule for each limit, with its group as the Name. It is for programs that
-// call a Limiter: (*penstock.Limiter).Plans has its limits.
+// RulesOfPlans returns a Rule for each limit. Its Name is the limit's group. It is for programs
+// that call a Limiter: (*penstock.Limiter).Plans returns the Limiter's limits.
 func RulesOfPlans(plans ...*penstock.Plan) (all []Rule) {
 	for _, plan := range plans {
 		all = append(all, ruleOf(plan))
@@ -49,8 +50,8 @@ func ruleOf(plan *penstock.Plan) Rule {
 	return Rule{Name: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title()}
 }
 
-// SetRules sets the rules that have their own series. Call it after each load of the policy. Rules
-// that stay keep their counts; the series of removed rules end.
+// SetRules sets the rules that have their own series. Call it after each load of the policy. A rule
+// that was set before keeps its counts. The series of rules that are no longer set end.
 func (c *Counts) SetRules(rules []Rule) { c.SetRulesOf("", rules) }
 
 // SetRulesOf is SetRules for one of several owners of rules. The owner of SetRules is "".
@@ -71,8 +72,8 @@ func (c *Counts) AddRule(rule Rule) {
 
 func (c *Counts) updateRulesLocked() {
 	var old map[Rule]*series
-	if now := c.rules.Load(); now != nil {
-		old = *now
+	if loaded := c.rules.Load(); loaded != nil {
+		old = *loaded
 	}
 	rules := slices.Concat(slices.Collect(maps.Values(c.owned))...)
 	all := make(map[Rule]*series, len(rules)+len(c.kept))

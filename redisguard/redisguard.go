@@ -15,12 +15,12 @@ import (
 type Options struct {
 	Redis redisstore.Options
 
-	// Guard configures the guards. Guard.Server must be nil: it is the store itself.
+	// Guard configures the guards. Guard.Server must be nil, because New sets it to the Redis store.
 	Guard guard.Options
 }
 
-// A Store is a penstock.Store on Redis that also decides while Redis gives no answer. Give it to a
-// httplimit.Gate with HasFallback.
+// A Store is a penstock.Store on Redis that also decides while Redis gives no answer. A gate of
+// package httplimit with this Store needs the option HasFallback.
 type Store struct {
 	*guard.Guarded
 	redis *redisstore.Store
@@ -46,7 +46,7 @@ func Open(url string, o Options) (*Store, error) {
 // caller still owns the client.
 func New(client redisstore.Client, o Options) (*Store, error) {
 	if o.Guard.Server != nil {
-		return nil, fmt.Errorf("%w: redisguard: Options.Guard has a Server; leave it nil, because the store is its own server", penstock.ErrInvalid)
+		return nil, fmt.Errorf("%w: redisguard: Options.Guard has a Server; leave it nil, because New sets it to the Redis store", penstock.ErrInvalid)
 	}
 	redis, err := redisstore.New(client, o.Redis)
 	if err != nil {
@@ -60,17 +60,17 @@ func New(client redisstore.Client, o Options) (*Store, error) {
 	return &Store{guarded, redis}, nil
 }
 
-// Ping returns nil if Redis answers. Programs that must not start without it call Ping first.
+// Ping returns nil if Redis answers. A program that must not start without Redis calls Ping first.
 func (s *Store) Ping(ctx context.Context) error { return s.redis.Ping(ctx) }
 
-// Load loads the scripts of limits into Redis, so that the first decisions are as fast as others;
-// see (*redisstore.Store).Load.
+// Load loads the scripts of limits into Redis, so that the first decisions are as fast as later
+// ones. See (*redisstore.Store).Load.
 func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	return s.redis.Load(ctx, plans...)
 }
 
 // Close returns leased units, ends all work in the background, and closes the connections that Open
-// has made. It waits for at most about three seconds.
+// has made. It takes at most about three seconds.
 func (s *Store) Close() error {
 	s.Guarded.Close()
 	return s.redis.Close()

@@ -16,7 +16,8 @@ import (
 // patientOptions have a timeout that is long enough for a busy machine.
 var patientOptions = redisguard.Options{Guard: guard.Options{Timeout: guard.TimeoutOptions{After: 10 * time.Second}}}
 
-func open(t *testing.T, url string) *redisguard.Store {
+// openStore opens a store with patientOptions.
+func openStore(t *testing.T, url string) *redisguard.Store {
 	t.Helper()
 	s, err := redisguard.Open(url, patientOptions)
 	if err != nil {
@@ -25,7 +26,7 @@ func open(t *testing.T, url string) *redisguard.Store {
 	return s
 }
 
-func limiter(t *testing.T, store penstock.Store) *penstock.Limiter {
+func newLimiter(t *testing.T, store penstock.Store) *penstock.Limiter {
 	t.Helper()
 	l, err := penstock.NewLimiter(store, "api", penstock.PerHour(3))
 	if err != nil {
@@ -37,12 +38,12 @@ func limiter(t *testing.T, store penstock.Store) *penstock.Limiter {
 func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	first, second := open(t, server.URL()), open(t, server.URL())
+	first, second := openStore(t, server.URL()), openStore(t, server.URL())
 	if err := first.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a, b := limiter(t, first), limiter(t, second)
-	if err := first.Load(t.Context(), a.Plans()...); err != nil {
+	firstLimiter, secondLimiter := newLimiter(t, first), newLimiter(t, second)
+	if err := first.Load(t.Context(), firstLimiter.Plans()...); err != nil {
 		t.Fatal(err)
 	}
 	decide := func(l *penstock.Limiter) penstock.Decision {
@@ -53,12 +54,12 @@ func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 		}
 		return d
 	}
-	decide(a)
-	decide(b)
-	if d := decide(a); !d.Allowed || d.Remaining() != 0 || d.Source != penstock.FromStore {
-		t.Errorf("after 3 requests: %v of %v, %d left; want a grant of the store that leaves none", d.Allowed, d.Source, d.Remaining())
+	decide(firstLimiter)
+	decide(secondLimiter)
+	if d := decide(firstLimiter); !d.Allowed || d.Remaining() != 0 || d.Source != penstock.FromStore {
+		t.Errorf("the third request is allowed %v from %v, with %d left; want it allowed from the store, with 0 left", d.Allowed, d.Source, d.Remaining())
 	}
-	if d := decide(b); d.Allowed {
+	if d := decide(secondLimiter); d.Allowed {
 		t.Errorf("the fourth request of two stores is %v; want denied by the limit of 3", d)
 	}
 
@@ -66,12 +67,12 @@ func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 	if err := second.Close(); err != nil {
 		t.Error(err)
 	}
-	d, err := a.Allow(t.Context(), "another")
+	d, err := firstLimiter.Allow(t.Context(), "another")
 	if err != nil || !d.Allowed || d.Source != penstock.FromFallback {
-		t.Errorf("without a server: %v of %v, %v; want a grant of the fallback", d.Allowed, d.Source, err)
+		t.Errorf("a request without a server is allowed %v from %v, error %v; want it allowed from the fallback, without an error", d.Allowed, d.Source, err)
 	}
 	if err := first.Ping(t.Context()); !errors.Is(err, penstock.ErrUnavailable) {
-		t.Errorf("Ping without a server: %v; want an ErrUnavailable", err)
+		t.Errorf("Ping without a server returned %v; want an error that wraps ErrUnavailable", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Error(err)
@@ -80,18 +81,18 @@ func TestStoresShareLimitsAndOutliveTheServer(t *testing.T) {
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	t.Parallel()
-	for what, open := range map[string]func() (*redisguard.Store, error){
+	for mistake, open := range map[string]func() (*redisguard.Store, error){
 		"a bad URL": func() (*redisguard.Store, error) { return redisguard.Open("http://localhost", redisguard.Options{}) },
 		"no client": func() (*redisguard.Store, error) { return redisguard.New(nil, redisguard.Options{}) },
 		"a bad prefix": func() (*redisguard.Store, error) {
 			return redisguard.Open("redis://localhost", redisguard.Options{Redis: redisstore.Options{Prefix: "a b"}})
 		},
-		"a server": func() (*redisguard.Store, error) {
+		"a Guard.Server": func() (*redisguard.Store, error) {
 			return redisguard.Open("redis://localhost", redisguard.Options{Guard: guard.Options{Server: server{}}})
 		},
 	} {
 		if s, err := open(); !errors.Is(err, penstock.ErrInvalid) || s != nil {
-			t.Errorf("%s: %v, %v; want ErrInvalid and no store", what, s, err)
+			t.Errorf("with %s, the store is %v and the error is %v; want no store, and an error that wraps ErrInvalid", mistake, s, err)
 		}
 	}
 }

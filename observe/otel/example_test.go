@@ -22,8 +22,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A service with a policy: its gate reports each request. A real program sets its own providers, in
-// the options or globally.
+// The gate of a service with a policy reports each request. A real program has providers with
+// exporters of its own, and passes them in the options or sets them globally.
 func Example() {
 	reader, exporter := sdkmetric.NewManualReader(), tracetest.NewInMemoryExporter()
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
@@ -41,7 +41,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	metrics.SetRules(observe.RulesOf(rules)) // after a reload of the policy too
+	metrics.SetRules(observe.RulesOf(rules)) // call this after each reload of the policy too
 	spans := penstockotel.NewSpans(penstockotel.SpansOptions{Provider: tracers})
 
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
@@ -56,7 +56,7 @@ func Example() {
 	}
 	metrics.AddWaiting(gate.Waiting)
 	api := gate.Middleware(http.NotFoundHandler())
-	for range 3 { // otelhttp would start these spans
+	for range 3 { // in a real program, otelhttp starts the span of a request
 		ctx, span := tracers.Tracer("server").Start(context.Background(), "GET")
 		api.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/search", nil))
 		span.End()

@@ -1,6 +1,6 @@
-// Package penstockotel exports what package admission, the guards and the stores report to
-// OpenTelemetry: as metrics, and as spans within the traces of requests. It uses the API only; the
-// program chooses the SDK and the exporters.
+// Package penstockotel exports to OpenTelemetry what package admission, the guards and the stores
+// report: as metrics, and as spans within the traces of requests. It uses only the API of
+// OpenTelemetry, so the program chooses the SDK and the exporters.
 //
 // No key is ever an attribute.
 package penstockotel
@@ -29,18 +29,18 @@ const (
 	algorithmKey = attribute.Key("ratelimit.algorithm")
 	outcomeKey   = attribute.Key("ratelimit.outcome")
 	sourceKey    = attribute.Key("ratelimit.source")
-	errorKey     = attribute.Key("error.type") // of the semantic conventions
+	errorKey     = attribute.Key("error.type") // from the semantic conventions
 )
 
 // MetricsOptions configure NewMetrics. The zero value is useful.
 type MetricsOptions struct {
-	// Provider makes the meter. Default: the global one.
+	// Provider makes the meter. Default: the global provider.
 	Provider metric.MeterProvider
 }
 
 // Metrics export observe.Counts when their provider reads them. The methods of the Counts receive
-// the reports. Many goroutines may use Metrics at once. Requests never create a series. Penstock
-// counts all numbers itself, except the latencies, which the provider records for each request.
+// the reports. Many goroutines may use Metrics at once. Requests never create a series. The
+// provider records the latency of each request, but the Counts keep all other numbers.
 type Metrics struct {
 	*observe.Counts
 	instruments  instruments
@@ -75,7 +75,7 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 	m := &Metrics{Counts: observe.New(observe.Options{Histogram: func(rule observe.Rule) observe.Histogram {
 		return histogram{latency, []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(rule)...))}}
 	}})}
-	all, err := m.instruments.open(meter)
+	all, err := m.instruments.makeAll(meter)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 // Close ends the export. Counting continues.
 func (m *Metrics) Close() error { return m.registration.Unregister() }
 
-// A histogram has the latencies of one rule.
+// A histogram records the latencies of one rule.
 type histogram struct {
 	metric.Float64Histogram
 	options []metric.RecordOption
@@ -104,40 +104,40 @@ func attributesOf(rule observe.Rule) []attribute.KeyValue {
 	return []attribute.KeyValue{ruleKey.String(rule.Name), limitKey.String(rule.Limit), algorithmKey.String(rule.Algorithm)}
 }
 
-// open makes and returns all instruments.
-func (i *instruments) open(meter metric.Meter) (all []metric.Observable, err error) {
-	add := func(instrument metric.Observable, failure error) {
+// makeAll makes all instruments and returns them.
+func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err error) {
+	add := func(instrument metric.Observable, makeErr error) {
 		all = append(all, instrument)
 		if err == nil {
-			err = failure
+			err = makeErr
 		}
 	}
-	counter := func(to *metric.Int64ObservableCounter, name, unit, description string) {
+	makeCounter := func(to *metric.Int64ObservableCounter, name, unit, description string) {
 		made, err := meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		*to = made
 		add(made, err)
 	}
-	upDown := func(to *metric.Int64ObservableUpDownCounter, name, unit, description string) {
+	makeUpDown := func(to *metric.Int64ObservableUpDownCounter, name, unit, description string) {
 		made, err := meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		*to = made
 		add(made, err)
 	}
-	counter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
-	counter(&i.shadows, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
-	counter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
-	counter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
-	counter(&i.unknownOutcomes, "ratelimit.store.unknown_outcomes", "{call}", "Store calls that failed although their charges may have been made.")
-	counter(&i.tokensRejected, "ratelimit.tokens.rejected", "{request}", "Requests whose token was rejected, by reason; they are limited like requests without a token.")
-	upDown(&i.waiting, "ratelimit.waiting_requests", "{request}", "Requests that wait until their limits allow them.")
-	counter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
-	counter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
-	counter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
-	counter(&i.scripts, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
-	upDown(&i.denials, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
-	upDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
-	made, failure := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
+	makeCounter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
+	makeCounter(&i.shadows, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
+	makeCounter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
+	makeCounter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
+	makeCounter(&i.unknownOutcomes, "ratelimit.store.unknown_outcomes", "{call}", "Store calls that failed although their charges may have been made.")
+	makeCounter(&i.tokensRejected, "ratelimit.tokens.rejected", "{request}", "Requests whose token was rejected, by reason; they are limited like requests without a token.")
+	makeUpDown(&i.waiting, "ratelimit.waiting_requests", "{request}", "Requests that wait until their limits allow them.")
+	makeCounter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
+	makeCounter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
+	makeCounter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
+	makeCounter(&i.scripts, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
+	makeUpDown(&i.denials, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
+	makeUpDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
+	made, makeErr := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
 	i.breakerState = made
-	add(made, failure)
+	add(made, makeErr)
 	return all, err
 }
 

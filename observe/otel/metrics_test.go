@@ -33,6 +33,7 @@ type readMetrics struct {
 	reader *sdkmetric.ManualReader
 }
 
+// newReadMetrics makes Metrics and a reader for them.
 func newReadMetrics(t *testing.T) readMetrics {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
@@ -44,14 +45,15 @@ func newReadMetrics(t *testing.T) readMetrics {
 	return readMetrics{m, reader}
 }
 
-// series returns all numbers that the reader gets, as "name{attribute=value,…} number".
+// series returns all numbers that the reader collects, in the form "name{attribute=value,…}
+// number". The number of a histogram is that of its latencies.
 func (r readMetrics) series(t *testing.T) (all []string) {
 	t.Helper()
 	var data metricdata.ResourceMetrics
 	if err := r.reader.Collect(context.Background(), &data); err != nil {
 		t.Fatal(err)
 	}
-	text := func(name string, set attribute.Set, n any) {
+	add := func(name string, set attribute.Set, n any) {
 		var pairs []string
 		for _, a := range set.ToSlice() {
 			pairs = append(pairs, strings.TrimPrefix(string(a.Key), "ratelimit.")+"="+a.Value.String())
@@ -63,17 +65,17 @@ func (r readMetrics) series(t *testing.T) (all []string) {
 			switch d := m.Data.(type) {
 			case metricdata.Sum[int64]:
 				for _, p := range d.DataPoints {
-					text(m.Name, p.Attributes, p.Value)
+					add(m.Name, p.Attributes, p.Value)
 				}
 			case metricdata.Gauge[int64]:
 				for _, p := range d.DataPoints {
-					text(m.Name, p.Attributes, p.Value)
+					add(m.Name, p.Attributes, p.Value)
 				}
 			case metricdata.Histogram[float64]:
 				for _, p := range d.DataPoints {
-					text(m.Name, p.Attributes, p.Count)
+					add(m.Name, p.Attributes, p.Count)
 					for _, e := range p.Exemplars {
-						text("exemplar", *attribute.EmptySet(), fmt.Sprintf("%x", e.TraceID))
+						add("exemplar", *attribute.EmptySet(), fmt.Sprintf("%x", e.TraceID))
 					}
 				}
 			default:
@@ -85,6 +87,7 @@ func (r readMetrics) series(t *testing.T) (all []string) {
 	return all
 }
 
+// count counts a request with this outcome.
 func (r readMetrics) count(ctx context.Context, outcome admission.Outcome) {
 	r.ObserveRequest(&admission.Event{Context: ctx, Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: outcome, Latency: time.Millisecond})
 }
@@ -125,7 +128,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.waiting_requests{} 7",
 	}
 	if got := r.series(t); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the series are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -160,13 +163,13 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.waiting_requests{} 0",
 	}
 	if got := r.series(t); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the series are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.series(t); len(got) > 0 {
-		t.Errorf("after Close the reader gets %v; want nothing", got)
+		t.Errorf("after Close, the reader collects %v; want nothing", got)
 	}
 }
 
@@ -175,14 +178,14 @@ func TestRequestsCreateNoSeries(t *testing.T) {
 	r.SetRules([]observe.Rule{search})
 	r.ObserveRequest(&admission.Event{Rule: "unknown", Outcome: admission.Denied, Latency: time.Millisecond})
 	before := len(r.series(t))
-	hostile := effort.Of(10_000, 1_000_000)
-	for i := range hostile {
+	unknownNames := effort.Of(10_000, 1_000_000)
+	for i := range unknownNames {
 		r.ObserveRequest(&admission.Event{Rule: fmt.Sprint("r", i), Key: fmt.Sprint("k", i), Outcome: admission.Denied, Latency: time.Millisecond})
 	}
 	if after := len(r.series(t)); after != before {
-		t.Errorf("%d series after the requests; want %d as before", after, before)
+		t.Errorf("there are %d series after the requests; want %d, as before", after, before)
 	}
-	t.Logf("counted: %d unknown names that made no series", hostile)
+	t.Logf("counted: %d unknown names that made no series", unknownNames)
 }
 
 // spansOf returns the spans that f makes, as text.
@@ -194,7 +197,7 @@ func spansOf(t *testing.T, f func(*Spans)) (all []string) {
 	for _, s := range exporter.GetSpans() {
 		text := fmt.Sprintf("%s %s %s %s", s.Name, s.SpanKind, s.EndTime.Sub(s.StartTime), s.Status.Code)
 		if s.Parent.TraceID() != s.SpanContext.TraceID() || !s.Parent.IsRemote() {
-			t.Errorf("%s; want the remote span of the request as its parent", text)
+			t.Errorf("the span %s has the parent %v; want the remote span of the request", text, s.Parent)
 		}
 		for _, a := range s.Attributes {
 			text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(string(a.Key), "ratelimit."), a.Value.String())
@@ -252,8 +255,8 @@ func TestRequestsHaveSpans(t *testing.T) {
 	}
 	for _, row := range rows {
 		got := spansOf(t, func(s *Spans) { s.ObserveRequest(row.event) })
-		if len(got) != 1 || got[0] != "ratelimit.decide internal "+row.want {
-			t.Errorf("got  %q\nwant %q", got, row.want)
+		if want := "ratelimit.decide internal " + row.want; len(got) != 1 || got[0] != want {
+			t.Errorf("the spans are %q\nwant only %q", got, want)
 		}
 		if strings.Contains(fmt.Sprint(got), "4711") {
 			t.Errorf("the span is %q; want no key in it", got)
@@ -282,7 +285,7 @@ func TestDecisionsHaveSpans(t *testing.T) {
 		"ratelimit.decide internal 0s Unset allowed=false charges=0 event:ratelimit.store_failed:error.type=unknown",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the spans are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -301,19 +304,26 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 	for _, row := range []struct {
 		ctx                context.Context
 		traceID, sampledID string
-	}{{nil, "", ""}, {context.Background(), "", ""}, {unsampled, id, ""}, {sampledContext(t), id, id}} {
-		if all, some := TraceID(row.ctx), SampledTraceID(row.ctx); all != row.traceID || some != row.sampledID {
-			t.Errorf("the trace ids are %q and %q; want %q and %q", all, some, row.traceID, row.sampledID)
+	}{
+		{ctx: nil, traceID: "", sampledID: ""},
+		{ctx: context.Background(), traceID: "", sampledID: ""},
+		{ctx: unsampled, traceID: id, sampledID: ""},
+		{ctx: sampledContext(t), traceID: id, sampledID: id},
+	} {
+		if traceID, sampledID := TraceID(row.ctx), SampledTraceID(row.ctx); traceID != row.traceID || sampledID != row.sampledID {
+			t.Errorf("TraceID returned %q, and SampledTraceID returned %q; want %q and %q", traceID, sampledID, row.traceID, row.sampledID)
 		}
 	}
 }
 
-// A decision with metrics and spans allocates as often as without, unless its trace is sampled.
+// A decision makes as many allocations with metrics and spans as without, unless its trace is
+// sampled.
 func TestObservingAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
 	r := newReadMetrics(t)
 	spans := NewSpans(SpansOptions{Provider: sdktrace.NewTracerProvider()})
-	limiter := func(store penstock.Store) func() {
+	// callLimiter returns a function that calls a Limiter of the store.
+	callLimiter := func(store penstock.Store) func() {
 		l, err := penstock.NewLimiter(store, "mail", penstock.PerSecond(1_000_000).WithName("second"))
 		if err != nil {
 			t.Fatal(err)
@@ -322,15 +332,15 @@ func TestObservingAllocatesNothing(t *testing.T) {
 		return func() { l.Allow(t.Context(), "user:42") }
 	}
 	store := memstore.New(memstore.Options{})
-	without := testing.AllocsPerRun(1000, limiter(store))
-	with := testing.AllocsPerRun(1000, limiter(guard.Observe(func(e guard.Event) {
+	without := testing.AllocsPerRun(1000, callLimiter(store))
+	with := testing.AllocsPerRun(1000, callLimiter(guard.Observe(func(e guard.Event) {
 		r.ObserveDecision(e)
 		spans.ObserveDecision(e)
 	})(store)))
 	if with > without {
-		t.Errorf("%v allocations with metrics; want at most %v as without", with, without)
+		t.Errorf("a decision makes %v allocations with metrics and spans; want at most %v, as without", with, without)
 	}
 	if got := strings.Join(r.series(t), "\n"); !strings.Contains(got, "ratelimit.decision.duration{algorithm=token-bucket,limit=second,rule=mail} 1001") {
-		t.Errorf("the series are\n%s\nwant some decisions", got)
+		t.Errorf("the series are\n%s\nwant 1001 latencies of the rule \"mail\"", got)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // SpansOptions configure NewSpans. The zero value is useful.
 type SpansOptions struct {
-	// Provider makes the tracer. Default: the global one.
+	// Provider makes the tracer. Default: the global provider.
 	Provider trace.TracerProvider
 }
 
@@ -35,14 +35,16 @@ func NewSpans(o SpansOptions) *Spans {
 // spanName is the name of each span. Its kind is internal.
 const spanName = "ratelimit.decide"
 
-// ObserveRequest makes the span of a request's decision. The span includes the time that the
-// request waits for its turn. It is for the Observe of admission.Options and of all transports. A
-// denial does not make the span an error. If the store gave no answer, the span has an event.
+// ObserveRequest makes the span of a request's decision. The span includes the time in which the
+// request waits for its turn. A denial does not make the span an error. If the store gave no
+// answer, the span has an event. ObserveRequest is for the Observe of admission.Options and of all
+// transports.
 func (s *Spans) ObserveRequest(e *admission.Event) {
 	if !isSampled(e.Context) {
 		return
 	}
-	now, wait := time.Now(), time.Duration(0)
+	now := time.Now()
+	var wait time.Duration
 	attributes := append(make([]attribute.KeyValue, 0, 8), outcomeKey.String(e.Outcome.String()))
 	if e.Rule != "" {
 		attributes = append(attributes, attributesOf(observe.Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm})...)
@@ -51,8 +53,8 @@ func (s *Spans) ObserveRequest(e *admission.Event) {
 	if d := e.Decision; d != nil && d.Len() == len(e.Charges) && d.Len() > 0 {
 		strictest := d.Strictest()
 		attributes = append(attributes, attribute.Int64("ratelimit.cost", e.Charges[strictest].Cost))
-		if retry := d.Status(strictest).RetryAfter; retry > 0 && retry != penstock.Never {
-			attributes = append(attributes, attribute.Int64("ratelimit.retry_after_ms", retry.Milliseconds()))
+		if retryAfter := d.Status(strictest).RetryAfter; retryAfter > 0 && retryAfter != penstock.Never {
+			attributes = append(attributes, attribute.Int64("ratelimit.retry_after_ms", retryAfter.Milliseconds()))
 		}
 		if e.Outcome == admission.Allowed {
 			if wait = d.Wait(); wait > 0 {
@@ -61,15 +63,17 @@ func (s *Spans) ObserveRequest(e *admission.Event) {
 		}
 	}
 	span := s.start(e.Context, now.Add(-e.Latency-wait), attributes)
-	if isFailure := e.Outcome == admission.FailedOpen || e.Outcome == admission.FailedClosed; isFailure || e.Err != nil && e.Outcome != admission.Abandoned {
+	hasFailed := e.Outcome == admission.FailedOpen || e.Outcome == admission.FailedClosed
+	hasError := e.Err != nil && e.Outcome != admission.Abandoned
+	if hasFailed || hasError {
 		addFailure(span, now, e.Err)
 	}
 	span.End(trace.WithTimestamp(now))
 }
 
-// ObserveDecision makes the span of a decision without a request. It is for guard.Options.Observe
-// and guard.Observe. Do not use it together with ObserveRequest, which makes spans of the same
-// decisions.
+// ObserveDecision makes the span of a decision, for programs that call a Limiter or a store without
+// package admission. It is for guard.Options.Observe and guard.Observe. Do not use it together with
+// ObserveRequest, which makes spans of the same decisions.
 func (s *Spans) ObserveDecision(e guard.Event) {
 	if !isSampled(e.Context) {
 		return
@@ -89,13 +93,14 @@ func (s *Spans) ObserveDecision(e guard.Event) {
 	span.End(trace.WithTimestamp(now))
 }
 
+// start starts a span at a time in the past.
 func (s *Spans) start(ctx context.Context, at time.Time, attributes []attribute.KeyValue) trace.Span {
 	_, span := s.tracer.Start(ctx, spanName, trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attributes...))
 	return span
 }
 
-// addFailure adds the event that the store gave no answer. The event has only the reason, because
-// the error's text may contain a key.
+// addFailure adds an event to the span, which means that the store gave no answer. The event has
+// only the reason of the error, because the error's text may contain a key.
 func addFailure(span trace.Span, at time.Time, err error) {
 	options := []trace.EventOption{trace.WithTimestamp(at)}
 	if err != nil {

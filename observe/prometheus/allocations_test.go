@@ -13,12 +13,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A decision with metrics allocates as often as without metrics.
+// A decision makes as many allocations with metrics as without them.
 func TestObservingAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
 	s := newScrapedMetrics(Options{})
 	limit := penstock.PerSecond(1_000_000).WithName("second")
-	limiter := func(store penstock.Store) func() {
+	// callLimiter returns a function that calls a Limiter of the store.
+	callLimiter := func(store penstock.Store) func() {
 		l, err := penstock.NewLimiter(store, "mail", limit)
 		if err != nil {
 			t.Fatal(err)
@@ -26,7 +27,8 @@ func TestObservingAllocatesNothing(t *testing.T) {
 		s.SetRulesOf("limiter", observe.RulesOfPlans(l.Plans()...))
 		return func() { l.Allow(t.Context(), "user:42") }
 	}
-	requests := func(observe func(*admission.Event)) func() {
+	// admitRequest returns a function that admits a request, and reports it to observe.
+	admitRequest := func(observe func(*admission.Event)) func() {
 		spec, err := policy.Simple("search", policy.Global(), guard.FailLocal, limit)
 		if err != nil {
 			t.Fatal(err)
@@ -48,19 +50,21 @@ func TestObservingAllocatesNothing(t *testing.T) {
 	}
 	store := memstore.New(memstore.Options{})
 	s.SetRules([]observe.Rule{{Name: "search", Limit: "second", Algorithm: "token-bucket"}})
-	for name, decide := range map[string][2]func(){
-		"a Limiter":   {limiter(store), limiter(guard.Observe(s.ObserveDecision)(store))},
-		"a request":   {requests(nil), requests(s.ObserveRequest)},
-		"an error":    {func() {}, func() { s.ObserveStoreError(guard.Event{Err: errShed, Reason: "shed"}) }},
-		"only events": {func() {}, func() { s.count(search, admission.Denied, 3*time.Millisecond) }},
+	doNothing := func() {}
+	for name, call := range map[string]struct{ withoutMetrics, withMetrics func() }{
+		"a call of a Limiter":   {callLimiter(store), callLimiter(guard.Observe(s.ObserveDecision)(store))},
+		"an admitted request":   {admitRequest(nil), admitRequest(s.ObserveRequest)},
+		"an error of the store": {doNothing, func() { s.ObserveStoreError(guard.Event{Err: errShed, Reason: "shed"}) }},
+		"an event of a request": {doNothing, func() { s.count(search, admission.Denied, 3*time.Millisecond) }},
 	} {
-		without, with := testing.AllocsPerRun(1000, decide[0]), testing.AllocsPerRun(1000, decide[1])
+		without := testing.AllocsPerRun(1000, call.withoutMetrics)
+		with := testing.AllocsPerRun(1000, call.withMetrics)
 		if with > without {
-			t.Errorf("%s: %v allocations with metrics; want at most %v as without", name, with, without)
+			t.Errorf("%s makes %v allocations with metrics; want at most %v, as without", name, with, without)
 		}
 	}
 	if got, _ := s.sums(t); got["rate_limiter_allowed_total"] < 2000 || got["rate_limiter_latency_seconds"] < 2000 {
-		t.Errorf("the counts are %v; want some decisions", got)
+		t.Errorf("the counts are %v; want at least 2000 allowed requests and 2000 latencies", got)
 	}
 }
 

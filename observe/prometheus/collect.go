@@ -12,9 +12,9 @@ import (
 
 var ruleLabels = []string{"rule", "limit", "algorithm"}
 
-// Each request is counted once, by its outcome, and a scrape adds the counts. So in every scrape
-// rate_limiter_requests_total is exactly the sum of rate_limiter_allowed_total and
-// rate_limiter_rejected_total. Allowed includes every request that passed, whatever the reason.
+// Each request is counted once, by its outcome, and each scrape computes the sums. So in every
+// scrape rate_limiter_requests_total is exactly the sum of rate_limiter_allowed_total and
+// rate_limiter_rejected_total. Every request that passed counts as allowed, whatever the reason.
 var (
 	requests = newDesc("rate_limiter_requests_total", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.",
 		"rule", "limit", "algorithm", "outcome")
@@ -69,8 +69,8 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// ManyRules is the number of limits above which a limit without traffic has no series, instead of
-// zeros.
+// ManyRules bounds the number of series. If there are more limits, a limit without requests has no
+// series. Otherwise it has series with the value 0.
 const ManyRules = 500
 
 func (m *Metrics) collectRequests(s samples) {
@@ -90,9 +90,10 @@ func (m *Metrics) collectRequests(s samples) {
 			if sum := observe.SumOf(o); sum != observe.Passed && sum != observe.Rejected {
 				continue
 			}
-			// A rule has a zero only for the outcomes that its requests can have.
-			isOfNewIdentities := o == admission.DeniedNewIdentity
-			canOccur := !isWithoutRule(o) && isOfNewIdentities == (rule.Limit == policy.NewIdentities)
+			// A rule has series with the value 0 only for the outcomes that its requests can have.
+			isLimitOfNewIdentities := rule.Limit == policy.NewIdentities
+			isOutcomeOfNewIdentities := o == admission.DeniedNewIdentity
+			canOccur := !isWithoutRule(o) && isLimitOfNewIdentities == isOutcomeOfNewIdentities
 			if rule == observe.Other || n > 0 || canOccur {
 				s.counter(requests, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
 			}
@@ -139,7 +140,7 @@ func collectGuards(s samples, g *observe.Guards) {
 	}
 }
 
-// samples is the channel to the registry. Its methods send one number each.
+// samples is the channel to the registry. Each of its methods sends one sample.
 type samples chan<- prometheus.Metric
 
 func (s samples) counter(desc *prometheus.Desc, n uint64, labels ...string) {

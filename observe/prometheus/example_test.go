@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A service with a policy: its gate reports each request.
+// The gate of a service with a policy reports each request.
 func Example() {
 	spec, err := policy.Simple("search", policy.ByAddress(), guard.FailLocal, penstock.PerMinute(2).WithName("minute"))
 	if err != nil {
@@ -32,7 +32,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	metrics := penstockprom.New(penstockprom.Options{})
-	metrics.SetRules(observe.RulesOf(rules)) // after a reload of the policy too
+	metrics.SetRules(observe.RulesOf(rules)) // call this after each reload of the policy too
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 
@@ -60,8 +60,8 @@ func Example() {
 	// rate_limiter_rejected_total{algorithm="token-bucket",limit="minute",rule="search"} 1
 }
 
-// A program that calls a Limiter on Redis, with all guards. The guards report each decision, each
-// call without a decision of Redis, and their own state.
+// This program calls a Limiter on Redis, with all guards. The guards report each decision, each
+// call that Redis did not decide, and their own state.
 func Example_limiter() {
 	metrics := penstockprom.New(penstockprom.Options{})
 	prometheus.MustRegister(metrics)

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/observe"
 )
 
-// someGuards returns guards whose numbers are all different.
+// someGuards has functions whose numbers are all different.
 var someGuards = observe.Guards{
 	Stats: func() guard.Stats {
 		return guard.Stats{

@@ -17,32 +17,38 @@ func TestRulesWithoutTrafficHaveNoSeries(t *testing.T) {
 		rules = append(rules, observe.Rule{Name: fmt.Sprintf("rule-%d", i), Limit: "second", Algorithm: "token-bucket"})
 	}
 	s.SetRules(nil)
-	_, without := s.sums(t)
+	_, withoutRules := s.sums(t)
 	s.SetRules(rules)
-	_, idle := s.sums(t)
+	_, withIdleRules := s.sums(t)
 	for _, rule := range rules[:3] {
 		s.count(rule, admission.Allowed, time.Millisecond)
 	}
-	_, three := s.sums(t)
-	if idle != without || three-idle > 3*100 || three == idle {
-		t.Errorf("without rules there are %d series, with 8,000 idle ones %d, with traffic of 3 rules %d; want more only for the 3, and at most 100 for each", without, idle, three)
+	_, withThree := s.sums(t)
+	if withIdleRules != withoutRules {
+		t.Errorf("there are %d series without rules, and %d with 8,000 rules without requests; want the same number", withoutRules, withIdleRules)
+	}
+	if added := withThree - withIdleRules; added < 1 || added > 3*100 {
+		t.Errorf("3 rules with requests have %d series; want 1 to 300", added)
 	}
 	s.SetRules(rules[:2])
-	s.count(rules[2], admission.Allowed, time.Millisecond) // the rule is gone, and must not get a histogram again
+	s.count(rules[2], admission.Allowed, time.Millisecond) // this rule was removed, and must not get a histogram again
 	s.SetRules(rules)
-	if _, two := s.sums(t); two > three {
-		t.Errorf("with traffic of 3 rules there were %d series, and after two rules were set again %d; want no more", three, two)
+	if _, after := s.sums(t); after > withThree {
+		t.Errorf("there were %d series with 3 rules, and there are %d after one of these was removed and set again; want no more", withThree, after)
 	}
 }
 
 func TestAFewRulesHaveZerosAndNoHistogram(t *testing.T) {
 	s := newScrapedMetrics(Options{})
-	_, none := s.sums(t)
+	_, withoutRules := s.sums(t)
 	s.SetRules([]observe.Rule{search})
-	_, one := s.sums(t)
+	_, withOne := s.sums(t)
 	s.count(search, admission.Allowed, time.Millisecond)
-	_, after := s.sums(t)
-	if one-none < 5 || one-none > 20 || after-one < 1 {
-		t.Errorf("without rules there are %d series, with one %d, with its traffic %d; want 5 to 20 more, then a histogram", none, one, after)
+	_, withRequest := s.sums(t)
+	if added := withOne - withoutRules; added < 5 || added > 20 {
+		t.Errorf("a rule without requests has %d series; want 5 to 20", added)
+	}
+	if withRequest <= withOne {
+		t.Errorf("there are %d series before the rule's first request, and %d after it; want more, because of the histogram", withOne, withRequest)
 	}
 }

@@ -15,14 +15,14 @@ import (
 
 // Options configure New. The zero value is useful.
 type Options struct {
-	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none.
-	// The exemplars of the latency histogram then have the label trace_id with this id. Return only
-	// ids of sampled traces, like penstockotel.SampledTraceID. Default: no exemplars.
+	// TraceID returns the id of the trace that a request belongs to, or "" if it belongs to none. If
+	// TraceID is set, exemplars of the latency histogram have this id as their label trace_id. Return
+	// only ids of sampled traces, like penstockotel.SampledTraceID. Default: no exemplars.
 	TraceID func(context.Context) string
 }
 
-// Metrics are a prometheus.Collector of observe.Counts, whose methods receive the reports. Make
-// them with New. Many goroutines may use them at once.
+// Metrics are a prometheus.Collector of observe.Counts. The methods of the Counts receive the
+// reports. Make Metrics with New. Many goroutines may use them at once.
 type Metrics struct {
 	*observe.Counts
 	latency *prometheus.HistogramVec
@@ -36,8 +36,8 @@ func New(o Options) *Metrics {
 		// From a decision in memory to ten times 250 ms, the default timeout of a decision.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
-		// Each bucket is at most 10 % wider than the one before. A histogram with more than 160
-		// buckets is reset, but at most once an hour.
+		// These are for the native histogram. The upper bound of a bucket is at most 1.1 times that of
+		// the bucket before. A histogram with more than 160 buckets is reset, but at most once an hour.
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,
@@ -55,29 +55,35 @@ func New(o Options) *Metrics {
 	return m
 }
 
-// A discardingHistogram is the histogram of a rule without series.
+// A discardingHistogram is for a rule that cannot have series.
 type discardingHistogram struct{}
 
 func (discardingHistogram) Observe(context.Context, time.Duration) {}
 
-// A histogram has the latencies of one rule.
+// A histogram records the latencies of one rule.
 type histogram struct {
 	prometheus.Observer
 	traceID func(context.Context) string // nil: no exemplars
 }
 
+const traceIDLabel = "trace_id" // of exemplars
+
 // Observe implements observe.Histogram.
 func (h histogram) Observe(ctx context.Context, latency time.Duration) {
 	if h.traceID != nil {
 		if id := h.traceID(ctx); canBeExemplar(id) {
-			h.Observer.(prometheus.ExemplarObserver).ObserveWithExemplar(latency.Seconds(), prometheus.Labels{"trace_id": id})
+			h.Observer.(prometheus.ExemplarObserver).ObserveWithExemplar(latency.Seconds(), prometheus.Labels{traceIDLabel: id})
 			return
 		}
 	}
 	h.Observer.Observe(latency.Seconds())
 }
 
-// canBeExemplar tells whether client_golang accepts an id. It panics for other ids.
+// canBeExemplar tells whether an exemplar may have this id. client_golang panics for other ids.
 func canBeExemplar(id string) bool {
-	return id != "" && utf8.ValidString(id) && utf8.RuneCountInString("trace_id")+utf8.RuneCountInString(id) <= prometheus.ExemplarMaxRunes
+	if id == "" || !utf8.ValidString(id) {
+		return false
+	}
+	runes := utf8.RuneCountInString(traceIDLabel) + utf8.RuneCountInString(id)
+	return runes <= prometheus.ExemplarMaxRunes
 }

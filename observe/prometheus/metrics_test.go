@@ -32,6 +32,7 @@ type scrapedMetrics struct {
 	registry *prometheus.Registry
 }
 
+// newScrapedMetrics makes Metrics and a registry for them.
 func newScrapedMetrics(o Options) scrapedMetrics {
 	s := scrapedMetrics{New(o), prometheus.NewPedanticRegistry()}
 	s.registry.MustRegister(s.Metrics)
@@ -43,6 +44,7 @@ func (s scrapedMetrics) count(rule observe.Rule, outcome admission.Outcome, late
 	s.ObserveRequest(&admission.Event{Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm, Outcome: outcome, Latency: latency})
 }
 
+// gather returns the metrics of a scrape.
 func (s scrapedMetrics) gather(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	families, err := s.registry.Gather()
@@ -52,7 +54,8 @@ func (s scrapedMetrics) gather(t *testing.T) []*dto.MetricFamily {
 	return families
 }
 
-// sums returns the metrics of a scrape, summed over their series, and the number of series.
+// sums returns the value of each metric in a scrape, added over its series, and the number of all
+// series. The value of a histogram is its number of latencies.
 func (s scrapedMetrics) sums(t *testing.T) (found map[string]float64, series int) {
 	t.Helper()
 	found = make(map[string]float64)
@@ -72,7 +75,7 @@ func TestNamesAndHelpPassThePrometheusLinter(t *testing.T) {
 	s.SetGuards(someGuards)
 	problems, err := testutil.GatherAndLint(s.registry)
 	if err != nil || len(problems) > 0 {
-		t.Errorf("the linter reports %v, %v; want no problem", problems, err)
+		t.Errorf("the linter reports the problems %v and the error %v; want none", problems, err)
 	}
 	t.Logf("counted: %d metrics without a complaint of the linter", len(s.gather(t)))
 }
@@ -86,7 +89,8 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 	for w := range workers {
 		group.Go(func() {
 			for i := range each {
-				rule, outcome := []observe.Rule{search, login, {Name: "gone", Limit: "y", Algorithm: "x"}}[i%3], outcomes[(i/3+w)%len(outcomes)]
+				rule := []observe.Rule{search, login, {Name: "gone", Limit: "y", Algorithm: "x"}}[i%3]
+				outcome := outcomes[(i/3+w)%len(outcomes)]
 				if isWithoutRule(outcome) {
 					rule = observe.Rule{}
 				}
@@ -100,25 +104,25 @@ func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 		close(ended)
 	}()
 	scrapes := 0
-	for running := true; running; scrapes++ {
+	for isRunning := true; isRunning; scrapes++ {
 		select {
 		case <-ended:
-			running = false
+			isRunning = false
 		default:
 		}
 		got, _ := s.sums(t)
 		if got["rate_limiter_requests_total"] != got["rate_limiter_allowed_total"]+got["rate_limiter_rejected_total"] {
-			t.Fatalf("scrape %d: %v requests, %v allowed, %v rejected; want the first to be the sum of the others", scrapes, got["rate_limiter_requests_total"], got["rate_limiter_allowed_total"],
-				got["rate_limiter_rejected_total"])
+			t.Fatalf("scrape %d has %v requests, %v allowed and %v rejected; want the requests to be the sum of allowed and rejected", scrapes,
+				got["rate_limiter_requests_total"], got["rate_limiter_allowed_total"], got["rate_limiter_rejected_total"])
 		}
 	}
 	got, _ := s.sums(t)
 	all := float64(workers * each)
-	if got["rate_limiter_requests_total"]+got["rate_limiter_shadow_allowed_total"]+got["rate_limiter_shadow_rejected_total"] != all ||
-		got["rate_limiter_latency_seconds"] != all || got["rate_limiter_shadow_rejected_total"] == 0 {
-		t.Errorf("counted %v; want %v requests with shadows, as many latencies, and some rejected by shadows", got, all)
+	shadows := got["rate_limiter_shadow_allowed_total"] + got["rate_limiter_shadow_rejected_total"]
+	if got["rate_limiter_requests_total"]+shadows != all || got["rate_limiter_latency_seconds"] != all || got["rate_limiter_shadow_rejected_total"] == 0 {
+		t.Errorf("the counts are %v; want %v requests and shadows together, as many latencies, and some rejected by shadows", got, all)
 	}
-	t.Logf("counted: %d scrapes in which the sums agreed (%v checks)", scrapes, all)
+	t.Logf("counted: %d scrapes in which the sums agreed (%v requests)", scrapes, all)
 }
 
 func TestEachOutcomeBelongsToASum(t *testing.T) {
@@ -136,7 +140,7 @@ func TestEachOutcomeBelongsToASum(t *testing.T) {
 		}
 		for _, name := range []string{"allowed", "rejected", "shadow_allowed", "shadow_rejected"} {
 			if name = "rate_limiter_" + name + "_total"; (got[name] == 1) != (name == want) {
-				t.Errorf("%s: %s is %v; want only %s to be 1", o, name, got[name], want)
+				t.Errorf("after a request of outcome %s, %s is %v; want 1 for %s, and 0 for the others", o, name, got[name], want)
 			}
 		}
 	}
@@ -150,15 +154,15 @@ func TestRequestsCreateNoSeries(t *testing.T) {
 	}
 	s.count(observe.Rule{Name: "unknown", Limit: "x", Algorithm: "y"}, admission.Denied, time.Millisecond)
 	_, before := s.sums(t)
-	hostile := effort.Of(10_000, 1_000_000)
-	for i := range hostile {
+	unknownNames := effort.Of(10_000, 1_000_000)
+	for i := range unknownNames {
 		s.count(observe.Rule{Name: fmt.Sprintf("search\n%d", i), Limit: "x", Algorithm: "\xff"}, admission.Denied, time.Duration(i))
 		s.CountError(fmt.Errorf("dial tcp: lookup %d", i))
 	}
 	if _, after := s.sums(t); after != before {
-		t.Errorf("%d series after the requests; want %d as before", after, before)
+		t.Errorf("there are %d series after the requests; want %d, as before", after, before)
 	}
-	t.Logf("counted: %d unknown names that made no series", hostile)
+	t.Logf("counted: %d unknown names that made no series", unknownNames)
 }
 
 // No label of any series contains the key of an event.
@@ -180,7 +184,7 @@ func TestNoKeyIsALabel(t *testing.T) {
 	}
 	for _, family := range s.gather(t) {
 		if text := family.String(); strings.Contains(text, "4711") {
-			t.Errorf("%s is %s; want no key in it", family.GetName(), text)
+			t.Errorf("the metric %s is %s; want no key in it", family.GetName(), text)
 		}
 	}
 }
@@ -195,11 +199,13 @@ func TestSeriesFollowTheRules(t *testing.T) {
 	none, one, two := series(), series(search), series(search, login)
 	s.count(search, admission.Allowed, time.Millisecond)
 	s.count(login, admission.Allowed, time.Millisecond)
-	if again := series(search); two-one != one-none || again != one+1 { // its histogram
-		t.Errorf("with 0, 1, 2 and 1 rules there are %d, %d, %d and %d series; want as many more for each rule, and a histogram at the end", none, one, two, again)
+	again := series(search)
+	isSameForEachRule := two-one == one-none
+	if !isSameForEachRule || again != one+1 { // one more: the histogram
+		t.Errorf("with 0, 1, 2 and again 1 rules there are %d, %d, %d and %d series; want the same number for each rule, and at the end one more for the histogram", none, one, two, again)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_allowed_total"] != 1 {
-		t.Errorf("the rule that stayed has the count %v; want 1", got["rate_limiter_allowed_total"])
+		t.Errorf("the rule that stayed has %v allowed requests; want 1", got["rate_limiter_allowed_total"])
 	}
 }
 
@@ -235,7 +241,7 @@ func TestDecisionsAreCountedAsRequests(t *testing.T) {
 		t.Error(err)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_decisions_total"] != 3 || got["rate_limiter_latency_seconds"] != 3 {
-		t.Errorf("counted %v; want 3 decisions and 3 latencies", got)
+		t.Errorf("the counts are %v; want 3 decisions and 3 latencies", got)
 	}
 }
 
@@ -259,19 +265,19 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 		}
 		return ids
 	}
-	observe := func(ctx context.Context) {
+	observeIn := func(ctx context.Context) {
 		s.ObserveRequest(&admission.Event{Context: ctx, Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Latency: 3 * time.Millisecond})
 	}
-	observe(nil)
-	observe(t.Context())
-	observe(context.WithValue(t.Context(), traceKey{}, strings.Repeat("a", 1000))) // longer than an exemplar may be
-	observe(context.WithValue(t.Context(), traceKey{}, "\xff"))
+	observeIn(nil)
+	observeIn(t.Context())
+	observeIn(context.WithValue(t.Context(), traceKey{}, strings.Repeat("a", 1000))) // longer than an exemplar may be
+	observeIn(context.WithValue(t.Context(), traceKey{}, "\xff"))
 	if ids := exemplars(); len(ids) > 0 {
-		t.Errorf("the exemplars without a trace are %v; want none", ids)
+		t.Errorf("the exemplars of requests without a valid trace id are %v; want none", ids)
 	}
-	observe(context.WithValue(t.Context(), traceKey{}, "4bf92f3577b34da6a3ce929d0e0e4736"))
+	observeIn(context.WithValue(t.Context(), traceKey{}, "4bf92f3577b34da6a3ce929d0e0e4736"))
 	if ids := exemplars(); len(ids) != 1 || ids[0] != "trace_id=4bf92f3577b34da6a3ce929d0e0e4736" {
-		t.Errorf("the exemplars are %v; want the one sampled trace", ids)
+		t.Errorf("the exemplars are %v; want only that of the valid trace id", ids)
 	}
 	if got, _ := s.sums(t); got["rate_limiter_latency_seconds"] != 5 {
 		t.Errorf("%v latencies are counted; want 5", got["rate_limiter_latency_seconds"])
@@ -281,12 +287,12 @@ func TestLatenciesHaveExemplars(t *testing.T) {
 // A rule whose name is not UTF-8 has no series. Scrapes and requests still succeed.
 func TestRuleNamesThatAreNotUTF8HaveNoSeries(t *testing.T) {
 	s := newScrapedMetrics(Options{})
-	bad := observe.Rule{Name: "\xff", Limit: "x", Algorithm: "y"}
-	s.SetRules([]observe.Rule{search, bad})
-	s.count(bad, admission.Denied, time.Millisecond)
+	invalid := observe.Rule{Name: "\xff", Limit: "x", Algorithm: "y"}
+	s.SetRules([]observe.Rule{search, invalid})
+	s.count(invalid, admission.Denied, time.Millisecond)
 	s.count(search, admission.Denied, time.Millisecond)
 	if got, _ := s.sums(t); got["rate_limiter_rejected_total"] != 1 || got["rate_limiter_latency_seconds"] != 1 {
-		t.Errorf("counted %v; want one rejected request and one latency", got)
+		t.Errorf("the counts are %v; want one rejected request and one latency", got)
 	}
 }
 
