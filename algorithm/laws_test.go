@@ -22,7 +22,7 @@ import (
 
 // The laws are properties that every algorithm must have. Each is written once for all algorithms,
 // as a function of a subject and dice that returns an error. So a law can be tested with our
-// algorithms here, and zoo_test.go can show that it fails for broken ones.
+// algorithms here, and broken_test.go can show that it fails for broken ones.
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -1305,19 +1305,19 @@ func TestBoundsAreReached(t *testing.T) {
 		name      string
 		got, want int64
 	}{
-		{"a fixed window admits 2N across its edge", takeAllAt(windowSubject(), edge-1, edge), 120},
-		{"a fixed window admits N(k+1) in k periods", takeAllAt(windowSubject(), edge-1, edge, edge+width, edge+2*width-2), 180},
-		{"an anchored window admits 2N across its edge", takeAllAt(anchoredSubject(), edge, edge+width-1, edge+width), 120},
-		{"a calendar window admits 2N across midnight", takeAllAt(calendarSubject(Day, "Asia/Kolkata"),
-			time.Date(2026, 2, 28, 18, 29, 59, 0, time.UTC).UnixMicro(), time.Date(2026, 2, 28, 18, 30, 0, 0, time.UTC).UnixMicro()), 120},
-		{"a sliding window admits N(1+f) by offset f", takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width/2, width/120)...), 90},
-		{"a sliding window admits 2N-1 in a period", takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width-2, width/6000)...), 119},
-		{"one sub-window admits N", takeAllAt(subSubject(1), timesFrom(edge-1, edge+width-2, width/60)...), 60},
-		{"sub-windows admit N in a period, and no more", takeAllAt(subSubject(10), timesFrom(edge-1, edge+width-2, width/60)...), 60},
-		{"sub-windows are free again after n+1 parts", takeAllAt(subSubject(10), edge-1, edge+width-1, edge+width), 120},
-		{"a log admits N in a period, and no more", takeAllAt(logSubject(), timesFrom(edge-1, edge+width-2, width/60)...), 60},
-		{"a log is free again after a period", takeAllAt(logSubject(), edge, edge+width-1, edge+width), 120},
-		{"a bucket admits B+rw", takeAllAt(bucketSubject(), timesFrom(edge, edge+width/2, width/600)...), 90},
+		{name: "a fixed window admits 2N across its edge", got: takeAllAt(windowSubject(), edge-1, edge), want: 120},
+		{name: "a fixed window admits N(k+1) in k periods", got: takeAllAt(windowSubject(), edge-1, edge, edge+width, edge+2*width-2), want: 180},
+		{name: "an anchored window admits 2N across its edge", got: takeAllAt(anchoredSubject(), edge, edge+width-1, edge+width), want: 120},
+		{name: "a calendar window admits 2N across midnight", got: takeAllAt(calendarSubject(Day, "Asia/Kolkata"),
+			time.Date(2026, 2, 28, 18, 29, 59, 0, time.UTC).UnixMicro(), time.Date(2026, 2, 28, 18, 30, 0, 0, time.UTC).UnixMicro()), want: 120},
+		{name: "a sliding window admits N(1+f) by offset f", got: takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width/2, width/120)...), want: 90},
+		{name: "a sliding window admits 2N-1 in a period", got: takeAllAt(slidingSubject(), timesFrom(edge-1, edge+width-2, width/6000)...), want: 119},
+		{name: "one sub-window admits N", got: takeAllAt(subSubject(1), timesFrom(edge-1, edge+width-2, width/60)...), want: 60},
+		{name: "sub-windows admit N in a period, and no more", got: takeAllAt(subSubject(10), timesFrom(edge-1, edge+width-2, width/60)...), want: 60},
+		{name: "sub-windows are free again after n+1 parts", got: takeAllAt(subSubject(10), edge-1, edge+width-1, edge+width), want: 120},
+		{name: "a log admits N in a period, and no more", got: takeAllAt(logSubject(), timesFrom(edge-1, edge+width-2, width/60)...), want: 60},
+		{name: "a log is free again after a period", got: takeAllAt(logSubject(), edge, edge+width-1, edge+width), want: 120},
+		{name: "a bucket admits B+rw", got: takeAllAt(bucketSubject(), timesFrom(edge, edge+width/2, width/600)...), want: 90},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %d units were admitted; want %d", c.name, c.got, c.want)
@@ -1915,30 +1915,30 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 		limit     Limit
 		reason    string // empty: accepted
 	}{
-		{TokenBucket, good, ""},
-		{TokenBucket, change(func(l *Limit) { l.Count = 0 }), "count is 0; it must be at least 1"},
-		{LeakyBucket, change(func(l *Limit) { l.Count = -1 }), "count is -1"},
-		{FixedWindow, change(func(l *Limit) { l.Count = Max / 2 }), ""},
-		{FixedWindow, change(func(l *Limit) { l.Count = Max/2 + 1 }), "the largest is 2251799813685248"},
-		{AnchoredWindow, change(func(l *Limit) { l.Period = 0 }), "the period must be at least 1µs"},
-		{SlidingLog, change(func(l *Limit) { l.Period = MaxPeriod }), ""},
-		{SlidingLog, change(func(l *Limit) { l.Period = MaxPeriod + 1 }), "8 years"},
-		{SlidingWindow, change(func(l *Limit) { l.Burst = -1 }), "burst is -1"},
-		{TokenBucket, change(func(l *Limit) { l.Burst = Max/2 + 1 }), "burst is 2251799813685249"},
-		{TokenBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}, ""},
-		{TokenBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_059}, "the largest is 2251793058"},
-		{LeakyBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_057}, ""},
-		{LeakyBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}, "the largest is 2251793057"},
-		{Concurrency, change(func(l *Limit) { l.Period = 1000 }), ""},
-		{Concurrency, change(func(l *Limit) { l.Period = 999 }), "a hold must last at least 1ms"},
-		{SubWindow(0), good, "0 parts; it must have 1 to 60"},
-		{SubWindow(1), good, ""},
-		{SubWindow(MaxParts), good, ""},
-		{SubWindow(MaxParts + 1), good, "61 parts; it must have 1 to 60"},
-		{SubWindow(10), change(func(l *Limit) { l.Period = 10 }), ""},
-		{SubWindow(10), change(func(l *Limit) { l.Period = 9 }), "cannot be split into 10 parts"},
-		{CalendarWindow(Week, time.UTC), Limit{Count: 1}, ""},
-		{CalendarWindow(Week, nil), Limit{Count: 1}, "needs a time zone"},
+		{algorithm: TokenBucket, limit: good},
+		{algorithm: TokenBucket, limit: change(func(l *Limit) { l.Count = 0 }), reason: "count is 0; it must be at least 1"},
+		{algorithm: LeakyBucket, limit: change(func(l *Limit) { l.Count = -1 }), reason: "count is -1"},
+		{algorithm: FixedWindow, limit: change(func(l *Limit) { l.Count = Max / 2 })},
+		{algorithm: FixedWindow, limit: change(func(l *Limit) { l.Count = Max/2 + 1 }), reason: "the largest is 2251799813685248"},
+		{algorithm: AnchoredWindow, limit: change(func(l *Limit) { l.Period = 0 }), reason: "the period must be at least 1µs"},
+		{algorithm: SlidingLog, limit: change(func(l *Limit) { l.Period = MaxPeriod })},
+		{algorithm: SlidingLog, limit: change(func(l *Limit) { l.Period = MaxPeriod + 1 }), reason: "8 years"},
+		{algorithm: SlidingWindow, limit: change(func(l *Limit) { l.Burst = -1 }), reason: "burst is -1"},
+		{algorithm: TokenBucket, limit: change(func(l *Limit) { l.Burst = Max/2 + 1 }), reason: "burst is 2251799813685249"},
+		{algorithm: TokenBucket, limit: Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}},
+		{algorithm: TokenBucket, limit: Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_059}, reason: "the largest is 2251793058"},
+		{algorithm: LeakyBucket, limit: Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_057}},
+		{algorithm: LeakyBucket, limit: Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}, reason: "the largest is 2251793057"},
+		{algorithm: Concurrency, limit: change(func(l *Limit) { l.Period = 1000 })},
+		{algorithm: Concurrency, limit: change(func(l *Limit) { l.Period = 999 }), reason: "a hold must last at least 1ms"},
+		{algorithm: SubWindow(0), limit: good, reason: "0 parts; it must have 1 to 60"},
+		{algorithm: SubWindow(1), limit: good},
+		{algorithm: SubWindow(MaxParts), limit: good},
+		{algorithm: SubWindow(MaxParts + 1), limit: good, reason: "61 parts; it must have 1 to 60"},
+		{algorithm: SubWindow(10), limit: change(func(l *Limit) { l.Period = 10 })},
+		{algorithm: SubWindow(10), limit: change(func(l *Limit) { l.Period = 9 }), reason: "cannot be split into 10 parts"},
+		{algorithm: CalendarWindow(Week, time.UTC), limit: Limit{Count: 1}},
+		{algorithm: CalendarWindow(Week, nil), limit: Limit{Count: 1}, reason: "needs a time zone"},
 	} {
 		_, err := c.algorithm.Prepare(c.limit)
 		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {

@@ -71,7 +71,7 @@ var laws = []law{
 		"A Force may exceed the limit. Then nothing remains until the excess has refilled or is refunded.", checkForce},
 	{"draw takes what is left",
 		"A Draw is granted as much of its cost as fits. It is denied if not even one unit is left.", checkDraw},
-	{"patience books the future",
+	{"patience books units in advance",
 		"TokenBucket and LeakyBucket grant a patient Spend with a Wait until its turn. Later charges have " +
 			"longer Waits. A charge without enough patience is denied and books nothing.", checkPatience},
 	{"only the last can leave the queue",
@@ -121,7 +121,7 @@ var laws = []law{
 	{"acquire, renew and release",
 		"Acquire takes slots and charges the other limits. Renew takes nothing more. Release returns the " +
 			"slots once and keeps the other charges.", checkAcquire},
-	{"at most charges several limits equally",
+	{"AllowAtMost charges several limits equally",
 		"AllowAtMost grants what fits every limit, and refunds what the others were charged beyond that.", checkAllowAtMost},
 	{"limits of a call share counters by name",
 		"AllowWith charges the limits of the call, in the Limiter's group.", checkLimitsOfCalls},
@@ -172,7 +172,8 @@ func slowLimit(a *algorithm.Algorithm) func(int64) penstock.Limit {
 // noonZone is a time zone where it is about noon, so that no day ends during the tests.
 func noonZone() *time.Location {
 	now := time.Now().UTC()
-	return time.FixedZone("noon", int((12*time.Hour - now.Sub(now.Truncate(24*time.Hour))).Seconds()))
+	sinceMidnight := now.Sub(now.Truncate(24 * time.Hour))
+	return time.FixedZone("noon", int((12*time.Hour - sinceMidnight).Seconds()))
 }
 
 // needsHolder returns true if charges need a holder. A second spend of a holder is a renewal.
@@ -210,87 +211,87 @@ type lawTest struct {
 }
 
 // counter makes a counter of a kind with n units, for the key "k".
-func (b *lawTest) counter(k kind, n int64) counter {
+func (t *lawTest) counter(k kind, n int64) counter {
 	limit := k.limit(n)
-	limit.Name, limit.Group = k.name, b.group
+	limit.Name, limit.Group = k.name, t.group
 	return counter{key: "k", limit: limit, holder: "holder"}
 }
 
 // token makes a counter of a token bucket.
-func (b *lawTest) token() counter { return b.counter(tokenKind, units) }
+func (t *lawTest) token() counter { return t.counter(tokenKind, units) }
 
 // reportViolation reports that the store breaks the law, and fatal also ends the test.
-func (b *lawTest) reportViolation(format string, args ...any) {
-	b.Helper()
-	b.Errorf("%s\nThe law: %s", fmt.Sprintf(format, args...), b.law)
+func (t *lawTest) reportViolation(format string, args ...any) {
+	t.Helper()
+	t.Errorf("%s\nThe law: %s", fmt.Sprintf(format, args...), t.law)
 }
 
-func (b *lawTest) fatal(format string, args ...any) {
-	b.Helper()
-	b.Fatalf("%s\nThe law: %s", fmt.Sprintf(format, args...), b.law)
+func (t *lawTest) fatal(format string, args ...any) {
+	t.Helper()
+	t.Fatalf("%s\nThe law: %s", fmt.Sprintf(format, args...), t.law)
 }
 
 // decide decides charges, and fails the test unless the store returns a status for each.
-func (b *lawTest) decide(charges ...penstock.Charge) penstock.Decision {
-	b.Helper()
-	d, err := b.store.Decide(b.Context(), charges)
+func (t *lawTest) decide(charges ...penstock.Charge) penstock.Decision {
+	t.Helper()
+	d, err := t.store.Decide(t.Context(), charges)
 	if err != nil {
-		b.fatal("%s failed: %v", showCharges(charges), err)
+		t.fatal("%s failed: %v", showCharges(charges), err)
 	}
 	if d.Len() != len(charges) {
-		b.fatal("%s has %d statuses; want one for each charge", showCharges(charges), d.Len())
+		t.fatal("%s has %d statuses; want one for each charge", showCharges(charges), d.Len())
 	}
 	return d
 }
 
 // allow decides charges, and fails the test unless they are allowed. It returns the first status.
-func (b *lawTest) allow(charges ...penstock.Charge) penstock.Status {
-	b.Helper()
-	d := b.decide(charges...)
+func (t *lawTest) allow(charges ...penstock.Charge) penstock.Status {
+	t.Helper()
+	d := t.decide(charges...)
 	if !d.Allowed {
-		b.fatal("%s was denied: %s; want allowed", showCharges(charges), showDecision(d))
+		t.fatal("%s was denied: %s; want allowed", showCharges(charges), showDecision(d))
 	}
 	return d.Status(0)
 }
 
 // deny decides charges, and fails the test unless they are denied. It returns the first status.
-func (b *lawTest) deny(charges ...penstock.Charge) penstock.Status {
-	b.Helper()
-	d := b.decide(charges...)
+func (t *lawTest) deny(charges ...penstock.Charge) penstock.Status {
+	t.Helper()
+	d := t.decide(charges...)
 	if d.Allowed {
-		b.fatal("%s was allowed: %s; want denied", showCharges(charges), showDecision(d))
+		t.fatal("%s was allowed: %s; want denied", showCharges(charges), showDecision(d))
 	}
 	return d.Status(0)
 }
 
 // wantInvalid decides charges, and reports a violation unless the error is ErrInvalid.
-func (b *lawTest) wantInvalid(what string, charges ...penstock.Charge) {
-	b.Helper()
-	if d, err := b.store.Decide(b.Context(), charges); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("%s: got %s, %v; want ErrInvalid", what, showDecision(d), err)
+func (t *lawTest) wantInvalid(what string, charges ...penstock.Charge) {
+	t.Helper()
+	if d, err := t.store.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrInvalid) {
+		t.reportViolation("%s: got %s, %v; want ErrInvalid", what, showDecision(d), err)
 	}
 }
 
 // wantRemaining checks how many units a counter has left.
-func (b *lawTest) wantRemaining(c counter, want int64) {
-	b.Helper()
-	if s := b.allow(c.charge(penstock.Peek, 0)); s.Remaining != want {
-		b.reportViolation("%d units of limit %q remain for key %.40q; want %d", s.Remaining, c.limit.Name, c.key, want)
+func (t *lawTest) wantRemaining(c counter, want int64) {
+	t.Helper()
+	if s := t.allow(c.charge(penstock.Peek, 0)); s.Remaining != want {
+		t.reportViolation("%d units of limit %q remain for key %.40q; want %d", s.Remaining, c.limit.Name, c.key, want)
 	}
 }
 
-func (b *lawTest) wantGranted(what string, s penstock.Status, granted, remaining int64) {
-	b.Helper()
+func (t *lawTest) wantGranted(what string, s penstock.Status, granted, remaining int64) {
+	t.Helper()
 	if s.Granted != granted || s.Remaining != remaining {
-		b.reportViolation("%s: granted %d with %d remaining; want %d with %d: %+v", what, s.Granted, s.Remaining, granted, remaining, s)
+		t.reportViolation("%s: %d granted and %d remaining; want %d and %d; the status is %+v", what, s.Granted, s.Remaining, granted, remaining, s)
 	}
 }
 
 // each runs a check for every kind.
-func (b *lawTest) each(check func(b *lawTest, k kind)) {
+func (t *lawTest) each(check func(t *lawTest, k kind)) {
 	for _, k := range kinds {
-		b.Run(k.name, func(t *testing.T) {
-			check(&lawTest{T: t, store: b.store, group: b.group + "." + k.name, law: b.law}, k)
+		t.Run(k.name, func(sub *testing.T) {
+			check(&lawTest{T: sub, store: t.store, group: t.group + "." + k.name, law: t.law}, k)
 		})
 	}
 }
@@ -315,18 +316,18 @@ func showDecision(d penstock.Decision) string {
 	return fmt.Sprintf("{allowed %t, %s}", d.Allowed, s.String())
 }
 
-func checkDeniedBatch(b *lawTest) {
+func checkDeniedBatch(t *lawTest) {
 	for _, place := range []struct{ free, full string }{{"one", "one"}, {"one", "two"}} {
 		for _, first := range kinds {
 			for _, second := range kinds {
-				free := b.counter(first, units).withKey(place.free).withName("free-" + first.name + "-" + second.name)
-				full := b.counter(second, units).withKey(place.full).withName("full-" + first.name + "-" + second.name)
-				b.allow(full.withHolder("occupant").charge(penstock.Reset, 0))
-				b.allow(full.withHolder("occupant").spend(units))
+				free := t.counter(first, units).withKey(place.free).withName("free-" + first.name + "-" + second.name)
+				full := t.counter(second, units).withKey(place.full).withName("full-" + first.name + "-" + second.name)
+				t.allow(full.withHolder("occupant").charge(penstock.Reset, 0))
+				t.allow(full.withHolder("occupant").spend(units))
 				for _, denied := range []penstock.Charge{full.spend(1), full.spend(units + 1)} {
-					b.wantDeniedTogether(free, free.spend(4), denied)
-					b.wantDeniedTogether(free, denied, free.spend(4))
-					b.wantDeniedTogether(free, free.spend(4), denied, free.withName("other").spend(1))
+					t.wantDeniedTogether(free, free.spend(4), denied)
+					t.wantDeniedTogether(free, denied, free.spend(4))
+					t.wantDeniedTogether(free, free.spend(4), denied, free.withName("other").spend(1))
 				}
 			}
 		}
@@ -335,26 +336,26 @@ func checkDeniedBatch(b *lawTest) {
 
 // wantDeniedTogether decides a batch in which exactly the charges of the full counter must be
 // denied.
-func (b *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
-	b.Helper()
-	d := b.decide(charges...)
+func (t *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
+	t.Helper()
+	d := t.decide(charges...)
 	if d.Allowed || d.RetryAfter() == 0 {
-		b.reportViolation("%s: %s; want a denial with a RetryAfter", showCharges(charges), showDecision(d))
+		t.reportViolation("%s: %s; want a denial with a RetryAfter", showCharges(charges), showDecision(d))
 	}
 	for i, c := range charges {
 		s, isFull := d.Status(i), strings.HasPrefix(c.Plan.Name(), "full-")
 		if s.Granted != 0 || s.Wait != 0 || (s.RetryAfter != 0) != isFull {
-			b.reportViolation("%s: status %d is %+v; want Granted 0 and Wait 0; its counter is full: %v, so want a RetryAfter: %v",
+			t.reportViolation("%s: status %d is %+v; want Granted 0 and Wait 0; its counter is full: %v, so want a RetryAfter: %v",
 				showCharges(charges), i, s, isFull, isFull)
 		}
 		if want := int64(units); !isFull && s.Remaining != want {
-			b.reportViolation("%s: in status %d, %d units remain; want %d", showCharges(charges), i, s.Remaining, want)
+			t.reportViolation("%s: in status %d, %d units remain; want %d", showCharges(charges), i, s.Remaining, want)
 		}
 	}
-	b.wantRemaining(free, units)
+	t.wantRemaining(free, units)
 }
 
-func checkGrantedBatch(b *lawTest) {
+func checkGrantedBatch(t *lawTest) {
 	for round, key := range []func(i int) string{ // the key of charge i in each round
 		func(int) string { return "k" },
 		func(i int) string { return fmt.Sprint("k", i%3) },
@@ -362,33 +363,33 @@ func checkGrantedBatch(b *lawTest) {
 		var counters []counter
 		var charges []penstock.Charge
 		for i, k := range kinds {
-			c := b.counter(k, units).withKey("batch-" + key(i)).withName(fmt.Sprint(k.name, round))
+			c := t.counter(k, units).withKey("batch-" + key(i)).withName(fmt.Sprint(k.name, round))
 			counters = append(counters, c)
 			charges = append(charges, c.spend(int64(i+1)))
 		}
 		slices.Reverse(charges)
-		d := b.decide(charges...)
+		d := t.decide(charges...)
 		if !d.Allowed || d.RetryAfter() != 0 {
-			b.reportViolation("%s: %s; want a grant", showCharges(charges), showDecision(d))
+			t.reportViolation("%s: %s; want a grant", showCharges(charges), showDecision(d))
 		}
 		for i, c := range charges {
-			b.wantGranted(showCharges(charges[i:i+1]), d.Status(i), c.Cost, units-c.Cost)
+			t.wantGranted(showCharges(charges[i:i+1]), d.Status(i), c.Cost, units-c.Cost)
 		}
 		for i, c := range counters {
-			b.wantRemaining(c, units-int64(i+1))
+			t.wantRemaining(c, units-int64(i+1))
 		}
 	}
 }
 
-func checkSameStatusInEveryBatch(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		alone := b.counter(k, units).withKey("alone")
+func checkSameStatusInEveryBatch(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		alone := t.counter(k, units).withKey("alone")
 		together := alone.withKey("together")
 		for _, cost := range []int64{3, 0, 2, 5} {
-			one := b.allow(alone.spend(cost))
-			both := b.allow(together.spend(cost), together.withName("other").withHolder("other").spend(1))
+			one := t.allow(alone.spend(cost))
+			both := t.allow(together.spend(cost), together.withName("other").withHolder("other").spend(1))
 			if one.Granted != both.Granted || one.Remaining != both.Remaining || (one.ResetAfter > 0) != (both.ResetAfter > 0) {
-				b.reportViolation("cost %d: the status is %+v alone, and %+v in a batch; want the same", cost, one, both)
+				t.reportViolation("cost %d: the status is %+v alone, and %+v in a batch; want the same", cost, one, both)
 			}
 			if k.needsHolder() {
 				break // a second spend is a renewal
@@ -397,27 +398,27 @@ func checkSameStatusInEveryBatch(b *lawTest) {
 	})
 }
 
-func checkDuplicates(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		b.wantInvalid("one limit twice", c.spend(1), c.withHolder("other").spend(1))
-		b.wantInvalid("one limit twice, with another between", c.spend(1), b.token().withName("between").spend(1), c.charge(penstock.Peek, 1))
+func checkDuplicates(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		t.wantInvalid("one limit twice", c.spend(1), c.withHolder("other").spend(1))
+		t.wantInvalid("one limit twice, with another between", c.spend(1), t.token().withName("between").spend(1), c.charge(penstock.Peek, 1))
 		raised := c
 		raised.limit.Count *= 2
-		b.wantInvalid("one limit twice, with different counts", c.spend(1), raised.spend(1))
-		b.wantRemaining(c, units)
+		t.wantInvalid("one limit twice, with different counts", c.spend(1), raised.spend(1))
+		t.wantRemaining(c, units)
 
 		elsewhere := c
 		elsewhere.limit.Group += "-2"
-		d := b.decide(c.spend(1), c.withKey("other").spend(2), elsewhere.spend(3))
+		d := t.decide(c.spend(1), c.withKey("other").spend(2), elsewhere.spend(3))
 		for i, left := range []int64{9, 8, 7} {
-			b.wantGranted("three counters", d.Status(i), int64(i+1), left)
+			t.wantGranted("three counters", d.Status(i), int64(i+1), left)
 		}
 	})
 }
 
-func checkInvalidArguments(b *lawTest) {
-	good := b.token()
+func checkInvalidArguments(t *lawTest) {
+	good := t.token()
 	bad := func(change func(*penstock.Charge)) penstock.Charge {
 		c := good.withName("bad").spend(1)
 		change(&c)
@@ -437,43 +438,43 @@ func checkInvalidArguments(b *lawTest) {
 		{"negative patience", bad(func(c *penstock.Charge) { c.Patience = -1 })},
 		{"patience of more than a day", bad(func(c *penstock.Charge) { c.Patience = 25 * time.Hour })},
 		{"a hold without a holder", bad(func(c *penstock.Charge) {
-			c.Plan, c.Holder = b.counter(slotKind, units).limit.MustCompile(), ""
+			c.Plan, c.Holder = t.counter(slotKind, units).limit.MustCompile(), ""
 		})},
 	} {
-		b.wantInvalid(row.what, row.charge)
-		b.wantInvalid(row.what+", first", row.charge, good.spend(1))
-		b.wantInvalid(row.what+", last", good.spend(1), row.charge)
+		t.wantInvalid(row.what, row.charge)
+		t.wantInvalid(row.what+", first", row.charge, good.spend(1))
+		t.wantInvalid(row.what+", last", good.spend(1), row.charge)
 	}
-	b.wantInvalid("an empty batch")
+	t.wantInvalid("an empty batch")
 	var many []penstock.Charge
 	for i := range penstock.MaxCharges + 1 {
 		many = append(many, good.withName(fmt.Sprint("many", i)).spend(1))
 	}
-	b.wantInvalid("a batch of 65", many...)
-	b.wantRemaining(good, units)
-	b.wantRemaining(good.withName("many0"), units)
-	b.allow(many[:penstock.MaxCharges]...)
-	b.wantRemaining(good.withName("many63"), units-1)
+	t.wantInvalid("a batch of 65", many...)
+	t.wantRemaining(good, units)
+	t.wantRemaining(good.withName("many0"), units)
+	t.allow(many[:penstock.MaxCharges]...)
+	t.wantRemaining(good.withName("many63"), units-1)
 }
 
-func checkPeek(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
+func checkPeek(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
 		for _, used := range []int64{0, 4, units} {
 			if used > 0 {
-				alreadyUsed := units - b.unitsLeft(c)
-				b.allow(c.withHolder(fmt.Sprint("holder", used)).spend(used - alreadyUsed))
+				alreadyUsed := units - t.unitsLeft(c)
+				t.allow(c.withHolder(fmt.Sprint("holder", used)).spend(used - alreadyUsed))
 			}
 			left := units - used
 			for range 2 {
 				for _, cost := range []int64{1, left, left + 1, units} {
-					d := b.decide(c.withHolder("observer").charge(penstock.Peek, cost))
+					d := t.decide(c.withHolder("observer").charge(penstock.Peek, cost))
 					if s := d.Status(0); d.Allowed != (cost <= left) || s.Granted != 0 || s.Remaining != left {
-						b.reportViolation("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
+						t.reportViolation("peek at a cost of %d with %d left: %s; want allowed exactly if it fits", cost, left, showDecision(d))
 					}
 				}
 				for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund} {
-					b.wantGranted(fmt.Sprint(mode, " of 0"), b.allow(c.withHolder("another").charge(mode, 0)), 0, left)
+					t.wantGranted(fmt.Sprint(mode, " of 0"), t.allow(c.withHolder("another").charge(mode, 0)), 0, left)
 				}
 			}
 		}
@@ -481,162 +482,162 @@ func checkPeek(b *lawTest) {
 }
 
 // unitsLeft returns how many units a counter has left.
-func (b *lawTest) unitsLeft(c counter) int64 {
-	b.Helper()
-	return b.allow(c.charge(penstock.Peek, 0)).Remaining
+func (t *lawTest) unitsLeft(c counter) int64 {
+	t.Helper()
+	return t.allow(c.charge(penstock.Peek, 0)).Remaining
 }
 
-func checkCostTooLarge(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
+func checkCostTooLarge(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Peek} {
 			for _, cost := range []int64{units + 1, penstock.MaxCost} {
-				if s := b.deny(c.charge(mode, cost)); s.RetryAfter != penstock.Never || s.Granted != 0 {
-					b.reportViolation("%v of %d units: %+v; want RetryAfter Never", mode, cost, s)
+				if s := t.deny(c.charge(mode, cost)); s.RetryAfter != penstock.Never || s.Granted != 0 {
+					t.reportViolation("%v of %d units: %+v; want RetryAfter Never", mode, cost, s)
 				}
 			}
 		}
-		d := b.decide(c.spend(1), c.withName("other").spend(units+1))
+		d := t.decide(c.spend(1), c.withName("other").spend(units+1))
 		if d.RetryAfter() != penstock.Never || d.Strictest() != 1 {
-			b.reportViolation("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
+			t.reportViolation("a batch with a cost that never fits: %s; want RetryAfter Never", showDecision(d))
 		}
-		b.wantRemaining(c, units)
+		t.wantRemaining(c, units)
 	})
 }
 
-func checkRetryAfter(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		if s := b.allow(c.charge(penstock.Peek, 1)); s.ResetAfter != 0 {
-			b.reportViolation("a fresh counter: %+v; want ResetAfter 0", s)
+func checkRetryAfter(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		if s := t.allow(c.charge(penstock.Peek, 1)); s.ResetAfter != 0 {
+			t.reportViolation("a fresh counter: %+v; want ResetAfter 0", s)
 		}
-		if s := b.allow(c.spend(units)); s.RetryAfter != 0 || s.ResetAfter <= 0 {
-			b.reportViolation("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
+		if s := t.allow(c.spend(units)); s.RetryAfter != 0 || s.ResetAfter <= 0 {
+			t.reportViolation("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
 		}
 		longest := 2 * refillTime // a sliding window is the slowest to refill
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek} {
-			s := b.deny(c.withHolder("other").charge(mode, 1))
+			s := t.deny(c.withHolder("other").charge(mode, 1))
 			if s.RetryAfter <= 0 || s.RetryAfter > longest || s.ResetAfter < s.RetryAfter || s.ResetAfter > longest {
-				b.reportViolation("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
+				t.reportViolation("%v on an exhausted counter: %+v; want a RetryAfter up to the refill time", mode, s)
 			}
 		}
 	})
 }
 
-func checkRefund(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		if s := b.allow(c.charge(penstock.Refund, 3)); s.Granted != 0 || s.Remaining != units {
-			b.reportViolation("a refund of an unused counter: %+v; want 0 granted", s)
+func checkRefund(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		if s := t.allow(c.charge(penstock.Refund, 3)); s.Granted != 0 || s.Remaining != units {
+			t.reportViolation("a refund of an unused counter: %+v; want 0 granted", s)
 		}
-		b.allow(c.spend(6))
+		t.allow(c.spend(6))
 		// A partly refilled unit may count as unused, so only the bounds of Granted are checked.
-		if s := b.allow(c.charge(penstock.Refund, 2)); s.Remaining != 6 || s.Granted > 2 {
-			b.reportViolation("a refund of 2 units: %+v; want 6 left", s)
+		if s := t.allow(c.charge(penstock.Refund, 2)); s.Remaining != 6 || s.Granted > 2 {
+			t.reportViolation("a refund of 2 units: %+v; want 6 left, and at most 2 granted", s)
 		}
 		if k.name == "leaky" {
 			return // only the last in the queue can be refunded: see checkLeavingTheQueue
 		}
-		if s := b.allow(c.charge(penstock.Refund, penstock.MaxCost)); s.Remaining != units || s.Granted > 4 || s.ResetAfter != 0 {
-			b.reportViolation("a refund of more than is used: %+v; want a full counter", s)
+		if s := t.allow(c.charge(penstock.Refund, penstock.MaxCost)); s.Remaining != units || s.Granted > 4 || s.ResetAfter != 0 {
+			t.reportViolation("a refund of more than is used: %+v; want all units left, and ResetAfter 0", s)
 		}
-		b.allow(c.spend(units))
-		b.deny(c.withHolder("other").spend(1))
+		t.allow(c.spend(units))
+		t.deny(c.withHolder("other").spend(1))
 	})
 }
 
-func checkReset(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c, other := b.counter(k, units), b.counter(k, units).withName("other")
-		b.allow(c.spend(units), other.spend(3))
+func checkReset(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c, other := t.counter(k, units), t.counter(k, units).withName("other")
+		t.allow(c.spend(units), other.spend(3))
 		reset := c.withHolder("")
-		if s := b.allow(reset.charge(penstock.Reset, 0)); s.Remaining != units || s.ResetAfter != 0 {
-			b.reportViolation("after a reset: %+v; want %d left and ResetAfter 0", s, units)
+		if s := t.allow(reset.charge(penstock.Reset, 0)); s.Remaining != units || s.ResetAfter != 0 {
+			t.reportViolation("after a reset: %+v; want %d left and ResetAfter 0", s, units)
 		}
-		b.wantRemaining(c, units)
-		b.wantRemaining(other, units-3)
-		b.allow(reset.charge(penstock.Reset, 0))
-		b.allow(c.spend(units))
-		b.wantRemaining(c, 0)
+		t.wantRemaining(c, units)
+		t.wantRemaining(other, units-3)
+		t.allow(reset.charge(penstock.Reset, 0))
+		t.allow(c.spend(units))
+		t.wantRemaining(c, 0)
 	})
 }
 
-func checkForce(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		b.allow(c.withHolder("first").spend(7))
-		b.wantGranted("a Force of 5 units with 3 left", b.allow(c.charge(penstock.Force, 5)), 5, 0)
-		b.deny(c.withHolder("third").spend(1))
-		if s := b.allow(c.charge(penstock.Refund, 5)); s.Remaining != 3 {
-			b.reportViolation("a refund of forced units: %+v; want them returned", s)
+func checkForce(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		t.allow(c.withHolder("first").spend(7))
+		t.wantGranted("a Force of 5 units with 3 left", t.allow(c.charge(penstock.Force, 5)), 5, 0)
+		t.deny(c.withHolder("third").spend(1))
+		if s := t.allow(c.charge(penstock.Refund, 5)); s.Remaining != 3 {
+			t.reportViolation("a refund of 5 forced units: %+v; want 3 left", s)
 		}
-		b.wantGranted("a Force in a batch", b.allow(c.withHolder("fourth").charge(penstock.Force, 4), b.token().withName("other").spend(1)), 4, 0)
+		t.wantGranted("a Force in a batch", t.allow(c.withHolder("fourth").charge(penstock.Force, 4), t.token().withName("other").spend(1)), 4, 0)
 	})
 }
 
-func checkDraw(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		b.wantGranted("a Draw of 7 units with 10 left", b.allow(c.withHolder("first").charge(penstock.Draw, 7)), 7, 3)
-		b.wantGranted("a Draw of 5 units with 3 left", b.allow(c.withHolder("second").charge(penstock.Draw, 5)), 3, 0)
-		if s := b.deny(c.withHolder("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
-			b.reportViolation("a Draw of 5 units with none left: %+v; want a denial with a RetryAfter and nothing granted", s)
+func checkDraw(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		t.wantGranted("a Draw of 7 units with 10 left", t.allow(c.withHolder("first").charge(penstock.Draw, 7)), 7, 3)
+		t.wantGranted("a Draw of 5 units with 3 left", t.allow(c.withHolder("second").charge(penstock.Draw, 5)), 3, 0)
+		if s := t.deny(c.withHolder("third").charge(penstock.Draw, 5)); s.Granted != 0 || s.RetryAfter <= 0 {
+			t.reportViolation("a Draw of 5 units with none left: %+v; want a denial with a RetryAfter and nothing granted", s)
 		}
 		whole := c.withName("whole")
-		b.wantGranted("a Draw of more than the limit", b.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
+		t.wantGranted("a Draw of more than the limit", t.allow(whole.charge(penstock.Draw, penstock.MaxCost)), units, 0)
 	})
 }
 
-func checkPatience(b *lawTest) {
+func checkPatience(t *lawTest) {
 	const interval = 6 * time.Minute // between two units
 	wantNear := func(what string, got, want time.Duration) {
-		b.Helper()
+		t.Helper()
 		if got > want || got < want-time.Minute {
-			b.reportViolation("%s is %v; want slightly less than %v", what, got, want)
+			t.reportViolation("%s is %v; want slightly less than %v", what, got, want)
 		}
 	}
-	c := b.token()
+	c := t.token()
 	c.limit.Period = time.Hour // 10 units, one every 6 minutes
 	patient := func(c counter, patience time.Duration) penstock.Charge {
 		charge := c.spend(1)
 		charge.Patience = patience
 		return charge
 	}
-	b.allow(c.spend(units))
-	wantNear("RetryAfter without patience", b.deny(c.spend(2)).RetryAfter, 2*interval)
-	wantNear("RetryAfter with too little patience", b.deny(patient(c, 2*time.Minute)).RetryAfter, interval-2*time.Minute)
-	wantNear("the first wait", b.allow(patient(c, time.Hour)).Wait, interval)
-	wantNear("the second wait", b.allow(patient(c, time.Hour)).Wait, 2*interval)
-	d := b.decide(patient(c, time.Hour), patient(c.withName("idle"), time.Hour))
+	t.allow(c.spend(units))
+	wantNear("RetryAfter without patience", t.deny(c.spend(2)).RetryAfter, 2*interval)
+	wantNear("RetryAfter with too little patience", t.deny(patient(c, 2*time.Minute)).RetryAfter, interval-2*time.Minute)
+	wantNear("the first wait", t.allow(patient(c, time.Hour)).Wait, interval)
+	wantNear("the second wait", t.allow(patient(c, time.Hour)).Wait, 2*interval)
+	d := t.decide(patient(c, time.Hour), patient(c.withName("idle"), time.Hour))
 	wantNear("the wait of a batch", d.Wait(), 3*interval)
-	b.deny(patient(c, time.Hour), c.withName("idle").spend(units))
-	wantNear("a wait after a denied batch", b.allow(patient(c, time.Hour)).Wait, 4*interval)
+	t.deny(patient(c, time.Hour), c.withName("idle").spend(units))
+	wantNear("a wait after a denied batch", t.allow(patient(c, time.Hour)).Wait, 4*interval)
 
-	q := b.counter(leakyKind, 3)
-	if s := b.allow(patient(q, 0)); s.Wait != 0 || s.Remaining != 2 {
-		b.reportViolation("the first in an empty queue: %+v; want no wait", s)
+	q := t.counter(leakyKind, 3)
+	if s := t.allow(patient(q, 0)); s.Wait != 0 || s.Remaining != 2 {
+		t.reportViolation("the first in an empty queue: %+v; want no wait", s)
 	}
-	wantNear("the queue's RetryAfter without patience", b.deny(patient(q, 0)).RetryAfter, interval)
-	wantNear("the wait of the second in the queue", b.allow(patient(q, time.Hour)).Wait, interval)
-	wantNear("the wait of the third in the queue", b.allow(patient(q, time.Hour)).Wait, 2*interval)
-	wantNear("RetryAfter of a full queue", b.deny(patient(q, time.Hour)).RetryAfter, interval)
+	wantNear("the queue's RetryAfter without patience", t.deny(patient(q, 0)).RetryAfter, interval)
+	wantNear("the wait of the second in the queue", t.allow(patient(q, time.Hour)).Wait, interval)
+	wantNear("the wait of the third in the queue", t.allow(patient(q, time.Hour)).Wait, 2*interval)
+	wantNear("RetryAfter of a full queue", t.deny(patient(q, time.Hour)).RetryAfter, interval)
 
-	w := b.counter(fixedKind, 1)
-	b.allow(w.spend(1))
-	if s := b.deny(patient(w, 24*time.Hour)); s.Wait != 0 {
-		b.reportViolation("a window booked the future: %+v; want a denial", s)
+	w := t.counter(fixedKind, 1)
+	t.allow(w.spend(1))
+	if s := t.deny(patient(w, 24*time.Hour)); s.Wait != 0 {
+		t.reportViolation("a denial by a fixed window: %+v; want no Wait", s)
 	}
 }
 
-func checkLeavingTheQueue(b *lawTest) {
-	q := b.counter(leakyKind, units)
+func checkLeavingTheQueue(t *lawTest) {
+	q := t.counter(leakyKind, units)
 	for i, holder := range []string{"first", "second", "third"} {
-		b.wantGranted("the "+holder+" enters", b.allow(q.withHolder(holder).spend(1)), 1, units-1-int64(i))
+		t.wantGranted("the "+holder+" enters", t.allow(q.withHolder(holder).spend(1)), 1, units-1-int64(i))
 	}
-	b.wantGranted("the first leaves", b.allow(q.withHolder("first").charge(penstock.Refund, 1)), 0, 7)
-	b.wantGranted("a charge without a holder leaves", b.allow(q.withHolder("").charge(penstock.Refund, 1)), 0, 7)
-	b.wantGranted("the third leaves", b.allow(q.withHolder("third").charge(penstock.Refund, 1)), 1, 8)
-	b.wantGranted("the third leaves again", b.allow(q.withHolder("third").charge(penstock.Refund, 1)), 0, 8)
+	t.wantGranted("the first leaves", t.allow(q.withHolder("first").charge(penstock.Refund, 1)), 0, 7)
+	t.wantGranted("a charge without a holder leaves", t.allow(q.withHolder("").charge(penstock.Refund, 1)), 0, 7)
+	t.wantGranted("the third leaves", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 1, 8)
+	t.wantGranted("the third leaves again", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 0, 8)
 }
 
 // oddKeys are keys that a store without proper encoding would confuse.
@@ -651,132 +652,132 @@ var oddKeys = func() []string {
 	}
 }()
 
-func checkKeys(b *lawTest) {
+func checkKeys(t *lawTest) {
 	const capacity = 200                                     // units of each counter: more than all charges of a counter
 	for _, k := range []kind{tokenKind, logKind, slotKind} { // one whose state is numbers, and the two with sorted sets
 		var batch []penstock.Charge
 		for i, key := range oddKeys {
-			c := b.counter(k, capacity).withKey(key)
+			c := t.counter(k, capacity).withKey(key)
 			cost := int64(i + 1)
-			b.wantGranted(fmt.Sprintf("key %.40q", key), b.allow(c.spend(cost)), cost, capacity-cost)
+			t.wantGranted(fmt.Sprintf("key %.40q", key), t.allow(c.spend(cost)), cost, capacity-cost)
 			batch = append(batch, c.withHolder("other").spend(100))
 		}
 		for i, key := range oddKeys {
-			b.wantRemaining(b.counter(k, capacity).withKey(key), int64(capacity-i-1))
+			t.wantRemaining(t.counter(k, capacity).withKey(key), int64(capacity-i-1))
 		}
 		batch = batch[:min(len(batch), penstock.MaxCharges)]
-		d := b.decide(batch...)
+		d := t.decide(batch...)
 		for i := range batch {
-			b.wantGranted(fmt.Sprintf("key %.40q in a batch", oddKeys[i]), d.Status(i), 100, int64(capacity-100-i-1))
+			t.wantGranted(fmt.Sprintf("key %.40q in a batch", oddKeys[i]), d.Status(i), 100, int64(capacity-100-i-1))
 		}
 	}
 }
 
-func checkNeighbors(b *lawTest) {
+func checkNeighbors(t *lawTest) {
 	var all []counter
 	for _, k := range kinds {
-		all = append(all, b.counter(k, units), b.counter(k, units).withName(k.name+"-2"), b.counter(k, units).withName("2."+k.name))
+		all = append(all, t.counter(k, units), t.counter(k, units).withName(k.name+"-2"), t.counter(k, units).withName("2."+k.name))
 	}
 	check := func(what string, used []int64) {
-		b.Helper()
+		t.Helper()
 		for i, c := range all {
-			if left := b.unitsLeft(c); left != units-used[i] {
-				b.reportViolation("after %s, limit %q has %d units left; want %d", what, c.limit.Name, left, units-used[i])
+			if left := t.unitsLeft(c); left != units-used[i] {
+				t.reportViolation("after %s, limit %q has %d units left; want %d", what, c.limit.Name, left, units-used[i])
 			}
 		}
 	}
 	used := make([]int64, len(all))
 	for i, c := range all {
 		cost := int64(i%7 + 1)
-		b.allow(c.spend(cost))
+		t.allow(c.spend(cost))
 		used[i] = cost
 	}
 	check("spending on each", used)
 	for i, c := range all {
-		b.allow(c.withHolder("").charge(penstock.Reset, 0))
+		t.allow(c.withHolder("").charge(penstock.Reset, 0))
 		used[i] = 0
 		check("resetting "+c.limit.Name, used)
-		b.allow(c.spend(units))
-		b.deny(c.withHolder("other").spend(1))
+		t.allow(c.spend(units))
+		t.deny(c.withHolder("other").spend(1))
 		used[i] = units
 		check("exhausting "+c.limit.Name, used)
 	}
 }
 
-func checkChangedAlgorithm(b *lawTest) {
+func checkChangedAlgorithm(t *lawTest) {
 	for _, before := range kinds {
 		for _, after := range kinds {
-			old := b.counter(before, units).withName("limit").withKey(before.name + after.name)
-			changed := b.counter(after, units).withName("limit").withKey(old.key)
+			old := t.counter(before, units).withName("limit").withKey(before.name + after.name)
+			changed := t.counter(after, units).withName("limit").withKey(old.key)
 			if old.limit.Algorithm.Name() == changed.limit.Algorithm.Name() {
 				continue // fixed windows differ only in where they begin
 			}
-			b.allow(old.spend(units))
-			b.wantRemaining(changed, units)
-			b.allow(changed.spend(3))
-			b.wantRemaining(changed, units-3)
+			t.allow(old.spend(units))
+			t.wantRemaining(changed, units)
+			t.allow(changed.spend(3))
+			t.wantRemaining(changed, units-3)
 		}
 	}
 }
 
-func checkChangedLimit(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
-		c := b.counter(k, units)
-		b.allow(c.spend(4))
-		resized := func(n int64) counter { return b.counter(k, n) }
-		b.wantRemaining(resized(20), 16)
-		b.wantRemaining(resized(6), 2)
-		b.wantRemaining(resized(3), 0)
-		b.wantGranted("spend after raising", b.allow(resized(20).withHolder("other").spend(16)), 16, 0)
-		b.deny(resized(6).withHolder("third").spend(1))
+func checkChangedLimit(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		t.allow(c.spend(4))
+		resized := func(n int64) counter { return t.counter(k, n) }
+		t.wantRemaining(resized(20), 16)
+		t.wantRemaining(resized(6), 2)
+		t.wantRemaining(resized(3), 0)
+		t.wantGranted("spend after raising", t.allow(resized(20).withHolder("other").spend(16)), 16, 0)
+		t.deny(resized(6).withHolder("third").spend(1))
 	})
 }
 
-func checkHolds(b *lawTest) {
-	c := b.counter(slotKind, units)
+func checkHolds(t *lawTest) {
+	c := t.counter(slotKind, units)
 	c.limit.Period = time.Hour
 	anna, ben := c.withHolder("anna"), c.withHolder("ben")
-	b.wantGranted("anna acquires", b.allow(anna.spend(3)), 3, 7)
-	if s := b.allow(anna.spend(3)); s.Granted != 0 || s.Remaining != 7 || s.ResetAfter != time.Hour {
-		b.reportViolation("anna renews: %+v; want 0 granted, and the slots as before", s)
+	t.wantGranted("anna acquires", t.allow(anna.spend(3)), 3, 7)
+	if s := t.allow(anna.spend(3)); s.Granted != 0 || s.Remaining != 7 || s.ResetAfter != time.Hour {
+		t.reportViolation("anna renews: %+v; want 0 granted, and the slots as before", s)
 	}
-	b.wantGranted("ben acquires", b.allow(ben.spend(7)), 7, 0)
-	b.deny(c.withHolder("carl").spend(1))
-	b.wantGranted("anna renews when all slots are taken", b.allow(anna.spend(3)), 0, 0)
-	b.wantGranted("carl releases slots that he does not have", b.allow(c.withHolder("carl").charge(penstock.Refund, 3)), 0, 0)
-	b.wantGranted("anna releases", b.allow(anna.charge(penstock.Refund, 3)), 3, 3)
-	b.wantGranted("anna releases again", b.allow(anna.charge(penstock.Refund, 3)), 0, 3)
-	b.wantGranted("ben shrinks", b.allow(ben.spend(2)), 0, 8)
-	b.wantGranted("ben grows", b.allow(ben.spend(4)), 2, 6)
+	t.wantGranted("ben acquires", t.allow(ben.spend(7)), 7, 0)
+	t.deny(c.withHolder("carl").spend(1))
+	t.wantGranted("anna renews when all slots are taken", t.allow(anna.spend(3)), 0, 0)
+	t.wantGranted("carl releases slots that he does not have", t.allow(c.withHolder("carl").charge(penstock.Refund, 3)), 0, 0)
+	t.wantGranted("anna releases", t.allow(anna.charge(penstock.Refund, 3)), 3, 3)
+	t.wantGranted("anna releases again", t.allow(anna.charge(penstock.Refund, 3)), 0, 3)
+	t.wantGranted("ben shrinks", t.allow(ben.spend(2)), 0, 8)
+	t.wantGranted("ben grows", t.allow(ben.spend(4)), 2, 6)
 	// Holders whose names look like those of other members of the sorted set.
 	for _, holder := range []string{"anna\x00", "anna:", "h", "c", "s", "canna", "hanna", "\n", strings.Repeat("x", penstock.MaxHolder)} {
-		b.wantGranted(fmt.Sprintf("holder %.20q", holder), b.allow(c.withHolder(holder).spend(2)), 2, 4)
-		b.wantGranted(fmt.Sprintf("holder %.20q again", holder), b.allow(c.withHolder(holder).spend(2)), 0, 4)
-		b.wantGranted(fmt.Sprintf("holder %.20q releases", holder), b.allow(c.withHolder(holder).charge(penstock.Refund, 2)), 2, 6)
+		t.wantGranted(fmt.Sprintf("holder %.20q", holder), t.allow(c.withHolder(holder).spend(2)), 2, 4)
+		t.wantGranted(fmt.Sprintf("holder %.20q again", holder), t.allow(c.withHolder(holder).spend(2)), 0, 4)
+		t.wantGranted(fmt.Sprintf("holder %.20q releases", holder), t.allow(c.withHolder(holder).charge(penstock.Refund, 2)), 2, 6)
 	}
 }
 
-func checkExpiringHolds(b *lawTest) {
+func checkExpiringHolds(t *lawTest) {
 	const ttl = 40 * time.Millisecond
-	c := b.counter(slotKind, 1)
+	c := t.counter(slotKind, 1)
 	c.limit.Period = ttl
 	before := time.Now()
-	b.allow(c.withHolder("dead").spend(1))
-	b.allow(c.withHolder("dead").spend(1))
+	t.allow(c.withHolder("dead").spend(1))
+	t.allow(c.withHolder("dead").spend(1))
 	for {
-		d := b.decide(c.withHolder("heir").spend(1))
+		d := t.decide(c.withHolder("heir").spend(1))
 		since := time.Since(before)
 		if d.Allowed {
 			if since < ttl-time.Millisecond {
-				b.reportViolation("a hold of %v ended after %v; want %v", ttl, since, ttl)
+				t.reportViolation("a hold of %v ended after %v; want %v", ttl, since, ttl)
 			}
 			return
 		}
 		if s := d.Status(0); s.RetryAfter <= 0 || s.RetryAfter > ttl {
-			b.reportViolation("a hold of %v has RetryAfter %v; want above 0 and at most %v", ttl, s.RetryAfter, ttl)
+			t.reportViolation("a hold of %v has RetryAfter %v; want above 0 and at most %v", ttl, s.RetryAfter, ttl)
 		}
 		if since > waitLimit {
-			b.fatal("a hold of %v has not ended after %v; want that it ends", ttl, since)
+			t.fatal("a hold of %v has not ended after %v; want that it ends", ttl, since)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -785,11 +786,11 @@ func checkExpiringHolds(b *lawTest) {
 // waitLimit is how long a law may wait for an event.
 const waitLimit = 20 * time.Second
 
-func checkMixedBatch(b *lawTest) {
-	rate := b.token()
-	rate.limit = penstock.Limit{Name: "rate", Group: b.group, Count: 10, Period: refillTime}
-	slots := b.counter(slotKind, 5).withName("in-flight")
-	total := b.counter(slotKind, 500).withName("total").withKey("")
+func checkMixedBatch(t *lawTest) {
+	rate := t.token()
+	rate.limit = penstock.Limit{Name: "rate", Group: t.group, Count: 10, Period: refillTime}
+	slots := t.counter(slotKind, 5).withName("in-flight")
+	total := t.counter(slotKind, 500).withName("total").withKey("")
 	// charges returns the batch of request n of a user. A Spend also charges the user's rate.
 	charges := func(user string, n int, mode penstock.Mode) []penstock.Charge {
 		holder := fmt.Sprint(user, n)
@@ -800,54 +801,54 @@ func checkMixedBatch(b *lawTest) {
 		return batch
 	}
 	for i := range 5 {
-		b.allow(charges("anna", i, penstock.Spend)...)
+		t.allow(charges("anna", i, penstock.Spend)...)
 	}
-	d := b.decide(charges("anna", 5, penstock.Spend)...)
+	d := t.decide(charges("anna", 5, penstock.Spend)...)
 	rateStatus, slotStatus, totalStatus := d.Status(0), d.Status(1), d.Status(2)
 	areOthersFree := rateStatus.RetryAfter == 0 && totalStatus.RetryAfter == 0
 	if d.Allowed || slotStatus.RetryAfter == 0 || !areOthersFree || d.Strictest() != 1 {
-		b.reportViolation("a sixth request in flight: %s; want a denial by the slots only", showDecision(d))
+		t.reportViolation("a sixth request in flight: %s; want a denial by the slots only", showDecision(d))
 	}
 	for i, want := range []int64{5, 0, 495} {
 		if s := d.Status(i); s.Remaining != want {
-			b.reportViolation("a sixth request in flight: limit %d has %d units left; want %d", i, s.Remaining, want)
+			t.reportViolation("a sixth request in flight: limit %d has %d units left; want %d", i, s.Remaining, want)
 		}
 	}
-	b.allow(charges("ben", 0, penstock.Spend)...)
-	b.wantRemaining(total, 494)
+	t.allow(charges("ben", 0, penstock.Spend)...)
+	t.wantRemaining(total, 494)
 	for i := range 5 {
-		b.allow(charges("anna", i, penstock.Refund)...)
-		b.allow(charges("anna", 10+i, penstock.Spend)...)
+		t.allow(charges("anna", i, penstock.Refund)...)
+		t.allow(charges("anna", 10+i, penstock.Spend)...)
 	}
-	b.wantRemaining(rate.withKey("anna"), 0)
-	b.allow(charges("anna", 10, penstock.Refund)...)
-	b.deny(charges("anna", 20, penstock.Spend)...) // now the rate is exhausted
-	b.wantRemaining(slots.withKey("anna"), 1)
-	b.wantRemaining(total, 495)
+	t.wantRemaining(rate.withKey("anna"), 0)
+	t.allow(charges("anna", 10, penstock.Refund)...)
+	t.deny(charges("anna", 20, penstock.Spend)...) // now the rate is exhausted
+	t.wantRemaining(slots.withKey("anna"), 1)
+	t.wantRemaining(total, 495)
 }
 
-func checkEndedContext(b *lawTest) {
-	canceled, cancel := context.WithCancelCause(b.Context())
+func checkEndedContext(t *lawTest) {
+	canceled, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the caller has left"))
-	late, done := context.WithDeadline(b.Context(), time.Now().Add(-time.Second))
+	late, done := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer done()
 	for ctx, want := range map[context.Context]error{canceled: context.Canceled, late: context.DeadlineExceeded} {
-		c := b.token()
+		c := t.token()
 		for _, batch := range [][]penstock.Charge{{c.spend(1)}, {c.spend(1), c.withName("other").withKey("other").spend(1)}} {
-			if d, err := b.store.Decide(ctx, batch); !errors.Is(err, want) {
-				b.reportViolation("after the end of its context, %s returned %s, %v; want %v", showCharges(batch), showDecision(d), err, want)
+			if d, err := t.store.Decide(ctx, batch); !errors.Is(err, want) {
+				t.reportViolation("after the end of its context, %s returned %s, %v; want %v", showCharges(batch), showDecision(d), err, want)
 			}
 		}
-		b.wantRemaining(c, units)
-		b.wantRemaining(c.withName("other").withKey("other"), units)
+		t.wantRemaining(c, units)
+		t.wantRemaining(c.withName("other").withKey("other"), units)
 	}
 }
 
 const goroutines = 50
 
 // runTogether runs f in many goroutines and waits for all of them, up to waitLimit.
-func (b *lawTest) runTogether(f func(goroutine int)) {
-	b.Helper()
+func (t *lawTest) runTogether(f func(goroutine int)) {
+	t.Helper()
 	var all sync.WaitGroup
 	for goroutine := range goroutines {
 		all.Go(func() { f(goroutine) })
@@ -860,20 +861,20 @@ func (b *lawTest) runTogether(f func(goroutine int)) {
 	select {
 	case <-done:
 	case <-time.After(waitLimit):
-		b.fatal("%d goroutines have not ended in %v: do they wait for each other?", goroutines, waitLimit)
+		t.fatal("%d goroutines have not ended in %v: do they wait for each other?", goroutines, waitLimit)
 	}
 }
 
-func checkConcurrentSpends(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
+func checkConcurrentSpends(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
 		for _, cost := range []int64{1, 3} {
-			c := b.counter(k, 100).withKey(fmt.Sprint("cost", cost))
+			c := t.counter(k, 100).withKey(fmt.Sprint("cost", cost))
 			var granted atomic.Int64
-			b.runTogether(func(goroutine int) {
+			t.runTogether(func(goroutine int) {
 				for i := range 4 {
-					d, err := b.store.Decide(b.Context(), []penstock.Charge{c.withHolder(fmt.Sprint(goroutine, ".", i)).spend(cost)})
+					d, err := t.store.Decide(t.Context(), []penstock.Charge{c.withHolder(fmt.Sprint(goroutine, ".", i)).spend(cost)})
 					if err != nil {
-						b.reportViolation("%d goroutines: %v; want no error", goroutines, err)
+						t.reportViolation("%d goroutines: %v; want no error", goroutines, err)
 						return
 					}
 					granted.Add(d.Status(0).Granted)
@@ -881,27 +882,27 @@ func checkConcurrentSpends(b *lawTest) {
 			})
 			want := 100 / cost * cost
 			if granted.Load() != want {
-				b.reportViolation("%d goroutines that spend %d units at once were granted %d of 100; want %d", goroutines, cost, granted.Load(), want)
+				t.reportViolation("%d goroutines that spend %d units at once were granted %d of 100; want %d", goroutines, cost, granted.Load(), want)
 			}
-			b.wantRemaining(c, 100-want)
+			t.wantRemaining(c, 100-want)
 		}
 	})
 }
 
-func checkOppositeOrders(b *lawTest) {
+func checkOppositeOrders(t *lawTest) {
 	for i, place := range []struct{ first, second string }{{"one", "one"}, {"one", "two"}, {"two", "one"}} {
-		first := b.counter(tokenKind, 100).withKey(place.first).withName(fmt.Sprint("first", i))
-		second := b.counter(fixedKind, 150).withKey(place.second).withName(fmt.Sprint("second", i))
+		first := t.counter(tokenKind, 100).withKey(place.first).withName(fmt.Sprint("first", i))
+		second := t.counter(fixedKind, 150).withKey(place.second).withName(fmt.Sprint("second", i))
 		var admitted atomic.Int64
-		b.runTogether(func(goroutine int) {
+		t.runTogether(func(goroutine int) {
 			for range 4 {
 				batch := []penstock.Charge{first.spend(1), second.spend(1)}
 				if goroutine%2 == 1 {
 					slices.Reverse(batch)
 				}
-				d, err := b.store.Decide(b.Context(), batch)
+				d, err := t.store.Decide(t.Context(), batch)
 				if err != nil {
-					b.reportViolation("%d goroutines: %v; want no error", goroutines, err)
+					t.reportViolation("%d goroutines: %v; want no error", goroutines, err)
 					return
 				}
 				if d.Allowed {
@@ -911,56 +912,56 @@ func checkOppositeOrders(b *lawTest) {
 		})
 		n := admitted.Load()
 		if n > 100 || place.first == place.second && n != 100 {
-			b.reportViolation("%d batches were admitted; want at most 100, and exactly 100 under one key", n)
+			t.reportViolation("%d batches were admitted; want at most 100, and exactly 100 under one key", n)
 		}
-		b.wantRemaining(first, 100-n)
-		b.wantRemaining(second, 150-n)
+		t.wantRemaining(first, 100-n)
+		t.wantRemaining(second, 150-n)
 		for ; n < 100; n++ { // if several servers share the keys, one batch may have caused the denial of another
-			b.allow(first.spend(1), second.spend(1))
+			t.allow(first.spend(1), second.spend(1))
 		}
-		b.deny(second.spend(1), first.spend(1))
-		b.wantRemaining(second, 50)
+		t.deny(second.spend(1), first.spend(1))
+		t.wantRemaining(second, 50)
 	}
 }
 
-func checkReusedArguments(b *lawTest) {
-	c := b.token()
+func checkReusedArguments(t *lawTest) {
+	c := t.token()
 	charges := []penstock.Charge{c.spend(1), c.withName("other").spend(2)}
-	d := b.decide(charges...)
+	d := t.decide(charges...)
 	want := showDecision(d)
 	clear(charges)
 	charges[0], charges[1] = c.withKey("elsewhere").spend(9), c.withKey("elsewhere").withName("other").spend(9)
 	one := []penstock.Charge{c.withName("single").spend(3)}
-	single := b.decide(one...)
+	single := t.decide(one...)
 	wantSingle := showDecision(single)
 	clear(one)
-	b.runTogether(func(goroutine int) {
+	t.runTogether(func(goroutine int) {
 		batch := []penstock.Charge{c.withKey(fmt.Sprint(goroutine)).spend(1), c.withKey(fmt.Sprint(goroutine)).withName("other").spend(5)}
 		for i := range 8 {
-			if _, err := b.store.Decide(b.Context(), batch[:1+i%2]); err != nil {
-				b.reportViolation("a goroutine: %v; want no error", err)
+			if _, err := t.store.Decide(t.Context(), batch[:1+i%2]); err != nil {
+				t.reportViolation("a goroutine: %v; want no error", err)
 			}
 			batch[0].Key = fmt.Sprint(goroutine, "-", i)
 			batch[1].Key = batch[0].Key
 		}
 	})
 	if got := showDecision(d); got != want {
-		b.reportViolation("a decision of two charges has changed from %s to %s; want no change", want, got)
+		t.reportViolation("a decision of two charges has changed from %s to %s; want no change", want, got)
 	}
 	if got := showDecision(single); got != wantSingle {
-		b.reportViolation("a decision of one charge has changed from %s to %s; want no change", wantSingle, got)
+		t.reportViolation("a decision of one charge has changed from %s to %s; want no change", wantSingle, got)
 	}
-	b.wantRemaining(c, 9)
-	b.wantRemaining(c.withName("other"), 8)
-	b.wantRemaining(c.withName("single"), 7)
-	b.wantRemaining(c.withKey("elsewhere"), units)
+	t.wantRemaining(c, 9)
+	t.wantRemaining(c.withName("other"), 8)
+	t.wantRemaining(c.withName("single"), 7)
+	t.wantRemaining(c.withKey("elsewhere"), units)
 }
 
-func (b *lawTest) limiter(limits ...penstock.Limit) *penstock.Limiter {
-	b.Helper()
-	l, err := penstock.NewLimiter(b.store, b.group, limits...)
+func (t *lawTest) limiter(limits ...penstock.Limit) *penstock.Limiter {
+	t.Helper()
+	l, err := penstock.NewLimiter(t.store, t.group, limits...)
 	if err != nil {
-		b.fatal("NewLimiter: %v", err)
+		t.fatal("NewLimiter: %v", err)
 	}
 	return l
 }
@@ -975,109 +976,109 @@ func waitingLimits(n int64, period time.Duration) []penstock.Limit {
 	}
 }
 
-func checkWait(b *lawTest) {
+func checkWait(t *lawTest) {
 	const period = 30 * time.Millisecond
-	ctx, cancel := context.WithTimeout(b.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	for _, limit := range waitingLimits(5, period) {
-		l := b.limiter(limit)
+		l := t.limiter(limit)
 		before := time.Now()
 		for i := range 3 {
 			if err := l.Wait(ctx, "k"); err != nil {
-				b.fatal("%s: wait %d: %v", limit.Name, i, err)
+				t.fatal("%s: wait %d: %v", limit.Name, i, err)
 			}
 			if since := time.Since(before); since < time.Duration(i)*period-time.Millisecond {
-				b.reportViolation("%s: %d units were granted after %v; want one per %v", limit.Name, i+1, since, period)
+				t.reportViolation("%s: %d units were granted after %v; want one per %v", limit.Name, i+1, since, period)
 			}
 		}
 	}
 }
 
-func checkUselessWaits(b *lawTest) {
-	ctx, cancel := context.WithTimeout(b.Context(), waitLimit)
+func checkUselessWaits(t *lawTest) {
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	for _, limit := range waitingLimits(5, time.Hour) {
-		l := b.limiter(limit)
+		l := t.limiter(limit)
 		if err := l.Wait(ctx, "k"); err != nil {
-			b.fatal("%s: the first wait: %v", limit.Name, err)
+			t.fatal("%s: the first wait: %v", limit.Name, err)
 		}
 		wantDenial := func(what string, err error) {
-			b.Helper()
+			t.Helper()
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || ctx.Err() != nil {
-				b.reportViolation("%s: %s: %v; want a DeniedError at once", limit.Name, what, err)
+				t.reportViolation("%s: %s: %v; want a DeniedError at once", limit.Name, what, err)
 			}
 		}
 		wantDenial("a turn after the deadline", l.Wait(ctx, "k"))
-		wantDenial("a cost that never fits", l.WaitN(b.Context(), "k", 1000))
+		wantDenial("a cost that never fits", l.WaitN(t.Context(), "k", 1000))
 		_, err := l.Reserve(ctx, "k")
 		wantDenial("a reservation after the deadline", err)
 		d, err := l.Peek(ctx, "k")
 		if err != nil || d.Status(0).ResetAfter > time.Hour {
-			b.reportViolation("%s: after waits that cannot succeed, a peek is %s, %v; want a ResetAfter of an hour at most, since they book nothing", limit.Name, showDecision(d), err)
+			t.reportViolation("%s: after waits that cannot succeed, a peek is %s, %v; want a ResetAfter of an hour at most, since they book nothing", limit.Name, showDecision(d), err)
 		}
 	}
 }
 
-func checkAbandonedWaits(b *lawTest) {
-	store := b.store
+func checkAbandonedWaits(t *lawTest) {
+	store := t.store
 	for _, limit := range waitingLimits(5, time.Hour)[:2] { // those that book
-		l := b.limiter(limit)
-		if err := l.Wait(b.Context(), "k"); err != nil {
-			b.fatal("%s: the first wait: %v", limit.Name, err)
+		l := t.limiter(limit)
+		if err := l.Wait(t.Context(), "k"); err != nil {
+			t.fatal("%s: the first wait: %v", limit.Name, err)
 		}
 		// The caller leaves as soon as the store has booked. If it left earlier, the test could not know
 		// whether there is a booking.
-		ctx, cancel := context.WithCancel(b.Context())
-		b.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		t.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			defer cancel()
 			return store.Decide(ctx, charges)
 		})
-		err := b.limiter(limit).Wait(ctx, "k")
-		b.store = store
+		err := t.limiter(limit).Wait(ctx, "k")
+		t.store = store
 		if !errors.Is(err, context.Canceled) {
-			b.reportViolation("%s: an abandoned wait returned %v; want the context's error", limit.Name, err)
+			t.reportViolation("%s: an abandoned wait returned %v; want the context's error", limit.Name, err)
 		}
-		if reset := b.resetAfter(l); reset > time.Hour {
-			b.reportViolation("%s: ResetAfter is %v; want at most 1h, since the booking is refunded", limit.Name, reset)
+		if reset := t.resetAfter(l); reset > time.Hour {
+			t.reportViolation("%s: ResetAfter is %v; want at most 1h, since the booking is refunded", limit.Name, reset)
 		}
 	}
 }
 
-func (b *lawTest) resetAfter(l *penstock.Limiter) time.Duration {
-	b.Helper()
-	d, err := l.Peek(b.Context(), "k")
+func (t *lawTest) resetAfter(l *penstock.Limiter) time.Duration {
+	t.Helper()
+	d, err := l.Peek(t.Context(), "k")
 	if err != nil {
-		b.fatal("peek: %v", err)
+		t.fatal("peek: %v", err)
 	}
 	return d.Status(0).ResetAfter
 }
 
-func checkReservations(b *lawTest) {
-	ctx := b.Context()
-	limit := b.token().limit
-	l := b.limiter(limit)
+func checkReservations(t *lawTest) {
+	ctx := t.Context()
+	limit := t.token().limit
+	l := t.limiter(limit)
 	wantRemaining := func(what string, want int64) {
-		b.Helper()
+		t.Helper()
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != want {
-			b.reportViolation("%s: %d units remain; want %d (%v)", what, d.Status(0).Remaining, want, err)
+			t.reportViolation("%s: %d units remain; want %d (%v)", what, d.Status(0).Remaining, want, err)
 		}
 	}
 	reserve := func(n int64) *penstock.Reservation {
-		b.Helper()
+		t.Helper()
 		r, err := l.ReserveN(ctx, "k", n)
 		if err != nil {
-			b.fatal("reserve %d: %v", n, err)
+			t.fatal("reserve %d: %v", n, err)
 		}
 		if r.Delay() != 0 {
-			b.reportViolation("a reservation of available units has a delay of %v; want 0", r.Delay())
+			t.reportViolation("a reservation of available units has a delay of %v; want 0", r.Delay())
 		}
 		return r
 	}
 	settle := func(r *penstock.Reservation, n int64) {
-		b.Helper()
+		t.Helper()
 		if err := r.Settle(ctx, n); err != nil {
-			b.reportViolation("settle %d: %v", n, err)
+			t.reportViolation("settle %d: %v", n, err)
 		}
 	}
 	r := reserve(6)
@@ -1091,42 +1092,42 @@ func checkReservations(b *lawTest) {
 	wantRemaining("3 settled to 7", 1)
 	r = reserve(1)
 	if err := r.Cancel(ctx); err != nil {
-		b.reportViolation("cancel: %v", err)
+		t.reportViolation("cancel: %v", err)
 	}
 	wantRemaining("cancelled", 1)
 	settle(r, 5)
 	wantRemaining("settled after cancel", 1)
 	r = reserve(1)
 	if err := r.Settle(ctx, penstock.MaxCost+1); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("settle to more than MaxCost: %v; want ErrInvalid", err)
+		t.reportViolation("settle to more than MaxCost: %v; want ErrInvalid", err)
 	}
 	settle(r, 0)
 	wantRemaining("settled after an invalid cost", 1)
 	settle(reserve(1), 1)
 	wantRemaining("settled as reserved", 0)
 	if err := reserve(0).Settle(ctx, 4); err != nil {
-		b.reportViolation("settle to more than fits: %v", err)
+		t.reportViolation("settle to more than fits: %v", err)
 	}
 	wantRemaining("settled to more than fits", 0)
-	if _, err := b.limiter(penstock.InFlight(1, time.Hour)).Reserve(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("reserve a slot: %v; want ErrInvalid", err)
+	if _, err := t.limiter(penstock.InFlight(1, time.Hour)).Reserve(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
+		t.reportViolation("reserve a slot: %v; want ErrInvalid", err)
 	}
 }
 
-func checkAcquire(b *lawTest) {
-	ctx := b.Context()
-	l := b.limiter(penstock.InFlight(2, time.Hour), b.token().limit)
+func checkAcquire(t *lawTest) {
+	ctx := t.Context()
+	l := t.limiter(penstock.InFlight(2, time.Hour), t.token().limit)
 	wantLeft := func(what string, slots, rate int64) {
-		b.Helper()
+		t.Helper()
 		d, err := l.Peek(ctx, "k")
 		if err != nil || d.Status(0).Remaining != slots || d.Status(1).Remaining != rate {
-			b.reportViolation("%s: %s, %v; want %d slots and %d units left", what, showDecision(d), err, slots, rate)
+			t.reportViolation("%s: %s, %v; want %d slots and %d units left", what, showDecision(d), err, slots, rate)
 		}
 	}
 	wantNoError := func(what string, err error) {
-		b.Helper()
+		t.Helper()
 		if err != nil {
-			b.fatal("%s: %v", what, err)
+			t.fatal("%s: %v", what, err)
 		}
 	}
 	first, err := l.Acquire(ctx, "k")
@@ -1136,7 +1137,7 @@ func checkAcquire(b *lawTest) {
 	wantLeft("two acquired", 0, 8)
 	var denied *penstock.DeniedError
 	if _, err := l.Acquire(ctx, "k"); !errors.As(err, &denied) {
-		b.reportViolation("a third acquire: %v; want a DeniedError", err)
+		t.reportViolation("a third acquire: %v; want a DeniedError", err)
 	}
 	wantLeft("a third denied", 0, 8)
 	wantNoError("renew", first.Renew(ctx))
@@ -1146,7 +1147,7 @@ func checkAcquire(b *lawTest) {
 	wantNoError("release again", first.Release(ctx))
 	wantLeft("released again", 1, 8)
 	if err := first.Renew(ctx); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("renew after release: %v; want ErrInvalid", err)
+		t.reportViolation("renew after release: %v; want ErrInvalid", err)
 	}
 	wantNoError("release", second.Release(ctx))
 	both, err := l.AcquireN(ctx, "k", 2)
@@ -1154,19 +1155,19 @@ func checkAcquire(b *lawTest) {
 	wantLeft("two at once", 0, 6)
 	wantNoError("release 2", both.Release(ctx))
 	wantLeft("all released", 2, 6)
-	if _, err := b.limiter(b.token().limit).Acquire(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("acquire of a limit without slots: %v; want ErrInvalid", err)
+	if _, err := t.limiter(t.token().limit).Acquire(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
+		t.reportViolation("acquire of a limit without slots: %v; want ErrInvalid", err)
 	}
 }
 
-func checkAllowAtMost(b *lawTest) {
-	ctx := b.Context()
+func checkAllowAtMost(t *lawTest) {
+	ctx := t.Context()
 	for _, k := range kinds {
 		if k.needsHolder() || k.name == "leaky" { // a refund without a holder returns nothing
 			continue
 		}
-		wide, narrow := b.counter(k, 10).limit.WithName(k.name+"-wide"), b.counter(k, 5).limit.WithName(k.name+"-narrow")
-		l := b.limiter(wide, narrow)
+		wide, narrow := t.counter(k, 10).limit.WithName(k.name+"-wide"), t.counter(k, 5).limit.WithName(k.name+"-narrow")
+		l := t.limiter(wide, narrow)
 		for i, want := range []struct{ cost, granted, wideLeft, narrowLeft int64 }{
 			{cost: 3, granted: 3, wideLeft: 7, narrowLeft: 2},
 			{cost: 4, granted: 2, wideLeft: 5, narrowLeft: 0},
@@ -1175,32 +1176,32 @@ func checkAllowAtMost(b *lawTest) {
 		} {
 			d, err := l.AllowAtMost(ctx, "k", want.cost)
 			if err != nil {
-				b.fatal("%s: %v", k.name, err)
+				t.fatal("%s: %v", k.name, err)
 			}
 			isAllowed := want.granted > 0 || want.cost == 0
 			if d.Allowed != isAllowed || d.Granted() != want.granted || d.Status(0).Remaining != want.wideLeft || d.Status(1).Remaining != want.narrowLeft {
-				b.reportViolation("%s: AllowAtMost number %d granted %d of %d: %s; want %d granted, and %d and %d left",
+				t.reportViolation("%s: AllowAtMost number %d granted %d of %d: %s; want %d granted, and %d and %d left",
 					k.name, i, d.Granted(), want.cost, showDecision(d), want.granted, want.wideLeft, want.narrowLeft)
 			}
 		}
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != 5 || d.Status(1).Remaining != 0 {
-			b.reportViolation("%s: in the end %s, %v; want 5 and 0 left", k.name, showDecision(d), err)
+			t.reportViolation("%s: in the end %s, %v; want 5 and 0 left", k.name, showDecision(d), err)
 		}
 	}
 }
 
-func checkLimitsOfCalls(b *lawTest) {
-	ctx := b.Context()
-	own := b.token().limit
-	l := b.limiter(own)
+func checkLimitsOfCalls(t *lawTest) {
+	ctx := t.Context()
+	own := t.token().limit
+	l := t.limiter(own)
 	wantLeft := func(what string, d penstock.Decision, err error, want ...int64) {
-		b.Helper()
+		t.Helper()
 		if err != nil || d.Len() != len(want) {
-			b.fatal("%s: %s, %v; want %d statuses and no error", what, showDecision(d), err, len(want))
+			t.fatal("%s: %s, %v; want %d statuses and no error", what, showDecision(d), err, len(want))
 		}
 		for i := range want {
 			if !d.Allowed || d.Status(i).Remaining != want[i] {
-				b.reportViolation("%s: %s; want %d left of limit %d", what, showDecision(d), want[i], i)
+				t.reportViolation("%s: %s; want %d left of limit %d", what, showDecision(d), want[i], i)
 			}
 		}
 	}
@@ -1214,9 +1215,9 @@ func checkLimitsOfCalls(b *lawTest) {
 	d, err = l.Allow(ctx, "k")
 	wantLeft("the limiter's own limit again", d, err, 2)
 	if _, err := l.AllowWith(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("no limits: %v; want ErrInvalid", err)
+		t.reportViolation("no limits: %v; want ErrInvalid", err)
 	}
 	if _, err := l.AllowWith(ctx, "k", penstock.Limit{Name: "none"}); !errors.Is(err, penstock.ErrInvalid) {
-		b.reportViolation("a limit without a rate: %v; want ErrInvalid", err)
+		t.reportViolation("a limit without a rate: %v; want ErrInvalid", err)
 	}
 }

@@ -267,11 +267,11 @@ func muldiv(a, b, c int64) int64 {
 }
 
 // checkLimitsInTurn checks limits that are used in turn. Their units do not refill during the test.
-func checkLimitsInTurn(b *lawTest) {
-	b.each(func(b *lawTest, k kind) {
+func checkLimitsInTurn(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
 		for round := range 4 {
 			rng := rand.New(rand.NewPCG(11, uint64(round)))
-			small, middle, large := b.counter(k, 2), b.counter(k, 7), b.counter(k, 20)
+			small, middle, large := t.counter(k, 2), t.counter(k, 7), t.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
 					// With a long period, the state of a small bucket cannot count the units of the large
@@ -292,23 +292,23 @@ func checkLimitsInTurn(b *lawTest) {
 					charge.Mode, charge.Cost = penstock.Refund, 1
 				}
 				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
-					before := b.unitsLeft(large.withKey(charge.Key))
-					b.decide(charge)
-					granted -= b.unitsLeft(large.withKey(charge.Key)) - before
+					before := t.unitsLeft(large.withKey(charge.Key))
+					t.decide(charge)
+					granted -= t.unitsLeft(large.withKey(charge.Key)) - before
 					continue
 				}
-				d := b.decide(charge)
+				d := t.decide(charge)
 				granted += d.Status(0).Granted
 				if granted > 20 {
-					b.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
+					t.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
 				}
 			}
-			rest := b.decide(large.withKey(fmt.Sprint("turns", round)).withHolder("last").charge(penstock.Draw, 20))
+			rest := t.decide(large.withKey(fmt.Sprint("turns", round)).withHolder("last").charge(penstock.Draw, 20))
 			granted += rest.Status(0).Granted
 			if granted > 20 || granted < 19 { // 19, because a change of the rate may round the level up
-				b.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
+				t.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
 			}
-			b.deny(small.withKey(fmt.Sprint("turns", round)).withHolder("late").spend(1))
+			t.deny(small.withKey(fmt.Sprint("turns", round)).withHolder("late").spend(1))
 		}
 	})
 }

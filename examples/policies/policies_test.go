@@ -108,20 +108,20 @@ func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
 		policy, method, path string
 		isClosed             bool
 	}{
-		{"brute-force", "POST", "/accounts/anna/login", true},
-		{"credential-stuffing", "POST", "/login", true},
-		{"cost", "POST", "/v1/completions", true},
-		{"outbound-email", "POST", "/messages", true},
-		{"checkout", "POST", "/checkout/orders/1/payment", true},
-		{"checkout", "POST", "/checkout/orders", false},
-		{"dos", "GET", "/", false},
-		{"scraping", "GET", "/products/1", false},
-		{"fair-use", "GET", "/api/1", false},
-		{"backpressure", "GET", "/api/1", false},
-		{"public-api", "GET", "/v1/1", false},
-		{"saas-tiers", "GET", "/api/1", false},
-		{"iot", "POST", "/telemetry", false},
-		{"contractual-quotas", "GET", "/api/1", false},
+		{policy: "brute-force", method: "POST", path: "/accounts/anna/login", isClosed: true},
+		{policy: "credential-stuffing", method: "POST", path: "/login", isClosed: true},
+		{policy: "cost", method: "POST", path: "/v1/completions", isClosed: true},
+		{policy: "outbound-email", method: "POST", path: "/messages", isClosed: true},
+		{policy: "checkout", method: "POST", path: "/checkout/orders/1/payment", isClosed: true},
+		{policy: "checkout", method: "POST", path: "/checkout/orders"},
+		{policy: "dos", method: "GET", path: "/"},
+		{policy: "scraping", method: "GET", path: "/products/1"},
+		{policy: "fair-use", method: "GET", path: "/api/1"},
+		{policy: "backpressure", method: "GET", path: "/api/1"},
+		{policy: "public-api", method: "GET", path: "/v1/1"},
+		{policy: "saas-tiers", method: "GET", path: "/api/1"},
+		{policy: "iot", method: "POST", path: "/telemetry"},
+		{policy: "contractual-quotas", method: "GET", path: "/api/1"},
 	} {
 		want := http.StatusOK
 		if c.isClosed {
