@@ -217,9 +217,9 @@ func IsKind(s string) bool {
 // MaxValue is the length of the longest value in a key, in bytes. Longer values are hashed.
 const MaxValue = 128
 
-// escape writes a value so that no two values have one text, and no value looks like several. It
-// writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A long value becomes '#'
-// and its SHA-256.
+// escape writes a value so that different values have different texts, and no text looks like
+// several values. It writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A long
+// value becomes '#' and its SHA-256.
 func escape(value string) string {
 	if len(value) > MaxValue {
 		sum := sha256.Sum256([]byte(value))

@@ -21,11 +21,11 @@ type Spec struct {
 
 	Rules       []*Rule
 	Tiers       []Tier      // a client has the first tier whose conditions hold
-	Allow, Deny []Condition // clients that are never limited, and clients that are always rejected. Deny comes first
+	Allow, Deny []Condition // clients that are never limited, and clients that are always rejected. Deny is checked first
 	Tokens      Tokens
 
 	// Identities are further identities, besides those of the rules. A request with a header of any
-	// identity is not treated as a CORS preflight, which would be free.
+	// identity is not treated as a CORS preflight, which few rules limit.
 	Identities []*Identity
 
 	Paths Paths // how paths are read before they are matched
@@ -72,8 +72,9 @@ func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...p
 	return Spec{Name: name, Rules: []*Rule{rule}}, nil
 }
 
-// New makes Rules from a Spec. The Rules keep a copy of it. Its maps, conditions and values must
-// not be changed afterwards. The error reports every mistake and wraps penstock.ErrInvalid.
+// New makes Rules from a Spec. The Rules keep a copy of the Spec, but share its maps, conditions
+// and values, which must not be changed afterwards. The error reports every mistake and wraps
+// penstock.ErrInvalid.
 func New(spec Spec) (*Rules, error) {
 	b := builder{rules: &Rules{spec: spec}, copies: make(map[*Identity]*Identity)}
 	b.build()
@@ -86,7 +87,7 @@ func New(spec Spec) (*Rules, error) {
 // A builder makes Rules. After a mistake it continues, to find them all.
 type builder struct {
 	rules  *Rules
-	copies map[*Identity]*Identity // of the Spec's identities
+	copies map[*Identity]*Identity // the copy of each identity of the Spec
 	errs   []error
 }
 

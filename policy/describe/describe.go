@@ -310,10 +310,10 @@ func rateLines(s *policy.Spec, l *policy.Limit) []string {
 	return perTier(s, rate)
 }
 
-// rateText returns a limit's rate, without its name and algorithm.
+// rateText returns a limit's rate and burst, without its name and algorithm.
 func rateText(limit penstock.Limit) string {
 	if limit.Algorithm.BurstUse() == algorithm.BurstIsCapacity {
-		limit.Burst = cmp.Or(limit.Burst, limit.Count)
+		limit.Burst = cmp.Or(limit.Burst, limit.Count) // String leaves out a default burst
 	}
 	_, text, _ := strings.Cut(limit.String(), ": ") // the form is "NAME: RATE (ALGORITHM)"
 	text, _, _ = strings.Cut(text, " (")

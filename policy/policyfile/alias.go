@@ -23,7 +23,7 @@ type resolver struct {
 
 // copy copies one value. alias is the outermost alias around it, or nil.
 func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
-	at := n
+	at := n // where mistakes are reported
 	if alias != nil {
 		at = alias
 	}

@@ -88,7 +88,7 @@ func load(path string, o Options) (*Policy, error) {
 	if parseErr == nil {
 		return config.Compile()
 	}
-	// Compile what could be read, so that all mistakes are reported at once. They include those of
+	// Compile what could be read, so that all mistakes are reported together. They include those of
 	// Parse.
 	p, err := config.Compile()
 	if err == nil {

@@ -18,14 +18,14 @@ import (
 func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 	cost := &config.Cost
 	l.Cost = policy.Cost{Units: 1, Body: int64(cost.Body), Min: 1, Max: penstock.MaxCost}
-	count := 0
+	fieldCount := 0
 	for _, isSet := range []bool{cost.Units != nil, cost.Methods != nil, cost.Header != "", cost.Body != 0} {
 		if isSet {
-			count++
+			fieldCount++
 		}
 	}
-	if count > 1 {
-		c.fail(cost, "the cost has %d of the fields units, methods, header and body; keep one of them", count)
+	if fieldCount > 1 {
+		c.fail(cost, "the cost has %d of the fields units, methods, header and body; keep one of them", fieldCount)
 	}
 	if cost.Units != nil {
 		l.Cost.Units = c.checkUnits(cost.Units, *cost.Units)

@@ -47,7 +47,8 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 		if state := c.identities[config.Name]; state != nil {
 			return c.compileIdentity(state)
 		}
-		if _, isSource := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; isSource {
+		firstWord, _, _ := strings.Cut(config.Name, " ")
+		if _, isSource := sourceWords[firstWord]; isSource {
 			kind := "user"
 			if strings.Contains(strings.ToLower(config.Name), "key") {
 				kind = "key"

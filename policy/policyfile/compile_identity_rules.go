@@ -17,7 +17,7 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 		return
 	}
 	if r.Unlimited || r.Shadow || r.NewIdentities != nil {
-		c.fail(at, "the rule denies nothing before tokens are verified; remove before_auth, or unlimited, shadow and new_identities")
+		c.fail(at, "before_auth cannot be combined with unlimited, shadow or new_identities; remove before_auth or the other field")
 	}
 	for i := range r.Match.Where {
 		if source := &r.Match.Where[i].Source; source.Needs(policy.KindClaim) || source.Needs(policy.KindTier) {
@@ -27,11 +27,11 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 	for i, l := range r.Limits {
 		at := c.placeOf(at, &config.Limits[i])
-		isSettled := l.Status != nil || l.Adjustable || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
+		isCorrectedLater := l.Status != nil || l.Adjustable || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
 		switch {
 		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
 			c.fail(at, "before a token is verified, claims and tiers are not known, and limit %s uses one; use per: ip", wording.Clip(l.Name))
-		case isSettled || l.Patience > 0 || l.Shadow || l.Candidate != nil:
+		case isCorrectedLater || l.Patience > 0 || l.Shadow || l.Candidate != nil:
 			c.fail(at, "limit %s is decided before the token is verified; it cannot have in_flight, on_status, actual, max_wait, shadow or candidate", wording.Clip(l.Name))
 		}
 	}
@@ -40,6 +40,7 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 // compileNewIdentities compiles how many new identities an address may send to a rule.
 func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 	at := &config.NewIdentities
+	canCountInvented := func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }
 	limit, calendar, err := parseRate(config.NewIdentities)
 	switch {
 	case err != nil:
@@ -51,7 +52,7 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
 	case r.Shadow || r.Unlimited:
 		c.fail(at, "the rule denies nothing, so it cannot bound new identities; remove new_identities, or enforce the rule")
 		return
-	case !slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }):
+	case !slices.ContainsFunc(r.Limits, canCountInvented):
 		c.warn(at, "clients cannot invent identities of this rule, so new_identities has no effect; remove it")
 	}
 	limit.Name, limit.Group = policy.NewIdentities, r.Name

@@ -217,7 +217,7 @@ func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
 	return fmt.Sprintf("the file is not YAML: %s; check indentation, quotes and brackets near here", what)
 }
 
-// lineOf returns a line of the text, without its end.
+// lineOf returns the line with this number, without its line break.
 func lineOf(text []byte, number int) string {
 	for ; number > 1; number-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
@@ -238,7 +238,9 @@ func head(line string, n int) string {
 
 // endBefore returns the position after the last value above a line.
 func endBefore(text []byte, number int) (line, column int) {
-	for number--; number > 1 && isBlank([]byte(lineOf(text, number))); number-- {
+	number--
+	for number > 1 && isBlank([]byte(lineOf(text, number))) {
+		number--
 	}
 	value, _, _ := strings.Cut(lineOf(text, number), " #")
 	return number, utf8.RuneCountInString(strings.TrimRight(value, " \t")) + 1

@@ -31,7 +31,7 @@ func (m *mask) hide(name, value string) {
 	}
 	quoted := strconv.Quote(value)
 	for _, form := range []string{value, quoted[1 : len(quoted)-1]} {
-		v := maskedValue{smallLetters(form), name}
+		v := maskedValue{toLowerASCII(form), name}
 		if slices.ContainsFunc(m.values, func(known maskedValue) bool { return known.value == v.value }) {
 			continue
 		}
@@ -51,19 +51,19 @@ func (m *mask) apply(message string) string {
 	if len(m.values) == 0 {
 		return message
 	}
-	small := smallLetters(message)
+	lowered := toLowerASCII(message)
 	var out strings.Builder
 	shown := 0 // the end of the part that is already in out
-	for i := 0; i < len(small); i++ {
-		end := m.hiddenFrom(small, i)
+	for i := 0; i < len(lowered); i++ {
+		end := m.hiddenFrom(lowered, i)
 		if end == i {
 			continue
 		}
 		begin := i
 		for ; i < end; i++ { // another secret may overlap it
-			end = max(end, m.hiddenFrom(small, i))
+			end = max(end, m.hiddenFrom(lowered, i))
 		}
-		out.WriteString(message[shown:begin] + m.names(small[begin:end]))
+		out.WriteString(message[shown:begin] + m.names(lowered[begin:end]))
 		shown = end
 		i = end - 1
 	}
@@ -81,21 +81,21 @@ func (m *mask) hiddenFrom(text string, start int) int {
 	return start
 }
 
-// names returns the names of the variables in a hidden text.
+// names returns ${NAME} for each variable whose value, or a part of it, is in a hidden text.
 func (m *mask) names(text string) string {
 	var out strings.Builder
 	for len(text) >= shortestSecret {
-		most, best := 0, maskedValue{}
+		longest, best := 0, maskedValue{}
 		for _, v := range m.values {
 			n := commonStart(text, v.value)
-			if n > most || n == most && len(v.value) < len(best.value) {
-				most, best = n, v
+			if n > longest || n == longest && len(v.value) < len(best.value) {
+				longest, best = n, v
 			}
 		}
-		if most >= shortestSecret {
+		if longest >= shortestSecret {
 			out.WriteString("${" + best.name + "}")
 		}
-		text = text[max(most, 1):]
+		text = text[max(longest, 1):]
 	}
 	return out.String()
 }
@@ -114,13 +114,13 @@ func commonStart(text, value string) int {
 	return low
 }
 
-// smallLetters returns a text of the same length with ASCII letters in lower case.
-func smallLetters(text string) string {
-	small := []byte(text)
-	for i, c := range small {
+// toLowerASCII returns a text of the same length with ASCII letters in lower case.
+func toLowerASCII(text string) string {
+	lowered := []byte(text)
+	for i, c := range lowered {
 		if 'A' <= c && c <= 'Z' {
-			small[i] = c + 'a' - 'A'
+			lowered[i] = c + 'a' - 'A'
 		}
 	}
-	return string(small)
+	return string(lowered)
 }

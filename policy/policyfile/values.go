@@ -40,8 +40,8 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 // Values are the values that a source may have: a list, one value, or {file: NAME} with one per
 // line. "*" is any value.
 type Values struct {
-	Is   []string
-	File string
+	Is   []string // empty if File is set
+	File string   // a file with one value per line
 }
 
 func (v *Values) decode(d *decoder, node *yaml.Node) {
@@ -96,19 +96,20 @@ func (c *Condition) decodeClauses(d *decoder, content []*yaml.Node) {
 	seen := make(map[string]*yaml.Node)
 	for i := range *c {
 		clause := &(*c)[i]
-		d.recordPosition(&clause.Source, content[2*i])
-		d.recordPosition(clause, content[2*i])
+		key, value := content[2*i], content[2*i+1]
+		d.recordPosition(&clause.Source, key)
+		d.recordPosition(clause, key)
 		var ok bool
-		if clause.Source, ok = d.decodeName(content[2*i], seen); !ok {
+		if clause.Source, ok = d.decodeName(key, seen); !ok {
 			d.markUnread(&clause.Source)
 		}
-		if name := nestedName(clause.Source, content[2*i+1]); ok && name != "" {
-			d.fail(content[2*i], "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
+		if name := nestedName(clause.Source, value); ok && name != "" {
+			d.fail(key, "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
 			d.markUnread(&clause.Source)
 			d.markUnread(&clause.Values)
 			continue
 		}
-		d.decodeValue(content[2*i+1], &clause.Values)
+		d.decodeValue(value, &clause.Values)
 	}
 }
 
@@ -313,6 +314,7 @@ func (s *Size) decode(d *decoder, node *yaml.Node) {
 	*s = n
 }
 
+// parseSize reads a number of bytes. It returns false if the text is malformed or too large.
 func parseSize(text string) (Size, bool) {
 	number := strings.TrimRight(text, "kKmMgGiIbB ")
 	unit := strings.ToUpper(strings.TrimSpace(text[len(number):]))

@@ -200,8 +200,8 @@ func (o WatchOptions) waitFor(elapsed time.Duration) time.Duration {
 	return max(0, min(o.Settle, maxSettleFactor*o.Settle-elapsed))
 }
 
-// loadIfChanged loads the file if anything changed. It also loads it if the last load failed,
-// because the cause may be outside the files.
+// loadIfChanged loads the file if a file of the policy has changed. It also loads the file if the
+// last load failed, because the cause may be outside the files.
 func (w *Watcher) loadIfChanged() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,14 +213,15 @@ func (w *Watcher) loadIfChanged() {
 	if isSame && w.lastErr == nil {
 		return
 	}
-	before := w.lastErr
+	previousErr := w.lastErr
 	err := w.loadLocked()
-	if isSame && err != nil && err.Error() == before.Error() {
+	if isSame && err != nil && err.Error() == previousErr.Error() {
 		return
 	}
 	w.reportLocked(err)
 }
 
+// reportLocked calls Notify with the result of a load.
 func (w *Watcher) reportLocked(err error) {
 	defer panicked.Recover("reporting a reload")
 	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
@@ -246,10 +247,11 @@ func (w *Watcher) loadLocked() error {
 			continue
 		}
 		p.Start(w.options.Keys)
-		if _, w.lastErr = panicked.Try("policy: call Ready", func() (struct{}, error) {
+		callReady := func() (struct{}, error) {
 			w.options.Ready(p)
 			return struct{}{}, nil
-		}); w.lastErr != nil {
+		}
+		if _, w.lastErr = panicked.Try("policy: call Ready", callReady); w.lastErr != nil {
 			p.Close()
 			break
 		}
@@ -262,8 +264,8 @@ func (w *Watcher) loadLocked() error {
 }
 
 // watchFoldersLocked watches every folder on the path to the files, also through symbolic links, as
-// far as the system allows. The links may change meanwhile, so it repeats this until it adds no
-// folder, and none has vanished.
+// far as the system allows. The links may change meanwhile, so it repeats this until a round adds
+// no folder and finds no missing one.
 func (w *Watcher) watchFoldersLocked() {
 	if w.notices == nil {
 		return
@@ -296,7 +298,7 @@ func (w *Watcher) watchFoldersLocked() {
 	}
 }
 
-// absolute returns absolute names, each once.
+// absolute returns the absolute names, sorted and each once.
 func absolute(names []string) []string {
 	all := make([]string, 0, len(names))
 	for _, name := range names {
@@ -325,8 +327,8 @@ func fingerprintOf(names []string) (f fingerprint) {
 	return f
 }
 
-// addFile adds the contents of a file. For a name that is no file, or a file that is too large for
-// a policy, it adds only that fact.
+// addFile adds the type and the size of a file, and the contents of a regular file. It reads only
+// the first maxListBytes+1 bytes, because a longer file is a mistake in any case.
 func addFile(h hash.Hash, name string) error {
 	info, err := os.Stat(name)
 	if err != nil {
