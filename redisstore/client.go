@@ -6,8 +6,8 @@ import "context"
 // URL (Open) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
 // go-redis client.
 //
-// A Client must send every script once, also if the reply is lost: the script may have run, and
-// running it again charges twice. A Client may follow a redirection (MOVED, ASK), because that
+// A Client must not send a script again, even if the reply is lost: the script may have run, and
+// running it again would charge twice. A Client may follow a redirection (MOVED, ASK), because that
 // proves that nothing ran.
 //
 // A Store calls its Client on other goroutines than those of its callers, which return at their

@@ -8,9 +8,9 @@ import (
 // ClockSteps returns how often the server's clock has jumped back and forward. Each Heartbeat reads
 // that clock. Two readings show a jump if the time between them differs from this machine's
 // monotonic clock by more than 100 ms plus 0.1 %. A jump that is corrected before the next
-// Heartbeat is not seen. On a Cluster it is the clock of the server that has the list of instances.
-// A failover to a server with another clock may count as a jump. If this machine was suspended,
-// that counts as a jump forward.
+// Heartbeat is not seen. On a Cluster, the clock is that of the server that has the list of
+// instances. A failover to a server with another clock may count as a jump. If this machine was
+// suspended, that counts as a jump forward.
 //
 // Limits survive jumps. After a jump forward, units are refilled as if the time had passed. After a
 // jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
@@ -35,8 +35,7 @@ type reading struct {
 	sent, answered time.Time // by the monotonic clock
 }
 
-// clockTolerance is a difference between the clocks that is not a jump, however short the time
-// between two readings is.
+// clockTolerance is the largest difference between the clocks that never counts as a jump.
 const clockTolerance = 100 * time.Millisecond
 
 // addReading compares a reading with the one before.
@@ -50,7 +49,7 @@ func (c *clock) addReading(r reading) {
 	}
 	// The true time between the readings is between least and most, even if the readings overlap.
 	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent)
-	tolerance := clockTolerance + most/1000 // clocks differ in speed
+	tolerance := clockTolerance + most/1000 // 0.1 % more, because clocks differ in speed
 	switch passed := r.server.Sub(last.server); {
 	case passed < least-tolerance:
 		c.back++

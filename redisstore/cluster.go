@@ -187,7 +187,7 @@ func (s *Store) runGroup(ctx context.Context, group []int, charges []penstock.Ch
 	return nil
 }
 
-// mayBeCharged reports whether charges may have been made although there was an error.
+// mayBeCharged reports whether charges may have been made before err occurred.
 func mayBeCharged(err error) bool {
 	e := penstock.AsStoreError(err)
 	return err != nil && (e == nil || e.MayBeCharged)
@@ -208,7 +208,8 @@ func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
 		c := &charges[i]
-		if c.Plan.Algorithm().OwnsRefunds() && c.Holder == "" && (c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force) {
+		isRefundable := c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force
+		if isRefundable && c.Plan.Algorithm().OwnsRefunds() && c.Holder == "" {
 			c.Holder = rand.Text()
 		}
 	}
@@ -251,8 +252,8 @@ func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
 	return s.runEach(ctx, groups, refunds, make([]penstock.Status, len(refunds)))
 }
 
-// groupByKey returns the indexes of the charges, grouped by key. Charges that can be denied have
-// groups of their own.
+// groupByKey returns the indexes of the charges, grouped by key. deniable has the groups of those
+// charges that can be denied, and undeniable has the groups of the others.
 func groupByKey(charges []penstock.Charge) (deniable, undeniable [][]int) {
 	for i := range charges {
 		groups := &undeniable

@@ -83,13 +83,14 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
 			countAt = len(c.buf)
-			c.buf = append(c.buf, 0, 0)
+			c.buf = append(c.buf, 0, 0) // the number, which increment counts up
 			for i := range r.Charges {
 				c.buf = binary.LittleEndian.AppendUint32(c.buf, r.Charges[i].Plan.Tag())
 			}
 		}
 		c.increment(countAt)
-		c.buf, c.extensions = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters))), c.extensions[:0]
+		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters)))
+		c.extensions = c.extensions[:0]
 		for i := range r.Charges {
 			c.appendCharge(&r.Charges[i], now)
 		}
@@ -106,7 +107,7 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.setStrings(at)
 }
 
-// increment adds one to the number at an index of buf.
+// increment adds one to the 16-bit number at index at of buf.
 func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
@@ -117,7 +118,8 @@ func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
 	mode := byte(ch.Mode)
-	if params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
+	isExtended := params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
+	if isExtended {
 		mode += extended
 		c.extensions = appendNumber(appendNumber(appendNumber(c.extensions, params[3]), patience), holder)
 	}
@@ -144,11 +146,13 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
-	if params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
+	isExtended := params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
+	if isExtended {
 		mode += extended
-		putNumber(b[40:], params[3])
-		putNumber(b[48:], patience)
-		putNumber(b[56:], holder)
+		extension := b[chargeSize:]
+		putNumber(extension, params[3])
+		putNumber(extension[8:], patience)
+		putNumber(extension[16:], holder)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
 	if script.kind == mixed {
@@ -160,7 +164,7 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	putNumber(b[16:], params[0])
 	putNumber(b[24:], params[1])
 	putNumber(b[32:], params[2])
-	if mode >= extended {
+	if isExtended {
 		return chargeSize + extensionSize
 	}
 	return chargeSize
@@ -217,6 +221,7 @@ func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
+// status reads one status. Its size, plainSize or statusSize, shows its form.
 func status(reply string, c *penstock.Charge) penstock.Status {
 	if len(reply) == plainSize {
 		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:])})

@@ -34,8 +34,8 @@ func isLoginRejected(err error) bool {
 	return strings.Contains(text, "NOAUTH") || strings.Contains(text, "WRONGPASS")
 }
 
-// hint returns what the user of the store needs, so that a permanent error ends: rights, as ACL
-// SETUSER takes them ("+set"), or a phrase. If several servers lack the same, the hint names it
+// hint returns what the store's user lacks if an error is permanent: rights, as ACL SETUSER takes
+// them ("+set"), or a description. If the same is missing on several servers, the hint names it
 // once.
 func (s *Store) hint(err error) string {
 	var rights, others []string

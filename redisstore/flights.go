@@ -112,7 +112,8 @@ func (d decider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 	}
 }
 
-// decideFlight decides a flight, and returns the error of its script.
+// decideFlight decides a flight, and sets the results of its waiters. It returns the error of the
+// script.
 func (s *Store) decideFlight(ctx context.Context, c *call, f *coalesce.Flight) error {
 	var err error
 	if f.Script != nil {
@@ -169,7 +170,7 @@ func (s *Store) decideUniform(ctx context.Context, c *call, f *coalesce.Flight) 
 		}
 	}
 	if reader.text != "" || reader.isShort {
-		return fmt.Errorf("the script replied %d bytes for %d batches", len(reply), f.Len())
+		return fmt.Errorf("the script replied %d bytes, which are not the results of %d batches", len(reply), f.Len())
 	}
 	return nil
 }

@@ -66,21 +66,20 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	return nil
 }
 
-// ScriptStats count what a Store has sent besides EVALSHA. After Load, Missing and Evals do not
-// grow unless a server is new or has lost its scripts.
+// ScriptStats count how often scripts were missing, loaded, or sent as text. After Load, Missing
+// and Evals do not grow unless a server is new or has lost its scripts.
 type ScriptStats struct {
 	Missing int64 // NOSCRIPT replies
 	Loaded  int64 // scripts that were loaded, each counted once for all servers
 	Evals   int64 // decisions sent by EVAL, with the script's text
 }
 
-// Scripts counts how scripts were sent.
+// Scripts returns the counts since the Store was made.
 func (s *Store) Scripts() ScriptStats {
 	return ScriptStats{Missing: s.loads.missing.Load(), Loaded: s.loads.loaded.Load(), Evals: s.loads.evals.Load()}
 }
 
-// maxSequences is the largest number of compact batches, by their sequence of algorithms, for which
-// Load loads scripts.
+// maxSequences bounds for how many sequences of algorithms Load loads single and uniform scripts.
 const maxSequences = 64
 
 // forLimits returns all scripts that limits can need. It generates those that are new.
@@ -185,7 +184,7 @@ func addAlgorithm(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorit
 // scriptLoads counts loads. It also has the loads in progress after a NOSCRIPT reply: one caller
 // loads a script into a server, and the others wait.
 type scriptLoads struct {
-	missing, loaded, evals atomic.Int64
+	missing, loaded, evals atomic.Int64 // see ScriptStats
 
 	isForbidden atomic.Bool // the user has no right to SCRIPT LOAD
 
@@ -234,7 +233,7 @@ func (l *scriptLoads) end(name string, pending *pendingLoad, err error) {
 
 const (
 	loadTimeout = 2 * time.Second // for one script on one server
-	maxLoads    = 3               // before one call sends the text: servers may lose scripts, and slots may move
+	maxLoads    = 3               // loads that a call waits for before it sends the text: servers may lose scripts, and slots may move
 )
 
 // send runs a script, and loads it first if the server does not know it. The call is sent again
@@ -266,6 +265,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if err := client.Await(ctx, pending.done, nil); err != nil {
 			return "", client.TooLate(err)
 		}
+		// If loads are forbidden, the next try sends the text.
 		if err := pending.err; err != nil && !s.loads.isForbidden.Load() {
 			return "", client.NotSent(fmt.Errorf("load the script: %w", err))
 		}

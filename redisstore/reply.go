@@ -46,7 +46,7 @@ func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
 	}
 }
 
-// read reads the statuses of a batch, and how they repeat.
+// read reads the statuses of a batch, and how those of further batches differ from them.
 func (r *replyReader) read(charges []penstock.Charge) {
 	size := 0
 	kind := r.takeNumber()

@@ -65,10 +65,10 @@ func asReply(err error) error {
 // follow as ?name=value&…; defaults are in parentheses:
 //
 //	db                      the database number
-//	password_file           a file that holds the password
+//	password_file           a file with the password
 //	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: the servers' CA, and the client's certificate and key
-//	server_name             the name that all certificates must have (each host or address)
+//	server_name             the name in all certificates (each server's host or address)
 //	insecure_skip_verify    true accepts any certificate: for tests only
 //	sentinel_username, sentinel_password
 //

@@ -33,8 +33,8 @@ func (c rueidisClient) Load(ctx context.Context, key string, scripts []Script) e
 	return errors.Join(errs...)
 }
 
-// loadOn loads scripts into one server: the node, or the server that owns the key if node is the
-// client of a Cluster.
+// loadOn loads scripts into one server: into the only server of node if key is "", and otherwise
+// into the server that owns key.
 func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key string, scripts []Script) error {
 	commands := make(rueidis.Commands, len(scripts))
 	for i := range scripts {
@@ -60,24 +60,26 @@ func (d dialedClient) Load(ctx context.Context, key string, scripts []Script) er
 	if err != nil {
 		return err
 	}
-	if err := c.Load(ctx, key, scripts); err != nil || key != "" || c.Mode() == rueidis.ClientModeCluster {
+	if err := c.Load(ctx, key, scripts); err != nil {
 		return err
 	}
-	d.loadReplicas(ctx, c, scripts)
+	if key == "" && c.Mode() != rueidis.ClientModeCluster { // the client of a Cluster knows the replicas
+		d.loadReplicas(ctx, c, scripts)
+	}
 	return nil
 }
 
 // loadReplicas loads scripts into the replicas of a primary, so that a promoted replica knows them.
-// It ignores errors: a replica may be out of reach from here, and Decide loads what a new primary
-// lacks.
+// It ignores errors, because this machine may be unable to reach a replica. Decide loads what a new
+// primary lacks.
 func (d dialedClient) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
 	info, err := result(c.Do(ctx, c.B().Info().Section("replication").Build()))
 	if err != nil {
 		return
 	}
-	var all sync.WaitGroup
+	var loads sync.WaitGroup
 	for _, address := range replicasIn(info) {
-		all.Go(func() {
+		loads.Go(func() {
 			option := d.Option()
 			option.InitAddress, option.Sentinel, option.ForceSingleClient = []string{address}, rueidis.SentinelOption{}, true
 			if replica, err := rueidis.NewClient(option); err == nil {
@@ -86,7 +88,7 @@ func (d dialedClient) loadReplicas(ctx context.Context, c rueidisClient, scripts
 			}
 		})
 	}
-	all.Wait()
+	loads.Wait()
 }
 
 // replicasIn returns the addresses of the replicas in a reply of INFO replication:

@@ -60,7 +60,7 @@ for group, n in pairs(groups) do
 end
 return table.concat(lines, '\n')`
 
-// sampleRights are the rights that SampleKeys needs beside those of a Store.
+// sampleRights returns the rights that SampleKeys needs in addition to those of a Store.
 func sampleRights() []Right {
 	return []Right{
 		{Command: "dbsize", Example: []string{"DBSIZE"}, Without: "estimate the keys of each group"},

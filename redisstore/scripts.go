@@ -68,7 +68,7 @@ func explain(script string, err error) error {
 	return err
 }
 
-// A scriptCache holds the scripts that were generated so far.
+// A scriptCache has the scripts that were generated so far.
 type scriptCache struct {
 	mu    sync.Mutex                                   // held while scripts are added
 	lists [kindCount][luagen.MaxCharges + 1]scriptList // by kind and number of charges; 0 for mixed

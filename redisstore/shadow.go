@@ -15,8 +15,8 @@ type shadowBatch struct {
 	waiter coalesce.Waiter
 }
 
-// runWithShadows decides the call's charges and, in the same script, the shadows that fit in it.
-// Each other shadow gets a call of its own.
+// runWithShadows decides the call's charges and, in the same script, the shadows that fit in it. A
+// shadow that does not fit gets a call of its own.
 func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggyback.Batch) (penstock.Decision, error) {
 	for _, offer := range offered {
 		if offer.Take() && !s.addShadow(c, offer) {

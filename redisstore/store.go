@@ -68,7 +68,7 @@ type Store struct {
 	single   *coalesce.Coalescer // of a single server
 	bySlot   *coalesce.Slots     // of a Cluster
 	topology topology            // of a Cluster
-	clock    clock               // the server's
+	clock    clock               // observes the server's clock
 
 	work      *background.Group // work that outlasts calls
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
@@ -133,16 +133,17 @@ func (s *Store) Close() error {
 // Decide implements penstock.Store. A *penstock.StoreError shows whether the charges may have been
 // made. Decide never sends a call twice, except after NOSCRIPT, which proves that nothing ran.
 //
-// On a Cluster, charges with different Keys are decided by one script for each Key. First Decide
-// sends dry runs to all Keys. If all would grant, it charges all. So a denial takes one round trip
-// and a grant two, for any number of Keys. Charges that cannot be denied are made last, in one more
-// round trip.
+// On a Cluster, charges with different Keys are decided by one script for each Key. The first round
+// sends dry runs to all Keys. If all would grant, the second round charges all Keys. So a denial
+// takes one round trip and a grant takes two, for any number of Keys. Charges that cannot be denied
+// are made last, in one more round trip.
 //
 // If other callers charge a Key between the two rounds, the second round may deny the batch. Then
 // Decide refunds the other Keys. Such a batch never admits too much. For one round trip it may take
 // units that others need, and then refunds them. A hold that the batch renewed stays renewed. If
-// ctx ends before all are charged or refunded, Decide returns an error with ReasonUnknown. The
-// batch is then refunded in the background, within a second, for up to 256 batches at once.
+// ctx ends before all charges are made or refunded, Decide returns an error with ReasonUnknown. The
+// batch is then refunded in the background, within a second. This is done for up to 256 batches at
+// the same time.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)

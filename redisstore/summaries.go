@@ -26,7 +26,8 @@ return ''`
 
 // readSummariesLua replies the number of registered instances and some of the summaries. For each
 // summary the reply has the lengths of the name and of the text, then the name and the text. The
-// keys of the texts are in the slot of KEYS[1]. A key that is not a string is left out.
+// keys of the texts are in the slot of KEYS[1]. A key that is not a string is left out. ARGV has
+// the first and the last index in the set of instances, and the beginning of the keys of texts.
 const readSummariesLua = `#!lua
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
@@ -60,11 +61,12 @@ func (s *Store) WriteSummary(ctx context.Context, instance, text string, life ti
 	return nil
 }
 
-// ReadSummaries returns the texts of the instances whose heartbeats expire last. It also returns
-// how many instances are registered. Some of them may have stopped since their last heartbeat.
+// ReadSummaries returns the texts of those MaxSummaries instances whose heartbeats expire last. It
+// also returns how many instances are registered. Some of them may have stopped since their last
+// heartbeat.
 func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
 	for from := 0; from < MaxSummaries; from += summariesPerScript {
-		// Negative indexes count from the end of the set, where the latest heartbeats are.
+		// Negative indexes count from the end of the set, where the heartbeats are that expire last.
 		args := []string{strconv.Itoa(-from - summariesPerScript), strconv.Itoa(-from - 1), s.summaryKey()}
 		reply, err := s.client.Eval(ctx, readSummariesLua, []string{s.instancesKey()}, args)
 		if err != nil {

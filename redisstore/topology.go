@@ -16,8 +16,8 @@ import (
 
 // Node names the server that decides a batch: on a Cluster the address of the primary that has its
 // key, as far as is known. The addresses for a batch with several keys are joined by '+'. Node
-// returns "" on a single server, and while the Cluster's layout is not known. It never waits. With
-// it, a breaker can have a state for each node.
+// returns "" on a single server, and while the Cluster's layout is not known. It never waits.
+// Breakers have a state for each of these names.
 func (s *Store) Node(charges []penstock.Charge) string {
 	if !s.topology.isCluster.Load() || len(charges) == 0 {
 		return ""
@@ -50,9 +50,9 @@ func (s *Store) slotOfKey(key string) uint16 {
 	return slotOf(s.appendKeyStart(room[:0], key))
 }
 
-// topology knows which server of a Cluster has which slot. The layout is first fetched when Node or
-// a script load needs it. It is fetched again when it is older than layoutMaxAge, and after a call
-// has failed, as in a failover. It is always fetched in the background.
+// A topology knows which server of a Cluster has which slot. The layout is first fetched when Node
+// or a script load needs it. It is fetched again when it is older than layoutMaxAge, and after a
+// call has failed, because a failover may be the cause. It is always fetched in the background.
 type topology struct {
 	isCluster    atomic.Bool
 	layout       atomic.Pointer[layout] // nil until it is known
@@ -106,7 +106,7 @@ func (t *topology) startRefresh(s *Store) {
 }
 
 // fetchLayout sends the query to random slots, because some servers may be dead. It returns the
-// time until the next refresh.
+// shortest time until the next refresh.
 func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()

@@ -90,12 +90,12 @@ func TestShardedIsTrueForSeveralServers(t *testing.T) {
 		client    redis.UniversalClient
 		isSharded bool
 	}{
-		{"client", redis.NewClient(&redis.Options{}), false},
-		{"failover client", redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), false},
-		{"universal client", redis.NewUniversalClient(&redis.UniversalOptions{Addrs: []string{"127.0.0.1:1"}}), false},
-		{"cluster client", redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), true},
-		{"failover cluster client", redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), true},
-		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), true},
+		{name: "client", client: redis.NewClient(&redis.Options{}), isSharded: false},
+		{name: "failover client", client: redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), isSharded: false},
+		{name: "universal client", client: redis.NewUniversalClient(&redis.UniversalOptions{Addrs: []string{"127.0.0.1:1"}}), isSharded: false},
+		{name: "cluster client", client: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), isSharded: true},
+		{name: "failover cluster client", client: redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), isSharded: true},
+		{name: "ring", client: redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), isSharded: true},
 	} {
 		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.isSharded || err != nil {
 			t.Errorf("%s: Sharded returned %t, %v; want %t", row.name, got, err, row.isSharded)
