@@ -88,7 +88,7 @@ func PeerOf(remote string) Peer {
 	return Peer{Address: plain(address)}
 }
 
-// PeerAt returns the peer with an address of package net.
+// PeerAt returns the peer that has this address.
 func PeerAt(remote net.Addr) Peer {
 	switch remote := remote.(type) {
 	case nil:
@@ -104,9 +104,9 @@ func PeerAt(remote net.Addr) Peer {
 // plain returns an address in the form in which addresses are compared.
 func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Client returns the address of the client behind a peer that sent these headers. It has no zone,
-// and is never IPv4-mapped. It is invalid if the client is a peer without an address, as on a unix
-// socket.
+// Client returns the address of the client behind a peer that sent these headers. The address has
+// no zone, and is never IPv4-mapped. It is invalid if the client is a peer without an address, as
+// on a unix socket.
 func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 	if !p.Trusts(peer) {
 		return peer.Address
@@ -143,14 +143,14 @@ func (p *Proxies) trustsAddress(address netip.Addr) bool {
 // walk reads a list from the right, and returns the first address that is not trusted. If all are
 // trusted, it returns the leftmost. If it reads a malformed element or exceeds a bound, it returns
 // the zero Addr.
-func (p *Proxies) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
+func (p *Proxies) walk(lines []string, findComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
 		rest := line[max(0, len(line)-(maxHopBytes-bytes)):]
 		isWhole := len(rest) == len(line)
 		bytes += len(line)
 		for hasMore := true; hasMore; {
-			comma := lastComma(rest)
+			comma := findComma(rest)
 			hasMore = comma >= 0
 			isTruncated := !hasMore && !isWhole // the leftmost element of a line that is too long
 			if hops++; hops > maxHops || isTruncated {
@@ -207,8 +207,8 @@ func parseForwarded(element string) (address netip.Addr) {
 	return address
 }
 
-// cutValue cuts the value at the start of text. The rest is empty or begins with a semicolon; if it
-// cannot be, or if there is no value, ok is false.
+// cutValue cuts the value at the start of text. ok is false if there is no value, or if something
+// other than a semicolon follows it. Otherwise the rest is empty or begins with that semicolon.
 func cutValue(text string) (value, rest string, ok bool) {
 	if quoted, isQuoted := strings.CutPrefix(text, `"`); isQuoted {
 		value, rest, ok = cutQuoted(quoted)
@@ -255,9 +255,9 @@ func parseNode(text string) netip.Addr {
 		host, port = text[:i], text[i:]
 	}
 	address, err := netip.ParseAddr(host)
-	isBracketed4 := isBracketed && address.Is4() // only IPv6 addresses may have brackets
+	isBracketedIPv4 := isBracketed && address.Is4() // only IPv6 addresses may have brackets
 	hasBadPort := port != "" && !isPort(port)
-	if err != nil || isBracketed4 || hasBadPort || !isName(address.Zone()) {
+	if err != nil || isBracketedIPv4 || hasBadPort || !isName(address.Zone()) {
 		return netip.Addr{}
 	}
 	return plain(address)

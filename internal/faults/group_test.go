@@ -138,7 +138,7 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	keys := 0
 	for k, n := range e.granted() {
 		lost, limit := n-e.used(direct, k), &guardedLimits[k.limit]
-		// Instances may grant units later that they leased without replication.
+		// Units that were leased without replication may be granted later.
 		if most := g.mayBeLost[k] + e.cycles*instances*int(limit.settings.Lease); lost > most {
 			e.Errorf("limit %q: %d of %d units of %q are lost; want at most %d, which were granted without replication", limit.name, lost, n, k.key, most)
 		}
@@ -233,8 +233,8 @@ func (e *experiment) slotOf(k limitKey) int {
 	return slot
 }
 
-// current returns a random key that is in use now.
-func (e *experiment) current(rng *rand.Rand) limitKey {
+// currentKey returns a random key that is in use now.
+func (e *experiment) currentKey(rng *rand.Rand) limitKey {
 	e.load.mu.Lock()
 	defer e.load.mu.Unlock()
 	limit := rng.IntN(len(guardedLimits))

@@ -60,7 +60,7 @@ func openLeasing(url string) (instance *guard.Guarded, spyOfStore *spy, closeAll
 
 // childMain is the program that the tests of this file start. It acquires a slot and then spends
 // units of a limit, one after the other. For each unit it prints the source of the decision and the
-// times before and after it. It ends cleanly on SIGTERM.
+// times before and after the decision. It ends cleanly on SIGTERM.
 func childMain(url, limitName string) error {
 	g, _, closeAll, err := openLeasing(url)
 	if err != nil {
@@ -205,7 +205,7 @@ func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.L
 	return s, store, limiter
 }
 
-// F22: at most one block of units per key is lost, and the slot expires.
+// F22: at most one lease of units per key is lost, and the slot expires.
 func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
@@ -253,7 +253,7 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 		}
 		hold, err := limiter.Acquire(t.Context(), "k")
 		if err != nil {
-			t.Errorf("the slot of a program that has ended is not free: %v", err)
+			t.Errorf("acquire the slot of a program that has ended: %v; want no error", err)
 		} else if err := hold.Release(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -79,7 +79,7 @@ func moveSlots(to func(e *experiment, slot int) *redistest.Server) func(*experim
 		}
 		pauses := 0
 		for range moves {
-			slot := e.slotOf(e.current(e.rng))
+			slot := e.slotOf(e.currentKey(e.rng))
 			target := to(e, slot)
 			e.must(e.target.cluster.Move(slot, slot, target, func(int) { // while the slot has keys on two nodes
 				pauses++

@@ -187,7 +187,7 @@ func (p *Proxy) drop(c net.Conn) {
 	p.set(func() { delete(p.conns, c) })
 }
 
-// A link is a client's connection and its connection to the server.
+// A link is a client's connection, and the connection to the server that belongs to it.
 type link struct {
 	proxy          *Proxy
 	client, server net.Conn
@@ -259,9 +259,9 @@ func (l *link) forwardReplies() {
 type fate int
 
 const (
-	passed fate = iota
-	discarded
-	disconnected
+	passed       fate = iota // the client gets the reply
+	discarded                // the client does not get the reply
+	disconnected             // the client's connection is closed
 )
 
 // decideFate decides the fate of a reply that has just arrived.

@@ -22,27 +22,27 @@ type setup struct {
 	coalescer *Coalescer
 	store     *memstore.Store
 
-	mu    sync.Mutex
-	sizes []int // waiters of each flight that was sent
-	fail  error // the error of the next flights; nil: they succeed
+	mu      sync.Mutex
+	sizes   []int // number of waiters of each flight that was sent
+	failure error // the error of the next flights; nil: they succeed
 }
 
 const scriptTime = time.Second
 
-// kind is the Script of charges without a holder.
-type kind struct{}
+// uniformScript is the Script of charges without a holder.
+type uniformScript struct{}
 
 func (s *setup) ScriptFor(charges []penstock.Charge) Script {
 	if charges[0].Holder != "" {
 		return nil
 	}
-	return kind{}
+	return uniformScript{}
 }
 
 func (s *setup) DecideFlight(ctx context.Context, f *Flight) {
 	s.mu.Lock()
 	s.sizes = append(s.sizes, f.Len())
-	cause := s.fail
+	cause := s.failure
 	s.mu.Unlock()
 	for _, r := range f.Requests {
 		for _, w := range r.Waiters {
@@ -88,7 +88,7 @@ type result struct {
 	decision penstock.Decision
 	isSent   bool
 	err      error
-	after    time.Duration // how long the caller waited for it
+	after    time.Duration // how long the caller waited for the result
 }
 
 // decide decides a waiter's batch.
@@ -154,7 +154,7 @@ func (s *setup) wantUsed(key string, want int64) {
 func (s *setup) failWith(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail = err
+	s.failure = err
 }
 
 func (s *setup) wantFlights(sizes ...int) {
@@ -211,8 +211,16 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 		n    int   // how many calls are made
 		want []int // waiters of each flight
 	}{
-		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, 200, []int{64, 64, 64, 8}},
-		{"equal requests", func(int) penstock.Charge { return spend("k", 1) }, 600, []int{253, 253, 94}},
+		{
+			name: "different requests",
+			call: func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) },
+			n:    200, want: []int{64, 64, 64, 8},
+		},
+		{
+			name: "equal requests",
+			call: func(int) penstock.Charge { return spend("k", 1) },
+			n:    600, want: []int{253, 253, 94},
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, func(s *setup) {
@@ -244,8 +252,16 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 		call  func(i int) penstock.Charge
 		least int // how many calls are needed for a further flight
 	}{
-		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, secondFlightMinRequests},
-		{"equal requests", func(int) penstock.Charge { return spend("hot", 1) }, secondFlightMinWaiters},
+		{
+			name:  "different requests",
+			call:  func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) },
+			least: secondFlightMinRequests,
+		},
+		{
+			name:  "equal requests",
+			call:  func(int) penstock.Charge { return spend("hot", 1) },
+			least: secondFlightMinWaiters,
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, func(s *setup) {
