@@ -131,7 +131,7 @@ type busyReport struct {
 	Openings   int           // of breakers
 	Slowest    time.Duration // the longest decision
 	Duration   time.Duration // of the series
-	CPU        time.Duration // CPU time that the program used in it
+	CPU        time.Duration // CPU time that the program used during the series
 	LastError  string        // of the store; "": none
 }
 

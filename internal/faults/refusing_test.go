@@ -109,8 +109,9 @@ func rights(t testing.TB) string {
 // fill sets maxclients to 1 and holds the only connection, until undo.
 func fill(e *experiment) { e.undo = fillServer(e, e.target.primary()) }
 
-// fillServer sets maxclients of a server to 1 and holds the only connection, until empty is called.
-func fillServer(e *experiment, s *redistest.Server) (empty func()) {
+// fillServer sets maxclients of a server to 1 and holds the only connection, until release is
+// called.
+func fillServer(e *experiment, s *redistest.Server) (release func()) {
 	e.Helper()
 	conn, err := net.Dial("unix", s.Socket)
 	if err != nil {

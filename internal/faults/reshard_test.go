@@ -162,7 +162,7 @@ func othersDecide(e *experiment) {
 		e.Errorf("of %d keys, %d are on the dead shard, and %d had the right source; want %d to %d, and at least %d",
 			calls, dead, right, calls/6, calls/2, calls*9/10)
 	}
-	e.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
+	e.Logf("counted: %d keys of all shards used while one is dead (%d on the dead shard, %d with the right source)", calls, dead, right)
 }
 
 // closedLimit is the index of the limit that denies without the store.
@@ -210,8 +210,8 @@ func fillAll(e *experiment) {
 		all = append(all, fillServer(e, s))
 	}
 	e.undo = func() {
-		for _, empty := range all {
-			empty()
+		for _, release := range all {
+			release()
 		}
 	}
 }
@@ -288,18 +288,17 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	callers.Wait()
 	var calls, tryAgain int64 // tryAgain: replies TRYAGAIN
 	for k := range keys {
-		d, err := store.Decide(context.Background(), slices.Collect(func(yield func(penstock.Charge) bool) {
-			for _, c := range batch(k) {
-				c.Mode, c.Cost = penstock.Peek, 0
-				yield(c)
-			}
-		}))
+		peeks := batch(k)
+		for i := range peeks {
+			peeks[i].Mode, peeks[i].Cost = penstock.Peek, 0
+		}
+		d, err := store.Decide(context.Background(), peeks)
 		if err != nil {
 			t.Fatal(err)
 		}
 		one, two := plenty-d.Status(0).Remaining, plenty-d.Status(1).Remaining
 		if known := admitted[k].Load(); one != two || one < known || one > known+unknown[k].Load() {
-			t.Errorf("the limits of key %d are charged %d and %d times; want both alike, %d times for admitted calls, and up to %d more for calls with an unknown outcome",
+			t.Errorf("the limits of key %d are charged %d and %d times; want the same number for both: %d for admitted calls, and at most %d more for calls of unknown outcome",
 				k, one, two, known, unknown[k].Load())
 		}
 		calls += admitted[k].Load()
