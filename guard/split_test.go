@@ -87,7 +87,7 @@ func checkLawsExcept(t *testing.T, store func() penstock.Store, except ...string
 
 // brokenLaws are the laws that a split limit does not obey.
 var brokenLaws = []string{
-	"draw_takes", "at_most_charges", // Draw takes from one shard
+	"draw_takes", "AllowAtMost_charges", // Draw takes from one shard
 	"patience_books",        // a shard refills only its part of the rate
 	"force_is_never",        // a debt stays with its shard
 	"a_changed_limit_keeps", // if a limit is lowered below what is used, some shards still have units
