@@ -8,25 +8,23 @@ import (
 )
 
 // isOver tells whether a charge is above its limit although the store granted it. That is possible
-// for a Force and for a Peek of cost 0, because the store grants these always. Their plan is the
-// probe of the limit, which has one unit more. So they are above the limit if it has no unit left.
+// for a Force and for a Peek of cost 0, because the store always grants these. Their plan is the
+// probe, which has one unit more than the limit. If the probe has no unit left, the limit is
+// exceeded.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
-		if isBeyond(&charges[i], d.Status(i)) {
+		c := &charges[i]
+		isAlwaysGranted := c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0
+		if isAlwaysGranted && d.Status(i).Remaining == 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// isBeyond does what isOver does, for one charge.
-func isBeyond(c *penstock.Charge, s penstock.Status) bool {
-	return (c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0) && s.Remaining == 0
-}
-
-// read sets the result of an item from the decision of its batch. Without a decision, the request
-// passes.
-func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
+// setResult sets the result of an item from the decision of its batch. Without a decision, the
+// request passes.
+func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
 	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.at {
 		it.origin = failedOpen
 		return
@@ -43,21 +41,21 @@ func (c *call) read(it *item, d *penstock.Decision, hasDecision bool) {
 		it.remaining = max(s.Remaining-1, 0) // the probe has one unit more than the limit
 	}
 	switch it.kind {
-	case refund:
+	case refund: // never denied
 	case force:
-		it.isOver = s.Remaining == 0
+		it.isOver = s.Remaining == 0 // of the probe
 	case check:
 		it.isOver = s.RetryAfter > 0 || s.Remaining == 0
 	default:
 		it.isOver = s.RetryAfter > 0
 	}
-	it.reset = c.reset(it, s)
+	it.reset = c.resetSeconds(it, s)
 }
 
-// reset returns a time in seconds. If the limit is exceeded, it is the time until the limit has
-// room again. Otherwise it is the time until nothing of the limit is used. It is at least 1,
+// resetSeconds returns a time in seconds. If the limit is exceeded, it is the time until the limit
+// has room again. Otherwise it is the time until nothing of the limit is used. It is at least 1,
 // because Envoy shows whole seconds.
-func (c *call) reset(it *item, s penstock.Status) int64 {
+func (c *call) resetSeconds(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		after = s.RetryAfter
@@ -92,7 +90,7 @@ func (c *call) writeResponse(to *Response) {
 		status := Status{Limit: &it.limit.current}
 		switch it.origin {
 		case failedOpen:
-			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.reset(it, penstock.Status{})
+			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.resetSeconds(it, penstock.Status{})
 		case failedClosed:
 			it.isOver, it.remaining, it.reset = !it.isShadow && !it.isQuota, 0, closedReset
 		}
@@ -123,8 +121,8 @@ func (s *Status) isStricter(than *Status) bool {
 	return s.Remaining < than.Remaining
 }
 
-// isQuotaSpent tells whether all limits with quota_mode are over. If one is not over, the request
-// passes.
+// isQuotaSpent tells whether all limits with quota_mode are over. Otherwise none of them denies the
+// request.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false

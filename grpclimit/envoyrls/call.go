@@ -18,26 +18,26 @@ type call struct {
 
 	items         []item
 	resets        []int64       // by descriptor, in seconds
-	rules         *policy.Rules // of a request that the policy decides; else nil
+	rules         *policy.Rules // the policy, if it decides the request; else nil
 	policyShadows []policy.Shadow
 	configMatch   envoyconfig.Match
 	buffer        []byte // for keys and metric paths
 	pending       []int  // indexes of items that this round decides; see decide
 	nextRound     []int  // indexes of items that the next round decides
-	isDenied      bool   // the request is denied already: nothing more may be spent
+	isDenied      bool   // the request is already denied, so nothing more may be spent
 	isQuota       bool   // a limit with quota_mode has applied
 
 	direct  policy.DirectCall // the enforced charges of this round, and the shadows below
 	shadows []policy.Shadow
-	charges []penstock.Charge // of all shadows; each shadow is a slice of it, so its array must stay
-	limits  []*policy.Limit   // of charges
+	charges []penstock.Charge // of all shadows; each shadow has a part of this array, so it must not move
+	limits  []*policy.Limit   // the limits of charges, by the same index
 
 	evaluation policy.Evaluation
 }
 
 // An item is a limit that applies to a descriptor.
 type item struct {
-	descriptor int // its index
+	descriptor int // the index of the descriptor
 	kind       kind
 	limit      *limit
 	eventLimit *policy.Limit // the limit as events name it
@@ -46,8 +46,8 @@ type item struct {
 
 	isShadow, isQuota bool
 
-	batch int // of its charge: 0 is enforced, n is shadow n-1, -1 waits for the next round
-	at    int // index of its charge in the batch
+	batch int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
+	at    int // the index of its charge in the batch
 
 	origin origin
 
@@ -159,8 +159,9 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 // charged together.
 func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
 
-// appendKey appends the key of a counter: the domain and the entries of the request. Different
-// descriptors have different keys.
+// appendKey appends the key of a counter: the domain and the entries of a descriptor. Different
+// descriptors have different keys, except by share_threshold: the value in shared, if it is not
+// empty, replaces that of the entry with the same index.
 func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []string) []byte {
 	to = appendEscaped(to, domain)
 	for i := range entries {
@@ -236,7 +237,7 @@ func (c *call) replace() {
 
 // decide decides the items in rounds. Nearly always one round is enough. Another round is needed
 // if two descriptors share a counter and cannot be charged together. It is also needed if a round
-// was denied that had charges of kind force or refund.
+// with charges of kind force or refund was denied.
 func (c *call) decide(ctx context.Context) error {
 	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
 		outcome := admission.Unlimited
@@ -258,6 +259,7 @@ func (c *call) decide(ctx context.Context) error {
 	return nil
 }
 
+// endRound makes the items that wait for the next round pending.
 func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
 
 func (c *call) decideRound(ctx context.Context) error {
@@ -303,14 +305,14 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 		case it.origin != undecided: // in an earlier round
 		case it.batch > 0:
 			shadow, ok := a.ShadowDecision(it.batch - 1)
-			c.read(it, &shadow, ok)
+			c.setResult(it, &shadow, ok)
 		case it.batch < 0: // in the next round
 		case outcome == admission.FailedClosed:
 			it.origin = failedClosed
 		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.at:
 			it.origin = failedOpen
 		default:
-			c.read(it, &d, true)
+			c.setResult(it, &d, true)
 			if !d.Allowed && (it.kind == force || it.kind == refund) {
 				c.nextRound = append(c.nextRound, i)
 				it.origin = undecided
@@ -324,7 +326,8 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 // compose collects the charges of a round. Items that cannot be in it wait for the next round.
 func (c *call) compose() {
 	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
-	c.shadows, c.charges, c.limits = c.shadows[:0], slices.Grow(c.charges[:0], len(c.items)), slices.Grow(c.limits[:0], len(c.items))
+	c.shadows = c.shadows[:0]
+	c.charges, c.limits = slices.Grow(c.charges[:0], len(c.items)), slices.Grow(c.limits[:0], len(c.items)) // so that no append moves them
 	for n, i := range c.pending {
 		it := &c.items[i]
 		it.batch = -1
@@ -342,9 +345,9 @@ func (c *call) compose() {
 			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
 			c.shadows[0].Charges, c.shadows[0].Limits = c.charges, c.limits
 		case it.isShadow, it.isQuota: // a shadow by itself
-			at := len(c.charges)
+			at, end := len(c.charges), len(c.charges)+1
 			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
-			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at : at+1 : at+1], Limits: c.limits[at : at+1 : at+1]})
+			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at:end:end], Limits: c.limits[at:end:end]})
 			it.batch, it.at = len(c.shadows), 0
 		default:
 			it.batch, it.at = 0, len(c.direct.Charges)
@@ -361,7 +364,8 @@ func (c *call) charge(it *item) penstock.Charge {
 	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
 	switch it.kind {
 	case spend:
-		if charge.Plan = it.limit.plan; c.isDenied {
+		charge.Plan = it.limit.plan
+		if c.isDenied {
 			charge.Mode = penstock.Peek
 		}
 	case force:
@@ -369,7 +373,7 @@ func (c *call) charge(it *item) penstock.Charge {
 	case refund:
 		charge.Mode = penstock.Refund
 	case forbid:
-		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1 // which never fits
+		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1 // a cost that never fits
 	case check:
 		charge.Mode = penstock.Peek
 		if !c.isExact() {
@@ -395,13 +399,15 @@ func (c *call) findSameCounter(it *item, earlier []int) *item {
 // the next round. i is the index of the item in c.items.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
-	// In mode Exact, each charge changes what the later ones find. Checks change nothing.
-	if !isAlike || c.isExact() && (it.kind != check || c.hasEarlierWaiter(it)) {
+	// In mode Exact, each charge changes what later charges of its counter find. Checks change
+	// nothing.
+	needsOrder := c.isExact() && (it.kind != check || c.hasEarlierWaiter(it))
+	if !isAlike || needsOrder {
 		c.nextRound = append(c.nextRound, i)
 		return
 	}
 	it.batch, it.at = other.batch, other.at
-	if it.kind != spend && it.kind != force && it.kind != refund { // a Peek: one answers both items
+	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both items
 		return
 	}
 	charges := c.direct.Charges

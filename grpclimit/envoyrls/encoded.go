@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// An encodedMessage is a request or a response in its encoding.
+// An encodedMessage is a request or a response as protobuf encodes it.
 type encodedMessage struct{ bytes []byte }
 
 // encodedRequests pools the requests.
@@ -44,9 +44,9 @@ func (c codec) Marshal(from any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(m.bytes)}, nil
 }
 
-// RegisterEncoded is [Register] for a server with the option grpc.ForceServerCodecV2(Codec()). It
-// takes a third less time: it does not use the generated messages, and it decides calls together
-// that arrive while the store decides others. Interceptors cannot read its messages.
+// RegisterEncoded is [Register] for a server with the option grpc.ForceServerCodecV2(Codec()). Each
+// call takes a third less time, because the generated messages are not used. Calls that arrive
+// while the store decides others are decided together. Interceptors cannot read the messages.
 func RegisterEncoded(to grpc.ServiceRegistrar, e *Engine) {
 	to.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName, HandlerType: (*any)(nil), Metadata: "envoy/service/ratelimit/v3/rls.proto",

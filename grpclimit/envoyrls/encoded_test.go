@@ -56,7 +56,7 @@ func (s *encodedService) call(ctx context.Context, m *rlsv3.RateLimitRequest) (*
 	return response, nil
 }
 
-// recovering is an interceptor that makes an error of a panic.
+// recovering is an interceptor that turns a panic into an error.
 func recovering(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -66,13 +66,14 @@ func recovering(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handl
 	return handler(ctx, request)
 }
 
-// A heldStore decides nothing until it is released, and records the sizes of its lists.
+// A heldStore decides nothing until release is closed. It records the sizes of the lists that it
+// gets; the size of a single batch is 1.
 type heldStore struct {
 	penstock.Store
 	release chan struct{}
 
-	mu    sync.Mutex
-	lists []int
+	mu        sync.Mutex
+	listSizes []int
 }
 
 func (s *heldStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -90,9 +91,10 @@ func (s *heldStore) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Each(ctx, s.Store, calls)
 }
 
-func (s *heldStore) hold(ctx context.Context, n int) error {
+// hold records the size of a list, and waits for the release.
+func (s *heldStore) hold(ctx context.Context, size int) error {
 	s.mu.Lock()
-	s.lists = append(s.lists, n)
+	s.listSizes = append(s.listSizes, size)
 	s.mu.Unlock()
 	select {
 	case <-s.release:
@@ -118,7 +120,7 @@ func inBubble(t *testing.T, o envoyrls.Options, test func(t *testing.T, service 
 	})
 }
 
-// Calls that arrive while two are with the store become one list. Each gets its own response.
+// Calls that arrive while the store decides two others become one list. Each gets its own response.
 func TestWaitingCallsBecomeAList(t *testing.T) {
 	inBubble(t, envoyrls.Options{}, func(t *testing.T, service *encodedService, store *heldStore) {
 		var (
@@ -129,7 +131,7 @@ func TestWaitingCallsBecomeAList(t *testing.T) {
 			done.Go(func() {
 				r, err := service.call(t.Context(), message(fmt.Sprint("a=", i/2)))
 				if err != nil || len(r.Statuses) != 1 {
-					t.Errorf("call %d: %v, %v; want one status", i, r, err)
+					t.Errorf("the response to call %d is %v, %v; want one status", i, r, err)
 				}
 				answers[i] = r.GetOverallCode()
 			})
@@ -137,12 +139,12 @@ func TestWaitingCallsBecomeAList(t *testing.T) {
 		}
 		close(store.release)
 		done.Wait()
-		if got := fmt.Sprint(store.lists); got != "[1 1 20]" {
+		if got := fmt.Sprint(store.listSizes); got != "[1 1 20]" {
 			t.Errorf("the store got lists of %s calls; want [1 1 20]", got)
 		}
 		for i := 0; i < len(answers); i += 2 {
 			if answers[i]+answers[i+1] != rlsv3.RateLimitResponse_OK+rlsv3.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("calls %d and %d: %v; want one OK and one OVER_LIMIT", i, i+1, answers[i:i+2])
+				t.Errorf("calls %d and %d share a counter and get %v; want one OK and one OVER_LIMIT", i, i+1, answers[i:i+2])
 			}
 		}
 	})
@@ -160,7 +162,7 @@ func TestFullListsDoNotWait(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		if got := fmt.Sprint(store.lists); got != "[1 1 32 32 32]" {
+		if got := fmt.Sprint(store.listSizes); got != "[1 1 32 32 32]" {
 			t.Errorf("the store got lists of %s calls; want [1 1 32 32 32]", got)
 		}
 		close(store.release)
@@ -168,7 +170,7 @@ func TestFullListsDoNotWait(t *testing.T) {
 	})
 }
 
-// A call that is canceled while it waits returns at once, and is not charged.
+// A call that is canceled while it waits returns immediately, and is not charged.
 func TestCanceledCallsLeave(t *testing.T) {
 	inBubble(t, envoyrls.Options{}, func(t *testing.T, service *encodedService, store *heldStore) {
 		var done sync.WaitGroup
@@ -185,7 +187,7 @@ func TestCanceledCallsLeave(t *testing.T) {
 					want = codes.Canceled
 				}
 				if status.Code(err) != want {
-					t.Errorf("call %d: %v; want %v", i, err, want)
+					t.Errorf("the error of call %d is %v; want %v", i, err, want)
 				}
 			})
 			synctest.Wait()
@@ -194,13 +196,13 @@ func TestCanceledCallsLeave(t *testing.T) {
 		synctest.Wait()
 		close(store.release)
 		done.Wait()
-		if got := fmt.Sprint(store.lists); got != "[1 1 2]" {
+		if got := fmt.Sprint(store.listSizes); got != "[1 1 2]" {
 			t.Errorf("the store got lists of %s calls; want [1 1 2]", got)
 		}
 	})
 }
 
-// With a store that hangs, each call has an answer before its own deadline.
+// With a store that hangs, each call gets a response before its own deadline.
 func TestWaitingCallsMeetTheirDeadlines(t *testing.T) {
 	inBubble(t, envoyrls.Options{}, func(t *testing.T, service *encodedService, store *heldStore) {
 		var done sync.WaitGroup
@@ -210,7 +212,7 @@ func TestWaitingCallsMeetTheirDeadlines(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout)
 				defer cancel()
 				if _, err := service.call(ctx, message(fmt.Sprint("a=", i))); ctx.Err() != nil {
-					t.Errorf("call %d got %v at its deadline of %v; want an answer before", i, err, timeout)
+					t.Errorf("call %d ended with %v after its timeout of %v; want a response before", i, err, timeout)
 				}
 			})
 			time.Sleep(100 * time.Microsecond)
@@ -221,7 +223,7 @@ func TestWaitingCallsMeetTheirDeadlines(t *testing.T) {
 
 // A panic ends the calls of its list only.
 func TestPanicEndsItsListOnly(t *testing.T) {
-	panics := func() time.Time { panic("a bug") } // only call 7 reads the clock: it shows the reset time of an unused limit
+	panics := func() time.Time { panic("a bug") } // only call 7 reads the clock, because its response shows the reset time of an unused limit
 	inBubble(t, envoyrls.Options{Now: panics}, func(t *testing.T, service *encodedService, store *heldStore) {
 		var done sync.WaitGroup
 		for i := range 10 {
@@ -236,7 +238,7 @@ func TestPanicEndsItsListOnly(t *testing.T) {
 					want = codes.Internal
 				}
 				if status.Code(err) != want {
-					t.Errorf("call %d: %v; want %v", i, err, want)
+					t.Errorf("the error of call %d is %v; want %v", i, err, want)
 				}
 			})
 			synctest.Wait()
@@ -245,13 +247,13 @@ func TestPanicEndsItsListOnly(t *testing.T) {
 		done.Wait()
 		for i := range 5 {
 			if r, err := service.call(t.Context(), message(fmt.Sprint("a=later", i))); err != nil || r.OverallCode != rlsv3.RateLimitResponse_OK {
-				t.Errorf("after the panic: %v, %v; want OK", r, err)
+				t.Errorf("the response to a call after the panic is %v, %v; want OK", r, err)
 			}
 		}
 	})
 }
 
-// The codec passes other messages on to that of protobuf.
+// The codec encodes and decodes other messages as protobuf's codec does.
 func TestCodecKnowsOtherMessages(t *testing.T) {
 	data, err := envoyrls.Codec().Marshal(message("a=b"))
 	if err != nil {

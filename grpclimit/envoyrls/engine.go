@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// An Engine decides requests by a configuration. Make one with New. Many goroutines may use it at
-// once.
+// An Engine decides requests by a configuration. Make one with New. Several goroutines may use it
+// at the same time.
 type Engine struct {
 	controller *admission.Controller
 	options    Options
@@ -25,8 +25,9 @@ type Engine struct {
 }
 
 // New makes an Engine without a configuration. The controller decides requests and emits events.
-// Its admission.Options.Settings, and guard.Options.Limits of its store, must return o.Settings for
-// the limits of the engine. An error wraps penstock.ErrInvalid.
+// For the limits of the engine, the controller's admission.Options.Settings must return what
+// o.Settings returns, and so must guard.Options.Limits of its store. The error of New wraps
+// penstock.ErrInvalid.
 func New(controller *admission.Controller, o Options) (*Engine, error) {
 	if controller == nil {
 		return nil, fmt.Errorf("%w: envoyrls: the controller is nil; admission.New makes one", penstock.ErrInvalid)
@@ -61,8 +62,9 @@ func (e *Engine) Config() *envoyconfig.Config {
 // MaxDescriptors is how many descriptors a request may have.
 const MaxDescriptors = penstock.MaxCharges
 
-// Decide decides a request. If ctx has a deadline, the store must answer up to 5 ms earlier. That
-// leaves time for the fallback of Options.OnFailure.
+// Decide decides a request. If ctx has a deadline, the store must answer before the deadline: by a
+// fifth of the time left, but at most by 5 ms. That leaves time for the fallback of
+// Options.OnFailure.
 //
 // The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
 // response is complete.
@@ -75,7 +77,7 @@ func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
 	if err := c.decide(withEarlierAnswer(ctx)); err != nil {
 		return err
 	}
-	to.reset(len(r.Descriptors))
+	to.prepare(len(r.Descriptors))
 	c.writeResponse(to)
 	return nil
 }
@@ -114,6 +116,7 @@ func withEarlierAnswer(ctx context.Context) context.Context {
 	return guard.AnswerBy(ctx, at.Add(-min(time.Until(at)/5, maxMargin)))
 }
 
+// maxMargin is the longest time that withEarlierAnswer leaves.
 const maxMargin = 5 * time.Millisecond
 
 // failed returns the error for a request that was not decided.

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
+// limits is the configuration of most tests.
 const limits = `
 domain: d
 descriptors:
@@ -151,9 +152,10 @@ func responseText(r *envoyrls.Response) string {
 // A conversation is a sequence of requests and their expected responses.
 type conversation struct {
 	name  string
-	lines string // "request -> response", from midnight on; "wait 10s"
+	lines string // each is "request -> response", or a pause such as "wait 10s"; the first request is sent at midnight
 }
 
+// run sends the requests to a new engine, and compares the responses.
 func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 	t.Helper()
 	t.Run(o.Mode.String()+", "+c.name, func(t *testing.T) {
@@ -174,15 +176,16 @@ func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 				}
 				sent, want, _ := strings.Cut(line, " -> ")
 				if got := f.send(sent); got != want {
-					t.Errorf("%s\n got %s\nwant %s", sent, got, want)
+					t.Errorf("the response to %q is\n%s; want\n%s", sent, got, want)
 				}
 			}
 		})
 	})
 }
 
-// The clock of synctest begins at midnight, 2000-01-01 UTC. Windows are counted from 1970. The week
-// ends 432,000 s later, the month (30 days) 1,987,200 s, and the year (365 days) 30,931,200 s.
+// The clock of synctest begins at midnight, 2000-01-01 UTC. Windows are counted from 1970. So the
+// week ends 432,000 s after the beginning, the month (30 days) 1,987,200 s, and the year (365 days)
+// 30,931,200 s.
 func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 	for _, c := range []conversation{
 		{"hits beyond the limit are counted", `
@@ -373,7 +376,7 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 				{"small +0", "over: over 3/minute 0"},
 			} {
 				if got := f.send(row.request); !strings.HasPrefix(got, row.want) {
-					t.Errorf("with %s, the response to %s is %s; want %s", o.Algorithm.Title(), row.request, got, row.want)
+					t.Errorf("with algorithm %s, the response to %q is %q; want one that begins with %q", o.Algorithm.Title(), row.request, got, row.want)
 				}
 			}
 		})
@@ -404,13 +407,13 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		var to envoyrls.Response
 		err := f.Decide(context.Background(), &row.request, &to)
 		if e, ok := errors.AsType[*envoyrls.Error](err); !ok || e.Code != envoyrls.InvalidArgument || e.Text != row.want {
-			t.Errorf("%+v: the error is %v; want %s", row.request, err, row.want)
+			t.Errorf("the error for %+v is %v; want InvalidArgument with the text %q", row.request, err, row.want)
 		}
 	}
 	var to envoyrls.Response
 	for _, r := range []envoyrls.Request{{Domain: "d", Descriptors: many[:64]}, {Domain: "unknown", Descriptors: many[:1]}} {
 		if err := f.Decide(context.Background(), &r, &to); err != nil || to.IsOver || len(to.Statuses) != len(r.Descriptors) || to.Statuses[0] != (envoyrls.Status{}) {
-			t.Errorf("%v is %+v, %v; want OK without a limit", r, to, err)
+			t.Errorf("the response to %v is %+v, %v; want OK without a limit", r, to, err)
 		}
 	}
 }
@@ -420,17 +423,17 @@ func TestDifferentDescriptorsHaveDifferentCounters(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}, descriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}}]}]", envoyrls.Options{})
 	for _, text := range []string{"a=b_c", "a_b=c", "a=b c=d", "a=b|c=d", "a=b=c", "a==b", "a=~1", "a=|"} {
 		if got := f.send(text); !strings.HasPrefix(got, "ok") {
-			t.Errorf("the first %s is %s; want ok", text, got)
+			t.Errorf("the response to the first %q is %q; want ok", text, got)
 		}
 		if got := f.send(text); !strings.HasPrefix(got, "over") {
-			t.Errorf("the second %s is %s; want over", text, got)
+			t.Errorf("the response to the second %q is %q; want over", text, got)
 		}
 	}
 	for _, e := range []envoyconfig.Entry{{Key: "k=1", Value: "2"}, {Key: "k", Value: "1=2"}, {Key: "k|l", Value: ""}, {Key: "k~2", Value: "1"}} {
 		var to envoyrls.Response
 		r := &envoyrls.Request{Domain: "d", Descriptors: []envoyrls.Descriptor{{Entries: []envoyconfig.Entry{e}}}}
 		if err := f.Decide(context.Background(), r, &to); err != nil || to.IsOver {
-			t.Errorf("the first %q is %v, %v; want ok", e, responseText(&to), err)
+			t.Errorf("the response to the first %q is %q, %v; want ok", e, responseText(&to), err)
 		}
 	}
 }
@@ -475,30 +478,30 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		onFailure     envoyrls.Failure
 		request, want string
 	}{
-		{envoyrls.Atomic, envoyrls.FailOpen, "9: small,shadow", "ok: ok 3/minute 3 left 60s, ok 1/month 1 left 1987200s"},
-		{envoyrls.Atomic, envoyrls.FailOpen, "small +9", "ok: ok 3/minute 3 left 60s"},
-		{envoyrls.Atomic, envoyrls.FailClosed, "small,quota1", "over: over 3/minute 0 left 1s, ok 1/year 1 left 30931200s"},
-		{envoyrls.Atomic, envoyrls.FailClosed, "small +1", "over: over 3/minute 0 left 1s"},
-		{envoyrls.Atomic, envoyrls.FailClosed, "small +0", "over: over 3/minute 0 left 1s"},
-		{envoyrls.Atomic, envoyrls.FailError, "small", "the store gives no answer, and on_failure is error"},
-		{envoyrls.Atomic, envoyrls.FailError, "shadow", "ok: ok 1/month 1 left 1987200s"},
-		{envoyrls.Atomic, envoyrls.FailDefault, "2: small", "ok: ok 3/minute 1 left 60s"},
-		{envoyrls.Atomic, envoyrls.FailDefault, "4: small", "over: over 3/minute 3 left 60s"},
-		{envoyrls.Exact, envoyrls.FailDefault, "small", "the store gives no answer, and on_failure is error"},
-		{envoyrls.Exact, envoyrls.FailOpen, "small", "ok: ok 3/minute 3 left 60s"},
-		{envoyrls.Exact, envoyrls.FailLocal, "4: small", "over: over 3/minute 0 left 60s"},
-		{envoyrls.Exact, envoyrls.FailClosed, "small", "over: over 3/minute 0 left 1s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailOpen, request: "9: small,shadow", want: "ok: ok 3/minute 3 left 60s, ok 1/month 1 left 1987200s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailOpen, request: "small +9", want: "ok: ok 3/minute 3 left 60s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailClosed, request: "small,quota1", want: "over: over 3/minute 0 left 1s, ok 1/year 1 left 30931200s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailClosed, request: "small +1", want: "over: over 3/minute 0 left 1s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailClosed, request: "small +0", want: "over: over 3/minute 0 left 1s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailError, request: "small", want: "the store gives no answer, and on_failure is error"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailError, request: "shadow", want: "ok: ok 1/month 1 left 1987200s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailDefault, request: "2: small", want: "ok: ok 3/minute 1 left 60s"},
+		{mode: envoyrls.Atomic, onFailure: envoyrls.FailDefault, request: "4: small", want: "over: over 3/minute 3 left 60s"},
+		{mode: envoyrls.Exact, onFailure: envoyrls.FailDefault, request: "small", want: "the store gives no answer, and on_failure is error"},
+		{mode: envoyrls.Exact, onFailure: envoyrls.FailOpen, request: "small", want: "ok: ok 3/minute 3 left 60s"},
+		{mode: envoyrls.Exact, onFailure: envoyrls.FailLocal, request: "4: small", want: "over: over 3/minute 0 left 60s"},
+		{mode: envoyrls.Exact, onFailure: envoyrls.FailClosed, request: "small", want: "over: over 3/minute 0 left 1s"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, broken, limits, envoyrls.Options{Mode: row.mode, OnFailure: row.onFailure})
 			if got := f.send(row.request); got != row.want {
-				t.Errorf("%v, on_failure %v: %s\n got %s\nwant %s", row.mode, row.onFailure, row.request, got, row.want)
+				t.Errorf("mode %v, on_failure %v: the response to %q is\n%s; want\n%s", row.mode, row.onFailure, row.request, got, row.want)
 			}
 		})
 	}
 }
 
-// Envoy waits 20 ms by default. If the store hangs, the fallback decides before that.
+// Envoy waits 20 ms by default. If the store hangs, the fallback decides before Envoy's deadline.
 func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := envoyrls.Options{OnFailure: envoyrls.FailOpen}
@@ -546,7 +549,7 @@ func TestHeadersHaveThreeDialects(t *testing.T) {
 				got = append(got, h.Name+": "+h.Value)
 			}
 			if strings.Join(got, "|") != row.want {
-				t.Errorf("%s has the headers\n%s\nwant\n%s", row.request, strings.Join(got, "|"), row.want)
+				t.Errorf("the response to %q has the headers\n%s\nwant\n%s", row.request, strings.Join(got, "|"), row.want)
 			}
 		}
 	})

@@ -12,21 +12,22 @@ import (
 )
 
 const (
-	// maxLists is how many lists a gatherer has in progress before calls wait: while the store
-	// decides one, the next is prepared.
+	// maxLists is how many lists are in progress before further calls wait. While the store decides
+	// one list, the other can be prepared.
 	maxLists = 2
 
-	// maxGathered is the most calls of a list.
+	// maxGathered is the largest number of calls in a list.
 	maxGathered = 32
 
-	// maxSpread is how far the deadlines of a list's calls may lie apart. The earliest applies to all.
+	// maxSpread bounds how far the deadline of a call may be from that of the first call of its list.
+	// The earliest deadline of a list applies to all its calls.
 	maxSpread = 2 * time.Millisecond
 )
 
-// A gatherer makes lists of calls that wait at the same time. A call is decided at once if fewer
-// than maxLists lists are in progress, or if it completes a list. Otherwise it waits until a list
-// has ended. If the store hangs, that list ends before the deadlines of its calls. The calls that
-// wait arrived later, so they still have time for a decision of the fallback.
+// A gatherer makes lists of calls that wait at the same time. A call is decided immediately if
+// fewer than maxLists lists are in progress, or if maxGathered calls then wait. Otherwise it waits
+// until a list has ended. If the store hangs, the lists in progress end before the deadlines of
+// their calls. Waiting calls arrived later, so they still have time for a decision of the fallback.
 type gatherer struct {
 	engine *Engine
 
@@ -40,13 +41,13 @@ type gatheredCall struct {
 	message  Message
 	deadline time.Time // zero: none
 
-	// ready receives the list that the call must decide. The call itself is the first of the list.
-	// If another call has decided it, ready receives nil.
+	// ready receives the list that this call must decide, and of which it is the first. After another
+	// call has decided this one, ready receives nil.
 	ready chan []*gatheredCall
 }
 
-// decide decides an encoded request, and returns the encoded response. It does not use the request
-// after its return.
+// decide decides an encoded request, and returns the encoded response. The request is not used
+// after the return.
 func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 	call := &gatheredCall{message: Message{Request: request}}
 	call.deadline, _ = ctx.Deadline()
@@ -58,11 +59,11 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 			if g.leave(call) {
 				return nil, status.FromContextError(ctx.Err()).Err()
 			}
-			list = <-call.ready // its list is in progress, and ends by the deadline
+			list = <-call.ready // the list of the call is in progress, and ends by its deadline
 		}
 	}
 	switch len(list) {
-	case 0: // another call has decided it
+	case 0: // another call has decided this one
 	case 1:
 		defer g.startNext()
 		return g.engine.DecideMessage(ctx, request, nil)
@@ -96,7 +97,7 @@ func (g *gatherer) leave(call *gatheredCall) bool {
 	return i >= 0
 }
 
-// startNext starts a list after one has ended.
+// startNext starts the next list after one has ended, if calls wait.
 func (g *gatherer) startNext() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -109,8 +110,8 @@ func (g *gatherer) startNext() {
 	first.ready <- g.takeLocked(first)
 }
 
-// takeLocked makes a list of a call and of all that wait with about the same deadline. These no
-// longer wait.
+// takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
+// removes them from the waiting ones.
 func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
 	list := []*gatheredCall{first}
 	g.waiting = slices.DeleteFunc(g.waiting, func(call *gatheredCall) bool {
@@ -123,7 +124,7 @@ func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
 	return list
 }
 
-// decideList decides a list of calls. The first one is the caller; decideList wakes the others.
+// decideList decides a list of calls, and wakes all except the first, which calls decideList.
 func (g *gatherer) decideList(list []*gatheredCall) {
 	messages := make([]Message, len(list))
 	deadline := list[0].deadline

@@ -33,7 +33,7 @@ func TestGuardsChangeNoResponse(t *testing.T) {
 					"zero", "zero", "zero +0", "10: large", "large", "large", "large @11/3", "large +0", "quota1,quota2", "quota1,quota2", "shadow", "shadow", "shadow +0",
 				} {
 					if got, want := guarded.send(text), bare.send(text); got != want {
-						t.Errorf("%s, mode %v, call %d: %s\nwith guards %s\nwithout     %s", a.Title(), mode, i, text, got, want)
+						t.Errorf("algorithm %s, mode %v, call %d: the response to %q is\n%s with guards; want, as without guards,\n%s", a.Title(), mode, i, text, got, want)
 					}
 				}
 			})
@@ -60,7 +60,7 @@ func TestContextsMayBeUsedAfterTheCall(t *testing.T) {
 	}
 	for i, ctx := range kept {
 		if deadline, hasDeadline := ctx.Deadline(); ctx.Value(key{}) != i || hasDeadline {
-			t.Errorf("the context of call %d has the value %v and the deadline %v; want %d and none", i, ctx.Value(key{}), deadline, i)
+			t.Errorf("the context of call %d has the value %v and the deadline %v; want the value %d and no deadline", i, ctx.Value(key{}), deadline, i)
 		}
 	}
 	if len(kept) != 10 {

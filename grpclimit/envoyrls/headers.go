@@ -14,7 +14,7 @@ type Dialect string
 // The dialects.
 const (
 	// DialectPlain is the format of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED). It shows
-	// the last limit that denies, or else the one with the least remaining:
+	// the last limit that denies, or else the one with the fewest requests left:
 	//	RateLimit-Limit: 10
 	//	RateLimit-Remaining: 9
 	//	RateLimit-Reset: 1
@@ -79,8 +79,8 @@ func (c *call) appendHeaders(to *Response) {
 	}
 }
 
-// strictest returns the index of the last status that denies, or else of the first one with the
-// least remaining. It is -1 if no limit applied.
+// strictest returns the index of the last status that denies. If none denies, it returns the first
+// index among those with the fewest requests left, or -1 if no limit applied.
 func (c *call) strictest(to *Response) int {
 	found, isOver := -1, false
 	for i := range to.Statuses {
@@ -96,7 +96,7 @@ func (c *call) strictest(to *Response) int {
 	return found
 }
 
-// draft03Policies lists the limits that have a unit.
+// draft03Policies returns the part of X-RateLimit-Limit that lists the limits with a unit.
 func draft03Policies(to *Response) string {
 	var b strings.Builder
 	for i := range to.Statuses {

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 )
 
-// KeyLimits finds the limit that has denied a request by the key of the event. The
-// results here are the rule, the limit, its key, its capacity, and whether it is a shadow.
+// KeyLimits finds a limit by the key of an event, such as a denial. In this test, the text of a
+// limit has its rule, its name, its key, its capacity, and whether it is a shadow.
 func TestKeyOfAnEventFindsItsLimit(t *testing.T) {
 	const yaml = `
 domain: d~|=
@@ -56,7 +56,7 @@ descriptors:
 			got = fmt.Sprint(l.Rule, " ", l.Limit, " ", l.Key, " ", l.Plan.Capacity(), " ", l.IsShadow)
 		}
 		if got != want || err != nil {
-			t.Errorf("%s: %q, %v; want %q", key, got, err, want)
+			t.Errorf("the limit of key %q is %q, %v; want %q", key, got, err, want)
 		}
 	}
 }

@@ -29,11 +29,11 @@ type compiledConfig struct {
 type overrides struct {
 	mu     sync.RWMutex
 	limits map[Override]*limit
-	events map[string]*policy.Limit // by domain: its overrides as events name them
+	events map[string]*policy.Limit // by domain: what stands for all its overrides in events
 }
 
-// The bounds of the caches that requests fill. To compile a dropped limit again takes a few
-// microseconds.
+// The bounds of the caches that requests fill, in entries. To compile a dropped limit again takes a
+// few microseconds.
 const (
 	maxMetricPaths = 1000
 	maxOverrides   = 1024
@@ -53,30 +53,30 @@ type limit struct {
 	probe *penstock.Plan
 }
 
-// compile compiles a limit. An error wraps penstock.ErrInvalid.
+// compile compiles a limit. Its error wraps penstock.ErrInvalid.
 func (o *Options) compile(current CurrentLimit) (*limit, error) {
 	l := &limit{current: normalized(current)}
 	l.period = l.current.period()
 	if l.period > algorithm.MaxPeriod*time.Microsecond || l.period <= 0 {
 		return nil, fmt.Errorf("%w: the period of %d × %v is out of range; the longest is 8 years", penstock.ErrInvalid, current.UnitMultiplier, current.Unit)
 	}
-	numbers := penstock.Limit{
+	storeLimit := penstock.Limit{
 		Name: counterName(l.current), Group: group, Algorithm: o.Algorithm, Count: int64(current.RequestsPerUnit), Period: l.period,
 	}
 	var err error
-	if numbers.Count > 0 {
-		if l.plan, err = numbers.Compile(); err != nil {
+	if storeLimit.Count > 0 {
+		if l.plan, err = storeLimit.Compile(); err != nil {
 			return nil, err
 		}
 	}
 	// The probe has one unit more. The capacity of an algorithm that refills steadily is its Burst,
 	// and that of a window its Count.
 	if o.Algorithm.RefillsSteadily() {
-		numbers.Count, numbers.Burst = max(numbers.Count, 1), numbers.Count+1
+		storeLimit.Count, storeLimit.Burst = max(storeLimit.Count, 1), storeLimit.Count+1
 	} else {
-		numbers.Count++
+		storeLimit.Count++
 	}
-	if l.probe, err = numbers.Compile(); err != nil {
+	if l.probe, err = storeLimit.Compile(); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -136,13 +136,13 @@ func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 	return all, nil
 }
 
-// eventLimit returns a limit of the configuration as events name it: path is its name there.
+// eventLimit returns a limit of the configuration as events name it. The path is the name of the
+// rule in events.
 func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
-	l := &policy.Limit{
+	return &policy.Limit{
 		Rule: &policy.Rule{Name: path}, Name: plan.Name(), Policy: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
 		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
 	}
-	return l
 }
 
 // overrideName names all overrides in events. It does not contain their numbers, because clients
@@ -151,18 +151,17 @@ const overrideName = "override"
 
 // overrideLimit returns what stands for all overrides of a domain in events.
 func (e *Engine) overrideLimit(domain string) *policy.Limit {
-	l := &policy.Limit{
+	return &policy.Limit{
 		Rule: &policy.Rule{Name: domain}, Name: overrideName, Policy: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,
 		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
 	}
-	return l
 }
 
 // An EventName is the name of a limit in events.
 type EventName struct{ Rule, Limit, Algorithm string }
 
-// EventNames returns the names that events about the present configuration can have, except those
-// that NewLimit is called with.
+// EventNames returns the names of all limits of the configuration in force. Events can also have
+// the names that Options.NewLimit is called with.
 func (e *Engine) EventNames() (names []EventName) {
 	compiled := e.compiled.Load()
 	if compiled == nil {
@@ -243,8 +242,8 @@ func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match,
 // maxMetricPathLength is how long a name that depends on the request may be, in bytes.
 const maxMetricPathLength = 512
 
-// Plans returns the compiled limits of a configuration, in the order in which requests charge them.
-// A store loads its scripts from them.
+// Plans returns the compiled limits of the configuration in force, in its order: one for each
+// window length. A store loads its scripts for them.
 func (e *Engine) Plans() (plans []*penstock.Plan) {
 	compiled := e.compiled.Load()
 	if compiled == nil {

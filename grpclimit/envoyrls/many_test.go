@@ -24,11 +24,11 @@ import (
 // A listStore decides lists, and counts the batches in them.
 type listStore struct {
 	penstock.Store
-	decided int
+	batches int
 }
 
 func (l *listStore) DecideMany(ctx context.Context, calls []*many.Call) {
-	l.decided += len(calls)
+	l.batches += len(calls)
 	many.Each(ctx, l.Store, calls)
 }
 
@@ -55,7 +55,7 @@ descriptors:
 				t.Fatal(err)
 			}
 			defer g.Close()
-			listed, bare := newFixture(t, g, yaml, o), newFixture(t, memstore.New(memstore.Options{}), yaml, o)
+			listed, single := newFixture(t, g, yaml, o), newFixture(t, memstore.New(memstore.Options{}), yaml, o)
 			random := rand.New(rand.NewPCG(seed, 0))
 			for round := range 100 {
 				time.Sleep(time.Duration(random.IntN(20)) * time.Second)
@@ -78,17 +78,17 @@ descriptors:
 				listed.DecideMessages(t.Context(), list)
 				for i := range list {
 					m := &list[i]
-					want, wantErr := bare.DecideMessage(t.Context(), m.Request, nil)
+					want, wantErr := single.DecideMessage(t.Context(), m.Request, nil)
 					if status.Convert(m.Err).String() != status.Convert(wantErr).String() || m.Err == nil && string(m.Response) != string(want) {
 						t.Fatalf("seed %d, mode %v, round %d, message %d: %x, %v; want %x, %v as for a single message", seed, mode, round, i, m.Response, m.Err, want, wantErr)
 					}
 				}
 			}
-			if store.decided == 0 {
+			if store.batches == 0 {
 				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}
-			if len(listed.events) != len(bare.events) {
-				t.Errorf("mode %v: there are %d events; want %d as without lists", mode, len(listed.events), len(bare.events))
+			if len(listed.events) != len(single.events) {
+				t.Errorf("mode %v: there are %d events; want %d as for single messages", mode, len(listed.events), len(single.events))
 			}
 		})
 	}
@@ -97,17 +97,17 @@ descriptors:
 // A message that cannot be decoded does not affect the other messages.
 func TestInvalidMessageDoesNotAffectItsList(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 5}}\n", envoyrls.Options{})
-	right, err := proto.Marshal(&rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*ratelimitv3.RateLimitDescriptor{
+	valid, err := proto.Marshal(&rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*ratelimitv3.RateLimitDescriptor{
 		{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "a", Value: "b"}}},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := []envoyrls.Message{{Request: []byte{0xff}}, {Request: right}, {Request: right[:len(right)-1]}, {Request: right}}
+	list := []envoyrls.Message{{Request: []byte{0xff}}, {Request: valid}, {Request: valid[:len(valid)-1]}, {Request: valid}}
 	f.DecideMessages(t.Context(), list)
 	for i, m := range list {
-		if isRight := i%2 == 1; isRight != (m.Err == nil) || isRight != (len(m.Response) > 0) {
-			t.Errorf("message %d: %x, %v; want an error for messages 0 and 2 only", i, m.Response, m.Err)
+		if isValid := i%2 == 1; isValid != (m.Err == nil) || isValid != (len(m.Response) > 0) {
+			t.Errorf("the response to message %d is %x, %v; want an error for messages 0 and 2, and a response for the others", i, m.Response, m.Err)
 		}
 	}
 }

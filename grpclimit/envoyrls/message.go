@@ -20,8 +20,8 @@ type Descriptor struct {
 	// Override replaces the configured limit, if it is set.
 	Override *Override
 
-	HasHits    bool   // Hits is set; 0 checks the limit without a charge
-	Hits       uint64 // of this descriptor
+	HasHits    bool   // Hits replaces the Hits of the request
+	Hits       uint64 // the cost of this descriptor; 0 checks the limit without a charge
 	IsNegative bool   // the hits are refunded
 }
 
@@ -34,15 +34,15 @@ type Override struct {
 
 // A Response is a RateLimitResponse.
 type Response struct {
-	IsOver   bool     // the overall code is OVER_LIMIT, else OK
+	IsOver   bool     // whether the overall code is OVER_LIMIT; otherwise it is OK
 	Statuses []Status // one for each descriptor, in the order of the request
 
 	Headers  []Header       // for the response to the client
 	Metadata map[string]any // dynamic metadata, in the form of JSON; nil: none
 }
 
-// reset makes room for n statuses.
-func (r *Response) reset(n int) {
+// prepare empties the response and gives it n empty statuses.
+func (r *Response) prepare(n int) {
 	r.IsOver, r.Metadata = false, nil
 	r.Headers = r.Headers[:0]
 	r.Statuses = r.Statuses[:0]
@@ -53,10 +53,10 @@ func (r *Response) reset(n int) {
 
 // A Status is the result for one descriptor.
 type Status struct {
-	IsOver    bool          // OVER_LIMIT, else OK
+	IsOver    bool          // whether the code is OVER_LIMIT; otherwise it is OK
 	Limit     *CurrentLimit // nil: no limit applied
-	Remaining uint32
-	Reset     uint32 // seconds; 0: unknown
+	Remaining uint32        // requests that the limit would still admit
+	Reset     uint32        // seconds until the limit has room again, or until none of it is used; 0: unknown
 }
 
 // A CurrentLimit is the limit that applied. It must not be changed.
@@ -67,7 +67,7 @@ type CurrentLimit struct {
 	UnitMultiplier  uint32 // 0 means 1
 }
 
-// period is the length of the limit's window.
+// period returns the length of the limit's window.
 func (l *CurrentLimit) period() time.Duration {
 	return l.Unit.Period() * time.Duration(max(l.UnitMultiplier, 1))
 }

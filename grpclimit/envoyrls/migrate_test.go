@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
+// migrated returns the policy that is made of one of Envoy's files.
 func migrated(t *testing.T, yaml string) string {
 	t.Helper()
 	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "limits.yaml", Content: []byte(yaml)}}, envoyconfig.Options{})
@@ -62,12 +63,12 @@ descriptors:
 			want, _, _ := strings.Cut(files.send(text), ":") // ok or over
 			got, _, _ := strings.Cut(byPolicy.send(text), ":")
 			if got != want {
-				t.Fatalf("request %d, %s, is %s by the policy; want %s as by the files", i, text, got, want)
+				t.Fatalf("request %d, %q, is %q by the policy; want %q as by the files", i, text, got, want)
 			}
 			over += strings.Count(want, "over")
 		}
 		if over < 100 || over > 2900 {
-			t.Errorf("%d of 3000 requests are over; want between 100 and 2900", over)
+			t.Errorf("%d of 3000 requests are over; want between 100 and 2900, so that both cases are tested", over)
 		}
 	})
 }

@@ -15,12 +15,17 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A model is envoyproxy/ratelimit as its documentation describes it. Each window has a counter, and
-// each hit increments it. A window is over when its counter is above the limit.
+// A model is envoyproxy/ratelimit as its documentation describes it. It has the counter of each
+// window, and each hit increments the counter. The limit is exceeded while the counter is above it.
 type model map[string]uint64
 
 // modelLimits are the limits of the test by descriptor key: the count, and the period in seconds.
-var modelLimits = map[string]struct{ count, period uint64 }{"second": {3, 1}, "minute": {10, 60}, "zero": {0, 3600}, "big": {50, 86400}}
+var modelLimits = map[string]struct{ count, period uint64 }{
+	"second": {count: 3, period: 1},
+	"minute": {count: 10, period: 60},
+	"zero":   {count: 0, period: 3600},
+	"big":    {count: 50, period: 86400},
+}
 
 // send decides a request, and returns the response in the form of responseText, without units.
 func (m model) send(r *envoyrls.Request) string {
@@ -55,7 +60,7 @@ func (m model) send(r *envoyrls.Request) string {
 	return overall + strings.Join(all, ", ")
 }
 
-// PENSTOCK_SEED repeats a run with the seed of its failure message.
+// To repeat a run, set PENSTOCK_SEED to the seed of its failure message.
 func TestModeExactEqualsTheModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
@@ -90,7 +95,7 @@ descriptors:
 			}
 			got := strings.NewReplacer("/second", "", "/minute", "", "/hour", "", "/day", "").Replace(responseText(&to))
 			if got != want {
-				t.Fatalf("PENSTOCK_SEED=%d: request %d, %+v,\n got %s\nwant %s", seed, i, r, got, want)
+				t.Fatalf("PENSTOCK_SEED=%d: the response to request %d, %+v, is\n%s; want\n%s", seed, i, r, got, want)
 			}
 			if random.IntN(3) == 0 {
 				time.Sleep(time.Duration(random.IntN(900)) * time.Millisecond)
@@ -102,7 +107,7 @@ descriptors:
 	})
 }
 
-// Parallel requests pass at most as often as the limits allow, and exactly the units that passed
+// Of parallel requests, at most as many pass as the limits allow. Exactly the requests that pass
 // are counted.
 func TestModeAtomicCountsWhatPasses(t *testing.T) {
 	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 100}}, {key: b, rate_limit: {unit: year, requests_per_unit: 70}}]", envoyrls.Options{})
@@ -132,7 +137,7 @@ func TestModeAtomicCountsWhatPasses(t *testing.T) {
 	for key, limit := range map[string]int{"a": 100, "b": 70} {
 		status := f.send(key + " +0") // such as "ok: ok 100/year 7 left 60s"
 		if left := strings.Fields(status)[3]; counts[key] > limit || left != strconv.Itoa(limit-counts[key]) {
-			t.Errorf("%d hits of %s passed, and the status is %s; want at most %d passed, and the rest left", counts[key], key, status, limit)
+			t.Errorf("%d hits of %q passed, and the response to a check is %q; want that at most %d passed, and that the rest is left", counts[key], key, status, limit)
 		}
 	}
 }

@@ -19,8 +19,8 @@ const (
 	// charged, and the statuses of the others show what is left. It is the default.
 	Atomic Mode = iota
 
-	// Exact counts as envoyproxy/ratelimit does: it counts each descriptor separately, and hits above
-	// the limit too.
+	// Exact counts as envoyproxy/ratelimit does: each descriptor is counted separately, and hits
+	// above the limit are counted too.
 	Exact
 )
 
@@ -71,6 +71,8 @@ func ParseFailure(text string) (Failure, error) {
 	return FailDefault, fmt.Errorf("%q is not a failure mode; write local, open, closed, error or default", text)
 }
 
+// mode returns what the guards do in a failure. FailError is FailClosed for them: applyDecision
+// turns it into an error.
 func (f Failure) mode() guard.FailureMode {
 	switch f {
 	case FailOpen:
@@ -116,8 +118,8 @@ type Options struct {
 	HasMetadata bool
 
 	// NewLimit is called with each name that detailed_metric or value_to_metric creates from a
-	// request, before the first event with that name. A configuration creates at most 1,000 names. It
-	// must be quick. Default: none.
+	// request, before the first event with that name. A configuration creates at most 1,000 names.
+	// NewLimit must be quick. Default: none.
 	NewLimit func(EventName)
 
 	// Rules returns the policy that decides requests whose domain is not in the configuration. Only
@@ -126,12 +128,12 @@ type Options struct {
 	Rules func() *policy.Rules
 
 	// Observe is called with the event of each request that no limit applies to. The controller
-	// emits all other events. Many goroutines call it at once. It must be quick, and must not keep
-	// the event. Default: none.
+	// emits all other events. Several goroutines may call Observe at the same time. It must be
+	// quick, and must not keep the event. Default: none.
 	Observe func(*admission.Event)
 
-	// Now returns the time. It is used for the reset time of windows without usage. Default:
-	// time.Now.
+	// Now returns the time. It is used only for the Reset of a window of which nothing is used.
+	// Default: time.Now.
 	Now func() time.Time
 }
 
@@ -146,6 +148,7 @@ func (o *Options) onFailure() Failure {
 	return FailLocal
 }
 
+// setDefaults sets the defaults, and then checks the options. Its error wraps penstock.ErrInvalid.
 func (o *Options) setDefaults() error {
 	if o.Algorithm == nil {
 		o.Algorithm = penstock.FixedWindow
@@ -176,7 +179,7 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// group is the Group of all limits of an engine. The names of their counters contain it.
+// group is the penstock.Limit.Group of all limits of an engine, except those of a policy.
 const group = "envoy.rls"
 
 // Group returns the penstock.Limit.Group of Envoy's limits. No rule of a policy may have this

@@ -40,8 +40,8 @@ func NeedsDescriptor(r *policy.Rule) bool {
 		slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.Key.Needs(policy.KindDescriptor) })
 }
 
-// CheckRules returns an error if a rule for Envoy's requests has a limit that depends on how a
-// request ends, because Envoy does not report that. The error wraps penstock.ErrInvalid.
+// CheckRules returns an error if a rule for Envoy's requests has a limit that depends on the end of
+// a request or on its status. Envoy does not report these. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
 	for _, r := range rules.Rules() {
 		if !NeedsDescriptor(r) {
@@ -67,14 +67,14 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 	if known != nil {
 		return known, nil
 	}
-	numbers := plan.Limit()
-	unit, multiplier := unitOf(numbers.Period)
+	storeLimit := plan.Limit()
+	unit, multiplier := unitOf(storeLimit.Period)
 	if plan.Algorithm().IsCalendar() {
 		unit, multiplier = envoyconfig.UnitUnknown, 0
 	}
 	compiled := &limit{
-		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(numbers.Count), Unit: unit, UnitMultiplier: multiplier},
-		period:  numbers.Period, plan: plan,
+		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(storeLimit.Count), Unit: unit, UnitMultiplier: multiplier},
+		period:  storeLimit.Period, plan: plan,
 	}
 	var err error
 	if compiled.probe, err = probeOf(plan); err != nil {
@@ -86,20 +86,21 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 	return compiled, nil
 }
 
-// probeOf returns a limit that has one unit more than the plan. The capacity of a window is its
-// Count. That of other algorithms is their Burst, or one more (leaky bucket).
+// probeOf returns the probe of a plan: the same limit with one unit more. The capacity of a window
+// is its Count. The capacity of a token bucket is its Burst, and that of a leaky bucket Burst + 1.
 func probeOf(plan *penstock.Plan) (probe *penstock.Plan, err error) {
-	numbers := plan.Limit()
-	if !numbers.Algorithm.RefillsSteadily() {
-		numbers.Count++
-		return numbers.Compile()
+	storeLimit := plan.Limit()
+	if !storeLimit.Algorithm.RefillsSteadily() {
+		storeLimit.Count++
+		return storeLimit.Compile()
 	}
-	numbers.Burst = plan.Capacity()
-	if probe, err = numbers.Compile(); err == nil && probe.Capacity() == plan.Capacity() {
-		numbers.Burst++
-		return numbers.Compile()
+	storeLimit.Burst = plan.Capacity()
+	probe, err = storeLimit.Compile()
+	if err != nil || probe.Capacity() != plan.Capacity() { // for a leaky bucket, this Burst is large enough
+		return probe, err
 	}
-	return probe, err
+	storeLimit.Burst++
+	return storeLimit.Compile()
 }
 
 // unitOf expresses a period as a multiple of the largest unit that divides it. If no unit does, it
@@ -169,8 +170,7 @@ func product(a, b int64) (cost int64, ok bool) {
 
 // addShadows adds the shadows of the policy for a descriptor. The response does not show them.
 func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
-	var it item
-	it.limit = noPlan
+	it := item{limit: emptyLimit} // only for its kind and its cost
 	if err := c.setCost(&it, d); err != nil || it.kind == check || it.kind == refund {
 		return err
 	}
@@ -192,11 +192,10 @@ func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
 	return nil
 }
 
-// noPlan is the limit of an item that is used only to compute a cost.
-var noPlan = new(limit)
+var emptyLimit = new(limit)
 
-// descriptorAttributes are the entries of a descriptor, as rules read them.
-// The key "domain" is the domain of the request.
+// descriptorAttributes are the entries of a descriptor, as rules read them. The key "domain" is the
+// domain of the request.
 type descriptorAttributes struct {
 	domain  string
 	entries []envoyconfig.Entry
@@ -232,4 +231,5 @@ func (a descriptorAttributes) Address() (none netip.Addr) {
 	return none
 }
 
+// BodySize returns -1, because the size is not known.
 func (descriptorAttributes) BodySize() int64 { return -1 }

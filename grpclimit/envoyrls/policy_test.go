@@ -84,11 +84,11 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 					got = responseText(&to)
 				}
 				if got != row.want {
-					t.Errorf("in mode %v, %s\n got %s\nwant %s", mode, row.request, got, row.want)
+					t.Errorf("in mode %v, the response to %q is\n%s; want\n%s", mode, row.request, got, row.want)
 				}
 			}
 			if got := f.send("small"); got != "ok: ok 3/minute 2 left 60s" {
-				t.Errorf("for a domain of the files the response is %s; want the limit of the files", got)
+				t.Errorf("the response for a domain of the files is %q; want the limit of the files", got)
 			}
 			if all := strings.Join(f.events, "\n"); !strings.Contains(all, "shadow_denied") || !strings.Contains(all, "search minute denied") || !strings.Contains(all, "  refused") {
 				t.Errorf("the events are\n%s\nwant a shadow that denies, a denial and a refusal", all)
@@ -122,7 +122,7 @@ func TestRulesThatNeedTheEndOfARequestAreRefused(t *testing.T) {
 	} {
 		err := envoyrls.CheckRules(loadRules(t, text))
 		if (err == nil) != (want == "") || err != nil && (!errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: the error is %v; want one about %q, or none if it is empty", text, err, want)
+			t.Errorf("the error for the policy %s is %v; want one that contains %q, or none if that is empty", text, err, want)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // The probe of a limit of the policy has one unit more than the limit.
 func TestProbesHaveOneUnitMore(t *testing.T) {
-	for _, numbers := range []penstock.Limit{
+	for _, storeLimit := range []penstock.Limit{
 		penstock.PerMinute(10),
 		penstock.PerMinute(10).WithBurst(19),
 		penstock.PerMinute(10).With(penstock.LeakyBucket),
@@ -17,13 +17,13 @@ func TestProbesHaveOneUnitMore(t *testing.T) {
 		penstock.PerMinute(10).With(penstock.FixedWindow),
 		penstock.PerMinute(10).With(penstock.SlidingLog),
 	} {
-		plan := numbers.MustCompile()
+		plan := storeLimit.MustCompile()
 		l, err := (&ruleset{plans: make(map[*penstock.Plan]*limit)}).limitOf(&policy.Limit{}, plan)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got, want := l.probe.Capacity(), plan.Capacity()+1; got != want {
-			t.Errorf("%v: the probe has %d units; want %d", plan, got, want)
+			t.Errorf("the probe of %v has %d units; want %d", plan, got, want)
 		}
 	}
 }

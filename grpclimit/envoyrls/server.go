@@ -37,7 +37,7 @@ type exchange struct {
 // maxEntriesKept is the capacity of Entries above which its memory is not reused.
 const maxEntriesKept = 32
 
-// release clears the strings of a request. It returns x to the pool unless x is too large.
+// release empties the request, and returns x to the pool unless x is too large.
 func (x *exchange) release() {
 	x.request.Domain = ""
 	for i := range x.request.Descriptors {

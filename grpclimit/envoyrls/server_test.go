@@ -53,6 +53,7 @@ func dial(t *testing.T, e *envoyrls.Engine) rlsv3.RateLimitServiceClient {
 	return rlsv3.NewRateLimitServiceClient(conn)
 }
 
+// message returns a request of domain d. Each entry, such as "user=a", makes a descriptor.
 func message(entries ...string) *rlsv3.RateLimitRequest {
 	m := &rlsv3.RateLimitRequest{Domain: "d"}
 	for _, e := range entries {
@@ -62,8 +63,8 @@ func message(entries ...string) *rlsv3.RateLimitRequest {
 	return m
 }
 
-// stores runs a test with a memory store and with a real Redis.
-func stores(t *testing.T, test func(t *testing.T, store penstock.Store)) {
+// forEachStore runs a test with a memory store and with a real Redis.
+func forEachStore(t *testing.T, test func(t *testing.T, store penstock.Store)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) { test(t, memstore.New(memstore.Options{})) })
 	t.Run("redis", func(t *testing.T) {
@@ -77,7 +78,7 @@ func stores(t *testing.T, test func(t *testing.T, store penstock.Store)) {
 }
 
 func TestAClientOfGRPCGetsEveryField(t *testing.T) {
-	stores(t, func(t *testing.T, store penstock.Store) {
+	forEachStore(t, func(t *testing.T, store penstock.Store) {
 		f := newFixture(t, store, limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain}, HasMetadata: true})
 		client := dial(t, f.Engine)
 		m := message("better", "free", "other", "new")
@@ -93,19 +94,19 @@ func TestAClientOfGRPCGetsEveryField(t *testing.T) {
 		}
 		if l := better.CurrentLimit; l.GetName() != "better" || l.GetRequestsPerUnit() != 5 || l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_WEEK || l.UnitMultiplier != nil ||
 			better.LimitRemaining != 3 || better.DurationUntilReset.GetSeconds() < 1 || better.DurationUntilReset.GetNanos() != 0 {
-			t.Errorf("the status is %v; want 3 of 5 a week left", better)
+			t.Errorf("the status of descriptor better is %v; want 3 of 5 requests a week left", better)
 		}
 		if free.LimitRemaining != math.MaxUint32 || free.CurrentLimit != nil || free.DurationUntilReset != nil || free.Code != rlsv3.RateLimitResponse_OK {
-			t.Errorf("the status is %v; want unlimited", free)
+			t.Errorf("the status of descriptor free is %v; want that it is unlimited", free)
 		}
 		if other.CurrentLimit != nil || other.Code != rlsv3.RateLimitResponse_OK {
-			t.Errorf("the status is %v; want OK alone", other)
+			t.Errorf("the status of descriptor other is %v; want OK without a limit", other)
 		}
 		if l := override.CurrentLimit; l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_HOUR || l.GetUnitMultiplier().GetValue() != 5 || override.LimitRemaining != 5 {
-			t.Errorf("the status is %v; want 5 of 7 in 5 hours left", override)
+			t.Errorf("the status of the descriptor with an override is %v; want 5 of 7 requests in 5 hours left", override)
 		}
 		if len(answer.ResponseHeadersToAdd) != 3 || answer.ResponseHeadersToAdd[1].Key != "RateLimit-Remaining" || answer.ResponseHeadersToAdd[1].Value != "3" {
-			t.Errorf("the headers are %v; want three of the strictest limit", answer.ResponseHeadersToAdd)
+			t.Errorf("the headers are %v; want three with the numbers of descriptor better, the strictest", answer.ResponseHeadersToAdd)
 		}
 		if answer.DynamicMetadata.GetFields()["domain"].GetStringValue() != "d" {
 			t.Errorf("the metadata are %v; want those of the request", answer.DynamicMetadata)
@@ -121,7 +122,7 @@ func TestAClientOfGRPCGetsEveryField(t *testing.T) {
 func TestBothStoresGiveTheSameResponses(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		var answers []string
-		stores(t, func(t *testing.T, store penstock.Store) {
+		forEachStore(t, func(t *testing.T, store penstock.Store) {
 			f := newFixture(t, store, strings.ReplaceAll(limits, "unit: minute", "unit: day"), envoyrls.Options{Mode: mode})
 			var all []string
 			// The function request documents this notation.
@@ -138,7 +139,7 @@ func TestBothStoresGiveTheSameResponses(t *testing.T) {
 			answers = append(answers, strings.Join(all, "\n"))
 		})
 		if answers[0] != answers[1] {
-			t.Errorf("in mode %v the memory store returns\n%s\nand Redis\n%s\nwant the same", mode, answers[0], answers[1])
+			t.Errorf("in mode %v the responses with Redis are\n%s\nwant, as with the memory store,\n%s", mode, answers[1], answers[0])
 		}
 	}
 }
@@ -155,14 +156,14 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 		code    codes.Code
 		text    string
 	}{
-		{&rlsv3.RateLimitRequest{}, codes.InvalidArgument, "rate limit domain must not be empty"},
-		{&rlsv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument, "rate limit descriptor list must not be empty"},
-		{withoutUnit, codes.InvalidArgument, "the limit of a descriptor has the unit UNKNOWN; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"},
-		{message("small"), codes.Unavailable, "the store gives no answer, and on_failure is error"},
+		{request: &rlsv3.RateLimitRequest{}, code: codes.InvalidArgument, text: "rate limit domain must not be empty"},
+		{request: &rlsv3.RateLimitRequest{Domain: "d"}, code: codes.InvalidArgument, text: "rate limit descriptor list must not be empty"},
+		{request: withoutUnit, code: codes.InvalidArgument, text: "the limit of a descriptor has the unit UNKNOWN; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"},
+		{request: message("small"), code: codes.Unavailable, text: "the store gives no answer, and on_failure is error"},
 	} {
 		_, err := client.ShouldRateLimit(t.Context(), row.request)
 		if status.Code(err) != row.code || status.Convert(err).Message() != row.text {
-			t.Errorf("%v: the error is %v; want %v: %s", row.request, err, row.code, row.text)
+			t.Errorf("the error for %v is %v; want %v with the text %q", row.request, err, row.code, row.text)
 		}
 	}
 }
@@ -194,36 +195,36 @@ func TestJSONEndpointsEqualThoseOfEnvoysService(t *testing.T) {
 		code               int    // the HTTP status
 		want               string // a part of the response
 	}{
-		{"within", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "large"}]}]}`, 200, `"limitRemaining":9`},
-		{"snake_case, and a number as a text", "GET", `{"domain": "d", "hits_addend": 1, "descriptors": [{"entries": [{"key": "large"}], "hits_addend": "2"}]}`, 200, `"limitRemaining":7`},
-		{"a unit by its name", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3, "unit": "HOUR"}}]}`, 200, `"unit":"HOUR"`},
-		{"over", "PUT", `{"domain": "d", "hitsAddend": 8, "descriptors": [{"entries": [{"key": "large"}]}]}`, 429, `"overallCode":"OVER_LIMIT"`},
-		{"an unknown field", "POST", `{"domain": "d", "foo": 1}`, 400, `Bad Request: the body is not a RateLimitRequest in JSON: (line 1:17): unknown field "foo"`},
-		{"a long field", "POST", `{"` + strings.Repeat("ü", 300) + `": 1}`, 400, "unknown field"},
-		{"no JSON", "POST", `x`, 400, "(line 1:1): invalid value x"},
-		{"nothing", "POST", ``, 400, "unexpected token"},
-		{"no domain", "POST", `{}`, 400, "rate limit domain must not be empty"},
-		{"no unit", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3}}]}`, 400, "the unit UNKNOWN"},
-		{"too large", "POST", `{"domain": "` + strings.Repeat("d", 1000) + `"}`, 413, "too large"},
+		{name: "within", method: "POST", body: `{"domain": "d", "descriptors": [{"entries": [{"key": "large"}]}]}`, code: 200, want: `"limitRemaining":9`},
+		{name: "snake_case, and a number as a text", method: "GET", body: `{"domain": "d", "hits_addend": 1, "descriptors": [{"entries": [{"key": "large"}], "hits_addend": "2"}]}`, code: 200, want: `"limitRemaining":7`},
+		{name: "a unit by its name", method: "POST", body: `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3, "unit": "HOUR"}}]}`, code: 200, want: `"unit":"HOUR"`},
+		{name: "over", method: "PUT", body: `{"domain": "d", "hitsAddend": 8, "descriptors": [{"entries": [{"key": "large"}]}]}`, code: 429, want: `"overallCode":"OVER_LIMIT"`},
+		{name: "an unknown field", method: "POST", body: `{"domain": "d", "foo": 1}`, code: 400, want: `Bad Request: the body is not a RateLimitRequest in JSON: (line 1:17): unknown field "foo"`},
+		{name: "a long field", method: "POST", body: `{"` + strings.Repeat("ü", 300) + `": 1}`, code: 400, want: "unknown field"},
+		{name: "no JSON", method: "POST", body: `x`, code: 400, want: "(line 1:1): invalid value x"},
+		{name: "nothing", method: "POST", body: ``, code: 400, want: "unexpected token"},
+		{name: "no domain", method: "POST", body: `{}`, code: 400, want: "rate limit domain must not be empty"},
+		{name: "no unit", method: "POST", body: `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3}}]}`, code: 400, want: "the unit UNKNOWN"},
+		{name: "too large", method: "POST", body: `{"domain": "` + strings.Repeat("d", 1000) + `"}`, code: 413, want: "too large"},
 	} {
 		code, text := send(row.method, "/json", row.body)
-		compact := strings.NewReplacer(" ", "").Replace(text)
+		compact := strings.ReplaceAll(text, " ", "") // protojson varies white space between builds
 		if code != row.code || !strings.Contains(compact, strings.ReplaceAll(row.want, " ", "")) {
-			t.Errorf("%s is %d %s; want %d …%s…", row.name, code, text, row.code, row.want)
+			t.Errorf("%s: the response is %d %s; want %d and a text that contains %s", row.name, code, text, row.code, row.want)
 		}
 		if code == 200 && !json.Valid([]byte(text)) {
 			t.Errorf("%s: the response %s is not valid JSON", row.name, text)
 		}
 	}
 	if code, text := send("GET", "/healthcheck", ""); code != 200 || text != "OK" {
-		t.Errorf("/healthcheck is %d %q; want 200 OK", code, text)
+		t.Errorf("/healthcheck of a healthy service returns %d %q; want 200 OK", code, text)
 	}
 	isHealthy = false
 	if code, text := send("GET", "/healthcheck", ""); code != 500 || text != "" {
-		t.Errorf("/healthcheck is %d %q; want 500 and nothing", code, text)
+		t.Errorf("/healthcheck of an unhealthy service returns %d %q; want 500 and no text", code, text)
 	}
 	if code, text := send("GET", "/rlconfig", ""); code != 200 || !strings.HasPrefix(text, "d.small: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false\n") {
-		t.Errorf("/rlconfig is %d %q; want the limits", code, text)
+		t.Errorf("/rlconfig returns %d %q; want 200 and the limits", code, text)
 	}
 }
 

@@ -47,8 +47,8 @@ type Message struct {
 	Err               error
 }
 
-// DecideMessages does what DecideMessage does for each message. The messages must not depend on
-// each other, because the store gets them as one list.
+// DecideMessages does what DecideMessage does for each message. The order in which messages are
+// charged is not defined, because the store gets them as one list.
 func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	ctx = withEarlierAnswer(ctx)
 	var others sync.WaitGroup // calls that cannot be in the list; each is decided alone
@@ -89,7 +89,8 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	for i := range listed {
 		l := &listed[i]
 		err := l.call.applyDecision(l.admittance.Admission, l.admittance.Outcome, l.admittance.Err)
-		if l.call.endRound(); err == nil && len(l.call.pending) > 0 {
+		l.call.endRound()
+		if err == nil && len(l.call.pending) > 0 {
 			err = l.call.decide(ctx)
 		}
 		l.finish(l.call, l.exchange, err)
@@ -110,13 +111,14 @@ var errPanic = status.Error(codes.Internal, panicked.Message)
 // finish sets the result of a message after its call was decided, and releases the call.
 func (m *Message) finish(c *call, x *exchange, err error) {
 	if err == nil {
-		x.response.reset(len(x.request.Descriptors))
+		x.response.prepare(len(x.request.Descriptors))
 		c.writeResponse(&x.response)
 		m.Response, err = x.response.appendTo(m.Response)
 	}
 	c.release()
 	x.release()
-	if m.Err = nil; err != nil {
+	m.Err = nil
+	if err != nil {
 		m.Err = grpcError(err)
 	}
 }
@@ -197,8 +199,8 @@ func (r *Request) unmarshal(message []byte) error {
 	return nil
 }
 
-// nextDescriptor empties the n-th descriptor and returns it. Descriptors beyond MaxDescriptors
-// share one, because unmarshal refuses the request after it has checked the rest.
+// nextDescriptor empties the n-th descriptor and returns it; n counts from 1. Descriptors beyond
+// MaxDescriptors share one, because unmarshal refuses the request after it has checked the rest.
 func (r *Request) nextDescriptor(n int) *Descriptor {
 	if n > MaxDescriptors {
 		r.Descriptors = r.Descriptors[:MaxDescriptors-1]
@@ -338,7 +340,7 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 	}
 	for _, h := range r.Headers {
 		if !utf8.ValidString(h.Name) || !utf8.ValidString(h.Value) {
-			return b, errors.New("a header about limits is not UTF-8")
+			return b, errors.New("a rate limit header is not UTF-8")
 		}
 		b = protowire.AppendTag(b, responseHeaders, protowire.BytesType)
 		b = protowire.AppendVarint(b, uint64(sizeOfString(headerName, h.Name)+sizeOfString(headerValue, h.Value)))

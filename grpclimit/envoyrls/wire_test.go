@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
-// messages are requests with all fields.
+// messages are requests that together have all fields.
 var messages = []*rlsv3.RateLimitRequest{
 	{},
 	{Domain: "d", Descriptors: []*ratelimitv3.RateLimitDescriptor{{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "remote_address", Value: "10.0.0.1"}}}}},
@@ -28,7 +28,7 @@ var messages = []*rlsv3.RateLimitRequest{
 	}},
 }
 
-// FuzzRequest decodes any bytes. The result equals that of the generated code.
+// FuzzRequest decodes any bytes. The request or the error equals that of the generated code.
 func FuzzRequest(f *testing.F) {
 	for _, m := range messages {
 		b, err := proto.Marshal(m)
