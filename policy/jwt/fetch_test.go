@@ -83,7 +83,7 @@ func accepts(v *Verifier, token string) bool {
 
 func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 	t.Parallel()
-	jwttest.Pairs()
+	jwttest.Pairs() // makes the keys before simulated time begins
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
@@ -121,7 +121,7 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 
 func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 	t.Parallel()
-	jwttest.Pairs()
+	jwttest.Pairs() // makes the keys before simulated time begins
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
@@ -146,7 +146,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 
 func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 	t.Parallel()
-	jwttest.Pairs()
+	jwttest.Pairs() // makes the keys before simulated time begins
 	synctest.Test(t, func(t *testing.T) {
 		p := new(publisher)
 		v := byURL(t, "https://issuer.example/jwks.json")
@@ -217,7 +217,7 @@ func TestPublishedSecretsAreNotUsed(t *testing.T) {
 
 func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 	t.Parallel()
-	jwttest.Pairs()
+	jwttest.Pairs() // makes the keys before simulated time begins
 	synctest.Test(t, func(t *testing.T) {
 		v := byURL(t, "https://issuer.example/jwks.json")
 		v.issuer.client.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -319,7 +319,7 @@ func TestKeysOverHTTP(t *testing.T) {
 
 func TestServerThatStartsLaterIsRead(t *testing.T) {
 	t.Parallel()
-	jwttest.Pairs()
+	jwttest.Pairs() // makes the keys before the server starts
 	var up atomic.Bool
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !up.Load() {

@@ -81,17 +81,17 @@ func certificate(private any) []byte {
 	return der
 }
 
-// A carrier is the Attributes of a request that has only header fields.
-type carrier map[string][]string
+// headerFields are the Attributes of a request that has only header fields.
+type headerFields map[string][]string
 
-func (c carrier) Lookup(kind policy.Kind, name string) []string {
+func (f headerFields) Lookup(kind policy.Kind, name string) []string {
 	if kind == policy.KindHeader {
-		return c[name]
+		return f[name]
 	}
 	return nil
 }
-func (c carrier) Address() netip.Addr { return netip.Addr{} }
-func (c carrier) BodySize() int64     { return 0 }
+func (f headerFields) Address() netip.Addr { return netip.Addr{} }
+func (f headerFields) BodySize() int64     { return 0 }
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
@@ -576,7 +576,7 @@ func TestSpellingsOfOneTokenAreEqualOrMalformed(t *testing.T) {
 		for _, after := range []string{"", " ", "\t", "=", "==", ".", ",", ", Bearer x", "\"", "\r\n", "\n", "\x00", ";", "%00", "\u00a0", "AAA="} {
 			for _, lines := range [][]string{{before + token + after}, {before + token + after, "x"}, {"x", before + token + after}} {
 				tried++
-				found, unclear := issuer.verifier.tokens.Find(carrier{"Authorization": lines})
+				found, unclear := issuer.verifier.tokens.Find(headerFields{"Authorization": lines})
 				if unclear != "" {
 					continue
 				}
