@@ -19,33 +19,34 @@ type FallbackOptions struct {
 	// OnFailure is the FailureMode of limits whose Settings have none. Default: FailLocal.
 	OnFailure FailureMode
 
-	// Limits are the Settings of each limit. Fallback uses OnFailure and Ceiling. It is called for
-	// every charge, also while the store answers, so it must be fast. Default: none has any.
+	// Limits returns the Settings of a limit. Fallback uses OnFailure and Ceiling. Limits is called
+	// for every charge, also while the store answers, so it must be fast. Default: all limits have
+	// the zero Settings.
 	Limits func(*penstock.Plan) Settings
 
-	// Instances is how many instances share the limits now. While the store does not answer, it is
-	// the last known number. It is called for every decision. Default: one.
+	// Instances returns the number of instances that share the limits now. While the store does not
+	// answer, it returns the last known number. It is called for every decision. Default: one.
 	Instances func() int
 
-	// Floor is the least number of instances that the limits are divided by. Default: 1.
+	// Floor is the smallest number of instances that the limits are divided by. Default: 1.
 	Floor int
 
-	// MaxCounters is how many counters the local memory may have. When it is full, FailLocal charges
-	// that need a new one are denied. Default: 1 million, which use up to 100 MB.
+	// MaxCounters is the largest number of counters in the local memory. When it is full, FailLocal
+	// charges that need a new counter are denied. Default: 1 million, which use up to 100 MB.
 	MaxCounters int
 }
 
 // Fallback decides the batches that end with penstock.ErrUnavailable, because the store gave no
 // answer. Each limit has its own mode:
 //
-//   - FailClosed: the batch is denied, whatever its other limits say. RetryAfter is one second,
-//     and the Source is FromClosed. If no limit can deny the batch (Force, Refund, Reset), it ends
-//     with the error of the store, and nothing was done.
+//   - FailClosed: the batch is denied, whatever the modes of its other limits are. RetryAfter is
+//     one second, and the Source is FromClosed. A Force, Refund or Reset cannot be denied. If all
+//     FailClosed charges are of these, the batch ends with the store's error, and nothing was done.
 //   - FailLocal: the local memory of this process decides, by this instance's share of the limit.
 //     It makes all FailLocal charges of a batch or none. The Source is FromFallback.
 //   - FailOpen: the charge is granted. Remaining is the limit's Count, because nothing is counted.
-//     The Source is FromOpen. With a Ceiling, it is FailLocal with the Ceiling as the limit,
-//     undivided.
+//     The Source is FromOpen. With a Ceiling, the charge is decided as by FailLocal, but by the
+//     whole Ceiling instead of a share.
 //
 // # The bound of FailLocal
 //
@@ -62,23 +63,23 @@ type FallbackOptions struct {
 // admit (n-1)/n of the Burst more (of the Count, if the limit is a window).
 //
 // The grants of an outage are never charged to the store. So an interval that contains the end of
-// the outage may admit one more Burst or Count, and what was booked for later. It may also admit
-// the shares of the instances that do not use the store again yet. With Standard, all instances use
-// it within a second. While only some instances are cut off, their shares add to what the store
-// grants to the others. The store does not know holds that were lent in the outage. So Concurrency
-// may lend up to twice its slots until those holds are renewed in the store.
+// the outage may admit one more Burst or Count, and the units that were booked for later. It may
+// also admit the shares of the instances that do not use the store again yet. With Standard, all
+// instances use it within a second. While only some instances are cut off, their shares add to what
+// the store grants to the others. The store does not know holds that were lent in the outage. So
+// Concurrency may lend up to twice its slots until those holds are renewed in the store.
 //
-// Windows aligned to the clock use the clock of this process. If it differs from the store's, the
-// start of an outage may see one window more.
+// Windows aligned to the clock use the clock of this process. If it differs from the store's, one
+// window more may be admitted at the start of an outage.
 //
-// A cost above the share that fits the limit is denied with RetryAfter one second, not Never.
-// Refund and Reset change the local memory only. If n changes in an outage, the used units count
-// against the new share.
+// A cost that fits the limit but not the share is denied with RetryAfter one second, not Never. In
+// an outage, Refund and Reset change the local memory only. If n changes in an outage, the used
+// units count against the new share.
 //
 // Limits that use one counter (tiers, or old and new limits during a reload) share one counter in
 // the local memory too. The bound is that of the largest.
 //
-// Limits of other modes cost nothing while the store answers, and take no memory.
+// Limits with other modes than FailLocal take neither time nor memory while the store answers.
 func Fallback(o FallbackOptions) penstock.Decorator {
 	if o.OnFailure == FailDefault {
 		o.OnFailure = FailLocal
@@ -182,10 +183,12 @@ func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	}
 }
 
-// anonymous is the Holder of charges that have none. Without one, a charge could not leave a queue.
+// anonymous is the Holder of charges that have none. A LeakyBucket refunds only units of a Holder,
+// and capDebt refunds.
 const anonymous = "\x00anonymous"
 
-// mirrorMode returns what to charge to the local memory for a granted charge. Peek: nothing.
+// mirrorMode returns what to charge to the local memory for a granted charge. The mode Peek means
+// nothing.
 func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, cost int64) {
 	switch c.Mode {
 	case penstock.Spend, penstock.Force:
@@ -213,7 +216,7 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 	b.locals = f.assign(charges, &b.modes, few[:0])
 	if len(b.locals) > 0 {
 		if b.has(FailClosed) {
-			b.peekOnly()
+			b.turnLocalsIntoPeeks()
 		}
 		var err error
 		b.local, err = f.local.Decide(context.Background(), b.locals)
@@ -239,8 +242,8 @@ type failed struct {
 
 func (b *failed) has(mode FailureMode) bool { return slices.Contains(b.modes[:len(b.charges)], mode) }
 
-// peekOnly turns the FailLocal charges into Peeks, because the batch is denied anyway.
-func (b *failed) peekOnly() {
+// turnLocalsIntoPeeks turns the FailLocal charges into Peeks, because the batch is denied anyway.
+func (b *failed) turnLocalsIntoPeeks() {
 	for i := range b.locals {
 		b.locals[i].Mode, b.locals[i].Cost, b.locals[i].Patience = penstock.Peek, 0, 0
 	}
@@ -255,8 +258,7 @@ func (b *failed) denyLocal() {
 	}
 }
 
-// isDeniable tells whether a FailClosed charge can be denied. The others are made, or end with an
-// error.
+// isDeniable tells whether any FailClosed charge can be denied. A Force, Refund or Reset cannot.
 func (b *failed) isDeniable() bool {
 	for i := range b.charges {
 		switch b.charges[i].Mode {
@@ -314,11 +316,11 @@ func (f *fallback) compose(b *failed) penstock.Decision {
 		d.Source = source
 		return d
 	}
-	statuses, local := make([]penstock.Status, len(b.charges)), 0
+	statuses, nextLocal := make([]penstock.Status, len(b.charges)), 0
 	for i := range statuses {
-		statuses[i] = f.status(b, i, local, allowed)
+		statuses[i] = f.status(b, i, nextLocal, allowed)
 		if b.modes[i] == FailLocal {
-			local++
+			nextLocal++
 		}
 	}
 	d := penstock.NewDecision(statuses)
@@ -326,7 +328,8 @@ func (f *fallback) compose(b *failed) penstock.Decision {
 	return d
 }
 
-// status returns the status of charge i. If it is FailLocal, local is its index among those.
+// status returns the status of charge i. If the charge is FailLocal, local is its index in
+// b.locals.
 func (f *fallback) status(b *failed, i, local int, allowed bool) (s penstock.Status) {
 	c := &b.charges[i]
 	switch b.modes[i] {

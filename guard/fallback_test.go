@@ -56,8 +56,8 @@ func TestGuardedRedisObeysTheLaw(t *testing.T) {
 }
 
 // settings returns a function that finds the settings of a limit by its name.
-func settings(by map[string]guard.Settings) func(*penstock.Plan) guard.Settings {
-	return func(l *penstock.Plan) guard.Settings { return by[l.Name()] }
+func settings(byName map[string]guard.Settings) func(*penstock.Plan) guard.Settings {
+	return func(l *penstock.Plan) guard.Settings { return byName[l.Name()] }
 }
 
 // failing returns settings for three limits, given the names of the limits.
@@ -80,18 +80,27 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 		earlier int // number of equal calls before
 		allowed bool
 		source  penstock.Source
-		retry   []time.Duration // of each charge; -1: more than an hour
-		left    []int64
+		retry   []time.Duration // RetryAfter of each charge; -1: more than an hour
+		left    []int64         // Remaining of each charge
 	}{
-		{"open", []penstock.Charge{open}, 9, true, penstock.FromOpen, []time.Duration{0}, []int64{2}},
-		{"closed", []penstock.Charge{closed}, 0, false, penstock.FromClosed, []time.Duration{time.Second}, []int64{0}},
-		{"local", []penstock.Charge{local}, 1, true, penstock.FromFallback, []time.Duration{0}, []int64{0}},
-		{"local, exhausted", []penstock.Charge{local}, 2, false, penstock.FromFallback, []time.Duration{-1}, []int64{0}},
-		{"by default", []penstock.Charge{other}, 1, true, penstock.FromFallback, []time.Duration{0}, []int64{0}},
-		{"local and open", []penstock.Charge{local, open}, 1, true, penstock.FromFallback, []time.Duration{0, 0}, []int64{0, 2}},
-		{"local and open, exhausted", []penstock.Charge{open, local, other}, 2, false, penstock.FromFallback, []time.Duration{0, -1, -1}, []int64{2, 0, 0}},
-		{"closed and open", []penstock.Charge{open, closed}, 0, false, penstock.FromClosed, []time.Duration{0, time.Second}, []int64{2, 0}},
-		{"closed, open and local", []penstock.Charge{local, closed, open}, 3, false, penstock.FromClosed, []time.Duration{0, time.Second, 0}, []int64{2, 0, 2}},
+		{name: "open", batch: []penstock.Charge{open}, earlier: 9,
+			allowed: true, source: penstock.FromOpen, retry: []time.Duration{0}, left: []int64{2}},
+		{name: "closed", batch: []penstock.Charge{closed},
+			allowed: false, source: penstock.FromClosed, retry: []time.Duration{time.Second}, left: []int64{0}},
+		{name: "local", batch: []penstock.Charge{local}, earlier: 1,
+			allowed: true, source: penstock.FromFallback, retry: []time.Duration{0}, left: []int64{0}},
+		{name: "local, exhausted", batch: []penstock.Charge{local}, earlier: 2,
+			allowed: false, source: penstock.FromFallback, retry: []time.Duration{-1}, left: []int64{0}},
+		{name: "by default", batch: []penstock.Charge{other}, earlier: 1,
+			allowed: true, source: penstock.FromFallback, retry: []time.Duration{0}, left: []int64{0}},
+		{name: "local and open", batch: []penstock.Charge{local, open}, earlier: 1,
+			allowed: true, source: penstock.FromFallback, retry: []time.Duration{0, 0}, left: []int64{0, 2}},
+		{name: "local and open, exhausted", batch: []penstock.Charge{open, local, other}, earlier: 2,
+			allowed: false, source: penstock.FromFallback, retry: []time.Duration{0, -1, -1}, left: []int64{2, 0, 0}},
+		{name: "closed and open", batch: []penstock.Charge{open, closed},
+			allowed: false, source: penstock.FromClosed, retry: []time.Duration{0, time.Second}, left: []int64{2, 0}},
+		{name: "closed, open and local", batch: []penstock.Charge{local, closed, open}, earlier: 3,
+			allowed: false, source: penstock.FromClosed, retry: []time.Duration{0, time.Second, 0}, left: []int64{2, 0, 2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			store := guard.Fallback(guard.FallbackOptions{Limits: failing("open", "closed", "local")})(penstock.StoreFunc(down))
@@ -100,7 +109,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 			}
 			d := decide(t, store, row.batch...)
 			if d.Allowed != row.allowed || d.Source != row.source {
-				t.Fatalf("allowed %v from %v; want %v from %v", d.Allowed, d.Source, row.allowed, row.source)
+				t.Fatalf("allowed %v by %v; want allowed %v by %v", d.Allowed, d.Source, row.allowed, row.source)
 			}
 			for i := range row.batch {
 				s, granted := d.Status(i), int64(0)
@@ -109,7 +118,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 				}
 				isLong := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
 				if s.RetryAfter != row.retry[i] && !isLong || s.Remaining != row.left[i] || s.Granted != granted {
-					t.Errorf("charge %d: %+v; want granted %d, %d left, retry after %v (-1ns: more than an hour)", i, s, granted, row.left[i], row.retry[i])
+					t.Errorf("charge %d: %+v; want %d granted, %d left, and a RetryAfter of %v (-1ns: more than an hour)", i, s, granted, row.left[i], row.retry[i])
 				}
 			}
 		})
@@ -127,7 +136,7 @@ func TestClosedLimitsReturnTheErrorOfModesThatCannotBeDenied(t *testing.T) {
 		isDeniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
 		isDenied, isStoreError := err == nil && !d.Allowed, err == errDown
 		if isDenied != isDeniable || isStoreError == isDeniable {
-			t.Errorf("%v: %v, %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
+			t.Errorf("%v: %v, error %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
 		}
 	}
 }
@@ -141,7 +150,7 @@ func TestModesOfAnOpenLimit(t *testing.T) {
 	}{{penstock.Spend, 2}, {penstock.Draw, 2}, {penstock.Peek, 0}, {penstock.Force, 2}, {penstock.Refund, 2}, {penstock.Reset, 0}} {
 		c.Mode = row.mode
 		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != row.granted {
-			t.Errorf("%v: allowed %v from %v, %+v; want %d granted from %v", row.mode, d.Allowed, d.Source, d.Status(0), row.granted, penstock.FromOpen)
+			t.Errorf("%v: allowed %v by %v, %+v; want it allowed by %v, and %d granted", row.mode, d.Allowed, d.Source, d.Status(0), penstock.FromOpen, row.granted)
 		}
 	}
 }
@@ -170,13 +179,13 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.Limit{Count: -1}},
 	})})(penstock.StoreFunc(down))
 	if d := decide(t, invalid, one(limit, "k")...); d.Allowed || d.Source != penstock.FromClosed {
-		t.Fatalf("%v from %v; want a denial, since the share of this ceiling cannot be computed", d, d.Source)
+		t.Fatalf("with a Ceiling that is not valid: %v by %v; want a denial by %v", d, d.Source, penstock.FromClosed)
 	}
 }
 
 func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
-	c := newFaulty()
-	store := guard.Fallback(guard.FallbackOptions{})(c)
+	inner := newFaulty()
+	store := guard.Fallback(guard.FallbackOptions{})(inner)
 	limit := compiled(t, penstock.PerHour(1))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -192,14 +201,15 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 		{canceled, context.Canceled, context.Canceled},
 		{canceled, errDown, context.Canceled},
 	} {
-		c.setFault(failWith(row.err))
+		inner.setFault(failWith(row.err))
 		if d, err := store.Decide(row.ctx, one(limit, "k")); err != row.want {
-			t.Errorf("the store returned %v, and the fallback %v, %v; want %v", row.err, d, err, row.want)
+			t.Errorf("the store returned %v, and the fallback %v, error %v; want the error %v", row.err, d, err, row.want)
 		}
 	}
-	c.setFault(failWith(errDown))
-	for _, mode := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store fails before it checks the charges, so the fallback must check them
-		store := guard.Fallback(guard.FallbackOptions{OnFailure: mode})(c)
+	inner.setFault(failWith(errDown))
+	// The store fails before it checks the charges, so the fallback must check them.
+	for _, mode := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} {
+		store := guard.Fallback(guard.FallbackOptions{OnFailure: mode})(inner)
 		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("%v: the batch %+v gets %v; want ErrInvalid", mode, wrong, err)
@@ -218,10 +228,10 @@ func TestCallerWhoseDeadlinePassesDuringTheCallGetsAFallback(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "k")); err != nil || !d.Allowed || d.Source != penstock.FromFallback {
-			t.Fatalf("%v, %v from %v; want an answer", d, err, d.Source)
+			t.Fatalf("a caller whose deadline passes during the call gets %v by %v, error %v; want it allowed by the fallback", d, d.Source, err)
 		}
 		if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "other")); err != context.DeadlineExceeded {
-			t.Fatalf("a caller past its deadline gets %v, %v; want its own error", d, err)
+			t.Fatalf("a caller whose deadline passed before the call gets %v, error %v; want context.DeadlineExceeded", d, err)
 		}
 	})
 }
@@ -234,7 +244,7 @@ func TestCanceledCallerGetsNoFallback(t *testing.T) {
 			return penstock.Decision{}, errDown
 		}))
 	if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "k")); err != context.Canceled {
-		t.Fatalf("%v, %v; want the caller's own error", d, err)
+		t.Fatalf("%v, error %v; want context.Canceled", d, err)
 	}
 }
 
@@ -244,7 +254,7 @@ var dividable = map[string]*algorithm.Algorithm{
 	"calendar": penstock.CalendarWindow(algorithm.Month, time.UTC),
 }
 
-// capacity returns how many units of a limit a fresh key is granted at once.
+// capacity returns how many units of a limit an unused key has.
 func capacity(t *testing.T, store penstock.Store, limit *penstock.Plan) int64 {
 	t.Helper()
 	c := penstock.Charge{Plan: limit, Cost: penstock.MaxCost, Mode: penstock.Draw, Holder: "h"}
@@ -278,7 +288,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			over := part*int64(n) - whole
 			isLowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst cannot be counted exactly at the new rate
 			if part < 1 || over > int64(n)-1 || over < 0 && !isLowered {
-				t.Fatalf("%s %+v in %d parts of %d: %d more than the limit of %d; want at most one unit for each part but one", name, limit, n, part, over, whole)
+				t.Fatalf("%s %+v: %d shares of %d units are %d units more than the whole of %d; want shares of at least 1 unit, which are 0 to %d units more", name, limit, n, part, over, whole, n-1)
 			}
 			tried++
 		}
@@ -307,17 +317,17 @@ func TestShareOfARateIsExact(t *testing.T) {
 func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 	for name, a := range dividable {
 		t.Run(name, func(t *testing.T) {
-			c := newFaulty()
-			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
+			inner := newFaulty()
+			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(inner)
 			limit := compiled(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
 			wantLeft := func(want int64) {
 				t.Helper()
-				c.setFault(down)
+				inner.setFault(down)
 				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
 					t.Fatalf("%d units are left; want %d", got, want)
 				}
-				c.setFault(nil)
+				inner.setFault(nil)
 			}
 			charge := func(mode penstock.Mode, cost int64, holder string) {
 				t.Helper()
@@ -329,7 +339,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 			}
 			share := int64(10)
 			if a == penstock.LeakyBucket {
-				share = 11 // of 20 that may wait and the one that is admitted
+				share = 11 // half of 21, rounded up: 20 may wait, and one is admitted
 			}
 			wantLeft(share)
 			charge(penstock.Peek, 5, "a")
@@ -370,15 +380,15 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 }
 
 func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
-	c := newFaulty()
+	inner := newFaulty()
 	options := guard.FallbackOptions{Floor: 2}
-	a, b := guard.Fallback(options)(c), guard.Fallback(options)(c)
+	a, b := guard.Fallback(options)(inner), guard.Fallback(options)(inner)
 	charge := penstock.Charge{Plan: penstock.PerDay(10).With(penstock.SlidingLog).MustCompile(), Cost: 3}
 	decide(t, a, charge)
 	charge.Mode = penstock.Refund
 	decide(t, b, charge)
 	decide(t, a, charge) // b has refunded it already
-	c.setFault(down)
+	inner.setFault(down)
 	charge.Mode = penstock.Peek
 	if d := decide(t, a, charge); d.Remaining() != 2 {
 		t.Fatalf("%d left of a share of 5; want 2", d.Remaining())
@@ -386,18 +396,19 @@ func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 }
 
 func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
-	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}.MustCompile()
+	const years = 8 * 365 * 24 * time.Hour
+	limit := penstock.Limit{Name: "l", Count: 1000 * int64(years/time.Second), Period: years, Burst: 100}.MustCompile()
 	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
 	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // the share allows 125 ms at most
 	if !d.Allowed {
-		t.Fatalf("%v; want allowed, with the patience that the share can book", d)
+		t.Fatalf("a Spend with a Patience of a day is %v; want it allowed, with the longest Patience of the share", d)
 	}
 }
 
 func TestHoldsOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newFaulty()
-		store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
+		inner := newFaulty()
+		store := guard.Fallback(guard.FallbackOptions{Floor: 2})(inner)
 		l, err := penstock.NewLimiter(store, "jobs", penstock.InFlight(4, time.Minute)) // a share of 2
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +428,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 			}
 		}
 		a, b, extra := acquire(true), acquire(true), acquire(true) // more than the share: the load was not balanced
-		c.setFault(down)
+		inner.setFault(down)
 		for range 6 { // five minutes of an outage
 			acquire(false)
 			time.Sleep(25 * time.Second)
@@ -430,30 +441,30 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 		acquire(false)
 		wantNoError(a.Release(t.Context()))
 		local := acquire(true)
-		c.setFault(nil)
-		wantNoError(local.Renew(t.Context())) // renewed at the store too
+		inner.setFault(nil)
+		wantNoError(local.Renew(t.Context())) // the store learns of the hold
 		wantNoError(b.Renew(t.Context()))
 		d, err := l.Peek(t.Context(), "k")
 		if err != nil || d.Remaining() != 2 {
-			t.Fatalf("%v, %v; want 2 slots left in the store", d, err)
+			t.Fatalf("a Peek after the outage: %v, error %v; want 2 slots left in the store", d, err)
 		}
 	})
 }
 
-func TestCostAboveTheShareIsNotNever(t *testing.T) {
+func TestCostAboveTheShareHasARetryAfter(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(down))
 	limit := compiled(t, penstock.PerHour(8))
 	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
 		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Plan: limit, Cost: cost})
 		if d.RetryAfter() != want {
-			t.Errorf("cost %d of a share of 2: retry after %v; want %v", cost, d.RetryAfter(), want)
+			t.Errorf("cost %d, with a share of 2 of a limit of 8: RetryAfter is %v; want %v", cost, d.RetryAfter(), want)
 		}
 	}
 }
 
 func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
-	c := newFaulty()
-	store := guard.Fallback(guard.FallbackOptions{MaxCounters: 2, Limits: failing("open", "closed", "local")})(c)
+	inner := newFaulty()
+	store := guard.Fallback(guard.FallbackOptions{MaxCounters: 2, Limits: failing("open", "closed", "local")})(inner)
 	charge := func(name, key string) penstock.Charge {
 		return one(penstock.PerHour(4).WithName(name).MustCompile(), key)[0]
 	}
@@ -461,19 +472,19 @@ func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 		decide(t, store, charge("open", fmt.Sprint(i)), charge("closed", fmt.Sprint(i)))
 	}
 	decide(t, store, charge("local", "a"))
-	c.setFault(down)
+	inner.setFault(down)
 	for i, want := range []penstock.Source{penstock.FromFallback, penstock.FromFallback, penstock.FromClosed, penstock.FromClosed} {
 		if d := decide(t, store, charge("local", string(rune('a'+i)))); d.Source != want || d.Allowed != (want == penstock.FromFallback) {
-			t.Fatalf("key %d: %v from %v; want %v", i, d, d.Source, want)
+			t.Fatalf("key %d: %v by %v; want a decision by %v, because the memory has room for two counters", i, d, d.Source, want)
 		}
 	}
 	if d := decide(t, store, charge("local", "a"), charge("open", "z")); d.Source != penstock.FromFallback || !d.Allowed {
-		t.Fatalf("a known key gets %v from %v; want a decision by its share", d, d.Source)
+		t.Fatalf("a key with a counter gets %v by %v; want it allowed by its share", d, d.Source)
 	}
 	force := charge("local", "new")
 	force.Mode = penstock.Force
 	if _, err := store.Decide(t.Context(), []penstock.Charge{force}); !errors.Is(err, penstock.ErrUnavailable) {
-		t.Fatalf("a mode without denial, with a full memory: %v; want the store's error", err)
+		t.Fatalf("a Force of a new key, with a full memory: error %v; want the store's error", err)
 	}
 }
 
@@ -490,7 +501,7 @@ func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 			}
 		}
 		if granted != now.total {
-			t.Fatalf("%d instances: %d granted; want %d", now.n, granted, now.total)
+			t.Fatalf("%d instances: %d units were granted so far; want %d", now.n, granted, now.total)
 		}
 	}
 }

@@ -11,19 +11,20 @@ import (
 
 // LeaseOptions configure NewLease. Without Limits nothing is leased.
 type LeaseOptions struct {
-	// Limits are the Settings of each limit. A Lease uses Lease and SplitInto. It is called for
-	// every decision that is not answered locally, and must not use the Lease. Default: none has
-	// any.
+	// Limits returns the Settings of a limit. A Lease uses Settings.Lease and SplitInto. Limits is
+	// called for every decision that is not answered locally, and must not use the Lease. Default:
+	// all limits have the zero Settings.
 	Limits func(*penstock.Plan) Settings
 
-	// Life is how long drawn units may be spent, at most. Default: 1 s.
+	// Life is the longest time for which drawn units may be spent. Default: 1 s.
 	Life time.Duration
 
-	// Instances is how many instances share the limits now. It is called for every draw. Default: one.
+	// Instances returns the number of instances that share the limits now. It is called for every
+	// draw. Default: one.
 	Instances func() int
 
-	// MaxKeys is how many keys may be leased or measured. Requests of other keys go to the store.
-	// Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
+	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
+	// the store. Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
 	MaxKeys int
 }
 
@@ -33,22 +34,22 @@ type LeaseOptions struct {
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
 // without Patience and Holder, of limits with Settings.Lease of 2 or more. The algorithm must be
 // TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All other batches go to
-// the store unchanged. They do not see what is leased: a Peek counts it as used. A Refund or Reset
-// of a key first returns what is leased under it. So leases gain nothing for keys that are often
-// refunded. A decision of a lease has the Source FromLease. Its Remaining is the local rest plus
-// what the store had left in its last answer.
+// the store unchanged. For them, leased units are used: a Peek counts them as used. A Refund or
+// Reset of a key first returns what is leased under it. So leases gain nothing for keys that are
+// often refunded. A decision of a lease has the Source FromLease. Its Remaining is the local rest
+// plus what the store had left in its last answer.
 //
-// A block is what the key needs here in half of the time for which the block may be spent. That
-// time is a Life, or the rest of the window (of a part of a SubWindow), less the time that the
+// A block is what the key needs at this instance in half of the time for which it may be spent.
+// That time is a Life, or the rest of the window (of a part of a SubWindow), less the time that the
 // store takes to answer. A block is at most Settings.Lease. It is also at most a quarter of the
 // Burst (TokenBucket) or Count, divided by the number of instances. If that is below 2, nothing is
 // leased. The demand of a key is measured from its second request within one or two Lives. Its
 // requests go to the store until its demand has been measured for a quarter of a Life.
 //
 // A draw costs more than a request that goes to the store. So nothing is drawn for a key that
-// needs fewer than 4 units in that time (or fewer than its limit allows to draw). Nothing is drawn
-// for a request of more than half a block. If the store has fewer than 4 units left, nothing is
-// drawn for half a Life: a Deny cache saves those requests.
+// needs fewer than 4 units in that time, or fewer than its largest block if that is smaller.
+// Nothing is drawn for a request of more than half a block. If the store has fewer than 4 units
+// left, nothing is drawn for half a Life, because a Deny cache then costs less.
 //
 // When 30 % of a block is left, the next draw starts. A caller waits for a draw only if not enough
 // is left. A draw requests a block, plus the costs of the callers that wait when it is sent.
@@ -66,14 +67,14 @@ type LeaseOptions struct {
 //
 // Let b be the largest block, and n the number of instances. The Life of a block begins before its
 // draw is sent, by the monotonic clock. Each spend checks the clock. So after a pause (a stopped
-// process, a slow reply) nothing is spent from an expired block. Hence:
+// process, a slow reply) nothing is spent from an expired block. So the bounds are:
 //
 //   - FixedWindow, AnchoredWindow, CalendarWindow, SlidingWindow and SubWindow: the algorithm's
 //     own bound, as without leases. Units that were drawn in a window, or in a part of a
 //     SubWindow, are spent in it or not at all.
-//   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. Without returned units
-//     also at most Burst + r·(w+Life). With the right number of instances, n·b is at most a
-//     quarter of the Burst. LeaseOptions.Excess computes it.
+//   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. If no units are
+//     returned, also at most Burst + r·(w+Life). If Instances returns the right number, n·b is at
+//     most a quarter of the Burst. LeaseOptions.Excess computes n·b.
 //
 // If several limits of one Name and Group are used for a key (tiers, or old and new limits during
 // a reload), only one of them holds units at an instance at a time, and b is the largest block of
@@ -89,11 +90,11 @@ type LeaseOptions struct {
 // without leases.)
 //
 // These statements do not cover what others do to the store. A Reset elsewhere, or a Refund
-// elsewhere of spent units, adds what it restores, and up to n·b that are returned later. So does a
-// store that loses its data or whose clock jumps. If the reply to a draw is lost, its units are
-// lost. A return may reach the store after its sender has stopped waiting, for example when a
-// server hangs. It then adds what it restores: at most a block. Clocks that stop while the machine
-// is suspended do not count that time.
+// elsewhere of spent units, adds the units that it restores, and up to n·b that are returned later.
+// A loss of the store's data and a jump of its clock add units in the same way. If the reply to a
+// draw is lost, its units are lost. A return may reach the store after its sender has stopped
+// waiting, for example when a server hangs. It then adds the units that it restores: at most a
+// block. Clocks that stop while the machine is suspended do not count that time.
 type Lease struct{ engine *lease.Store }
 
 // NewLease puts a Lease around store.
@@ -125,11 +126,11 @@ func (l *Lease) Close(ctx context.Context) error { return l.engine.Close(ctx) }
 // Stats returns the counts until now.
 func (l *Lease) Stats() LeaseStats { return LeaseStats(l.engine.Stats()) }
 
-// Excess is how many units more than the limit alone all instances together may admit under a key,
-// in any interval: n·b for a TokenBucket, 0 elsewhere. See Lease.
+// Excess returns the number of units beyond the limit that all instances may admit together, under
+// one key and in any interval: n·b for a TokenBucket, 0 for other algorithms. See Lease.
 func (o LeaseOptions) Excess(plan *penstock.Plan) int64 { return o.engine().Excess(plan) }
 
-// LeaseUtilization is the least share of traffic below a limit that is admitted with leases,
+// LeaseUtilization is the smallest fraction of traffic below a limit that is admitted with leases,
 // compared to what the store alone would admit. It holds for limits that are not split, or whose
 // shards each have a burst of four requests or more. With seven shards of two units each, and
 // requests of up to three units, 92 % was measured.
@@ -141,9 +142,9 @@ type LeaseStats struct {
 	Keys     int   // keys that are leased or measured now
 	Draws    int64 // calls to the store, answered or not
 	Drawn    int64 // units that draws have brought, the same number of each limit of a batch
-	Spent    int64 // locally
-	Returned int64 // to the store
-	Expired  int64 // unspent; they count in the store until its limit frees them
-	Lost     int64 // returned without an answer, or granted by another source than the store
-	Live     int64 // held here now, or in flight back to the store
+	Spent    int64 // units that were spent locally
+	Returned int64 // units that were returned to the store
+	Expired  int64 // units that expired unspent; they count in the store until its limit frees them
+	Lost     int64 // units returned without an answer, or granted by another source than the store
+	Live     int64 // units held here now, or in flight back to the store
 }

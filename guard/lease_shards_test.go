@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A block is drawn from one shard, which refills at its part of the rate only.
+// A block is drawn from one shard, which refills only at its part of the rate.
 func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -45,7 +45,7 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 					admitted++
 				}
 				if admitted > burst+o.Excess(limit) {
-					t.Errorf("%d shards, after %v: %d units at once; the bound is %d", shards, pause, admitted, burst+o.Excess(limit))
+					t.Errorf("%d shards, after a pause of %v: %d units were admitted in one burst; the bound is %d", shards, pause, admitted, burst+o.Excess(limit))
 				}
 				tried++
 			})
@@ -54,14 +54,14 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 	t.Logf("counted: %d bursts from leases of split limits", tried)
 }
 
-// A draw ends early enough for callers that wait for it to get an answer of the store. Otherwise a
-// Fallback would admit units besides those of the store.
+// A draw ends so early that the callers that wait for it still get an answer of the store.
+// Otherwise a Fallback would admit units beyond those of the store.
 func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		both := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 8, Lease: 100} }
-		g := standard(t, store, guard.Options{Limits: both, DenyCacheTTL: -1, OnFailure: guard.FailLocal})
+		splitAndLeased := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 8, Lease: 100} }
+		g := standard(t, store, guard.Options{Limits: splitAndLeased, DenyCacheTTL: -1, OnFailure: guard.FailLocal})
 		defer g.Close()
 		charges := one(compiled(t, penstock.PerHour(800)), "k")
 		for range 1000 {
@@ -76,18 +76,20 @@ func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 			return store.store.Decide(ctx, charges)
 		})
 		var all sync.WaitGroup
-		var decisions [6]atomic.Int64 // by source
-		for range 500 {
+		var denials [6]atomic.Int64 // by source
+		const requests = 500
+		for range requests {
 			all.Go(func() {
 				if d, err := g.Decide(t.Context(), charges); err == nil && !d.Allowed {
-					decisions[d.Source].Add(1)
+					denials[d.Source].Add(1)
 				}
 			})
 			time.Sleep(time.Millisecond)
 		}
 		all.Wait()
-		if denied := decisions[penstock.FromStore].Load(); denied != 500 || g.Stats().Lease.Draws == 0 {
-			t.Errorf("of 500 requests the store denied %d, the fallback decided %d; want 500 and 0, and draws: %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
+		if denied := denials[penstock.FromStore].Load(); denied != requests || g.Stats().Lease.Draws == 0 {
+			t.Errorf("of %d requests, the store denied %d and the fallback %d, and the stats of leases are %+v; want all denied by the store, and some draws",
+				requests, denied, denials[penstock.FromFallback].Load(), g.Stats().Lease)
 		}
 	})
 }

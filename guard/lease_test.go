@@ -51,14 +51,15 @@ func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		return newLease(t, redis, guard.LeaseOptions{Limits: leaseUpTo(100), Life: patience})
+		return newLease(t, redis, guard.LeaseOptions{Limits: leaseUpTo(100), Life: longLife})
 	})
 }
 
-// patience is a Life that is long enough for draws on a busy machine.
-const patience = 30 * time.Second
+// longLife is a Life that is long enough for draws on a busy machine.
+const longLife = 30 * time.Second
 
-// spendRepeatedly decides the charges n times, with a pause after each, and counts the answers.
+// spendRepeatedly decides the charges n times, with a pause after each decision. It counts the
+// decisions of leases and the allowed ones.
 func spendRepeatedly(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, pause time.Duration) (leased, allowed int) {
 	t.Helper()
 	for range n {
@@ -86,7 +87,7 @@ func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 		store.calls.Store(0)
 		leased, allowed := spendRepeatedly(t, l, one(limit, "k"), 10_000, time.Millisecond)
 		if calls := store.calls.Load(); leased != 10_000 || allowed != 10_000 || calls > 50 {
-			t.Errorf("%d of 10,000 leased, %d allowed, the store was called %d times; want all, all, and at most 50", leased, allowed, calls)
+			t.Errorf("of 10,000 requests, %d were leased and %d allowed, and the store was called %d times; want all leased and allowed, and at most 50 calls", leased, allowed, calls)
 		}
 	})
 }
@@ -97,11 +98,12 @@ func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		const keys = 20_000
+		const maxMistaken = keys / 1000 // keys that are tracked because their hash is similar to another key's
 		for i := range keys {
 			decide(t, l, one(limit, fmt.Sprint("once", i))...)
 		}
-		if n := l.Stats().Keys; n > keys/1000 {
-			t.Errorf("%d of %d keys that came once are tracked; want at most %d", n, keys, keys/1000)
+		if n := l.Stats().Keys; n > maxMistaken {
+			t.Errorf("%d of %d keys that came once are tracked; want at most %d", n, keys, maxMistaken)
 		}
 		for range 2 {
 			decide(t, l, one(limit, "twice")...)
@@ -110,8 +112,8 @@ func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 		decide(t, l, one(limit, "twice, but long ago")...)
 		time.Sleep(3 * time.Second)
 		decide(t, l, one(limit, "twice, but long ago")...)
-		if n := l.Stats().Keys; n < 1 || n > keys/1000+1 {
-			t.Errorf("%d keys are tracked; want 1, the one that came twice, and at most %d more", n, keys/1000)
+		if n := l.Stats().Keys; n < 1 || n > maxMistaken+1 {
+			t.Errorf("%d keys are tracked; want 1, the one that came twice, and at most %d more", n, maxMistaken)
 		}
 	})
 }
@@ -121,8 +123,8 @@ func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 		store := newFaulty()
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		leased, _ := spendRepeatedly(t, l, one(compiled(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
-		if leased > 0 || store.calls.Load() != 100 || l.Stats().Draws != 0 {
-			t.Errorf("%d leased, the store was called %d times; want none and 100", leased, store.calls.Load())
+		if draws := l.Stats().Draws; leased > 0 || store.calls.Load() != 100 || draws != 0 {
+			t.Errorf("of 100 requests %d were leased, with %d draws, and the store was called %d times; want 0, 0 and 100", leased, draws, store.calls.Load())
 		}
 	})
 }
@@ -152,12 +154,12 @@ func TestRemainingIncludesTheLease(t *testing.T) {
 			d := decide(t, l, one(limit, "k")...)
 			if s := d.Status(0); s.Granted != 1 || s.Remaining != limit.Limit().Count-i-1 || s.RetryAfter != 0 ||
 				s.ResetAfter <= year-time.Minute || s.ResetAfter > year {
-				t.Fatalf("decision %d from the %v: %+v; want 1 granted, and Remaining as without a lease", i, d.Source, s)
+				t.Fatalf("decision %d, by %v: %+v; want 1 granted, %d left, no RetryAfter, and a ResetAfter of about a year", i, d.Source, s, limit.Limit().Count-i-1)
 			}
 			time.Sleep(time.Millisecond)
 		}
 		if l.Stats().Spent < 4000 {
-			t.Errorf("%+v; want at least 4000 spent", l.Stats())
+			t.Errorf("the stats are %+v; want at least 4000 units spent from the lease", l.Stats())
 		}
 	})
 }
@@ -178,11 +180,11 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 				limit := yearly(t, "a", 100_000)
 				spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 				if live := l.Stats().Live; live == 0 || remaining(t, store, limit, "k") != 98_000-live {
-					t.Fatalf("%d live, %d left; want some live, and those missing in the store", live, remaining(t, store, limit, "k"))
+					t.Fatalf("%d units are live, and %d are left in the store; want some live, and 98,000 in total", live, remaining(t, store, limit, "k"))
 				}
 				end(t, l)
 				if s := l.Stats(); s.Live != 0 || s.Returned == 0 || remaining(t, store, limit, "k") != 98_000 {
-					t.Errorf("%d left; %+v; want all units back", remaining(t, store, limit, "k"), s)
+					t.Errorf("%d units are left in the store, and the stats are %+v; want 98,000 left, some returned, and 0 live", remaining(t, store, limit, "k"), s)
 				}
 			})
 		})
@@ -198,21 +200,21 @@ func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 		c[0].Mode, c[0].Cost = penstock.Refund, 5
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		if d := decide(t, l, c...); d.Status(0).Granted != 5 || d.Remaining() != 98_005 || l.Stats().Live != 0 {
-			t.Errorf("after a refund: %v; %+v; want 5 granted, 98,005 left and none live", d, l.Stats())
+			t.Errorf("after a refund: %v, with the stats %+v; want 5 granted, 98,005 left and 0 live", d, l.Stats())
 		}
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		c[0].Mode = penstock.Reset
 		if d := decide(t, l, c...); d.Remaining() != 100_000 || l.Stats().Live != 0 {
-			t.Errorf("after a reset: %v; %+v; want 100,000 left and none live", d, l.Stats())
+			t.Errorf("after a reset: %v, with the stats %+v; want 100,000 left and 0 live", d, l.Stats())
 		}
 		time.Sleep(2 * time.Second)
 		if n := remaining(t, store, limit, "k"); n != 100_000 {
-			t.Errorf("%d are left after the reset; want 100,000", n)
+			t.Errorf("2 s after the reset, %d units are left; want 100,000", n)
 		}
 	})
 }
 
-// The store answers at once, but the caller of each draw is delayed.
+// A draw takes 10 ms. All callers that come meanwhile wait for it, and one of ten is canceled.
 func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
@@ -227,21 +229,22 @@ func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 			return store.store.Decide(ctx, charges)
 		})
 		var all sync.WaitGroup
-		gone, leave := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		for i := range 50 {
 			all.Go(func() {
-				ctx := t.Context()
 				if i%10 == 0 {
-					ctx = gone
+					if d, err := l.Decide(canceled, one(limit, "k")); err != context.Canceled {
+						t.Errorf("caller %d, which is canceled: %v, error %v; want context.Canceled", i, d, err)
+					}
+					return
 				}
-				d, err := l.Decide(ctx, one(limit, "k"))
-				if i%10 == 0 && err != context.Canceled || i%10 != 0 && (err != nil || d.Source != penstock.FromLease) {
-					t.Errorf("caller %d: %v from %v, %v; want a decision of the lease, or the caller's cancellation", i, d, d.Source, err)
+				if d, err := l.Decide(t.Context(), one(limit, "k")); err != nil || d.Source != penstock.FromLease {
+					t.Errorf("caller %d: %v by %v, error %v; want a decision by the lease", i, d, d.Source, err)
 				}
 			})
 		}
 		synctest.Wait()
-		leave()
+		cancel()
 		all.Wait()
 		if calls := store.calls.Load(); calls != 1 {
 			t.Errorf("the store was called %d times; want once", calls)
@@ -260,13 +263,13 @@ func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 			synctest.Wait()
 			store.setFault(fault)
 			if d, err := l.Decide(t.Context(), one(limit, "k")); !errors.Is(err, penstock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v, %v; want the store's error", d, err)
+				t.Errorf("%v, error %v; want an ErrUnavailable that is not the caller's DeadlineExceeded", d, err)
 			}
 			store.setFault(nil)
 			spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		}
 		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 100, time.Millisecond); leased != 100 {
-			t.Errorf("%d of 100 leased after the store is back; want all", leased)
+			t.Errorf("%d of 100 requests are leased after the store is back; want all", leased)
 		}
 	})
 }
@@ -284,13 +287,13 @@ func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 			return d, err
 		}
 		store.setFault(late)
-		// A caller that waits when a draw is sent is answered by it.
+		// The only units that are spent are those for callers that wait when a draw is sent.
 		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 3000, time.Millisecond); int64(leased) != l.Stats().Draws {
 			t.Errorf("%d units were spent from leases, in %d draws; want one for each draw, since the blocks are older than their Life", leased, l.Stats().Draws)
 		}
 		time.Sleep(2 * time.Second)
 		if s := l.Stats(); s.Drawn == 0 || remaining(t, store.store, limit, "k") != 97_000 {
-			t.Errorf("%d units are left in the store; want 97,000, and some drawn: %+v", remaining(t, store.store, limit, "k"), s)
+			t.Errorf("%d units are left in the store, and the stats are %+v; want 97,000 left, and some drawn", remaining(t, store.store, limit, "k"), s)
 		}
 	})
 }
@@ -303,10 +306,10 @@ func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
 		batch := []penstock.Charge{{Key: "k", Plan: few, Cost: 1}, {Key: "k", Plan: many, Cost: 1}}
 		leased, allowed := spendRepeatedly(t, l, batch, 3000, time.Millisecond)
 		if allowed != 2000 || leased < 1500 {
-			t.Errorf("%d allowed, %d leased; want 2000, most of them leased", allowed, leased)
+			t.Errorf("%d batches were allowed, and %d leased; want 2000 allowed, and at least 1500 leased", allowed, leased)
 		}
 		if a, b := remaining(t, store, few, "k"), remaining(t, store, many, "k"); a != 0 || b != 98_000 {
-			t.Errorf("%d and %d are left; want 0 and 98,000: %+v", a, b, l.Stats())
+			t.Errorf("%d units of limit few and %d of limit many are left; want 0 and 98,000: %+v", a, b, l.Stats())
 		}
 	})
 }
@@ -329,7 +332,7 @@ func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 		leased, allowed := spendRepeatedly(t, l, batch, 5000, time.Millisecond)
 		after := l.Stats()
 		if remaining := int(before.Live); leased > remaining || allowed != 5000 || after.Draws-before.Draws > 1 {
-			t.Errorf("%d leased of %d units that were held, %d allowed; want no more than held, 5000 allowed, and 1 draw at most: %+v; before %+v", leased, remaining, allowed, after, before)
+			t.Errorf("%d of %d held units were spent, and %d requests allowed; want at most the held units, 5000 allowed, and at most 1 draw; the stats were %+v before and are %+v", leased, remaining, allowed, before, after)
 		}
 		store.setFault(nil)
 		time.Sleep(2 * time.Second)
@@ -350,7 +353,7 @@ func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		if s := l.Stats(); s.Keys != 10 || s.Spent == 0 {
-			t.Errorf("%+v; want 10 keys, leased", s)
+			t.Errorf("the stats are %+v; want 10 keys, and some units spent", s)
 		}
 		time.Sleep(3 * time.Second)
 		for i := range 10_000 {
@@ -358,13 +361,13 @@ func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if s := l.Stats(); s.Keys > 10 || s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent == 0 {
-			t.Errorf("%+v after other keys; want at most 10 keys, and all units accounted for", s)
+			t.Errorf("after requests of other keys, the stats are %+v; want at most 10 keys, and Drawn = Spent+Returned+Expired+Lost+Live", s)
 		}
 	})
 }
 
-// The store refills the units that an instance holds. Returning them later would refund units of
-// other callers.
+// The store refills the units that an instance holds. To return them later would refund units that
+// other callers have spent.
 func TestRefilledUnitsAreNotReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
@@ -375,12 +378,12 @@ func TestRefilledUnitsAreNotReturned(t *testing.T) {
 		}
 		time.Sleep(400 * time.Millisecond)
 		if n := remaining(t, store, limit, "k"); n != 4000 {
-			t.Fatalf("%d left; want a full bucket", n)
+			t.Fatalf("%d units are left in the store; want 4000, a full bucket", n)
 		}
 		decide(t, store, penstock.Charge{Key: "k", Plan: limit, Cost: 4000})
 		time.Sleep(200 * time.Millisecond)
 		if s, n := l.Stats(), remaining(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
-			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; want at most 800, 0 live, and 400 expired: %+v", n, s)
+			t.Errorf("200 ms after the bucket was emptied, it has %d units; want at most the 800 that were refilled, and 0 live and at least 400 expired: %+v", n, s)
 		}
 	})
 }
@@ -397,11 +400,11 @@ func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 			both, _ := spendRepeatedly(t, l, []penstock.Charge{{Key: "k", Plan: second, Cost: 1}, {Key: "k", Plan: minute, Cost: 1}}, 1, time.Millisecond)
 			leased += alone + both
 			if live := l.Stats().Live; live > o.Excess(second) {
-				t.Fatalf("%d units are held; the bound is %d", live, o.Excess(second))
+				t.Fatalf("%d units are live; want at most %d, the bound", live, o.Excess(second))
 			}
 		}
 		if leased < 2000 {
-			t.Errorf("%d of 6000 leased; want 2000 or more", leased)
+			t.Errorf("%d of 6000 batches are leased; want at least 2000", leased)
 		}
 	})
 }
@@ -418,7 +421,7 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 }
 
 func checkManySpenders(t *testing.T, store penstock.Store) {
-	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: patience})
+	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: longLife})
 	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))
 	var allowed, leased atomic.Int64
 	var all sync.WaitGroup
@@ -445,9 +448,9 @@ func checkManySpenders(t *testing.T, store penstock.Store) {
 	}
 	s, rest := l.Stats(), remaining(t, store, limit, "k")
 	if allowed.Load()+rest+s.Expired+s.Lost != limit.Limit().Count || leased.Load() != s.Spent || s.Live != 0 {
-		t.Errorf("%d allowed, %d left; want %d with the expired and lost units: %+v", allowed.Load(), rest, limit.Limit().Count, s)
+		t.Errorf("%d units were allowed and %d are left, and the stats are %+v; want a total of %d with the expired and lost ones, %d spent from leases, and 0 live", allowed.Load(), rest, s, limit.Limit().Count, leased.Load())
 	}
-	t.Logf("%d of %d leased, %d left; %+v", leased.Load(), allowed.Load(), rest, s)
+	t.Logf("%d of %d units were leased, and %d are left; %+v", leased.Load(), allowed.Load(), rest, s)
 }
 
 // Costs of any size, some larger than a block, are spent until nothing is left.
@@ -468,7 +471,7 @@ func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 				}
 				d, want := decide(t, l, c...), decide(t, bare, c...)
 				if d.Allowed != want.Allowed || d.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, call %d for %d units: %v from %v; want %v, as by the store alone: %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
+					t.Fatalf("seed %d, call %d for %d units: %v by %v; want %v, as by the store alone; the stats are %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
 				}
 				if d.Source == penstock.FromLease {
 					leased++
