@@ -45,24 +45,27 @@ type BreakerOptions struct {
 	// Failures is how many consecutive failures open the breaker. Default: 5.
 	Failures int
 
-	// Pause is how long the breaker stays open at first, within 20 %. The next pause is twice as
-	// long, up to MaxPause, if the store fails again before it has worked for four times the last
-	// pause. Defaults: 250 ms and 8 s.
+	// Pause is how long the breaker stays open at first. The next pause is twice as long, up to
+	// MaxPause, if the store fails again before it has worked for four times the last pause. Each
+	// pause is up to 20 % shorter or longer, by chance. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
-	// Changed is called with every change of state, one at a time for each node. The breaker waits
-	// for it. It must be fast, and must not call the Store. Default: none.
+	// Changed is called for every change of state. The calls for one node come one after the other,
+	// and its breaker waits for each. Changed must be fast, and must not call the Store. Default:
+	// none.
 	Changed func(node string, from, to State)
 }
 
 // Breaker stops sending calls to a store that fails. It sends a few calls to find out when the
-// store works again. While it is open, calls end at once with an error of ReasonBreakerOpen.
+// store works again. While the breaker is open, calls end immediately with an error of
+// ReasonBreakerOpen.
 //
-// It opens after Failures consecutive failures, or when half of at least 20 calls that began in
-// the last second have failed. After its pause it lets one call through in 50 ms, and one more for
-// each success so far: 1, 2, 4, 8. Fifteen successes close it. One failure opens it again. In
-// Standard, the breaker makes the first of these calls itself. So no caller waits for a store that
-// hangs, and the breaker closes even without callers.
+// The breaker opens after Failures consecutive failures. It also opens when at least 20 calls began
+// in the last second, and half of them have failed. After its pause, it lets a few calls through in
+// each 50 ms: one call, and one more for each success so far. That makes 1, 2, 4 and 8 calls. These
+// 15 successes close the breaker. One failure opens it again. In Standard, the breaker makes the
+// first of these calls itself. So no caller waits for a store that hangs, and the breaker closes
+// even without callers.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Some errors
 // count as neither, because the store may not have received the call: the caller's own
@@ -89,7 +92,7 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 }
 
 const (
-	maxCircuits = 1024 // nodes
+	maxCircuits = 1024 // nodes that have a breaker of their own
 
 	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed. The
 	// window is several deadlines long. It is counted in rateSlots slots.
@@ -185,8 +188,8 @@ func (b *breaker) circuit(node string) *circuit {
 	return known[node]
 }
 
-// inUseLocked returns the circuits without those that had no call for maxIdle, because their nodes
-// no longer exist. The last circuit stays.
+// inUseLocked returns the circuits that had a call within maxIdle. The nodes of the others probably
+// no longer exist. The last circuit stays in any case.
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for node, c := range known {
@@ -232,9 +235,9 @@ type circuit struct {
 	window     [rateSlots]counts // calls in the closed state
 	inFlight   int               // calls in the half-open state
 	successes  int               // of calls in the half-open state
-	failures   int               // consecutive ones
-	last       error             // the last failure
-	lastPause  time.Duration     // its length before jitter
+	failures   int               // consecutive failures
+	lastErr    error             // the last failure
+	lastPause  time.Duration     // the length of the last pause, before jitter
 	closedAt   time.Time         // when the circuit closed last
 }
 
@@ -257,7 +260,12 @@ func newCircuit(b *breaker, node string) *circuit {
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	c.markUsed()
-	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.isOnlyProbed.Load() || !p.allow()) {
+	p := c.pause.Load()
+	if p == nil {
+		return c.call(ctx, charges)
+	}
+	isForWatcher := p.succeeded.Load() == 0 && c.isOnlyProbed.Load()
+	if isForWatcher || !p.allow() {
 		return d, p.rejection(ctx)
 	}
 	return c.call(ctx, charges)
@@ -274,7 +282,7 @@ func (c *circuit) markUsed() {
 // call calls the store, and records whether that failed.
 func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	t, ok := c.begin()
-	if !ok { // the state has changed since the call began
+	if !ok { // the state has changed since the caller read it
 		return d, c.pause.Load().rejection(ctx)
 	}
 	hasReturned := false
@@ -381,7 +389,7 @@ func (c *circuit) end(t ticket, result error) {
 	case result == errNothingLearnt:
 	case result != nil:
 		c.failures++
-		c.last = result
+		c.lastErr = result
 		c.countLocked(t.slot, 1)
 		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
 			c.changeLocked(StateOpen)
@@ -442,7 +450,7 @@ func (c *circuit) changeLocked(to State) {
 
 // nextPauseLocked returns a pause of the length that BreakerOptions.Pause documents, within 20 %.
 func (c *circuit) nextPauseLocked(from State) *pause {
-	p := &pause{err: errBreakerOpen(c.node, c.last), slot: -1}
+	p := &pause{err: errBreakerOpen(c.node, c.lastErr), slot: -1}
 	if from == StateHalfOpen || time.Since(c.closedAt) < 4*c.lastPause {
 		c.lastPause = min(max(2*c.lastPause, c.options.Pause), c.options.MaxPause)
 	} else {
@@ -456,7 +464,7 @@ func (c *circuit) nextPauseLocked(from State) *pause {
 type pause struct {
 	until     time.Time
 	err       error        // of calls that may not pass
-	succeeded atomic.Int64 // calls in the half-open time
+	succeeded atomic.Int64 // successful calls in the half-open time
 
 	mu   sync.Mutex
 	slot int64 // the current slot of the half-open time; each lasts for probeEvery

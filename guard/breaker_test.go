@@ -92,7 +92,7 @@ func (c *circuit) timeUntilCall() time.Duration {
 			return time.Since(start)
 		}
 		if time.Since(start) > time.Hour {
-			c.Fatal("no call has reached the store for an hour; want that one does")
+			c.Fatal("no call has reached the store for an hour")
 		}
 	}
 }
@@ -100,7 +100,7 @@ func (c *circuit) timeUntilCall() time.Duration {
 // recoverStore repairs the store and sends calls until the breaker is closed.
 func (c *circuit) recoverStore() {
 	c.setFault(nil)
-	for !slices.Contains(c.changes[len(c.changes)-1:], "half_open-closed") {
+	for c.changes[len(c.changes)-1] != "half_open-closed" {
 		time.Sleep(10 * time.Millisecond)
 		c.call()
 	}
@@ -133,10 +133,10 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 		if !strings.Contains(err.Error(), "connection refused") {
 			t.Fatalf("the error is %q; want it to contain the failure, \"connection refused\"", err)
 		}
-		gone, cancel := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := c.Decide(gone, c.charges); err != context.Canceled {
-			t.Fatalf("a canceled caller gets %v; want its own error", err)
+		if _, err := c.Decide(canceled, c.charges); err != context.Canceled {
+			t.Fatalf("a canceled caller gets %v; want context.Canceled", err)
 		}
 	})
 }
@@ -162,13 +162,13 @@ func TestFiveSlowFailuresOpenTheBreaker(t *testing.T) {
 func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	for _, row := range []struct {
 		name         string
-		every        int // one call in this many fails
-		period       time.Duration
+		every        int           // one call in this many fails
+		period       time.Duration // from one call to the next
 		opensBreaker bool
 	}{
-		{"half, fast", 2, time.Millisecond, true},
-		{"a third, fast", 3, time.Millisecond, false},
-		{"half, too slow to be 20 in a second", 2, 100 * time.Millisecond, false},
+		{name: "half, fast", every: 2, period: time.Millisecond, opensBreaker: true},
+		{name: "a third, fast", every: 3, period: time.Millisecond, opensBreaker: false},
+		{name: "half, fewer than 20 calls a second", every: 2, period: 100 * time.Millisecond, opensBreaker: false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -217,8 +217,8 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 		{"canceled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
 		{"past the caller's deadline, and not sent", expired, context.DeadlineExceeded},
 		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
-		{"does not count", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
-		{"does not count, wrapped", context.Background(), fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
+		{"not the store's fault", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
+		{"not the store's fault, wrapped", context.Background(), fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
@@ -231,14 +231,14 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 			if c.calls.Load() != 1000 || len(c.changes) > 0 {
 				t.Fatalf("the store was called %d times, and the breaker changed %v; want 1000 calls and no change", c.calls.Load(), c.changes)
 			}
-			for range 5 { // such errors between failures do not keep the breaker closed
+			for range 5 { // five failures, with such an error after each
 				c.setFault(failWith(errDown))
 				c.Decide(t.Context(), c.charges)
 				c.setFault(failWith(row.err))
 				c.Decide(row.ctx, c.charges)
 			}
 			if len(c.changes) != 1 {
-				t.Fatalf("the breaker changed %v; want that five failures open it, despite the errors between them", c.changes)
+				t.Fatalf("the breaker changed %v; want one change, because five failures open it despite the errors between them", c.changes)
 			}
 		})
 	}
@@ -281,14 +281,14 @@ func TestPauseDoublesUntilTheStoreHasRecovered(t *testing.T) {
 		time.Sleep(time.Second) // less than the last pause
 		c.openBreaker()
 		if got := c.timeUntilCall(); got < 6*time.Second {
-			t.Fatalf("after a second without failures: a pause of %v; want the longest", got)
+			t.Fatalf("after a second without failures, the pause is %v; want at least 6s, because it must not start anew", got)
 		}
 		c.recoverStore()
 		time.Sleep(40 * time.Second)
 		c.openBreaker()
 		least, most := within20Percent(250 * time.Millisecond)
 		if got := c.timeUntilCall(); got < least || got > most {
-			t.Fatalf("after 40 s without failures: a pause of %v; want the shortest", got)
+			t.Fatalf("after 40 s without failures, the pause is %v; want 250ms ± 20 %%, the first pause", got)
 		}
 		t.Logf("counted: %d pauses of a breaker", pauses+2)
 	})
@@ -357,7 +357,7 @@ func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		c.setFault(nil)
-		c.timeUntilCall() // canceled probes count neither way; new ones pass
+		c.timeUntilCall() // canceled probes count as neither failures nor successes, so new probes pass
 	})
 }
 
@@ -382,7 +382,7 @@ func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 			}
 		}
 		if rejected['a'] != 0 || rejected['b'] < 990 || rejected['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
-			t.Fatalf("rejected by breakers: %d of a, %d of b, %d of c, changes %v; want that only b's breaker is open", rejected['a'], rejected['b'], rejected['c'], c.changes)
+			t.Fatalf("of 1000 calls to each node, breakers rejected %d of a, %d of b and %d of c, with the changes %v; want that only b's breaker opens", rejected['a'], rejected['b'], rejected['c'], c.changes)
 		}
 		t.Log("counted: 3000 decisions on three nodes, one of them dead")
 	})
@@ -451,12 +451,13 @@ func TestBreakerClosesAfterAnyFault(t *testing.T) {
 				}
 			}
 			c.setFault(nil)
-			for start := time.Now(); time.Since(start) < 30*time.Second+15*gap+time.Second; time.Sleep(gap) {
+			recovery := 30*time.Second + 15*gap + time.Second // more than the longest pause and 15 probes
+			for start := time.Now(); time.Since(start) < recovery; time.Sleep(gap) {
 				c.call()
 			}
 			for range 100 {
 				if !c.call() {
-					t.Fatalf("seed %d: the store works again, but a call does not reach it; want that all do", seed)
+					t.Fatalf("seed %d: after %v in which the store worked, a call does not reach it", seed, recovery)
 				}
 			}
 		})

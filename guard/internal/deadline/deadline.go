@@ -17,8 +17,9 @@ type Set struct {
 	lateness lateness
 }
 
-// Within gives each decision of a store one deadline. It covers all calls that the guards below
-// make for it, and waits for other decisions. A Timeout below uses it.
+// Within gives each decision of a store one deadline. The deadline covers all calls that the guards
+// below make for the decision, and the time in which they wait for other decisions. A Timeout below
+// uses this deadline.
 func (t *Set) Within(next penstock.Store) penstock.Store {
 	if t.After < 0 {
 		return next
@@ -60,10 +61,10 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
 		at = b.at
 	}
-	return &Context{Context: ctx, lateness: &t.lateness, at: at, lost: t.lateness.lost(now)}, true
+	return &Context{Context: ctx, lateness: &t.lateness, at: at, lostBefore: t.lateness.lost(now)}, true
 }
 
-// AnswerBy returns a context whose decisions end at a time, or earlier.
+// AnswerBy returns a context whose decisions end at the given time, or earlier.
 func AnswerBy(ctx context.Context, at time.Time) context.Context { return &answerBy{ctx, at} }
 
 type answerByKey struct{}
@@ -160,8 +161,8 @@ func Await(ctx context.Context, done <-chan struct{}) bool {
 type Context struct {
 	context.Context // the caller's
 	lateness        *lateness
-	at              time.Time     // the deadline if no more time is lost
-	lost            time.Duration // what lateness.lost returned when the Context was made
+	at              time.Time     // the deadline if the process loses no time
+	lostBefore      time.Duration // what lateness.lost returned when the Context was made
 
 	mu            sync.Mutex
 	done          chan struct{} // nil before the first call of Done
@@ -170,22 +171,22 @@ type Context struct {
 	err           error         // why the context has ended
 }
 
-// Left returns how much of the decision's time is left, if no more of it is lost.
+// Left returns how much time the decision still has, if the process loses no more time.
 func (d *Context) Left() time.Duration {
 	now := monotonic()
-	return d.at.Sub(now) + d.lateness.lost(now) - d.lost
+	return d.at.Sub(now) + d.lateness.lost(now) - d.lostBefore
 }
 
-// Until returns when the decision's time is over, if no more of it is lost.
+// Until returns when the decision's time is over, if the process loses no more time.
 func (d *Context) Until() time.Time {
-	return d.at.Add(d.lateness.lost(monotonic()) - d.lost)
+	return d.at.Add(d.lateness.lost(monotonic()) - d.lostBefore)
 }
 
 var _ lazy.Context = (*Context)(nil)
 
 // Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at = d.at.Add(max(d.lateness.lostAtLastTick()-d.lost, 0))
+	at = d.at.Add(max(d.lateness.lostAtLastTick()-d.lostBefore, 0))
 	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
 		at = callers
 	}
@@ -231,7 +232,7 @@ func (d *Context) closeIfEnded() {
 	if d.err != nil {
 		return
 	}
-	if d.errLocked() == nil { // it was extended
+	if d.errLocked() == nil { // the deadline was extended
 		d.timer.Reset(d.Left())
 		return
 	}

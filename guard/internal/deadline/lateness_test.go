@@ -34,12 +34,12 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 				l.delayTick(row.late)
 			}
 			if got := l.lost(time.Now()); got != 3*row.lost {
-				t.Errorf("three ticks that were %v late: %v lost; want %v", row.late, got, 3*row.lost)
+				t.Errorf("after three ticks that were %v late, the lost time is %v; want %v", row.late, got, 3*row.lost)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			if got := l.lost(time.Now()); got != 3*row.lost {
-				t.Errorf("%v lost after a minute without late ticks; want %v", got, 3*row.lost)
+				t.Errorf("after a further minute without late ticks, the lost time is %v; want %v", got, 3*row.lost)
 			}
 		})
 	}
@@ -55,22 +55,22 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 			l.end()
 			time.Sleep(time.Second)
 			if synctest.Wait(); l.tally.Load().due.IsZero() {
-				t.Error("the timer is stopped while a decision is in flight; want that it runs")
+				t.Error("the timer is stopped while a decision is in flight")
 			}
 			l.end()
 			time.Sleep(tick)
 			if synctest.Wait(); !l.tally.Load().due.IsZero() {
-				t.Error("the timer runs without decisions; want that it is stopped")
+				t.Error("the timer runs while no decision is in flight")
 			}
 			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
-				t.Errorf("%v lost while the timer was stopped; want 0", got)
+				t.Errorf("while the timer is stopped, the lost time is %v; want 0", got)
 			}
 		}
 	})
 }
 
-// A starved process still ends its decisions: after at most eight times the deadline, or after as
-// many pauses as the deadline has 25 ms.
+// A starved process still ends its decisions: after at most eight times the deadline, or after one
+// long pause for each 25 ms of the deadline.
 func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	const after = 250 * time.Millisecond
 	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
@@ -95,16 +95,17 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 // used. Without an answer, the decision ends later by the lost time.
 func TestLostTimeExtendsTheDeadline(t *testing.T) {
 	for _, row := range []struct {
-		name         string
-		lost, answer time.Duration // 0: no answer
-		endsAfter    time.Duration
-		isAnswered   bool
+		name       string
+		lost       time.Duration
+		answer     time.Duration // when it comes; 0: never
+		endsAfter  time.Duration
+		isAnswered bool
 	}{
-		{"nothing is lost", 0, 0, 250 * time.Millisecond, false},
-		{"an answer in time", 0, 249 * time.Millisecond, 249 * time.Millisecond, true},
-		{"an answer that is late", 0, 300 * time.Millisecond, 250 * time.Millisecond, false},
-		{"an answer that was not read", 80 * time.Millisecond, 310 * time.Millisecond, 310 * time.Millisecond, true},
-		{"no answer, and lost time", 80 * time.Millisecond, 0, 330 * time.Millisecond, false},
+		{name: "no answer", endsAfter: 250 * time.Millisecond},
+		{name: "an answer in time", answer: 249 * time.Millisecond, endsAfter: 249 * time.Millisecond, isAnswered: true},
+		{name: "a late answer", answer: 300 * time.Millisecond, endsAfter: 250 * time.Millisecond},
+		{name: "a late answer, and lost time", lost: 80 * time.Millisecond, answer: 310 * time.Millisecond, endsAfter: 310 * time.Millisecond, isAnswered: true},
+		{name: "no answer, and lost time", lost: 80 * time.Millisecond, endsAfter: 330 * time.Millisecond},
 	} {
 		waits := map[string]func(ctx context.Context, answer <-chan struct{}) error{
 			"Done": func(ctx context.Context, answer <-chan struct{}) error {
@@ -146,12 +147,13 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 					}))
 					began := time.Now()
 					if row.lost > 0 {
-						time.AfterFunc(100*time.Millisecond, func() { d.lateness.delayTick(row.lost * 8 / 7) })
+						delay := row.lost * 8 / 7 // seven eighths of it are lost
+						time.AfterFunc(100*time.Millisecond, func() { d.lateness.delayTick(delay) })
 					}
 					_, err := store.Decide(t.Context(), nil)
 					took := time.Since(began).Round(100 * time.Microsecond)
 					if took != row.endsAfter || (err == nil) != row.isAnswered || err != nil && !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("the decision ended after %v with %v; want %v, answered: %v", took, err, row.endsAfter, row.isAnswered)
+						t.Errorf("the decision ended after %v with the error %v; want %v, and no error: %v", took, err, row.endsAfter, row.isAnswered)
 					}
 				})
 			})

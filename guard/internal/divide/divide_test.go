@@ -12,8 +12,9 @@ func TestCachedSharesAreBounded(t *testing.T) {
 	for i := range tried {
 		limit := penstock.PerSecond(int64(i + 1)).With(penstock.TokenBucket)
 		for range 2 {
-			if s := shares.Get(limit, 3, func(l penstock.Limit, n int) *penstock.Plan { return l.MustCompile().Share(n) }); s == nil || s.Limit().Burst != (limit.Count+2)/3 {
-				t.Fatalf("a third of %v is %v; want a burst of %d", limit, s, (limit.Count+2)/3)
+			third := shares.Get(limit, 3, func(l penstock.Limit, n int) *penstock.Plan { return l.MustCompile().Share(n) })
+			if burst := (limit.Count + 2) / 3; third == nil || third.Limit().Burst != burst {
+				t.Fatalf("a third of %v is %v; want a Burst of %d", limit, third, burst)
 			}
 		}
 		if len(shares.known) > maxDivided {

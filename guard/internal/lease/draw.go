@@ -303,14 +303,14 @@ func (l *Store) receiveLocked(
 		if part.decay != algorithm.DecayContinuous {
 			b.expires = min(b.expires, b.resets[i])
 		}
-		more := s.Granted - units // all limits of the batch spend equal numbers of units, so the rest is returned
-		if more <= 0 {
+		surplus := s.Granted - units // all limits of the batch spend equal numbers of units, so the surplus is returned
+		if surplus <= 0 {
 			continue
 		}
-		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: more, Mode: penstock.Refund})
-		part.left += more
+		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: surplus, Mode: penstock.Refund})
+		part.left += surplus
 		if part.decay == algorithm.DecayContinuous {
-			b.resets[i] -= time.Duration(part.drainTime(more)) + 1
+			b.resets[i] -= time.Duration(part.drainTime(surplus)) + 1
 		}
 	}
 	if extra != nil {
@@ -381,9 +381,9 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 	}
 }
 
-// latestReturn is the latest time to begin the refund of a block: twice its refundTime before it
-// expires, but not in the first half of its life. If the store is too slow for that, the block is
-// spent or expires.
+// latestReturn is the latest time to begin the refund of a block: twice its refundTime before the
+// block expires, but not in the first half of its life. If the store is too slow for that, the
+// block is spent or expires.
 func (b *block) latestReturn() time.Duration {
 	return b.expires - min(2*b.refundTime, (b.expires-b.sent)/2)
 }
@@ -461,8 +461,8 @@ func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 	}
 }
 
-// sendRefunds sends refunds, and waits for them as long as the caller does. They are sent in any
-// case.
+// sendRefunds sends refunds, and waits for their answers until ctx ends. The refunds are sent even
+// if ctx has ended.
 func (l *Store) sendRefunds(ctx context.Context, k *leasedKey, refunds []refund) error {
 	if len(refunds) == 0 {
 		return nil
@@ -558,8 +558,8 @@ func (k *leasedKey) pendingDoneLocked() <-chan struct{} {
 	return k.settled
 }
 
-// minGranted returns the units that every charge of a batch was granted, and at most the given
-// number.
+// minGranted returns the number of units that every charge of a batch was granted, and atMost if
+// that is smaller.
 func minGranted(d *penstock.Decision, atMost int64) int64 {
 	for i := range d.Len() {
 		atMost = min(atMost, d.Status(i).Granted)

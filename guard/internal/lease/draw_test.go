@@ -18,7 +18,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	}
 	l := New(store, Options{Block: func(*penstock.Plan) int64 { return 100 }, Counters: func(*penstock.Plan) int { return 1 }})
 	plans := []*penstock.Plan{limit}
-	l.findKey("k", plans) // a key is watched from its second request
+	l.findKey("k", plans) // a key is tracked from its second request
 	k := l.findKey("k", plans)
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -41,16 +41,16 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	for _, row := range []struct {
 		now      time.Duration
 		canSpend bool
-	}{{time.Millisecond, true}, {l.life - 1, true}, {l.life, false}, {time.Hour, false}} {
+	}{{time.Millisecond, true}, {l.life - time.Nanosecond, true}, {l.life, false}, {time.Hour, false}} {
 		if isSpent := k.trySpendLocked(p, row.now, 1); isSpent != row.canSpend {
 			t.Errorf("%v after the draw, a unit was spent: %v; want %v", row.now, isSpent, row.canSpend)
 		}
 	}
 }
 
-// A draw brings the block and one unit for each caller that waits when it is sent. The block is all
-// that is drawn in advance. Callers that come later get units of the block, which nobody takes
-// before. Units of callers that leave are not spent.
+// A draw brings the block, and one unit for each caller that waits when the draw is sent. The draw
+// reserves units of the block for callers that come later. Units of callers that leave are not
+// spent.
 func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	const early, late = 40, 100
 	for _, row := range []struct {
@@ -72,15 +72,15 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				calls, goOn := int64(0), make(chan struct{})
+				requested, canAnswer := int64(0), make(chan struct{})
 				l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 					if charges[0].Mode != penstock.Draw {
 						return penstock.Single(penstock.Status{Granted: charges[0].Cost}), nil
 					}
-					calls = charges[0].Cost
-					<-goOn
+					requested = charges[0].Cost
+					<-canAnswer
 					time.Sleep(row.takes)
-					s := penstock.Status{Granted: min(calls, row.grants), ResetAfter: time.Hour}
+					s := penstock.Status{Granted: min(requested, row.grants), ResetAfter: time.Hour}
 					if s.Granted == 0 {
 						s.RetryAfter = time.Second
 					}
@@ -90,7 +90,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
 				for range early {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersBefore {
-						t.Fatal("a caller before the draw is sent is not among waitersBefore")
+						t.Fatal("a caller that came before the draw was sent is not among waitersBefore")
 					}
 				}
 				k.mu.Unlock()
@@ -98,7 +98,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				k.mu.Lock()
 				for range late {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersAfter {
-						t.Fatal("a caller after the draw is sent is not among waitersAfter")
+						t.Fatal("a caller that came after the draw was sent is not among waitersAfter")
 					}
 				}
 				if pending.addWaiterLocked(p, 1) != nil {
@@ -111,13 +111,14 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 					pending.waitersAfter.removeWaiterLocked(k, 1)
 				}
 				k.mu.Unlock()
-				close(goOn)
+				close(canAnswer)
 				<-pending.done
 				synctest.Wait()
 
 				k.mu.Lock()
-				if calls != early+100 || k.counts.drawn != row.drawn || p.left() != row.left {
-					t.Errorf("%d requested, %d drawn, %d left; want %d, %d and %d", calls, k.counts.drawn, p.left(), early+100, row.drawn, row.left)
+				const block = 100
+				if requested != early+block || k.counts.drawn != row.drawn || p.left() != row.left {
+					t.Errorf("%d units were requested and %d drawn, and %d are left; want %d, %d and %d", requested, k.counts.drawn, p.left(), early+block, row.drawn, row.left)
 				}
 				serve := func(group *waiters, n int) (taken int) {
 					for range n {
@@ -129,7 +130,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 				}
 				earlyServed, lateServed := serve(&pending.waitersBefore, early-row.earlyLeave), serve(&pending.waitersAfter, late-row.lateLeave)
 				if earlyServed != row.earlyServed || lateServed != row.lateServed {
-					t.Errorf("%d of the early and %d of the late were served; want %d and %d", earlyServed, lateServed, row.earlyServed, row.lateServed)
+					t.Errorf("%d early and %d late callers got a unit; want %d and %d", earlyServed, lateServed, row.earlyServed, row.lateServed)
 				}
 				if k.counts.expired != row.expired {
 					t.Errorf("%d units have expired; want %d", k.counts.expired, row.expired)
@@ -145,7 +146,8 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	}
 }
 
-// If callers leave after the draw has ended, or need more than it brought, their units expire.
+// Seven units were requested for waiting callers, and the draw brought six. Units of callers that
+// leave after the draw has ended expire.
 func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
@@ -155,11 +157,11 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l.receiveLocked(k, p, pending, &reply, 10, 0, time.Millisecond)
 	p.timer.Stop()
 	if pending.waitersBefore.spendLocked(k, p, 0, 1); pending.waitersBefore.share != 5 || k.counts.spent != 6 {
-		t.Errorf("after one caller took 1 of 6: %+v, %+v; want a share of 5", pending.waitersBefore, k.counts)
+		t.Errorf("after one caller took 1 of 6 units, the waiters are %+v and the counts %+v; want a share of 5, and 6 spent", pending.waitersBefore, k.counts)
 	}
 	pending.waitersBefore.removeWaiterLocked(k, 2)
 	if pending.waitersBefore.spendLocked(k, p, 0, 4); pending.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
-		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", pending.waitersBefore, k.counts)
+		t.Errorf("after another caller left and the last took 4, the waiters are %+v and the counts %+v; want a share of 0, 5 spent and 1 expired", pending.waitersBefore, k.counts)
 	}
 	k.mu.Unlock()
 	checkUnits(t, l)
@@ -168,6 +170,6 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 func checkUnits(t *testing.T, l *Store) {
 	t.Helper()
 	if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live {
-		t.Errorf("%+v; want Drawn = Spent+Returned+Expired+Lost+Live", s)
+		t.Errorf("the stats are %+v; want Drawn = Spent+Returned+Expired+Lost+Live", s)
 	}
 }

@@ -24,7 +24,7 @@ type leasedKey struct {
 	settled         chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
 }
 
-// maxPools is how many combinations of limits are leased under one key at most.
+// maxPools is the largest number of combinations of limits that are leased under one key.
 const maxPools = 4
 
 type counts struct{ draws, drawn, spent, returned, expired, lost int64 }
@@ -80,8 +80,8 @@ type block struct {
 	resets     []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
-// trackKey adds a key, unless there are too many. It also examines four other keys and removes the
-// idle ones, to make room.
+// trackKey adds a key, unless there are too many. To make room, it also examines maxExamined other
+// keys and removes the idle ones.
 func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	now := l.now()
 	s.mu.Lock()
@@ -95,7 +95,7 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 			delete(s.keys, other)
 			l.keyCount.Add(-1)
 		}
-		if examined++; examined == 4 {
+		if examined++; examined == maxExamined {
 			break
 		}
 	}
@@ -108,6 +108,9 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	s.keys[name] = k
 	return k
 }
+
+// maxExamined keys are examined for each key that is added. So it takes little time.
+const maxExamined = 4
 
 // markGoneIfIdle tells whether a key is idle. If so, it marks the key as gone.
 func (k *leasedKey) markGoneIfIdle(l *Store, now time.Duration) bool {
@@ -200,7 +203,7 @@ func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 	return true
 }
 
-// isIdle tells whether nothing is held or in flight, and no request came for the given time.
+// isIdle tells whether nothing is held or in flight, and no request came for idleFor.
 func (p *pool) isIdle(now, idleFor time.Duration) bool {
 	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= idleFor
 }
@@ -211,8 +214,8 @@ func (p *pool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
 // held returns the units that may still be spent or returned to the store.
 func (p *pool) held() int64 { return p.left() + p.returning }
 
-// measureDemand adds a request to the demand. It computes the demand every quarter of a Life, and
-// averages it with the one before unless that is older than a Life.
+// measureDemand adds a request to the demand. It computes the demand every quarter of a Life. It
+// averages the new and the previous demand, unless the previous one is older than a Life.
 func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 	if elapsed := now - p.since; elapsed >= life/4 {
 		demand := float64(p.requested) * float64(life/2) / float64(elapsed)
@@ -240,8 +243,8 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 	}
 }
 
-// updateRoundTrip records how long an answer took. A slower answer counts at once. After faster
-// ones, the value falls by a quarter of the difference each.
+// updateRoundTrip records how long an answer took. A time that is longer than roundTrip replaces
+// it. After each shorter time, roundTrip falls by a quarter of the difference.
 func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
 // windowLeft returns how long the present windows of all limits last, and at most the given time.
@@ -366,7 +369,8 @@ func (part *poolPart) chargeEnd(s penstock.Status) time.Duration {
 	return s.ResetAfter
 }
 
-// returnable returns how many of the units that are left still count in the store at until.
+// returnable returns how many of the units that are left still count in the store at the time
+// until. At the time reset, the store has forgotten them all.
 func (part *poolPart) returnable(left int64, reset, until time.Duration) int64 {
 	switch {
 	case part.decay != algorithm.DecayContinuous && until < reset:

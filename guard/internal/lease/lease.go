@@ -1,4 +1,4 @@
-// Package lease is the engine of guard.Lease: it draws quota of busy keys in blocks.
+// Package lease is the engine of guard.Lease: it draws units of busy keys in blocks.
 package lease
 
 import (
@@ -21,13 +21,13 @@ type Options struct {
 	// Counters returns how many counters the store below splits a limit into. 0 and 1 mean one.
 	Counters func(*penstock.Plan) int
 
-	// Life is how long drawn units may be spent, at most. Default: DefaultLife.
+	// Life is the longest time for which drawn units may be spent. Default: DefaultLife.
 	Life time.Duration
 
 	// Instances returns how many instances share the limits now. Default: one.
 	Instances func() int
 
-	// MaxKeys is how many keys may be leased or measured. Default: 10,000.
+	// MaxKeys is the largest number of keys that are leased or measured. Default: 10,000.
 	MaxKeys int
 }
 
@@ -168,7 +168,7 @@ func (l *Store) Close(ctx context.Context) error {
 	}
 }
 
-// closeConcurrency is how many refunds Close has in flight at once.
+// closeConcurrency is the largest number of refunds that Close has in flight.
 const closeConcurrency = 32
 
 // Stats are guard.LeaseStats, which documents the fields. The two are separate types, because the
@@ -210,9 +210,9 @@ func (l *Store) stats() (s Stats, removedBefore int64) {
 	return s, removedBefore
 }
 
-// Excess returns how many units beyond the limit all instances together may admit under a key, in
-// any interval. For a TokenBucket that is the largest block, times the number of instances. For
-// other algorithms it is 0. See guard.Lease.
+// Excess returns the number of units beyond the limit that all instances may admit together, under
+// one key and in any interval. For a TokenBucket that is the largest block times the number of
+// instances. For other algorithms it is 0. See guard.Lease.
 func (o Options) Excess(plan *penstock.Plan) int64 {
 	if plan.Algorithm().Decay() != algorithm.DecayContinuous { // units of a window are spent in that window, or lost
 		return 0
@@ -226,12 +226,13 @@ func (o Options) Excess(plan *penstock.Plan) int64 {
 
 const (
 	MinBlock = 2 // units of the smallest block: a limit that allows less is not leased
-	minDraw  = 4 // units: to draw fewer costs more than a call for each unit
+	minDraw  = 4 // units of the smallest draw: fewer would cost more than requests that go to the store
 )
 
 // LargestBlock returns the largest block of a limit: at most Options.Block, and at most a quarter
-// of the limit's Capacity, divided by the number of instances. The quarter bounds what all
-// instances may admit beyond the limit. A limit whose block is below MinBlock is not leased.
+// of the limit's Capacity, divided by the number of instances. So the blocks of all instances
+// together are at most a quarter of the Capacity. A limit whose block is below MinBlock is not
+// leased.
 func (o Options) LargestBlock(plan *penstock.Plan) int64 {
 	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown {
 		return 0
@@ -291,7 +292,9 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 	}
 	for i := range charges {
 		c := &charges[i]
-		if c.Mode != penstock.Spend || c.Patience != 0 || c.Holder != "" || c.Cost != first.Cost || i > 0 && c.Key != first.Key {
+		isPlainSpend := c.Mode == penstock.Spend && c.Patience == 0 && c.Holder == ""
+		isLikeFirst := c.Cost == first.Cost && c.Key == first.Key
+		if !isPlainSpend || !isLikeFirst {
 			return nil, passThrough
 		}
 		plan := c.Plan

@@ -2,6 +2,7 @@
 package split
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -58,6 +59,8 @@ func (s *store) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.Decide(ctx, s.next, calls)
 }
 
+// firstSplit returns the index and the parts of the first charge whose limit is split. The parts
+// are nil if there is none.
 func (s *store) firstSplit(charges []penstock.Charge) (int, *Parts) {
 	for i := range charges {
 		if p := s.partsOf(charges[i].Plan); p != nil {
@@ -248,7 +251,7 @@ func (b *splitBatch) clearBatch() {
 // sendBatch sends the added charges to the store.
 func (b *splitBatch) sendBatch(ctx context.Context) (penstock.Decision, error) {
 	if len(b.outgoing) > penstock.MaxCharges {
-		return penstock.Decision{}, fmt.Errorf("%w: the batch needs %d shards of split limits at once; the most is %d: lower Settings.SplitInto",
+		return penstock.Decision{}, fmt.Errorf("%w: the batch needs %d shards of split limits, and may have at most %d: lower Settings.SplitInto",
 			penstock.ErrInvalid, len(b.outgoing), penstock.MaxCharges)
 	}
 	d, err := b.next.Decide(ctx, b.outgoing)
@@ -305,25 +308,26 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 		return err
 	}
 	p.status = penstock.Status{}
-	first := d.Status(0)
+	soonest := d.Status(0)
 	for shard := range p.parts.N() {
 		s := d.Status(shard)
-		if p.addStatus(s, shard); s.RetryAfter < first.RetryAfter || s.RetryAfter == first.RetryAfter && s.Wait < first.Wait {
-			first = s
+		p.addStatus(s, shard)
+		if cmp.Or(cmp.Compare(s.RetryAfter, soonest.RetryAfter), cmp.Compare(s.Wait, soonest.Wait)) < 0 {
+			soonest = s
 		}
 	}
 	if fitsOneShard {
-		p.status.RetryAfter, p.status.Wait = first.RetryAfter, first.Wait
+		p.status.RetryAfter, p.status.Wait = soonest.RetryAfter, soonest.Wait
 	}
-	if p.haveTogether(cost) {
+	if p.canGrantTogether(cost) {
 		p.status.RetryAfter, p.status.Wait = 0, 0
 	}
 	return nil
 }
 
-// haveTogether tells whether all shards together have the cost left, and may grant parts of it. (A
-// hold must be in one shard, so that later calls find it.)
-func (p *chargeState) haveTogether(cost int64) bool {
+// canGrantTogether tells whether all shards together have the cost left, and may grant parts of it.
+// (A hold must be in one shard, so that later calls find it.)
+func (p *chargeState) canGrantTogether(cost int64) bool {
 	return !p.parts.hasHolds && p.sumLeft() >= cost
 }
 
@@ -419,8 +423,8 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 	}
 }
 
-// confirmDenied peeks at all shards of the charges that only some of their shards have denied.
-// Another limit denies the batch anyway.
+// confirmDenied peeks at all shards of each charge that was denied by only some of its shards. The
+// batch stays denied, because another limit denies it.
 func (b *splitBatch) confirmDenied(ctx context.Context) error {
 	for i := range b.charges {
 		c, p := &b.charges[i], &b.states[i]
@@ -481,7 +485,7 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 				p.addStatus(d.Status(k), b.shardIndex[k])
 				k++
 			}
-			p.isConfirmed = p.strategy != equally || !p.haveTogether(b.charges[i].Cost)
+			p.isConfirmed = p.strategy != equally || !p.canGrantTogether(b.charges[i].Cost)
 			if p.strategy != byRemaining {
 				p.retry = p.status.RetryAfter
 			} else if p.status.RetryAfter != 0 {
@@ -504,7 +508,7 @@ func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	n := int64(p.parts.N())
 	p.isConfirmed = false
 	if s.RetryAfter != 0 && (p.tried == p.parts.N()-1 || p.strategy == oneShardWaiting) {
-		p.isConfirmed = !p.haveTogether(cost)
+		p.isConfirmed = !p.canGrantTogether(cost)
 		s.Remaining = p.sumLeft()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
@@ -516,13 +520,17 @@ func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 // left.
 func (b *splitBatch) tryNext() bool {
 	for i := range b.charges {
-		if p := &b.states[i]; (p.parts == nil || p.isSpend(&b.charges[i])) && p.status.RetryAfter != 0 && !p.tryNext(&b.charges[i]) {
+		c, p := &b.charges[i], &b.states[i]
+		isInBatch := p.parts == nil || p.isSpend(c)
+		isDenied := p.status.RetryAfter != 0
+		if isInBatch && isDenied && !p.tryNext(c) {
 			return false
 		}
 	}
 	return true
 }
 
+// tryNext moves a denied charge on to its next shard or strategy. It returns false if none is left.
 func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	switch {
 	case p.parts == nil || p.strategy == oneShardWaiting:
@@ -530,7 +538,7 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	case p.strategy == oneShard && p.tried < p.parts.N()-1:
 		p.tried++
 		return true
-	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.haveTogether(c.Cost):
+	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.canGrantTogether(c.Cost):
 		p.strategy = byRemaining
 		p.spreadByRemaining(c.Cost)
 		return true
@@ -670,8 +678,8 @@ func shardKey(key string, shard int) string {
 	if len(key) < penstock.MaxKey-len(suffix) {
 		return key + string(suffix[:])
 	}
-	// A key that is too long for a suffix is truncated and ends with its hash. It is longer than any
-	// other key.
+	// A key that is too long for a suffix is truncated, and its hash comes before the suffix. The
+	// result has MaxKey bytes, so it differs from the shard keys of shorter keys.
 	sum := sha256.Sum256([]byte(key))
 	return key[:penstock.MaxKey-len(sum)-len(suffix)] + string(sum[:]) + string(suffix[:])
 }
@@ -703,7 +711,8 @@ func (p *Parts) firstShard(c *penstock.Charge) int {
 	return int(h % uint32(p.N()))
 }
 
-// partOf returns the i-th of n parts of a whole. The parts differ by at most 1, the larger first.
+// partOf returns the i-th of n parts of a whole. The parts differ by at most 1, and the larger ones
+// come first.
 func partOf(whole int64, n, i int) int64 {
 	p := whole / int64(n)
 	if int64(i) < whole%int64(n) {
