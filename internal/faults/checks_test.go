@@ -168,7 +168,8 @@ func (e *experiment) errors() string {
 }
 
 // checkWaiting checks that every call had a deadline and has ended. It also checks that few calls
-// reached the store during the fault: the calls that open the breaker, and then one probe in 50 ms.
+// reached the store during the fault: the calls that open the breaker, and then one probe every 50
+// ms.
 func (e *experiment) checkWaiting() {
 	var latest time.Duration
 	for i, in := range e.load.instances {

@@ -73,9 +73,9 @@ type spy struct {
 	latest          atomic.Int64 // longest time from a call's deadline to the call's end, in ns
 
 	mu      sync.Mutex
-	reasons map[string]int      // errors, by penstock.Reason
+	reasons map[string]int      // number of errors, by penstock.Reason
 	texts   map[string][]string // of at most maxTexts errors, by reason
-	unknown map[limitKey]int    // calls without a reply that may have been charged
+	unknown map[limitKey]int    // number of calls without a reply that may have been charged
 }
 
 const maxTexts = 5
@@ -110,7 +110,7 @@ func (s *spy) recordError(charges []penstock.Charge, err error) {
 		reason, mayBeCharged = e.Reason.String(), e.MayBeCharged
 		switch e.Reason {
 		case penstock.ReasonTimeout:
-			reason = penstock.ReasonUnknown.String() // whether it is this error or a timeout depends on the machine's speed
+			reason = penstock.ReasonUnknown.String() // whether a call gets this reason or a timeout depends on the machine's speed
 		case penstock.ReasonLate:
 			reason = penstock.ReasonUnreachable.String()
 		}

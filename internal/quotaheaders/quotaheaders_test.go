@@ -32,22 +32,22 @@ func parseLists(t testing.TB, h http.Header) (names []string, items map[string]m
 	for _, header := range []string{"RateLimit-Policy", "RateLimit"} {
 		list, err := httpsfv.UnmarshalList(h.Values(header))
 		if err != nil {
-			t.Fatalf("%s: %q: %v", header, h.Values(header), err)
+			t.Fatalf("%s: %q: %v; want a list of RFC 9651", header, h.Values(header), err)
 		}
 		for i, member := range list {
 			item, ok := member.(httpsfv.Item)
 			if !ok {
-				t.Fatalf("%s: %q: member %d is not an item", header, h.Values(header), i)
+				t.Fatalf("%s: %q: member %d is an inner list; want an item", header, h.Values(header), i)
 			}
 			name, ok := item.Value.(string)
 			if !ok {
-				t.Fatalf("%s: %q: item %d is not a string", header, h.Values(header), i)
+				t.Fatalf("%s: %q: the value of item %d is not a string; want the name of a limit", header, h.Values(header), i)
 			}
 			if header == "RateLimit-Policy" {
 				names = append(names, name)
 				items[name] = make(map[string]any)
 			} else if i >= len(names) || names[i] != name {
-				t.Fatalf("%s: %q: item %d is not that of RateLimit-Policy, %q", header, h.Values(header), i, names)
+				t.Fatalf("%s: %q: item %d has another name than in RateLimit-Policy; want the names %q", header, h.Values(header), i, names)
 			}
 			for _, param := range item.Params.Names() {
 				items[name][param], _ = item.Params.Get(param)
@@ -69,7 +69,7 @@ func parseOld(t testing.TB, h http.Header, dialect Dialect) shownLimit {
 		}
 		n, err := strconv.ParseInt(h.Get(header), 10, 64)
 		if err != nil {
-			t.Fatalf("%s: %v", header, err)
+			t.Fatalf("%s: %v; want a number", header, err)
 		}
 		return n
 	}
@@ -77,7 +77,7 @@ func parseOld(t testing.TB, h http.Header, dialect Dialect) shownLimit {
 	case Draft07:
 		dictionary, err := httpsfv.UnmarshalDictionary(h.Values("RateLimit"))
 		if err != nil {
-			t.Fatalf("RateLimit: %q: %v", h.Values("RateLimit"), err)
+			t.Fatalf("RateLimit: %q: %v; want a dictionary of RFC 9651", h.Values("RateLimit"), err)
 		}
 		value := func(key string) int64 {
 			member, ok := dictionary.Get(key)
@@ -212,8 +212,9 @@ func wantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
 		return big.NewRat(statuses[i].Remaining, q)
 	}
 	for i := range limits {
-		a, b := statuses[i], statuses[strictest]
-		if a.RetryAfter > b.RetryAfter || a.RetryAfter == b.RetryAfter && share(i).Cmp(share(strictest)) < 0 {
+		retry, strictestRetry := statuses[i].RetryAfter, statuses[strictest].RetryAfter
+		isSmallerShare := share(i).Cmp(share(strictest)) < 0
+		if retry > strictestRetry || retry == strictestRetry && isSmallerShare {
 			strictest = i
 		}
 	}
@@ -257,7 +258,7 @@ func drawResponse(rt *rapid.T) *response {
 	r.now = time.Unix(1_800_000_000, rapid.SampledFrom([]int64{0, 1, 999_999_999}).Draw(rt, "ns"))
 	r.settings.Now = func() time.Time { return r.now }
 	r.settings.IsResetInSeconds = rapid.Bool().Draw(rt, "reset in seconds")
-	r.settings.Jitter = time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter"))
+	r.settings.Jitter = time.Duration(rapid.Int64Range(0, int64(3*time.Second)).Draw(rt, "jitter"))
 	r.reported = New(r.settings).Write(r.header, quotas, r.isDenied, r.retryAfter)
 	return r
 }
@@ -298,7 +299,7 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 		r.checkRetryAfter(rt)
 		for key := range r.header {
 			if key != http.CanonicalHeaderKey(key) {
-				rt.Fatalf("header %s is not canonical", key)
+				rt.Fatalf("header %q; want the canonical form %q", key, http.CanonicalHeaderKey(key))
 			}
 		}
 	})
@@ -327,13 +328,16 @@ func (r *response) checkItems(t *testing.T, rt *rapid.T, index int) shownLimit {
 		q, window, unit, _ := wantPolicy(limit)
 		least, most := wantReset(limit, r.statuses[i])
 		if names[i] != limit.Name || item["q"] != min(q, mostInteger) || item["r"] != min(r.statuses[i].Remaining, mostInteger) || item["qu"] != unit {
-			rt.Fatalf("item %d is %v; want q %d, qu %v for %v, %+v", i, item, q, unit, limit, r.statuses[i])
+			rt.Fatalf("item %d is %q with %v; want q %d, qu %v and the remaining units as r, for the limit %v with the status %+v", i, names[i], item, q, unit, limit, r.statuses[i])
 		}
-		if w, ok := item["w"]; ok != (window > 0) || ok && w != window {
-			rt.Fatalf("item %d has w %v; want %d for %v", i, w, window, limit)
+		w, hasWindow := item["w"]
+		if hasWindow != (window > 0) || hasWindow && w != window {
+			rt.Fatalf("item %d has w %v; want %d (0: no w) for the limit %v", i, w, window, limit)
 		}
-		if reset, ok := item["t"].(int64); ok != (least >= 0) || ok && (reset < least || reset > most) {
-			rt.Fatalf("item %d has t %v; want %d to %d for %v, %+v", i, item["t"], least, most, limit, r.statuses[i])
+		reset, hasReset := item["t"].(int64)
+		isInRange := least <= reset && reset <= most
+		if hasReset != (least >= 0) || hasReset && !isInRange {
+			rt.Fatalf("item %d has t %v; want %d to %d (-1: no t) for the limit %v with the status %+v", i, item["t"], least, most, limit, r.statuses[i])
 		}
 	}
 	item := items[r.limits[index].Name]

@@ -15,7 +15,7 @@ func doFollowing(t *testing.T, addr string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(CLI(), append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: %s, %v", args, out, err)
+		t.Fatalf("command %v: %s, %v; want no error", args, out, err)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -87,8 +87,8 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	}
 	wantReply(t, replica, "1", "GET", key)
 	if c.Owner(slot) != replica || c.Replica(replica) != old {
-		t.Errorf("slot %d belongs to %s, whose replica is %v; want that %s and %s have swapped their roles",
-			slot, c.Owner(slot).Addr, c.Replica(replica), replica.Addr, old.Addr)
+		t.Errorf("slot %d belongs to %v, and the replica of %[4]v is %[3]v; want that %[4]v and %[5]v have swapped their roles",
+			slot, c.Owner(slot), c.Replica(replica), replica, old)
 	}
 	if err := await(readyLimit, old.checkInSync); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@
 package redistest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -63,6 +64,14 @@ func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := Launch(args...)
 	return mustStart(t, s, err)
+}
+
+// String returns the server's address for messages. The server may be nil.
+func (s *Server) String() string {
+	if s == nil {
+		return "no server"
+	}
+	return cmp.Or(s.Addr, s.Socket)
 }
 
 // URL returns the address of the unix socket, unix:///path.
