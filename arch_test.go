@@ -91,7 +91,7 @@ var mayRequire = []string{
 	"pgregory.net/rapid",                // tests: random inputs
 }
 
-// A listedPackage is what go list prints of a package.
+// A listedPackage has fields that go list prints about a package.
 type listedPackage struct {
 	Dir, ImportPath, Doc string
 	GoFiles              []string
@@ -230,26 +230,27 @@ var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "conforma
 func TestTaggedModulesCanBeInstalled(t *testing.T) {
 	here := strings.TrimSpace(output(t, "go", "list", "-f", "{{.Dir}}", "."))
 	for dir := range strings.Lines(output(t, "go", "list", "-m", "-f", "{{.Dir}}")) {
-		name, err := filepath.Rel(here, strings.TrimSpace(dir))
+		folder, err := filepath.Rel(here, strings.TrimSpace(dir))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slices.Contains(neverTagged, name) {
+		if slices.Contains(neverTagged, folder) {
 			continue
 		}
 		var mod struct {
 			Require []struct{ Path, Version string }
 			Replace []any
 		}
-		if err := json.Unmarshal([]byte(output(t, "go", "mod", "edit", "-json", filepath.Join(name, "go.mod"))), &mod); err != nil {
+		if err := json.Unmarshal([]byte(output(t, "go", "mod", "edit", "-json", filepath.Join(folder, "go.mod"))), &mod); err != nil {
 			t.Fatal(err)
 		}
 		if len(mod.Replace) > 0 {
-			t.Errorf("%s/go.mod replaces %v; remove that, because go.work joins the modules of this tree", name, mod.Replace)
+			t.Errorf("%s/go.mod replaces %v; remove that, because go.work joins the modules of this tree", folder, mod.Replace)
 		}
 		for _, r := range mod.Require {
-			if pathInModule(r.Path) != r.Path && strings.HasPrefix(r.Version, "v0.0.0") {
-				t.Errorf("%s/go.mod requires %s %s; require the version with which both will be tagged", name, r.Path, r.Version)
+			isOurs := pathInModule(r.Path) != r.Path
+			if isOurs && strings.HasPrefix(r.Version, "v0.0.0") {
+				t.Errorf("%s/go.mod requires %s %s; require the version with which both will be tagged", folder, r.Path, r.Version)
 			}
 		}
 	}

@@ -62,8 +62,8 @@ func (c *Charge) MinCost() int64 {
 	return c.Cost
 }
 
-// Request copies the charge into *r, the form in which the algorithm of its limit decides it. It is
-// for authors of a Store.
+// Request writes the charge to *r, in the form that an algorithm decides. It is for authors of a
+// Store.
 func (c *Charge) Request(r *algorithm.Request) {
 	r.Mode = c.Mode
 	r.Cost = c.Cost

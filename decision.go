@@ -72,8 +72,8 @@ func (d Decision) Status(i int) Status {
 	return d.statuses[i]
 }
 
-// A Status is the result of one charge. Its times are durations from the decision on, because
-// clocks differ. They are exact to the microsecond.
+// A Status is the result of one charge. Its durations begin at the decision, and are exact to the
+// microsecond. It has no points in time, because clocks differ.
 type Status struct {
 	// Granted is the number of units that were charged, or 0 if the batch was denied. For a Refund it
 	// is the number of units that were returned, rounded down.
@@ -131,7 +131,7 @@ func (d Decision) Wait() time.Duration {
 }
 
 // Strictest returns the index of the status that matters most to the caller: the one with the
-// longest RetryAfter. If several have it, the one of them with the least Remaining.
+// longest RetryAfter. If several have it, the one with the least Remaining is the strictest.
 func (d Decision) Strictest() int {
 	if d.statuses == nil {
 		return 0

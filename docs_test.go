@@ -36,6 +36,7 @@ func pages(t *testing.T) map[string]string {
 	return found
 }
 
+// link matches a link in Markdown. Its group is the target without the anchor.
 var link = regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
 
 func TestDocsLinkToWhatExists(t *testing.T) {
@@ -53,9 +54,9 @@ func TestDocsLinkToWhatExists(t *testing.T) {
 }
 
 var (
-	anchor      = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`)
-	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	notInAnchor = regexp.MustCompile(`[^a-z0-9 _-]`)
+	linkToHeading = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`) // the groups are the page and the anchor
+	heading       = regexp.MustCompile(`(?m)^#+ (.*)$`)           // the group is the text
+	notInAnchor   = regexp.MustCompile(`[^a-z0-9 _-]`)            // characters that GitHub leaves out
 )
 
 // anchorOf returns the anchor that GitHub gives a heading.
@@ -67,7 +68,7 @@ func TestDocsLinkToHeadingsThatExist(t *testing.T) {
 	all := pages(t)
 	links := 0
 	for page, text := range all {
-		for _, m := range anchor.FindAllStringSubmatch(text, -1) {
+		for _, m := range linkToHeading.FindAllStringSubmatch(text, -1) {
 			links++
 			target, wantAnchor := page, m[2]
 			if path := m[1]; path != "" {
@@ -87,12 +88,13 @@ func TestDocsLinkToHeadingsThatExist(t *testing.T) {
 	}
 }
 
-var quoted = regexp.MustCompile("(?s)<!-- from (\\S+) -->\n```\\w*\n(.*?)```\n")
+// quotedFile matches a code block that quotes a file. Its groups are the file and the code.
+var quotedFile = regexp.MustCompile("(?s)<!-- from (\\S+) -->\n```\\w*\n(.*?)```\n")
 
 func TestDocsQuoteCodeAsItIs(t *testing.T) {
 	quotes := 0
 	for page, text := range pages(t) {
-		for _, m := range quoted.FindAllStringSubmatch(text, -1) {
+		for _, m := range quotedFile.FindAllStringSubmatch(text, -1) {
 			quotes++
 			file, code := m[1], m[2]
 			source, err := os.ReadFile(file)
@@ -109,7 +111,9 @@ func TestDocsQuoteCodeAsItIs(t *testing.T) {
 }
 
 var (
-	shell   = regexp.MustCompile("(?s)```sh\n(.*?)```\n")
+	// The group is the text of the block.
+	shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```\n")
+	// The groups are the target of make and the folder for go run. One of them is empty.
 	command = regexp.MustCompile(`^(?:[A-Z_]+=\S+ )*(?:make ([a-z-]+)|go run (\./\S+))$`)
 )
 
@@ -129,7 +133,7 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 		if page == "README.md" || page == filepath.Join("docs", "getting-started.md") {
 			continue
 		}
-		for _, block := range shell.FindAllStringSubmatch(text, -1) {
+		for _, block := range shellBlock.FindAllStringSubmatch(text, -1) {
 			for line := range strings.Lines(block[1]) {
 				line = strings.TrimSpace(line)
 				m := command.FindStringSubmatch(line)
@@ -152,7 +156,8 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
+// exportedName matches an exported name after the name of its package. Its groups are both names.
+var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
 // targetsByHand are the targets that CI does not run. They write files, need hours, or are part of
 // another target.
@@ -204,7 +209,7 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 		"grpclimit": exports(t, "grpclimit"), "connectlimit": exports(t, "grpclimit/connectlimit"), "extauthz": exports(t, "grpclimit/extauthz"),
 	}
 	for page, text := range pages(t) {
-		for _, m := range mention.FindAllStringSubmatch(text, -1) {
+		for _, m := range exportedName.FindAllStringSubmatch(text, -1) {
 			mentioned, pkg, name := m[0], m[1], m[2]
 			if !exported[pkg][name] {
 				t.Errorf("%s names %s, which does not exist", page, mentioned)
@@ -242,7 +247,7 @@ func TestReadmeStaysShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(text), "\n"); n > 150 {
-		t.Errorf("README.md has %d lines; it should have 150 at most", n)
+		t.Errorf("README.md has %d lines; want at most 150", n)
 	}
 }
 
@@ -261,7 +266,7 @@ func TestGlossaryStaysShort(t *testing.T) {
 		terms[term] = true
 	}
 	if n := len(terms); n == 0 || n > 50 {
-		t.Errorf("docs/glossary.md has %d terms; it should have 1 to 50", n)
+		t.Errorf("docs/glossary.md has %d terms; want 1 to 50", n)
 	}
 }
 
@@ -276,11 +281,11 @@ func TestWalksOpenFewFiles(t *testing.T) {
 		title, steps, _ := strings.Cut(walk, "\n")
 		opened := regexp.MustCompile(`(?m)^\d\. \[[^]]+\]\([^)]+\)`).FindAllString(steps, -1)
 		if len(opened) == 0 || len(opened) > 4 {
-			t.Errorf("docs/architecture.md, %q opens %d files; it should open 1 to 4", title, len(opened))
+			t.Errorf("the walk %q of docs/architecture.md opens %d files; want 1 to 4", title, len(opened))
 		}
 	}
 	if len(walkTexts) != 3 {
-		t.Errorf("docs/architecture.md has %d walks; it should have three", len(walkTexts))
+		t.Errorf("docs/architecture.md has %d walks; want 3", len(walkTexts))
 	}
 }
 
@@ -333,7 +338,7 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 				cell = strings.Trim(cell, "| \n")
 				cell = regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(cell, "$1")
 				if n := utf8.RuneCountInString(cell); n > maxCharacters {
-					t.Errorf("%s has a cell of %d characters; it should have %d at most: %s", page, n, maxCharacters, cell)
+					t.Errorf("%s has a cell of %d characters; want at most %d: %s", page, n, maxCharacters, cell)
 				}
 			}
 		}
@@ -406,7 +411,7 @@ func TestIndexLinksToEveryPage(t *testing.T) {
 	}
 }
 
-// The values that docs set by helm exist in the chart.
+// Docs set values of the chart by the flag --set of helm. The chart must have these values.
 func TestDocsSetValuesOfTheChart(t *testing.T) {
 	const file = "deploy/helm/penstock/values.yaml"
 	text, err := os.ReadFile(file)
@@ -435,6 +440,6 @@ func TestDocsSetValuesOfTheChart(t *testing.T) {
 		}
 	}
 	if set == 0 {
-		t.Error("no page sets a value; is the pattern still right?")
+		t.Error("no page sets a value of the chart; want some, so the pattern of --set may be wrong")
 	}
 }

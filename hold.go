@@ -37,7 +37,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, err
 
 // A Hold is the slots that Acquire has occupied.
 type Hold struct {
-	Decision Decision
+	Decision Decision // of the Acquire
 
 	limiter *Limiter
 	key     string

@@ -86,8 +86,7 @@ func (l Limit) WithBurst(n int64) Limit { l.Burst = n; return l }
 // With returns the limit enforced by another algorithm.
 func (l Limit) With(a *algorithm.Algorithm) Limit { l.Algorithm = a; return l }
 
-// String writes the limit as people read it: "second: 10 per 1s, burst 20 (token-bucket)", "1000
-// per calendar month".
+// String writes the limit as people read it: "second: 10 per 1s, burst 20 (token-bucket)".
 func (l Limit) String() string {
 	var s strings.Builder
 	a := cmp.Or(l.Algorithm, TokenBucket)
@@ -99,7 +98,7 @@ func (l Limit) String() string {
 	return s.String()
 }
 
-// numbers returns the limit in the form for its algorithm.
+// numbers returns the limit in the form that its algorithm takes.
 func (l Limit) numbers() algorithm.Limit {
 	return algorithm.Limit{Count: l.Count, Period: l.Period.Microseconds(), Burst: l.Burst}
 }

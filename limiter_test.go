@@ -19,7 +19,7 @@ import (
 // The time of a manualClock changes only when the test calls pass.
 type manualClock struct{ now time.Time }
 
-func newClock() *manualClock { return &manualClock{time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)} }
+func newManualClock() *manualClock { return &manualClock{time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)} }
 
 func (c *manualClock) Now() time.Time { return c.now }
 
@@ -68,14 +68,14 @@ func wantDenied(t *testing.T, remaining int64, retryAfter time.Duration) func(pe
 }
 
 // wantDeniedError fails the test unless err is a DeniedError with this RetryAfter.
-func wantDeniedError(t *testing.T, err error, retry time.Duration) {
+func wantDeniedError(t *testing.T, err error, retryAfter time.Duration) {
 	t.Helper()
 	var denied *penstock.DeniedError
 	if !errors.As(err, &denied) {
 		t.Fatalf("the error is %v; want a DeniedError", err)
 	}
-	if got := denied.Decision.RetryAfter(); denied.Decision.Allowed || got != retry {
-		t.Fatalf("the DeniedError has Allowed %v, RetryAfter %v; want false, %v", denied.Decision.Allowed, got, retry)
+	if got := denied.Decision.RetryAfter(); denied.Decision.Allowed || got != retryAfter {
+		t.Fatalf("the DeniedError has Allowed %v, RetryAfter %v; want false, %v", denied.Decision.Allowed, got, retryAfter)
 	}
 }
 
@@ -93,7 +93,7 @@ func wantError(t *testing.T, err, wraps error, words ...string) {
 }
 
 func TestAllowSpendsUntilNothingIsLeft(t *testing.T) {
-	ctx, clock := t.Context(), newClock()
+	ctx, clock := t.Context(), newManualClock()
 	l := newLimiter(t, clock.store(), "search", penstock.PerSecond(10).WithBurst(3))
 	for left := int64(2); left >= 0; left-- {
 		wantAllowed(t, left)(l.Allow(ctx, "alice"))
@@ -108,7 +108,7 @@ func TestAllowSpendsUntilNothingIsLeft(t *testing.T) {
 
 func TestAllowNOfMoreThanTheBurstIsNeverAllowed(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerSecond(10))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerSecond(10))
 	wantDenied(t, 10, penstock.Never)(l.AllowN(ctx, "alice", 11))
 	wantAllowed(t, 0)(l.AllowN(ctx, "alice", 10))
 	wantAllowed(t, 0)(l.AllowN(ctx, "alice", 0))
@@ -118,7 +118,7 @@ func TestAllowNOfMoreThanTheBurstIsNeverAllowed(t *testing.T) {
 
 func TestPeekSpendsNothing(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(1))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(1))
 	for range 3 {
 		wantAllowed(t, 1)(l.Peek(ctx, "alice"))
 	}
@@ -130,7 +130,7 @@ func TestPeekSpendsNothing(t *testing.T) {
 
 func TestRefundReturnsAtMostWhatIsUsed(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(10))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(10))
 	wantAllowed(t, 4)(l.AllowN(ctx, "alice", 6))
 	d, err := l.Refund(ctx, "alice", 2)
 	wantAllowed(t, 6)(d, err)
@@ -143,7 +143,7 @@ func TestRefundReturnsAtMostWhatIsUsed(t *testing.T) {
 
 func TestResetForgetsOneKey(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(2), penstock.PerDay(5).With(penstock.FixedWindow))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(2), penstock.PerDay(5).With(penstock.FixedWindow))
 	for _, key := range []string{"alice", "bob"} {
 		wantAllowed(t, 0)(l.AllowN(ctx, key, 2))
 	}
@@ -153,7 +153,7 @@ func TestResetForgetsOneKey(t *testing.T) {
 }
 
 func TestDeniedBatchSpendsNothing(t *testing.T) {
-	ctx, clock := t.Context(), newClock()
+	ctx, clock := t.Context(), newManualClock()
 	l := newLimiter(t, clock.store(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
 	for range 3 {
 		if d, err := l.Allow(ctx, "alice"); err != nil || !d.Allowed {
@@ -166,12 +166,12 @@ func TestDeniedBatchSpendsNothing(t *testing.T) {
 		t.Errorf("the decision has %d statuses, and status %d is the strictest; want 2 statuses, and status 1", d.Len(), d.Strictest())
 	}
 	if s := d.Status(0); s.Remaining != 7 || s.Granted != 0 || s.RetryAfter != 0 {
-		t.Errorf("the limit that did not deny has the status %+v; want 7 remaining, 0 granted", s)
+		t.Errorf("the limit that did not deny has the status %+v; want Remaining 7, Granted 0 and RetryAfter 0", s)
 	}
 }
 
 func TestLimitersOfOneNameShareCounters(t *testing.T) {
-	ctx, store := t.Context(), newClock().store()
+	ctx, store := t.Context(), newManualClock().store()
 	search := newLimiter(t, store, "search", penstock.PerMinute(2))
 	otherSearch := newLimiter(t, store, "search", penstock.PerMinute(2))
 	login := newLimiter(t, store, "login", penstock.PerMinute(2))
@@ -182,7 +182,7 @@ func TestLimitersOfOneNameShareCounters(t *testing.T) {
 }
 
 func TestLimiterKeepsTheOrderOfItsLimits(t *testing.T) {
-	l := newLimiter(t, newClock().store(), "search", penstock.PerDay(100), penstock.PerSecond(10))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerDay(100), penstock.PerSecond(10))
 	plans := l.Plans()
 	if len(plans) != 2 || plans[0].Name() != "day" || plans[1].Name() != "second" {
 		t.Fatalf("the plans are %v; want those of the limits \"day\" and \"second\"", plans)
@@ -192,10 +192,10 @@ func TestLimiterKeepsTheOrderOfItsLimits(t *testing.T) {
 	}
 }
 
-func TestLimiterEndsWithItsContext(t *testing.T) {
+func TestCallsEndWithTheirContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(2))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(2))
 	if _, err := l.Allow(ctx, "alice"); !errors.Is(err, context.Canceled) {
 		t.Errorf("Allow with a canceled context returned %v; want context.Canceled", err)
 	}
@@ -203,7 +203,7 @@ func TestLimiterEndsWithItsContext(t *testing.T) {
 }
 
 func TestErrorsOfNewLimiterNameTheMistake(t *testing.T) {
-	store := newClock().store()
+	store := newManualClock().store()
 	rows := []struct {
 		store  penstock.Store
 		name   string
@@ -285,7 +285,7 @@ func TestErrorsOfChargesNameTheMistake(t *testing.T) {
 		{with(func(c *penstock.Charge) { c.Plan = penstock.InFlight(5, time.Second).MustCompile() }), []string{"in_flight", "Holder", "Acquire"}},
 		{with(func(*penstock.Charge) {}), []string{"charges 0 and 1", `"second"`, "one key"}},
 	}
-	store := newClock().store()
+	store := newManualClock().store()
 	for _, row := range rows {
 		_, err := store.Decide(t.Context(), row.charges)
 		wantError(t, err, penstock.ErrInvalid, row.words...)
@@ -296,7 +296,7 @@ func TestErrorsOfChargesNameTheMistake(t *testing.T) {
 }
 
 func TestOneLimitMayBeChargedUnderSeveralKeys(t *testing.T) {
-	store := newClock().store()
+	store := newManualClock().store()
 	charges := []penstock.Charge{
 		{Key: "alice", Plan: penstock.PerMinute(2).MustCompile(), Cost: 2},
 		{Key: "bob", Plan: penstock.PerMinute(2).MustCompile(), Cost: 1},
@@ -344,27 +344,42 @@ func TestLimitsAreWrittenAsText(t *testing.T) {
 
 func TestStrictestHasTheLongestRetryAfterOrTheLeastRemaining(t *testing.T) {
 	rows := []struct {
-		statuses  []penstock.Status
-		strictest int
-		allowed   bool
-		retry     time.Duration
+		statuses   []penstock.Status
+		strictest  int // an index in statuses
+		allowed    bool
+		retryAfter time.Duration
 	}{
-		{[]penstock.Status{{Remaining: 5}, {Remaining: 3}, {Remaining: 4}}, 1, true, 0},
-		{[]penstock.Status{{Remaining: 5, RetryAfter: 2}, {Remaining: 3}, {RetryAfter: 1}}, 0, false, 2},
-		{[]penstock.Status{{RetryAfter: 2}, {Remaining: 9, RetryAfter: penstock.Never}, {RetryAfter: time.Hour}}, 1, false, penstock.Never},
-		{[]penstock.Status{{Remaining: 9, RetryAfter: penstock.Never}, {RetryAfter: 2}}, 0, false, penstock.Never},
-		{[]penstock.Status{{Remaining: 3}, {Remaining: 3}}, 0, true, 0},
+		{
+			statuses:  []penstock.Status{{Remaining: 5}, {Remaining: 3}, {Remaining: 4}},
+			strictest: 1, allowed: true, retryAfter: 0,
+		},
+		{
+			statuses:  []penstock.Status{{Remaining: 5, RetryAfter: 2}, {Remaining: 3}, {RetryAfter: 1}},
+			strictest: 0, allowed: false, retryAfter: 2,
+		},
+		{
+			statuses:  []penstock.Status{{RetryAfter: 2}, {Remaining: 9, RetryAfter: penstock.Never}, {RetryAfter: time.Hour}},
+			strictest: 1, allowed: false, retryAfter: penstock.Never,
+		},
+		{
+			statuses:  []penstock.Status{{Remaining: 9, RetryAfter: penstock.Never}, {RetryAfter: 2}},
+			strictest: 0, allowed: false, retryAfter: penstock.Never,
+		},
+		{
+			statuses:  []penstock.Status{{Remaining: 3}, {Remaining: 3}},
+			strictest: 0, allowed: true, retryAfter: 0,
+		},
 	}
 	for _, row := range rows {
 		d := penstock.NewDecision(row.statuses)
-		if d.Strictest() != row.strictest || d.Allowed != row.allowed || d.RetryAfter() != row.retry {
-			t.Errorf("%+v: strictest %d, allowed %v, retry after %v; want %d, %v, %v", row.statuses,
-				d.Strictest(), d.Allowed, d.RetryAfter(), row.strictest, row.allowed, row.retry)
+		if d.Strictest() != row.strictest || d.Allowed != row.allowed || d.RetryAfter() != row.retryAfter {
+			t.Errorf("the decision with the statuses %+v has Strictest %d, Allowed %v, RetryAfter %v; want %d, %v, %v", row.statuses,
+				d.Strictest(), d.Allowed, d.RetryAfter(), row.strictest, row.allowed, row.retryAfter)
 		}
 	}
 	d := penstock.NewDecision([]penstock.Status{{Wait: 1}, {Wait: 3}, {Wait: 2}})
 	if d.Wait() != 3 {
-		t.Errorf("Wait of statuses that wait 1, 3 and 2 ns is %d ns; want 3", d.Wait())
+		t.Errorf("Wait of a decision whose statuses have Wait 1, 3 and 2 ns is %d ns; want 3", d.Wait())
 	}
 }
 
@@ -378,7 +393,7 @@ func TestWrapPutsTheFirstDecoratorOutermost(t *testing.T) {
 			})
 		}
 	}
-	l := newLimiter(t, penstock.Wrap(newClock().store(), recordAs("first"), recordAs("second")), "search", penstock.PerSecond(2))
+	l := newLimiter(t, penstock.Wrap(newManualClock().store(), recordAs("first"), recordAs("second")), "search", penstock.PerSecond(2))
 	wantAllowed(t, 1)(l.Allow(t.Context(), "alice"))
 	if got := strings.Join(seen, " "); got != "first second" {
 		t.Errorf("a batch passed the decorators in the order %q; want \"first second\"", got)
@@ -551,7 +566,7 @@ func TestSettleCorrectsTheCostOnce(t *testing.T) {
 	}
 	for _, row := range rows {
 		t.Run(fmt.Sprintf("reserved %d, actual %d", row.reserved, row.actual), func(t *testing.T) {
-			ctx, clock := t.Context(), newClock()
+			ctx, clock := t.Context(), newManualClock()
 			l := newLimiter(t, clock.store(), "search", penstock.PerSecond(10))
 			r, err := l.ReserveN(ctx, "alice", row.reserved)
 			if err != nil {
@@ -576,9 +591,9 @@ func TestSettleCorrectsTheCostOnce(t *testing.T) {
 	}
 }
 
-func TestCancelledReservationIsSpendableAgain(t *testing.T) {
+func TestCanceledReservationIsSpendableAgain(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(10), penstock.PerDay(100).With(penstock.SlidingWindow))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(10), penstock.PerDay(100).With(penstock.SlidingWindow))
 	r, err := l.ReserveN(ctx, "alice", 10)
 	if err != nil {
 		t.Fatal(err)
@@ -592,7 +607,7 @@ func TestCancelledReservationIsSpendableAgain(t *testing.T) {
 
 func TestHoldsOccupySlotsUntilReleased(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "upload", penstock.InFlight(3, time.Minute))
+	l := newLimiter(t, newManualClock().store(), "upload", penstock.InFlight(3, time.Minute))
 	first, err := l.AcquireN(ctx, "alice", 2)
 	if err != nil || first.Decision.Status(0).Remaining != 1 {
 		t.Fatalf("the first hold is %+v, error %v; want 1 slot left, and no error", first, err)
@@ -617,7 +632,7 @@ func TestHoldsOccupySlotsUntilReleased(t *testing.T) {
 }
 
 func TestSecondReleaseDoesNotCallTheStore(t *testing.T) {
-	store, calls := newClock().store(), 0
+	store, calls := newManualClock().store(), 0
 	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		calls++
 		return store.Decide(ctx, charges)
@@ -637,7 +652,7 @@ func TestSecondReleaseDoesNotCallTheStore(t *testing.T) {
 }
 
 func TestHoldEndsUnlessRenewed(t *testing.T) {
-	ctx, clock := t.Context(), newClock()
+	ctx, clock := t.Context(), newManualClock()
 	l := newLimiter(t, clock.store(), "upload", penstock.InFlight(1, time.Minute))
 	first, err := l.Acquire(ctx, "alice")
 	if err != nil {
@@ -670,7 +685,7 @@ func TestHoldEndsUnlessRenewed(t *testing.T) {
 
 func TestAcquireChargesTheOtherLimitsOnce(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "upload", penstock.InFlight(5, time.Minute), penstock.PerDay(3))
+	l := newLimiter(t, newManualClock().store(), "upload", penstock.InFlight(5, time.Minute), penstock.PerDay(3))
 	for range 3 {
 		hold, err := l.Acquire(ctx, "alice")
 		if err != nil {
@@ -689,7 +704,7 @@ func TestAcquireChargesTheOtherLimitsOnce(t *testing.T) {
 }
 
 func TestWrongMethodIsAnErrorThatNamesTheRightOne(t *testing.T) {
-	ctx, store := t.Context(), newClock().store()
+	ctx, store := t.Context(), newManualClock().store()
 	uploads := newLimiter(t, store, "upload", penstock.InFlight(5, time.Minute))
 	search := newLimiter(t, store, "search", penstock.PerSecond(1))
 	_, err := uploads.Allow(ctx, "alice")
@@ -710,17 +725,18 @@ func TestUnavailableStoreIsAnErrUnavailable(t *testing.T) {
 	ctx := t.Context()
 	search := newLimiter(t, broken, "search", penstock.PerSecond(1))
 	uploads := newLimiter(t, broken, "upload", penstock.InFlight(5, time.Minute))
-	_, allow := search.Allow(ctx, "alice")
-	_, reserve := search.Reserve(ctx, "alice")
-	_, acquire := uploads.Acquire(ctx, "alice")
-	for _, err := range []error{allow, reserve, search.Wait(ctx, "alice"), acquire} {
+	_, allowErr := search.Allow(ctx, "alice")
+	_, reserveErr := search.Reserve(ctx, "alice")
+	waitErr := search.Wait(ctx, "alice")
+	_, acquireErr := uploads.Acquire(ctx, "alice")
+	for _, err := range []error{allowErr, reserveErr, waitErr, acquireErr} {
 		wantError(t, err, penstock.ErrUnavailable, "no route")
 	}
 }
 
 func TestFullStoreStillDecidesKnownKeys(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, memstore.New(memstore.Options{Now: newClock().Now, MaxCounters: 1}), "search", penstock.PerSecond(3))
+	l := newLimiter(t, memstore.New(memstore.Options{Now: newManualClock().Now, MaxCounters: 1}), "search", penstock.PerSecond(3))
 	wantAllowed(t, 2)(l.Allow(ctx, "alice"))
 	_, err := l.Allow(ctx, "bob")
 	wantError(t, err, penstock.ErrUnavailable, "MaxCounters")
@@ -729,7 +745,7 @@ func TestFullStoreStillDecidesKnownKeys(t *testing.T) {
 
 func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(100), penstock.PerDay(1000).With(penstock.SlidingLog))
+	l := newLimiter(t, newManualClock().store(), "search", penstock.PerMinute(100), penstock.PerDay(1000).With(penstock.SlidingLog))
 	var workers sync.WaitGroup
 	var mu sync.Mutex
 	allowed := 0
@@ -763,7 +779,7 @@ func TestAllowWithCompilesLimitsOnceAndBoundsTheirCache(t *testing.T) {
 		compiled++
 		return algorithm.Params{l.Count}, nil
 	})
-	l := newLimiter(t, newClock().store(), "api", penstock.PerSecond(1))
+	l := newLimiter(t, newManualClock().store(), "api", penstock.PerSecond(1))
 	call := func(n int64) {
 		t.Helper()
 		if d, err := l.AllowWith(t.Context(), "k", penstock.PerSecond(n).With(counted)); err != nil || d.Remaining() < 0 {
@@ -790,7 +806,7 @@ func TestAllowWithCompilesLimitsOnceAndBoundsTheirCache(t *testing.T) {
 }
 
 func TestSurplusStaysChargedIfTheStoreFails(t *testing.T) {
-	store := newClock().store()
+	store := newManualClock().store()
 	failsToRefund := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if charges[0].Mode == penstock.Refund {
 			return penstock.Decision{}, penstock.ErrUnavailable

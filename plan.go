@@ -153,8 +153,8 @@ const freeTagBits = 7 // the bits of a Tag that a store may use
 // authors of a Store.
 func (p *Plan) ID() [2]uint64 { return p.id }
 
-// Params returns the limit's parameters at the time now, in µs since the epoch. It is for authors
-// of a Store, who must not change them.
+// Params returns the limit's parameters at a time. now is this time in µs since the epoch. It is
+// for authors of a Store, who must not change the parameters.
 func (p *Plan) Params(now int64) *algorithm.Params {
 	if p.limit.Algorithm.IsCalendar() {
 		params := p.limit.Algorithm.ParamsAt(p.params, now)

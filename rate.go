@@ -18,10 +18,11 @@ import (
 //	10k/day   1.5M/hour   2 million per week   10,000 per day   1_000/h
 //	5 writes per second   100 requests/minute   3/s, burst 10   10-M
 //
-// A count is a whole number. Commas or underscores may separate its digits. k and thousand multiply
-// it by 1,000, M and million by 1,000,000. One word may say what is counted. The period follows '/'
-// or "per". It is a unit (us, ms, s, min, h, d, w or a word for it), or one or more numbers with
-// units. In the form 10-M the period is S, M, H or D. ", burst N" sets the Burst.
+// The count must be a whole number; 1.5k is 1500. Commas or underscores may separate its digits. k
+// and thousand multiply it by 1,000, M and million by 1,000,000. One word may say what is counted.
+// The period follows '/' or "per". It is a unit (us, ms, s, min, h, d, w or a word for it), or one
+// or more numbers with units. In the form 10-M the period is S, M, H or D. ", burst N" sets the
+// Burst.
 //
 // The limit's Name is second, minute, hour or day, as in PerSecond and so on. For another period it
 // is "every-" and the period, such as every-30s. If two limits have the same period, rename one
@@ -242,6 +243,7 @@ func (r *reader) unit(start int) (time.Duration, error) {
 	at := r.at
 	word := r.word()
 	lower := strings.ToLower(word)
+	hasNumber := at > start
 	switch {
 	case word == "M":
 		return 0, r.errorAt(at, "M could be a minute or a month; write min")
@@ -249,7 +251,7 @@ func (r *reader) unit(start int) (time.Duration, error) {
 		return 0, r.errorAt(at, "%q is not a fixed time; %s", word, uneven[lower])
 	case timeUnits[lower] != 0:
 		return timeUnits[lower], nil
-	case word == "" && at > start:
+	case word == "" && hasNumber:
 		return 0, r.errorAt(at, "the number needs a unit: us, ms, s, min, h, d or w")
 	case word == "":
 		return 0, r.errorAt(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
@@ -280,10 +282,10 @@ func (r *reader) periodLetter() (time.Duration, error) {
 func (r *reader) burst() (int64, error) {
 	r.skipSpace()
 	start := r.at
-	comma := r.take(",")
+	hasComma := r.take(",")
 	r.skipSpace()
 	word := r.word()
-	if word == "" && !comma && r.at == len(r.text) {
+	if word == "" && !hasComma && r.at == len(r.text) {
 		return 0, nil
 	}
 	if !strings.EqualFold(word, "burst") {
@@ -353,7 +355,7 @@ func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 	return n, !hasPoint, nil
 }
 
-// word reads letters.
+// word reads letters, and returns them.
 func (r *reader) word() string {
 	start := r.at
 	for r.at < len(r.text) {

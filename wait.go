@@ -132,7 +132,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 // A Reservation is a cost that has been charged for a turn: the caller may go ahead from then on.
 // Settle or Cancel may correct the cost once. If the cost was right, call neither.
 type Reservation struct {
-	Decision Decision
+	Decision Decision // of the Reserve
 
 	limiter *Limiter
 	key     string

@@ -49,7 +49,7 @@ type scratch struct {
 type Rejection struct {
 	Rule       string        // empty if no rule rejected it
 	Policies   []string      // public names of the limits that denied the request
-	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
+	RetryAfter time.Duration // not rounded; 0 if unknown, penstock.Never if a retry cannot succeed
 	Detail     string        // what is wrong with a malformed request, without any text of the client
 }
 
@@ -215,7 +215,8 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// evaluateCall evaluates a request that has Named or Direct. It returns false for other requests.
+// evaluateCall evaluates a request that has Named or Direct, and removes the request's Attributes,
+// which do not count then. It returns false for other requests.
 func (a *Admission) evaluateCall() (isCall bool, err error) {
 	r := &a.request
 	switch {
@@ -255,14 +256,17 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 		if outcome, err := a.applyError(err, latency); !outcome.IsAdmitted() {
 			return outcome, err
 		}
-	} else if a.decision, a.isLimited = d, true; !d.Allowed {
-		return a.deny(latency), nil
+	} else {
+		a.decision, a.isLimited = d, true
+		if !d.Allowed {
+			return a.deny(latency), nil
+		}
 	}
 	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision is only about other rules
 	return Allowed, nil
 }
 
-// decideInStore sends the charges to the store.
+// decideInStore sends the charges to the store. For a peek, it makes them charges of mode Peek.
 func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration, err error) {
 	charges := a.evaluation.Charges
 	if a.request.Peek {
@@ -289,10 +293,10 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 // start.
 func (a *Admission) applyDecision(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
 	switch {
-	case a.hasOnceCharge && err != nil:
-		a.removeOnceCharge(nil)
-	case a.hasOnceCharge:
+	case a.hasOnceCharge && err == nil:
 		a.removeOnceCharge(&d)
+	case a.hasOnceCharge:
+		a.removeOnceCharge(nil)
 	}
 	if err != nil {
 		return a.applyError(err, latency)
@@ -416,6 +420,7 @@ func (a *Admission) emit() Outcome {
 	return o
 }
 
+// eventOf returns an Event with the labels of a limit and the key of a charge.
 func eventOf(l *policy.Limit, c *penstock.Charge) Event {
 	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Key: c.Key}
 }

@@ -16,7 +16,7 @@ import (
 type Options struct {
 	// HasFallback means that the store also decides while its server gives no answer, because it
 	// contains guard.Standard or guard.Fallback. Set it for a memstore too, which fails only when it
-	// is full. Then limits with on_failure local deny new keys.
+	// is full. While it is full, limits with on_failure local deny new keys.
 	//
 	// Default: New puts a guard.Fallback around the store, so that each limit fails as its on_failure
 	// says. This fallback does not count instances, so each instance enforces the whole of a local
@@ -57,7 +57,7 @@ type Controller struct {
 	waiting         atomic.Int64 // how many requests wait
 	refundsInFlight atomic.Int64 // how many rejected requests have charges that are being returned
 	scratches       sync.Pool    // of *scratch
-	identities      *identities  // those that are known; kept across reloads of the rules
+	identities      *identities  // the known identities; they stay known when the rules are reloaded
 }
 
 // New makes a Controller that counts in the store. It calls rules for each request, so rules must
@@ -124,8 +124,8 @@ type Request struct {
 	// and shadows count repeats too. Default: none.
 	ID string
 
-	// Holder holds the slots that the request takes. A request with the same Holder renews them, and
-	// takes no others. Default: a random one.
+	// Holder names the holder of the slots that the request takes. A request with the same Holder
+	// renews these slots, and takes no others. Default: a random name.
 	Holder string
 
 	// CheckLimits is called with the enforced limits that apply, before anything is charged. It must
@@ -165,7 +165,7 @@ type Request struct {
 
 const defaultMaxWaiting = 1000 // requests
 
-// Admit decides a request. If the request has to wait, Admit waits, until ctx ends.
+// Admit decides a request. If the request has to wait, Admit returns at its turn, or when ctx ends.
 //
 // The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
 // outcome is Malformed, the error wraps penstock.ErrInvalid, and contains nothing that the client

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// OnceFor is the time for which repeats of a Request with an ID are free, at least.
+// OnceFor is the least time for which repeats of a Request with an ID are free.
 const OnceFor = 10 * time.Minute
 
 // MaxID is the length of the longest Request.ID, in bytes.
@@ -27,8 +27,8 @@ var (
 // onceLimit is the limit of the charge that makes repeats of a request free. Clients do not see it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
-// addOnceCharge adds a charge to the batch that only the first request with this ID and these
-// charges can make. So the whole batch of a repeat is denied.
+// addOnceCharge adds one more charge to the batch of a request with an ID. Only the first request
+// with this ID and the same charges can make it, so the whole batch of a repeat is denied.
 func (a *Admission) addOnceCharge() error {
 	v := &a.evaluation
 	switch {
@@ -54,7 +54,7 @@ func (a *Admission) addOnceCharge() error {
 	return nil
 }
 
-// digest returns a name for an ID together with charges.
+// digest returns a name for the combination of an ID and charges.
 func digest(id string, charges []penstock.Charge) string {
 	h := sha256.New()
 	write := func(text string) {

@@ -10,15 +10,15 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A renewal renews the slots that a request holds, three times in the shortest time after which one
-// would expire.
+// A renewal renews the slots that a request holds, three times within the shortest TTL of these
+// slots. It is nil for a request without slots.
 type renewal struct {
 	store penstock.Store
 	holds []penstock.Charge
 	every time.Duration // the time between two renewals
 	timer *time.Timer
 
-	mu      sync.Mutex // held while slots are renewed, so that stop returns only after that
+	mu      sync.Mutex // held while slots are renewed, so that stop waits for that
 	isEnded bool
 	isLost  bool // another request has got a slot of this one
 }
@@ -26,7 +26,7 @@ type renewal struct {
 // isSlot tells whether a charge takes a slot of an in_flight limit.
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
-// holds returns the slots that the request holds, and the shortest time after which one expires.
+// holds returns the slots that the request holds, and their shortest TTL.
 func (a *Admission) holds() (holds []penstock.Charge, ttl time.Duration) {
 	for i := range a.grants {
 		c := &a.grants[i].charge
@@ -77,6 +77,7 @@ func (a *Admission) renewHolds() {
 	n.timer = time.AfterFunc(n.every, n.renew)
 }
 
+// renew renews all slots once, and sets the timer for the next time.
 func (n *renewal) renew() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,6 +105,7 @@ func (n *renewal) hasLostSlot() bool {
 	return n.isLost
 }
 
+// stop ends the renewal. After it returns, no slot is renewed.
 func (n *renewal) stop() {
 	if n == nil {
 		return

@@ -60,7 +60,7 @@ func (a *Admission) Done(r Result) {
 }
 
 // Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns all charges of the request that still count, except those of rules with before_auth.
+// returns slots, and refunds all charges that still count, except those of rules with before_auth.
 func (a *Admission) Cancel() {
 	if a.scratch != nil && !a.isRejected && a.isLimited {
 		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
@@ -160,7 +160,8 @@ func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit)
 	}
 }
 
-// countsFor returns how long a charge counts at least. A later refund would cancel newer charges.
+// countsFor returns the least time for which a charge counts. After that time, a refund would
+// cancel newer charges.
 func countsFor(c *penstock.Charge, s penstock.Status) time.Duration {
 	if c.Plan.Algorithm().RefillsSteadily() {
 		return s.Wait + refillTime(c.Cost, c.Plan.Limit())
@@ -181,7 +182,7 @@ func refillTime(units int64, l penstock.Limit) time.Duration {
 	return time.Duration(t)
 }
 
-// returnAll returns all that was charged by enforced limits and still counts.
+// returnAll returns the slots of enforced limits, and refunds their charges that still count.
 func (a *Admission) returnAll() {
 	var all corrections
 	now := a.controller.now()
@@ -215,10 +216,12 @@ func (s *corrections) add(c penstock.Charge, source penstock.Source) {
 
 func (s *corrections) isEmpty() bool { return len(s.inStore)+len(s.local) == 0 }
 
-// maxRefundsInFlight is for how many rejected requests charges may be returned in the background.
-// For further ones, Done waits until the charges are returned.
+// maxRefundsInFlight is how many rejected requests may have corrections in the background at the
+// same time. For further requests, Done waits until the corrections are made.
 const maxRefundsInFlight = 1000
 
+// correctInBackground makes corrections in the background. If too many are in flight, or if
+// Options.Now is set, it makes them before it returns.
 func (a *Admission) correctInBackground(all corrections) {
 	if all.isEmpty() {
 		return
@@ -265,7 +268,7 @@ func (a *Admission) isFallbackInUse(ctx context.Context, c penstock.Charge) bool
 }
 
 // correction returns the charge that corrects a grant, if one is needed.
-func (a *Admission) correction(g *grant, r *Result) (penstock.Charge, bool) {
+func (a *Admission) correction(g *grant, r *Result) (correcting penstock.Charge, isNeeded bool) {
 	c := g.charge
 	c.Patience = 0
 	if isSlot(&c) {

@@ -11,7 +11,7 @@ import (
 )
 
 // A shadow is the decision about the batch of a shadow rule, a shadow limit or a candidate. It
-// changes nothing for the request, and a failure is not reported.
+// changes nothing for the request. If the shadow cannot be decided, that is not reported.
 type shadow struct {
 	piggyback.Batch
 	event      Event
@@ -84,8 +84,8 @@ func (a *Admission) endPiggybacked(s *shadows) {
 	for i := range s.list {
 		item := &s.list[i]
 		switch {
-		case item.hasOwnCall:
-		case item.Take(): // the store has not decided it
+		case item.hasOwnCall: // which reports the shadow
+		case item.Take(): // the call of the enforced batch has not decided it
 			item.DecideAlone()
 		default:
 			a.observeShadow(&a.evaluation.Shadows[i], item)

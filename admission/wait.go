@@ -16,10 +16,10 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	}
 	leaveQueue := sync.OnceFunc(func() { c.waiting.Add(-1) })
 	defer leaveQueue()
-	done := make(chan struct{})
+	turn := make(chan struct{}) // closed when the turn has come
 	timer := time.AfterFunc(delay, func() {
 		leaveQueue() // even if BeforeWait still runs: slow clients must not use up MaxWaiting
-		close(done)
+		close(turn)
 	})
 	defer timer.Stop()
 	a.renewHolds()
@@ -27,7 +27,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 		c.options.BeforeWait(a.request.Attributes)
 	}
 	select {
-	case <-done:
+	case <-turn:
 		if a.renewal.hasLostSlot() {
 			return a.denyWaiting(slotRetryAfter, latency), nil
 		}

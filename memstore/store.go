@@ -1,5 +1,6 @@
-// Package memstore keeps the state of limits in this process. It is for a single instance, for
-// tests and replay, and for times without Redis. It gives the same answers as package redisstore.
+// Package memstore keeps the state of limits in the memory of this process. It is for a single
+// instance, for tests and replay, and for the time while Redis gives no answer. It gives the same
+// answers as package redisstore.
 package memstore
 
 import (
@@ -125,20 +126,26 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	params := plan.Params(now)
 	c.Request(&t.request)
 	cell := t.find(h)
-	commit := cell != fresh // the state of fresh must not change
-	t.states.Step(cell, params, &t.request, now, commit, &t.out)
+	canCommit := cell != fresh // the state of fresh must not change
+	t.states.Step(cell, params, &t.request, now, canCommit, &t.out)
 	needsCounter := t.out.OK() && t.out.Keep > 0
 	if cell == fresh && needsCounter {
 		s.sweepLocked(t, now, sweepStep)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.errFull()
 		}
-		t.states.Step(cell, params, &t.request, now, true, &t.out)
+		t.states.Step(cell, params, &t.request, now, commit, &t.out)
 	}
 	s.keepLocked(t, cell, &t.out, now)
 	penstock.SetOutcome(d, &t.out)
 	return nil
 }
+
+// These are values for Step: whether it stores the new state if the charge is granted.
+const (
+	dryRun = false
+	commit = true
+)
 
 // decideAll first decides every charge without making it. If all are granted, it makes them.
 func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decision, error) {
@@ -162,7 +169,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 		p := &pending[i]
 		p.cell = p.table.find(p.hash)
 		out := &p.table.out
-		p.table.states.Step(p.cell, p.params, &p.request, now, false, out)
+		p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, out)
 		if !out.OK() {
 			s.keepLocked(p.table, p.cell, out, now)
 		}
@@ -180,7 +187,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending {
 		if p := &pending[i]; statuses[i].RetryAfter == 0 {
 			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
-			p.table.states.Step(p.cell, p.params, &p.request, now, false, &p.table.out)
+			p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, &p.table.out)
 			s.keepLocked(p.table, p.cell, &p.table.out, now)
 			statuses[i] = penstock.StatusOf(&p.table.out)
 		}
@@ -210,8 +217,8 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 	for i := range pending {
 		p := &pending[i]
 		out := &p.table.out
-		commit := p.cell != fresh // the state of fresh must not change
-		p.table.states.Step(p.cell, p.params, &p.request, now, commit, out)
+		canCommit := p.cell != fresh // the state of fresh must not change
+		p.table.states.Step(p.cell, p.params, &p.request, now, canCommit, out)
 		s.keepLocked(p.table, p.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
