@@ -1,9 +1,10 @@
 local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, oldkind)
-  local currentend, nextend, length, kind = 0, 0, first, first -- the ends of the current window and of the next
-  if align == 1 then
+  -- The end of the current window, the end and the length of the next, and the kind of window.
+  local currentend, nextend, length, kind = 0, 0, first, first
+  if align == 1 then -- windows begin at a key's first spend
     currentend = now + first
     nextend = currentend
-  elseif align == 0 then
+  elseif align == 0 then -- windows are aligned to the Unix epoch
     currentend = now - fmod(now, first) + first
     nextend = currentend + first
   else -- align is the third end of a calendar's windows

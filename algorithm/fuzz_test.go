@@ -17,8 +17,8 @@ var universal = []law{
 	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackIsRepaired,
 }
 
-// byteDice are dice that read bytes of data, as few as the range needs. After the last byte, they
-// return the lowest number.
+// byteDice are dice that read 1, 2 or 7 bytes of data, depending on the range. After the last byte,
+// they return the lowest number.
 func byteDice(data []byte) dice {
 	return func(low, high int64) int64 {
 		span, size := uint64(high-low), 1
@@ -38,7 +38,7 @@ func byteDice(data []byte) dice {
 
 func fuzz(f *testing.F, subjects ...subject) {
 	for i := range universal {
-		seed := []byte{byte(i), byte(i)}
+		seed := []byte{byte(i), byte(i)} // the first byte picks the law, and the second the subject
 		roll := seeded(uint64(i), 1)
 		for range 200 {
 			seed = append(seed, byte(roll(0, 255)))

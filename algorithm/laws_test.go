@@ -354,13 +354,14 @@ func (a subject) anyLimit(roll dice) Limit {
 		l = Limit{Count: roll(1, 1000), Period: pick(roll, int64(1000), 1_000_000, 60_000_000, hour), Burst: roll(0, 100)}
 	case 3: // the largest burst that can be counted exactly
 		l = Limit{Count: roll(1, 1_000_000), Period: roll(1, hour)}
-		l.Burst = min(Max/2/(l.Period/gcd(l.Count, l.Period)), Max/2-1) - 1
+		parts := l.Period / gcd(l.Count, l.Period) // of a token or a place
+		l.Burst = min(Max/2/parts, Max/2-1) - 1    // 1 less, because a queue has Burst+1 places
 	case 4:
 		l = Limit{Count: roll(1, Max/2), Period: roll(1, MaxPeriod), Burst: roll(0, Max/2)}
 	default:
 		l = corners[roll(0, int64(len(corners)-1))]
 	}
-	if _, err := a.prepare(l); err != nil {
+	if _, err := a.prepare(l); err != nil { // then a limit that every algorithm accepts
 		l = Limit{Count: l.Count%1000 + 1, Period: l.Period%hour + 1000, Burst: l.Burst % 100}
 	}
 	return l
@@ -372,8 +373,8 @@ type run struct {
 	roll    dice
 	limit   Limit
 	params  Params
-	state   any
-	now     int64
+	state   any     // nil: fresh
+	now     int64   // µs since the epoch
 	last    Outcome // of the latest request
 	holder  int     // number of the latest new holder
 	history []historyEntry
@@ -449,17 +450,17 @@ func (r *run) lawError(format string, args ...any) error {
 	fmt.Fprintf(&b, "\nlimit %+v, params %v, at %d, state %+v\n", r.limit, r.params, r.now, r.state)
 	from := max(len(r.history)-40, 0)
 	if from > 0 {
-		fmt.Fprintf(&b, "  (%d requests before)\n", from)
+		fmt.Fprintf(&b, "  (%d earlier requests are not shown)\n", from)
 	}
-	for _, s := range r.history[from:] {
-		fmt.Fprintf(&b, "  %d: %v %d", s.now, s.request.Mode, s.request.Cost)
-		if s.request.Patience > 0 {
-			fmt.Fprintf(&b, " with patience %d", s.request.Patience)
+	for _, entry := range r.history[from:] {
+		fmt.Fprintf(&b, "  %d: %v %d", entry.now, entry.request.Mode, entry.request.Cost)
+		if entry.request.Patience > 0 {
+			fmt.Fprintf(&b, " with patience %d", entry.request.Patience)
 		}
-		if s.request.Holder != "" {
-			fmt.Fprintf(&b, " by %s", s.request.Holder)
+		if entry.request.Holder != "" {
+			fmt.Fprintf(&b, " by %s", entry.request.Holder)
 		}
-		fmt.Fprintf(&b, " -> %+v\n", s.out)
+		fmt.Fprintf(&b, " -> %+v\n", entry.out)
 	}
 	return fmt.Errorf("%s", b.String())
 }
@@ -486,7 +487,7 @@ func (r *run) anyCost() int64 {
 // fittingCost is a cost that fits a fresh state.
 func (r *run) fittingCost() int64 { return max(min(r.anyCost(), r.capacity(r.limit)), 1) }
 
-// newHolder is a holder without an earlier request.
+// newHolder is a holder that no earlier request of the run has.
 func (r *run) newHolder() string {
 	r.holder++
 	return "s" + strconv.Itoa(r.holder)
@@ -499,8 +500,12 @@ func (r *run) anyHolder() string {
 	return pick(r.roll, "ann", "bob", "cyd")
 }
 
-// longestPatience is the longest patience that stores accept.
-func (r *run) longestPatience() int64 { return min(Max/2/r.params[0], day) }
+// longestPatience is the longest patience that stores accept. It is only for algorithms that book:
+// their first parameter is the rate.
+func (r *run) longestPatience() int64 {
+	rate := r.params[0]
+	return min(Max/2/rate, day)
+}
 
 // anyRequest is a random request of one of the modes, with patience if the algorithm uses it.
 func (r *run) anyRequest(modes ...Mode) Request {
@@ -1968,7 +1973,11 @@ func TestStatesKeepOnlyWhatIsCommitted(t *testing.T) {
 				state  uint32
 				commit bool
 				left   int64
-			}{{first, false, fresh}, {first, true, fresh - 1}, {second, false, fresh}} {
+			}{
+				{state: first, commit: false, left: fresh},
+				{state: first, commit: true, left: fresh - 1},
+				{state: second, commit: false, left: fresh},
+			} {
 				remainingAfter(c.state, Spend, c.commit)
 				if left := remainingAfter(c.state, Peek, true); left != c.left {
 					t.Errorf("after a spend on state %d with commit %v, %d units remain; want %d", c.state, c.commit, left, c.left)

@@ -286,12 +286,12 @@ func newLedger(l Limit, counts func(at, now int64) bool) *ledger {
 
 // modelFor returns the model of a subject with a limit.
 func modelFor(a subject, l Limit) model {
-	index := func(at int64) int64 { return at / l.Period }
+	windowIndex := func(at int64) int64 { return at / l.Period }
 	switch a.name {
 	case "tokenbucket", "leakybucket":
 		return &bucketModel{size: a.capacity(l), rate: fraction(l.Count, l.Period), used: new(big.Rat), isQueue: a.isQueue}
 	case "fixedwindow":
-		return newLedger(l, func(at, now int64) bool { return index(at) == index(now) })
+		return newLedger(l, func(at, now int64) bool { return windowIndex(at) == windowIndex(now) })
 	case "fixedwindow/anchored":
 		begins := int64(0)
 		m := newLedger(l, func(at, now int64) bool { return at >= begins && now < begins+l.Period })
@@ -302,11 +302,11 @@ func modelFor(a subject, l Limit) model {
 		}
 		return m
 	case "slidingwindow":
-		m := newLedger(l, func(at, now int64) bool { return index(at) >= index(now)-1 })
+		m := newLedger(l, func(at, now int64) bool { return windowIndex(at) >= windowIndex(now)-1 })
 		m.used = func(grants []event, now int64) int64 {
 			current, previous := int64(0), int64(0)
 			for i := len(grants) - 1; i >= 0 && m.counts(grants[i].at, now); i-- {
-				if index(grants[i].at) == index(now) {
+				if windowIndex(grants[i].at) == windowIndex(now) {
 					current += grants[i].admitted
 				} else {
 					previous += grants[i].admitted

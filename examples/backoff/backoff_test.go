@@ -31,7 +31,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Reset,
 	}
 	twins := 0
-	for step := range 5000 {
+	for round := range 5000 {
 		// The clock advances by up to 3.5 s, and steps back at times.
 		now = now.Add(time.Duration(random.Int64N(4_000_000)-500_000) * time.Microsecond)
 		if random.IntN(20) == 0 {
@@ -56,7 +56,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 		}
 		for i := range charges {
 			if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-				t.Fatalf("seed %d, step %d, %v %d of %v: Lua returns %+v; want %+v, as Go returns", seed, step,
+				t.Fatalf("seed %d, round %d, %v %d of %v: Lua returns %+v; want %+v, as Go returns", seed, round,
 					charges[i].Mode, charges[i].Cost, charges[i].Plan, got.Status(i), want.Status(i))
 			}
 			twins++

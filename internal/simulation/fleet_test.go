@@ -75,7 +75,8 @@ func simulate(t *testing.T, sc *scenario, broken breakage) *history {
 func (sim *simulation) join() *instance {
 	i := &instance{id: sim.started}
 	sim.started++
-	i.link = &link{sim: sim, id: i.id, rng: rand.New(rand.NewPCG(sim.scenario.seed, 1000+uint64(i.id))), oneWay: sim.scenario.oneWay}
+	randomStream := 1000 + uint64(i.id) // no other generator has this one
+	i.link = &link{sim: sim, id: i.id, rng: rand.New(rand.NewPCG(sim.scenario.seed, randomStream)), oneWay: sim.scenario.oneWay}
 	breaker := guard.BreakerOptions{Changed: func(nodeName string, from, to guard.State) {
 		sim.history.addIncident("breaker of instance %d for node %s: %v", i.id, nodeName, to)
 	}}
@@ -107,14 +108,14 @@ func (sim *simulation) instanceAt(n int) *instance {
 	return sim.fleet[n%len(sim.fleet)]
 }
 
-// crash ends an instance, which can no longer reach the store.
+// crash cuts an instance off from the store, and ends it.
 func (sim *simulation) crash(i *instance) {
 	i.isDead.Store(true)
 	i.link.update(func(l *link) { l.isDead = true })
 	sim.leave(i)
 }
 
-// leave ends an instance, which may still return its leases.
+// leave ends an instance. If it is not cut off, it returns its leases.
 func (sim *simulation) leave(i *instance) {
 	sim.fleet = slices.DeleteFunc(sim.fleet, func(other *instance) bool { return other == i })
 	sim.calls.Go(func() {
@@ -204,20 +205,20 @@ func (sim *simulation) sendRequest(ph *phase) {
 	}
 	switch sim.rng.IntN(40) {
 	case 0:
-		for i := range charges {
-			charges[i].Mode = penstock.Peek
+		for j := range charges {
+			charges[j].Mode = penstock.Peek
 		}
-	case 1: // a key that is not checked against bounds
-		for i := range charges {
-			charges[i].Key = wildKey
-			charges[i].Mode = penstock.Mode(sim.rng.IntN(6))
+	case 1: // a key that is not checked against bounds, in any mode
+		for j := range charges {
+			charges[j].Key = wildKey
+			charges[j].Mode = penstock.Mode(sim.rng.IntN(int(penstock.Reset) + 1))
 		}
 	}
 	ctx, cancel := context.Background(), func() {}
 	if sim.rng.IntN(10) == 0 && !sim.scenario.hasPatientCallers {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(sim.rng.Int64N(int64(2*timeout))))
 	}
-	hold := time.Duration(sim.rng.ExpFloat64() * float64(time.Second))
+	holdTime := time.Duration(sim.rng.ExpFloat64() * float64(time.Second))
 	sim.calls.Go(func() {
 		defer cancel()
 		d, err := sim.decide(ctx, i, charges)
@@ -225,8 +226,9 @@ func (sim *simulation) sendRequest(ph *phase) {
 			return
 		}
 		for _, c := range charges {
-			if c.Plan.Algorithm().NeedsHolder() && c.Mode == penstock.Spend && hold < 3*time.Second { // some holds are never released
-				time.Sleep(hold)
+			isReleased := holdTime < 3*time.Second // longer holds are never released
+			if c.Plan.Algorithm().NeedsHolder() && c.Mode == penstock.Spend && isReleased {
+				time.Sleep(holdTime)
 				sim.history.recordRelease(c.Holder)
 				c.Mode = penstock.Refund
 				_, _ = i.store.Decide(context.Background(), []penstock.Charge{c})
