@@ -65,8 +65,9 @@ func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, c *cal
 // the batches share scripts and wait together.
 func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
 	isSharded, err := s.client.Sharded(ctx)
-	if err != nil || isSharded || s.isUncoalesced || s.now != nil || ctx.Err() != nil {
-		many.Each(ctx, s, batches)
+	canShare := err == nil && !isSharded && !s.isUncoalesced && s.now == nil && ctx.Err() == nil
+	if !canShare {
+		many.Each(ctx, s, batches) // by Decide, which handles these cases
 		return
 	}
 	calls, waiters := make([]*call, len(batches)), make([]*coalesce.Waiter, 0, len(batches))

@@ -45,7 +45,8 @@ func tagOf(t testing.TB, name string) string {
 	t.Helper()
 	_, rest, isOpened := strings.Cut(name, "{")
 	tag, _, isClosed := strings.Cut(rest, "}")
-	if !isOpened || !isClosed || tag == "" || strings.Count(name, "{") != 1 || strings.Count(name, "}") != 1 {
+	hasOne := strings.Count(name, "{") == 1 && strings.Count(name, "}") == 1
+	if !isOpened || !isClosed || tag == "" || !hasOne {
 		t.Errorf("the name is %.200q; want exactly one hash tag, in braces", name)
 	}
 	return tag

@@ -94,7 +94,8 @@ func parseSummaries(reply string) (all []Summary, instances int, err error) {
 		var nameSize, textSize int
 		lengths, after, found := strings.Cut(rest, "\n")
 		_, err := fmt.Sscanf(lengths, "%d %d", &nameSize, &textSize)
-		if err != nil || !found || nameSize < 0 || textSize < 0 || len(after)-nameSize < textSize {
+		hasSizes := err == nil && found && nameSize >= 0 && textSize >= 0
+		if !hasSizes || len(after)-nameSize < textSize {
 			return nil, 0, fmt.Errorf("the summaries script replied %.20q; expected the lengths of a name and a text, then both", rest)
 		}
 		all = append(all, Summary{Instance: after[:nameSize], Text: strings.Clone(after[nameSize : nameSize+textSize])})

@@ -223,13 +223,19 @@ func (f *function) bind(arguments string) (body, locals string) {
 	renamed := make(map[string]string)
 	var names, initial []string
 	for i, parameter := range f.parameters {
-		switch {
-		case i >= len(values):
+		if i >= len(values) {
 			names, initial = append(names, parameter), append(initial, "nil")
-		case isName(values[i]) && !f.assigned[parameter] && !f.declared[values[i]] && parameter != "_":
-			renamed[parameter] = values[i]
-		case parameter != "_" || f.assigned["_"]:
-			names, initial = append(names, parameter), append(initial, values[i])
+			continue
+		}
+		value := values[i]
+		isDropped := parameter == "_" && !f.assigned["_"]
+		canRename := parameter != "_" && isName(value) && !f.assigned[parameter] && !f.declared[value]
+		switch {
+		case isDropped:
+		case canRename:
+			renamed[parameter] = value
+		default:
+			names, initial = append(names, parameter), append(initial, value)
 		}
 	}
 	if len(names) > 0 {
