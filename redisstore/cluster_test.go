@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,7 +50,8 @@ func dialURL(t testing.TB, url string) Client {
 	return client
 }
 
-// storeOn returns a store that is closed after the test. Several stores can be on one client.
+// storeOn returns a store that uses a client, and is closed after the test. Several stores can use
+// one client, because closing a store does not close the client.
 func storeOn(t testing.TB, client Client, o Options) *Store {
 	t.Helper()
 	store, err := New(keptOpenClient{client}, o)
@@ -60,7 +62,7 @@ func storeOn(t testing.TB, client Client, o Options) *Store {
 	return store
 }
 
-// A keptOpenClient stays open when a store on it is closed.
+// A keptOpenClient stays open when a store that uses it is closed.
 type keptOpenClient struct{ Client }
 
 func (keptOpenClient) Close() error { return nil }
@@ -175,7 +177,7 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 	}
 	veto := penstock.Charge{Key: "veto", Plan: penstock.PerHour(1).WithName("veto").MustCompile(), Cost: 2}
 	for _, i := range order {
-		want, err := memory.Decide(context.Background(), append(batches[i][:len(batches[i]):len(batches[i])], veto))
+		want, err := memory.Decide(context.Background(), append(slices.Clip(batches[i]), veto))
 		if err != nil {
 			return err
 		}

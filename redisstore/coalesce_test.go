@@ -22,7 +22,8 @@ import (
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
-	held    chan func(context.Context) error // each value is called before one script; nil lets the script pass
+	// Each value releases one script: the function is called before the script. nil only releases it.
+	releases chan func(context.Context) error
 
 	mu      sync.Mutex
 	unknown map[string]int // by digest, how many calls got NOSCRIPT and will be repeated
@@ -32,7 +33,7 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	if !c.isRepeated(digest) {
 		c.scripts.Add(1)
 		select {
-		case before := <-c.held:
+		case before := <-c.releases:
 			if before != nil {
 				if err := before(ctx); err != nil {
 					return "", err
@@ -54,7 +55,7 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	return reply, err
 }
 
-// isRepeated reports whether a call is the repetition of one that was held before.
+// isRepeated reports whether a call repeats a released script after NOSCRIPT.
 func (c *gatedClient) isRepeated(digest string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +69,7 @@ func (c *gatedClient) isRepeated(digest string) bool {
 // pass lets the next n scripts pass.
 func (c *gatedClient) pass(n int) {
 	for range n {
-		c.held <- nil
+		c.releases <- nil
 	}
 }
 
@@ -76,7 +77,7 @@ func (c *gatedClient) pass(n int) {
 func (g *coalescingTest) passAll() {
 	for {
 		select {
-		case g.client.held <- nil:
+		case g.client.releases <- nil:
 		case <-g.Context().Done():
 			return
 		}
@@ -93,7 +94,7 @@ type coalescingTest struct {
 }
 
 func newCoalescingTest(t *testing.T, client redisstore.Client) *coalescingTest {
-	g := &coalescingTest{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
+	g := &coalescingTest{T: t, client: &gatedClient{Client: client, releases: make(chan func(context.Context) error)}, limit: penstock.PerHour(30).MustCompile(), prefix: newPrefix()}
 	g.store = newStore(t, g.client, redisstore.Options{Prefix: g.prefix})
 	return g
 }
@@ -106,11 +107,13 @@ type pendingCall struct {
 	done     chan struct{}
 }
 
+// call starts a call with one charge of g.limit.
 func (g *coalescingTest) call(key string, cost int64) *pendingCall {
 	ctx, cancel := context.WithCancel(context.Background())
 	return g.callIn(ctx, cancel, penstock.Charge{Key: key, Plan: g.limit, Cost: cost})
 }
 
+// callIn starts a call with these charges in ctx, which cancel ends.
 func (g *coalescingTest) callIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *pendingCall {
 	call := &pendingCall{cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -221,13 +224,13 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	var leave []*pendingCall
+	var leavers []*pendingCall
 	for range 10 {
 		calls = append(calls, g.call("k", 1))
-		leave = append(leave, g.call("k", 1))
+		leavers = append(leavers, g.call("k", 1))
 	}
 	g.awaitWaiters(20)
-	for _, call := range leave {
+	for _, call := range leavers {
 		call.cancel()
 		<-call.done
 		if !errors.Is(call.err, context.Canceled) || errors.Is(call.err, penstock.ErrUnavailable) {
@@ -287,12 +290,12 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	go g.client.pass(2)
 	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
 	later := g.call("k", 1)
-	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
+	g.client.releases <- func(context.Context) error { return errors.New("the connection broke") }
 	for _, call := range together {
 		<-call.done
 		var failure *penstock.StoreError
 		if !errors.As(call.err, &failure) || !failure.MayBeCharged {
-			t.Errorf("a caller of the failed script got %v; want the script's error", call.err)
+			t.Errorf("a caller of the failed script got %v; want a StoreError with MayBeCharged", call.err)
 		}
 	}
 	g.client.pass(1)
@@ -346,7 +349,7 @@ func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	g.awaitWaiters(3)
 	g.client.pass(2)
 	ended := make(chan struct{})
-	g.client.held <- func(ctx context.Context) error {
+	g.client.releases <- func(ctx context.Context) error {
 		defer close(ended)
 		for i, call := range together {
 			if ctx.Err() != nil {
@@ -439,7 +442,7 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 
 func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	server := redistest.Shared(t)
-	client := &gatedClient{Client: dial(server.URL())(t), held: make(chan func(context.Context) error)}
+	client := &gatedClient{Client: dial(server.URL())(t), releases: make(chan func(context.Context) error)}
 	g := &coalescingTest{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))}
 	var calls []*pendingCall
 	for range 20 {
@@ -468,7 +471,8 @@ func (c *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string
 	time.Sleep(time.Millisecond) // so that other callers wait
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.calls++; c.calls%2 == 0 {
+	c.calls++
+	if c.calls%2 == 0 {
 		return c.Client.EvalSha(context.Background(), "", keys, args)
 	}
 	arguments := keptArguments{given: slices.Concat(keys, args)}
@@ -519,7 +523,7 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 // If a caller's deadline passes in the queue, its batch was not sent, and the reason is late. If
 // the deadline passes after the script was sent, the reason is timeout. Both hold for a deadline
 // with a timer and for one without.
-func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
+func TestReasonOfADeadlineShowsWhetherTheBatchWasSent(t *testing.T) {
 	for name, withDeadline := range map[string]func(penstock.Store, time.Duration) penstock.Store{
 		"timer": func(store penstock.Store, after time.Duration) penstock.Store {
 			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

@@ -36,6 +36,7 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 
 // A full server sends its error before any command. If the context of a call ends while rueidis
 // dials, rueidis sends no command. It then panics at such an error, which would end the program.
+// Clients of Dial must prevent that.
 func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

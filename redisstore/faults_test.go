@@ -45,10 +45,10 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 // of them cannot be reached after a number of calls.
 type partlyDownClient struct {
 	redisstore.Client
-	down func(key string, call int) bool // calls of a key are counted from 1
+	down func(key string, call int) bool // whether this call of the key fails; calls are counted from 1
 
 	mu    sync.Mutex
-	calls map[string]int
+	calls map[string]int // by key
 }
 
 func (p *partlyDownClient) Sharded(context.Context) (bool, error) { return true, nil }
@@ -208,9 +208,9 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("try %d: %v; want context.Canceled only", try, err)
 		}
-		hangs := stuck.hanging.Load()
+		hanging := stuck.hanging.Load()
 		close(stuck.released)
-		if hangs == 1 {
+		if hanging == 1 {
 			await(t, "the units to be refunded", func() bool {
 				return remaining(t, newStore(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
 			})
@@ -319,19 +319,20 @@ func TestEveryKeyExpires(t *testing.T) {
 	keys := must(t, s, "KEYS", "*").([]any)
 	for _, k := range keys {
 		key := k.(string)
-		user := int(key[strings.Index(key, "{u")+2] - '0')
+		user := int(key[strings.Index(key, "{u")+2] - '0') // such as 3 in ps1{u3}g0
 		calledAt := time.Now()
 		needed := neededFor(t, store, key, user, limits)
 		ttl := time.Duration(must(t, s, "PTTL", key).(int64)) * time.Millisecond
+		// A key outlives its state by algorithm.MaxStall (5 s). A slow test may add a second.
+		most := time.Until(latestExpiry[user]) + 6*time.Second
 		switch {
-		case ttl == -2*time.Millisecond: // it has just expired
+		case ttl == -2*time.Millisecond: // the reply -2: the key has just expired
 		case ttl < 0:
 			t.Errorf("seed %d: key %q never expires; want a TTL", seed, key)
 		case ttl+time.Since(calledAt) < needed:
 			t.Errorf("seed %d: key %q expires in %v; want at least %v, for which its state is needed", seed, key, ttl, needed)
-		// A key outlives its state by algorithm.MaxStall (5 s). A slow test may add a second.
-		case ttl > time.Until(latestExpiry[user])+6*time.Second:
-			t.Errorf("seed %d: key %q expires in %v; want at most %v", seed, key, ttl, time.Until(latestExpiry[user])+6*time.Second)
+		case ttl > most:
+			t.Errorf("seed %d: key %q expires in %v; want at most %v", seed, key, ttl, most)
 		}
 	}
 	t.Logf("seed %d: %d keys", seed, len(keys))

@@ -48,7 +48,8 @@ type goldenCharge struct {
 	Holder                      string
 }
 
-// A goldenKey is a string, or the members of a sorted set with their scores.
+// A goldenKey is a Redis key with its value: a string, or the members of a sorted set. Each member
+// is followed by its score; both are in hexadecimal digits.
 type goldenKey struct {
 	Name   string // without the prefix and the schema's version
 	String []byte `json:",omitempty"`

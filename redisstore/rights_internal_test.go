@@ -26,8 +26,8 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, list, _ := strings.Cut(rules, " -@all ")
-	all := strings.Fields(list)
+	keys, commands, _ := strings.Cut(rules, " -@all ")
+	all := strings.Fields(commands)
 	mustDo(t, s, append(strings.Fields("ACL SETUSER complete on >secret "+keys+" -@all"), all...)...)
 	dial := func(user string) Client { return dialURL(t, "redis://"+user+":secret@"+s.Addr) }
 	complete := dial("complete")
@@ -152,7 +152,7 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	})
 	decide("SET", charge("k", numbers, penstock.Spend, 2, ""))
 	decide("SETRANGE", charge("k", numbers, penstock.Refund, 1, ""))
-	decide("SET beside another", charge("k", more, penstock.Spend, 1, ""))
+	decide("SET beside another limit", charge("k", more, penstock.Spend, 1, ""))
 	decide("SET of the remaining entries", charge("k", numbers, penstock.Reset, 0, ""))
 	decide("DEL", charge("k", more, penstock.Reset, 0, ""))
 

@@ -112,7 +112,7 @@ func TestSampleEstimatesTheKeysOfEachGroup(t *testing.T) {
 		t.Errorf("a few keys: %s; want %s", got, want)
 	}
 	fill(20_000, "limiter1{user:%d}search")
-	fill(10_000, "limiter1x{user:%d}search") // another store's
+	fill(10_000, "limiter1x{user:%d}search") // keys of another store
 	total, mean := 0.0, 0.0
 	const samples = 100
 	const leastSeen = 400 // SCAN may return some keys twice, so a sample may have fewer than MaxSample

@@ -231,7 +231,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 	g.awaitWaiters(2)
 	g.client.pass(2)
-	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
+	g.client.releases <- func(context.Context) error { return errors.New("the connection broke") }
 	g.countGranted(calls)
 	call.wait(g)
 	var failure *penstock.StoreError
@@ -267,7 +267,7 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	ended := make(chan struct{})
-	g.client.held <- func(ctx context.Context) error {
+	g.client.releases <- func(ctx context.Context) error {
 		defer close(ended)
 		call.cancel()
 		<-ctx.Done()

@@ -28,7 +28,7 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	go func() {
 		for range 3 + 3 { // three that are held, and three for the waiting calls
 			select {
-			case g.client.held <- nil:
+			case g.client.releases <- nil:
 			case <-t.Context().Done():
 			}
 		}

@@ -121,7 +121,8 @@ func addNames(set map[string]bool, names string) {
 func inline(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		f := &functions[i]
-		if text = f.replaceCalls(text); hasName(text, f.name) {
+		text = f.replaceCalls(text)
+		if hasName(text, f.name) {
 			text = "local function " + f.name + "(" + strings.Join(f.parameters, ", ") + ")\n" + f.body + "end\n" + text
 		}
 	}
@@ -248,7 +249,8 @@ func (f *function) bind(arguments string) (body, locals string) {
 // caller's variable of that name.
 func (f *function) hasAnyOf(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
-		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {
+		name = strings.TrimSpace(name)
+		if f.names[name] || slices.Contains(f.parameters, name) {
 			return true
 		}
 	}
@@ -337,7 +339,8 @@ func indexName(text, begin string, from int) int {
 		if i < 0 {
 			return -1
 		}
-		if from += i; from == 0 || !isNameByte(text[from-1]) {
+		from += i
+		if from == 0 || !isNameByte(text[from-1]) {
 			return from
 		}
 		from++
@@ -351,7 +354,8 @@ func hasName(text, name string) bool {
 		if i < 0 {
 			return false
 		}
-		if from = i + len(name); from == len(text) || !isNameByte(text[from]) {
+		from = i + len(name)
+		if from == len(text) || !isNameByte(text[from]) {
 			return true
 		}
 	}

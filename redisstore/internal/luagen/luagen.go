@@ -186,7 +186,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }
 
 // A prelude is what prelude.lua defines.
 type prelude struct {
-	names     []string // lines, "local name = …"
+	names     []string // lines such as "local call = redis.call"
 	functions []function
 }
 
