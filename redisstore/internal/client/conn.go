@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/internal/directsocket"
 )
 
 // guardConnections makes the option dial guardedConns. When the context life ends, they are closed,
@@ -32,7 +35,7 @@ func guardConnections(option *rueidis.ClientOption, life context.Context) {
 		if err != nil {
 			return nil, err
 		}
-		g := &guardedConn{Conn: conn, readable: make(chan struct{})}
+		g := &guardedConn{Conn: conn, socket: directsocket.New(conn), readable: make(chan struct{})}
 		g.release = context.AfterFunc(life, func() {
 			g.allowReads()
 			_ = conn.Close()
@@ -56,8 +59,9 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
-	release func() bool // after its call, the end of the context life no longer closes the connection
-	hasRead bool        // only Read uses it; after the first read, rueidis itself closes the connection
+	socket  io.ReadWriter // reads and writes Conn
+	release func() bool   // after its call, the end of the context life no longer closes the connection
+	hasRead bool          // only Read uses it; after the first read, rueidis itself closes the connection
 
 	canRead  atomic.Bool
 	readable chan struct{} // closed when something is written, or when the connection ends
@@ -70,9 +74,9 @@ func (g *guardedConn) Read(b []byte) (int, error) {
 	if !g.hasRead {
 		<-g.readable
 	}
-	n, err := g.Conn.Read(b)
+	n, err := g.socket.Read(b)
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && g.SetReadDeadline(time.Now().Add(lateReadTimeout)) == nil {
-		n, err = g.Conn.Read(b)
+		n, err = g.socket.Read(b)
 	}
 	if !g.hasRead {
 		g.hasRead = true
@@ -83,7 +87,7 @@ func (g *guardedConn) Read(b []byte) (int, error) {
 
 func (g *guardedConn) Write(b []byte) (int, error) {
 	g.allowReads()
-	return g.Conn.Write(b)
+	return g.socket.Write(b)
 }
 
 func (g *guardedConn) Close() error {

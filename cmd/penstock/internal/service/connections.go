@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/internal/directsocket"
 )
 
 // limitConnections limits how many connections are open at once. At the limit it calls onFull, and
@@ -93,9 +95,9 @@ func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	})
 	switch conn := conn.(type) {
 	case *net.TCPConn:
-		return &limitedTCP{conn, release}, nil
+		return &limitedTCP{conn, directsocket.New(conn), release}, nil
 	case *net.UnixConn:
-		return &limitedUnix{conn, release}, nil
+		return &limitedUnix{conn, directsocket.New(conn), release}, nil
 	}
 	return nil, fmt.Errorf("unknown type of connection %T", conn)
 }
@@ -112,8 +114,12 @@ func (l *limitedListener) Close() error {
 // connection, because http.Server needs some.
 type limitedTCP struct {
 	*net.TCPConn
+	socket  io.ReadWriter // reads and writes the connection
 	release func()
 }
+
+func (c *limitedTCP) Read(b []byte) (int, error)  { return c.socket.Read(b) }
+func (c *limitedTCP) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedTCP) Close() error {
 	defer c.release()
@@ -123,8 +129,12 @@ func (c *limitedTCP) Close() error {
 // A limitedUnix is a limitedTCP for Unix sockets.
 type limitedUnix struct {
 	*net.UnixConn
+	socket  io.ReadWriter // reads and writes the connection
 	release func()
 }
+
+func (c *limitedUnix) Read(b []byte) (int, error)  { return c.socket.Read(b) }
+func (c *limitedUnix) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedUnix) Close() error {
 	defer c.release()
