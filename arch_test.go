@@ -28,6 +28,7 @@ var mayImport = []struct {
 }{
 	{"algorithm", nil},
 	{".", []string{"algorithm"}},
+	{"internal/directsocket", nil},
 	{"internal/lazy", nil},
 	{"internal/boundedfile", nil},
 	{"internal/bearer", nil},
@@ -43,7 +44,7 @@ var mayImport = []struct {
 	{"redisstore/internal/luagen", []string{"algorithm"}},
 	{"redisstore/internal/coalesce", []string{".", "internal/lazy"}},
 	{"redisstore/internal/background", []string{"internal/panicked"}},
-	{"redisstore/internal/client", []string{".", "internal/lazy", "redisstore/internal/background", "github.com/redis/rueidis"}},
+	{"redisstore/internal/client", []string{".", "internal/directsocket", "internal/lazy", "redisstore/internal/background", "github.com/redis/rueidis"}},
 	{"redisstore", []string{".", "algorithm", "internal/hashslot", "internal/piggyback", "redisstore/internal/luagen", "redisstore/internal/coalesce", "redisstore/internal/client",
 		"redisstore/internal/background", "github.com/redis/rueidis", "internal/many"}},
 	{"guard/internal/deadline", []string{".", "internal/lazy", "internal/many"}},

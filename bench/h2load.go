@@ -4,17 +4,20 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/penstock/penstock/internal/directsocket"
 )
 
 // An h2Load calls a unary gRPC method on one connection, with many streams. Its frames are prepared
 // in advance, and it writes as many as possible at once. So a call costs it less than 1 µs.
 type h2Load struct {
-	conn    net.Conn
+	conn    io.ReadWriter
 	headers []byte // header block of the first request, which fills the server's dynamic table
 	indexed []byte // header block of all other requests, with indexes only
 	message []byte
@@ -46,7 +49,7 @@ func dialH2(address, method string, message []byte, digits, streams int) (*h2Loa
 	if err != nil {
 		return nil, err
 	}
-	l := &h2Load{conn: conn, message: message, digits: digits, streams: streams, received: make([]byte, 64<<10), nextID: 1, begun: make(map[uint32]time.Time)}
+	l := &h2Load{conn: directsocket.New(conn), message: message, digits: digits, streams: streams, received: make([]byte, 64<<10), nextID: 1, begun: make(map[uint32]time.Time)}
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: method}, {Name: ":authority", Value: "limits.example"},
 		{Name: "te", Value: "trailers"}, {Name: "content-type", Value: "application/grpc"}, {Name: "grpc-timeout", Value: "2S"},

@@ -8,12 +8,14 @@ import (
 	"net"
 	"strconv"
 	"time"
+
+	"github.com/penstock/penstock/internal/directsocket"
 )
 
 // A lineLoad makes calls on one connection, by HTTP/1.1 or with Redis commands. It sends several
 // calls before it reads their responses.
 type lineLoad struct {
-	conn         net.Conn
+	conn         io.ReadWriter
 	request      []byte
 	digits       int                       // where the key's digits begin in request; negative: it has none
 	depth        int                       // calls that are sent at once
@@ -31,8 +33,9 @@ func dialLines(address, request string, digits, depth, firstKey int, readRespons
 	if err != nil {
 		return nil, err
 	}
-	return &lineLoad{conn: conn, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
-		responses: bufio.NewReaderSize(conn, 16<<10), nextKey: firstKey}, nil
+	socket := directsocket.New(conn)
+	return &lineLoad{conn: socket, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
+		responses: bufio.NewReaderSize(socket, 16<<10), nextKey: firstKey}, nil
 }
 
 func (l *lineLoad) durations() []float64 { return l.times }

@@ -35,13 +35,17 @@ func guardConnections(option *rueidis.ClientOption, life context.Context) {
 		if err != nil {
 			return nil, err
 		}
-		g := &guardedConn{Conn: conn, socket: directsocket.New(conn), readable: make(chan struct{})}
-		g.release = context.AfterFunc(life, func() {
-			g.allowReads()
-			_ = conn.Close()
-		})
-		return g, nil
+		return guardConn(life, conn), nil
 	}
+}
+
+func guardConn(life context.Context, conn net.Conn) *guardedConn {
+	g := &guardedConn{Conn: conn, socket: directsocket.New(conn), readable: make(chan struct{})}
+	g.release = context.AfterFunc(life, func() {
+		g.allowReads()
+		_ = conn.Close()
+	})
+	return g
 }
 
 func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {

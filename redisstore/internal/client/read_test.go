@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -26,7 +27,7 @@ func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	g := &guardedConn{Conn: client, release: func() bool { return true }, readable: make(chan struct{})}
+	g := guardConn(context.Background(), client)
 	defer g.Close()
 	if _, err := g.Write([]byte("question")); err != nil {
 		t.Fatal(err)
