@@ -13,8 +13,10 @@ import (
 )
 
 // New returns a ReadWriter for conn's Read and Write. It has their results and errors, and keeps
-// conn's deadlines. It returns conn itself if conn is neither a *net.TCPConn nor a *net.UnixConn, on
-// systems other than Linux, and under the race detector, which must see all transfers.
+// conn's deadlines. New returns conn itself
+//   - if conn is neither a *net.TCPConn nor a *net.UnixConn,
+//   - on systems other than Linux, and
+//   - under the race detector, which must see all transfers.
 func New(conn net.Conn) io.ReadWriter {
 	var file syscall.Conn
 	switch conn := conn.(type) { // types that embed one of these may have a Read and Write of their own
