@@ -34,6 +34,6 @@ func TestTokensAreReadAndCompared(t *testing.T) {
 		}
 	}
 	if none := NewSecret(nil); none.IsSet() || none.Matches("") || (Secret{}).Matches("") || !secret.IsSet() {
-		t.Error("an unset secret is set or matches the empty token, or a set secret is not set")
+		t.Error("a Secret without a token is set or matches the empty token, or a Secret of a token is not set; want none of these")
 	}
 }

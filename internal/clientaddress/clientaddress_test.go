@@ -363,7 +363,7 @@ func TestPeersAreReadAsNetHTTPWritesThem(t *testing.T) {
 		if got := clientOf(mustTrust(t, "", proxies...), r); got.String() != want {
 			t.Errorf("the peer %q, which is no trusted proxy, makes the client %s; want %s", remote, got, want)
 		}
-		// If unix sockets are trusted, no other peer is trusted.
+		// The network "unix" makes only the peers on unix sockets trusted.
 		if slices.Contains([]string{"", "@", "@name", "/run/x.sock"}, remote) {
 			want = "198.51.100.9"
 		}

@@ -52,8 +52,8 @@ func closeConnections(e *experiment) {
 		e.do("CLIENT KILL TYPE normal")
 		e.awaitRequests(20)
 	}
-	own := int64(closings) + 1 // the server counts a connection for each CLIENT KILL, and one for the last INFO
-	e.dialed += e.countAccepted() - before - own
+	ownConnections := int64(closings) + 1 // one for each CLIENT KILL, and one for the last INFO
+	e.dialed += e.countAccepted() - before - ownConnections
 	e.kills += closings
 }
 

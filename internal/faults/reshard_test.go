@@ -235,7 +235,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		}
 		return all
 	}
-	var admitted, unready, unknown [keys]atomic.Int64
+	var admitted, refused, unknown [keys]atomic.Int64 // calls by key; refused: with the reply TRYAGAIN
 	var isStopping atomic.Bool
 	var callers sync.WaitGroup
 	decide := func(k int) {
@@ -247,14 +247,15 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		case err == nil && d.Allowed:
 			admitted[k].Add(1)
 		case failed && e.Reason == penstock.ReasonNotReady && strings.Contains(err.Error(), "TRYAGAIN"):
-			unready[k].Add(1)
+			refused[k].Add(1)
 		case failed && e.MayBeCharged:
 			unknown[k].Add(1)
 		default:
 			t.Errorf("key %d: %v, %v; want an admission, TRYAGAIN or an unknown outcome", k, d, err)
 		}
 	}
-	for caller := range 8 {
+	const concurrent = 8 // callers
+	for caller := range concurrent {
 		callers.Go(func() {
 			for n := caller; !isStopping.Load(); n++ {
 				decide(n % keys)
@@ -286,7 +287,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	}
 	isStopping.Store(true)
 	callers.Wait()
-	var calls, tryAgain int64 // tryAgain: replies TRYAGAIN
+	var calls, tryAgains int64 // tryAgains: number of replies TRYAGAIN
 	for k := range keys {
 		peeks := batch(k)
 		for i := range peeks {
@@ -302,10 +303,10 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 				k, one, two, known, unknown[k].Load())
 		}
 		calls += admitted[k].Load()
-		tryAgain += unready[k].Load()
+		tryAgains += refused[k].Load()
 	}
-	if tryAgain == 0 {
+	if tryAgains == 0 {
 		t.Error("no call arrived while its keys were on different nodes; want some, because otherwise the test proves nothing")
 	}
-	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, tryAgain)
+	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, tryAgains)
 }

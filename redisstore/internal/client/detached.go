@@ -165,7 +165,7 @@ func (w *worker[S]) work(d *Detached[S]) {
 	}
 }
 
-// addIdle adds a worker whose call has ended to the idle ones.
+// addIdle makes a worker idle after its call. If the client was closed, the worker ends.
 func (d *Detached[S]) addIdle(w *worker[S]) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

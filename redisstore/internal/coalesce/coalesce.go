@@ -227,7 +227,8 @@ func (c *Coalescer) next(ended *Flight) *Flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.flights = slices.DeleteFunc(c.flights, func(f *Flight) bool { return f == ended })
-	if !c.shouldSendLocked(len(c.flights)) {
+	others := len(c.flights) // without the scripts for one caller
+	if !c.shouldSendLocked(others) {
 		c.inFlight--
 		return nil
 	}
