@@ -250,7 +250,7 @@ func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 // Decay is what the option Leasable sets.
 func (a *Algorithm) Decay() Decay { return a.decay }
 
-// Window is the length of the limit's window or sub-window in µs, as the option Leasable sets it. 0
+// Window is the length of the limit's window or sub-window in µs. The option Leasable sets it. 0
 // means that the algorithm has no windows.
 func (a *Algorithm) Window(l Limit) int64 {
 	if a.window == nil {
@@ -276,7 +276,7 @@ func PeriodText(period time.Duration) string {
 	return text
 }
 
-// Bound says in words how much a limit admits. capacity is how many units it grants at once.
+// Bound says in words how much a limit admits. capacity is how many units it grants together.
 func (a *Algorithm) Bound(l Limit, capacity int64) string {
 	if a.bound == nil {
 		return fmt.Sprintf("%d at once, and what its algorithm %q admits over time", capacity, a.name)

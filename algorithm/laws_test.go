@@ -995,7 +995,7 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 		r.state, r.last = next, out
 		fresh := r.clone()
 		fresh.state = nil
-		if out.Keep == 0 { // stores forget it at once
+		if out.Keep == 0 { // stores drop it immediately
 			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
 				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v; want the same", kept, other)
 			}
@@ -1133,7 +1133,7 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	for i := range times {
 		out := one.decide(request)
 		if out.Granted != request.Cost || out.Wait != 0 {
-			return one.lawError("%d times the cost is granted at once, but one of the single spends has the outcome %+v; want it granted", times, out)
+			return one.lawError("%d times the cost is granted in one spend, but one of the single spends has the outcome %+v; want it granted", times, out)
 		}
 		if i > 0 && out.Remaining != last.Remaining-request.Cost {
 			return one.lawError("a spend of %d changed Remaining from %d to %d; want it to fall by the cost", request.Cost, last.Remaining, out.Remaining)
@@ -1285,20 +1285,19 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 // Each bound is reached, so it could not be smaller. In the names, N is the Count, B the Burst, r
 // the rate, and w the length of an interval. f is how much of a window has passed, as a fraction.
 func TestBoundsAreReached(t *testing.T) {
-	const width = 60_000_000
+	const width = 60_000_000            // of a window, in µs
 	edge := epoch - epoch%width + width // the end of a window
 	limit := Limit{Count: 60, Period: width}
-	take := func(r *run, at int64) int64 {
-		r.now = at
-		return r.decide(Request{Mode: Draw, Cost: Max / 2}).Granted
-	}
+	// takeAllAt returns how many units a run admits that takes all units at each of these times.
 	takeAllAt := func(a subject, times ...int64) int64 {
 		r, sum := startRunWith(a, seeded(1, 1), limit), int64(0)
 		for _, at := range times {
-			sum += take(r, at)
+			r.now = at
+			sum += r.decide(Request{Mode: Draw, Cost: Max / 2}).Granted
 		}
 		return sum
 	}
+	// timesFrom returns from, to, and the times between them at intervals of step.
 	timesFrom := func(from, to, step int64) []int64 {
 		at := []int64{from}
 		for from += step; from < to; from += step {

@@ -20,8 +20,8 @@ var leakyBucketLua string
 //	State   5 numbers: level, at, rate, tail (the HolderID of the last holder in the queue), taken
 //	        (what this holder took); absent while the queue is empty
 //	Time    O(1)
-//	Choose  in front of something that must never receive two requests at once: shaping, outbound
-//	        calls, batch jobs
+//	Choose  in front of something that must never receive two requests at the same time: shaping,
+//	        outbound calls, batch jobs
 //	Clock   a step back of any length stops the queue for at most this length, and at most 5 s
 //
 // Only the last holder in the queue can refund its place, and only until the queue is empty. Behind
@@ -49,7 +49,7 @@ var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
 		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
 	}),
 	Shared(func(l Limit, n int64) []Limit {
-		l.Burst = cdiv(l.Burst+1, n) - 1 // Burst places wait, and one more leaves at once
+		l.Burst = cdiv(l.Burst+1, n) - 1 // the queue has Burst+1 places: the unit in the first leaves immediately
 		return slower(l, n)
 	}))
 

@@ -111,8 +111,8 @@ var laws = []law{
 			"change later.", checkReusedArguments},
 	{"wait blocks until it is admitted",
 		"Limiter.Wait returns nil when the units are charged and the turn has come, not earlier.", checkWait},
-	{"a wait that cannot succeed returns at once",
-		"If the turn comes after the deadline, or never, Wait and Reserve return a DeniedError at once and " +
+	{"a wait that cannot succeed returns immediately",
+		"If the turn comes after the deadline, or never, Wait and Reserve return a DeniedError immediately and " +
 			"book nothing.", checkUselessWaits},
 	{"an abandoned wait returns its booking",
 		"If the context of a Wait ends, the booking is refunded, and the context's error is returned.", checkAbandonedWaits},
@@ -882,7 +882,7 @@ func checkConcurrentSpends(t *lawTest) {
 			})
 			want := 100 / cost * cost
 			if granted.Load() != want {
-				t.reportViolation("%d goroutines that spend %d units at once were granted %d of 100; want %d", goroutines, cost, granted.Load(), want)
+				t.reportViolation("%d goroutines that spend %d units at a time were granted %d of 100; want %d", goroutines, cost, granted.Load(), want)
 			}
 			t.wantRemaining(c, 100-want)
 		}
@@ -1006,7 +1006,7 @@ func checkUselessWaits(t *lawTest) {
 			t.Helper()
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || ctx.Err() != nil {
-				t.reportViolation("%s: %s: %v; want a DeniedError at once", limit.Name, what, err)
+				t.reportViolation("%s: %s: %v; want a DeniedError before the deadline", limit.Name, what, err)
 			}
 		}
 		wantDenial("a turn after the deadline", l.Wait(ctx, "k"))
@@ -1152,7 +1152,7 @@ func checkAcquire(t *lawTest) {
 	wantNoError("release", second.Release(ctx))
 	both, err := l.AcquireN(ctx, "k", 2)
 	wantNoError("acquire 2", err)
-	wantLeft("two at once", 0, 6)
+	wantLeft("two acquired by one call", 0, 6)
 	wantNoError("release 2", both.Release(ctx))
 	wantLeft("all released", 2, 6)
 	if _, err := t.limiter(t.token().limit).Acquire(ctx, "k"); !errors.Is(err, penstock.ErrInvalid) {

@@ -82,7 +82,7 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 				}
 			}
 			if live > bound(0)+t.Slack {
-				return violation("%d slots are held at once; want at most %d", live, bound(0)+t.Slack)
+				return violation("%d slots are held at the same time; want at most %d", live, bound(0)+t.Slack)
 			}
 			continue
 		}
@@ -220,7 +220,7 @@ func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 			size = l.Limit().Burst
 		}
 		if isLeaky {
-			size = 1 // the queue lets one unit leave at once
+			size = 1 // one unit leaves the queue immediately
 		}
 		burst = max(burst, size)
 		k := kind{l.Algorithm(), l.Limit().Period}

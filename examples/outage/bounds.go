@@ -36,8 +36,8 @@ func (b bound) String() string {
 // length d.
 func bucketAdmits(d time.Duration) int64 { return burst + int64(math.Floor(rate*d.Seconds())) }
 
-// sharesAdmit returns how many requests all instances together admit at most in a period of length
-// d, by their shares. Each instance may round its burst up.
+// sharesAdmit returns how many requests the shares of all instances admit together at most in a
+// period of length d. Each instance may round its burst up.
 func sharesAdmit(d time.Duration) int64 { return bucketAdmits(d) + instances - 1 }
 
 // An interval records what happened in one second.
@@ -95,8 +95,8 @@ func totalBound(fallback string, seconds []interval, d time.Duration) bound {
 	return b
 }
 
-// withoutRedis returns how many decisions fallbacks made.
-func (c counters) withoutRedis() int64 {
+// fallbackDecisions returns how many decisions fallbacks made.
+func (c counters) fallbackDecisions() int64 {
 	return c.sources["fallback"] + c.sources["open"] + c.sources["closed"]
 }
 

@@ -109,7 +109,7 @@ func (e *experiment) awaitRedis(stable time.Duration) (since time.Time, err erro
 				return since, err
 			}
 			latest := now.since(before[i])
-			isSettled = isSettled && before[i].sources != nil && latest.sources["store"] > 0 && latest.withoutRedis() == 0
+			isSettled = isSettled && before[i].sources != nil && latest.sources["store"] > 0 && latest.fallbackDecisions() == 0
 			before[i] = now
 		}
 		switch now := time.Now(); {
@@ -155,7 +155,7 @@ func (e *experiment) watch() {
 func (e *experiment) check(to time.Time, counts [len(fallbacks)]count, decisions counters) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	seen := interval{hasStore: decisions.sources["store"]+decisions.sources["deny_cache"] > 0, hasFallback: decisions.withoutRedis() > 0, wasReset: e.wasReset}
+	seen := interval{hasStore: decisions.sources["store"]+decisions.sources["deny_cache"] > 0, hasFallback: decisions.fallbackDecisions() > 0, wasReset: e.wasReset}
 	e.seconds, e.wasReset = append(e.seconds, seen), false
 	// The counts of clients lag a little behind those of instances. So the bound also allows what
 	// happened in the second before.

@@ -23,8 +23,8 @@ type load struct {
 	counts [len(fallbacks)]count // since the last take
 }
 
-// A count has numbers of responses. from is when the first admitted request was sent, and to is
-// when the last one got its response.
+// A count counts the responses of one limit. from is when the first admitted request was sent, and
+// to is when the last one got its response.
 type count struct {
 	admitted, denied, refused, failed int64
 	from, to                          time.Time

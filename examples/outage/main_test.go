@@ -94,10 +94,10 @@ rate_limiter_requests_waiting 0
 			t.Fatal(err)
 		}
 	}
-	if m.sources["store"] != 2_400_000 || m.withoutRedis() != 14 || math.Abs(m.p99()-0.275) > 1e-9 {
+	if m.sources["store"] != 2_400_000 || m.fallbackDecisions() != 14 || math.Abs(m.p99()-0.275) > 1e-9 {
 		t.Errorf("read %v with the p99 %v; want 2.4 million decisions by the store, 14 without it, and 0.275", m, m.p99())
 	}
-	if d := m.since(m); d.withoutRedis() != 0 || d.p99() != 0 {
+	if d := m.since(m); d.fallbackDecisions() != 0 || d.p99() != 0 {
 		t.Errorf("counters since themselves are %v; want zeros", d)
 	}
 	if err := m.add(`rate_limiter_decisions_total{source="store"} many`); err == nil {

@@ -23,7 +23,7 @@
 //   - liveness: after a time without requests, the store grants a unit of every limit and key.
 //   - the end: after the run, no goroutine is left.
 //
-// In a second test, the store fails for all instances at once, and each instance knows how many
+// In a second test, the store fails for all instances together, and each instance knows how many
 // instances there are. The units that all of them admit together must stay within
 // guard.Options.Bounds, even when an outage begins or ends.
 //

@@ -73,7 +73,7 @@ type credit struct {
 	limit      string            // "": all limits
 	units      int64             // 0: all units
 	step       time.Duration     // jump of the clock, instead of units
-	until      time.Duration     // the units may be admitted at any time from at to until; 0: they are free at once
+	until      time.Duration     // the units may be admitted at any time from at to until; 0: they are free from the time at on
 }
 
 func newHistory(clockAhead time.Duration) *history {

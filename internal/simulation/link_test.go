@@ -185,7 +185,7 @@ func (l *link) chance(sc float64) bool {
 	return l.rng.Float64() < sc
 }
 
-// runAfter runs do after a delay. If the context ends first, it returns false at once, and do runs
+// runAfter runs do after a delay. If the context ends first, it returns false then, and do runs
 // later.
 func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) bool {
 	due := time.Now().Add(delay)

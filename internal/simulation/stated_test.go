@@ -15,7 +15,7 @@ import (
 // maxRecovery is the longest time after an outage until all instances use the store again.
 const maxRecovery = time.Second
 
-// outageScenario makes a scenario in which the store fails for all instances at once, several
+// outageScenario makes a scenario in which the store fails for all instances together, several
 // times, and the number of instances is known.
 func outageScenario(seed uint64) *scenario {
 	sc := newScenario(seed)
