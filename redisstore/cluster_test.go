@@ -193,7 +193,7 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 
 // If several keys of a batch can deny it, a grant takes two scripts for each key: a dry run, and
 // the charges. Any other batch takes one script for each key. The scripts of one round are sent
-// together, so the round trips are few too.
+// together, so each round takes one round trip.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &shardedClient{Client: dialURL(t, redistest.Shared(t).URL())}

@@ -120,8 +120,8 @@ func (e *missingRight) Error() string {
 func (e *missingRight) Unwrap() error { return e.reply }
 
 // reasons has the beginnings of error replies of Redis and Valkey. Redis before 7 puts a script's
-// errors behind "ERR Error running script … -CODE"; these match too. Some clients leave "ERR " out,
-// so it is ignored.
+// errors behind "ERR Error running script … -CODE"; these match too. Some clients remove the
+// beginning "ERR ", so it is ignored.
 var reasons = []struct {
 	code   string
 	reason penstock.Reason

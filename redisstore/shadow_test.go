@@ -140,7 +140,7 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	}
 }
 
-// Each batch gets the answer that it would get alone, whatever the other's answer is.
+// The enforced batch and its shadow each get the answer that they would get alone.
 func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 	server := redistest.Shared(t)
 	seed := rand.Uint64()

@@ -139,11 +139,11 @@ func (s *Store) Close() error {
 // are made last, in one more round trip.
 //
 // If other callers charge a Key between the two rounds, the second round may deny the batch. Then
-// Decide refunds the other Keys. Such a batch never admits too much. For one round trip it may take
-// units that others need, and then refunds them. A hold that the batch renewed stays renewed. If
-// ctx ends before all charges are made or refunded, Decide returns an error with ReasonUnknown. The
-// batch is then refunded in the background, within a second. This is done for up to 256 batches at
-// the same time.
+// Decide refunds the other Keys. Such a batch never admits too much. For one round trip, other
+// callers may lack the units that Decide then refunds. A hold that the batch renewed stays renewed.
+// If ctx ends before all charges are made or refunded, Decide returns an error with ReasonUnknown.
+// The batch is then refunded in the background, within a second. This is done for up to 256 batches
+// at the same time.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)

@@ -81,7 +81,7 @@ func twinSubjects() []twinSubject {
 
 // runTwins makes the same calls to both stores, and returns how many batches they agreed on.
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
-	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
+	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000)) // from 2023 to 2030
 	now := func() time.Time { return clock }
 	redis, err := New(keptOpenClient{client}, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
 	if err != nil {

@@ -27,8 +27,8 @@ local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
 
--- Returns the TTL in ms of a string or set that must exist for keep more µs. The TTL is twice that
--- time plus SLACK, so that a key in use rarely needs a new TTL.
+-- Returns the TTL in ms of a string or set whose state is needed for the time keep, in µs. The TTL
+-- is twice keep plus SLACK, so that a key in use rarely needs a new TTL.
 local function ttlof(keep)
   return 2 * cdiv(keep, 1000) + SLACK
 end
