@@ -7,8 +7,8 @@ import (
 
 // A Credential authenticates clients that send it by AUTH or HELLO.
 type Credential struct {
-	// User is the name that AUTH must state. Without a User, the Password is a token: AUTH may state
-	// any name with it, or none. AUTH with a password alone is for the user "default".
+	// User is the name that AUTH must state. An AUTH without a name is for the user "default". If
+	// User is empty, the Password is a token: AUTH may state any name with it, or none.
 	User string
 
 	// Password must not be empty.
@@ -20,8 +20,8 @@ type AuthFailure uint8
 
 const (
 	WrongPassword AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
-	NoPassword                       // another command of a client that has not authenticated
-	authFailures
+	NoPassword                       // a command that needs authentication, of a client that has not authenticated
+	authFailures                     // how many there are
 )
 
 var authFailureNames = [authFailures]string{"wrong_password", "no_password"}
@@ -69,11 +69,11 @@ func (all credentials) hasMatch(user, password []byte) bool {
 	found := 0
 	for i := range all {
 		c := &all[i]
-		isUser := subtle.ConstantTimeCompare(c.user[:], userHash[:])
+		userMatch := subtle.ConstantTimeCompare(c.user[:], userHash[:]) // 1 or 0
 		if c.isToken {
-			isUser = 1
+			userMatch = 1
 		}
-		found |= isUser & subtle.ConstantTimeCompare(c.password[:], passwordHash[:])
+		found |= userMatch & subtle.ConstantTimeCompare(c.password[:], passwordHash[:])
 	}
 	return found == 1
 }

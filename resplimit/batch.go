@@ -17,28 +17,28 @@ import (
 type batch struct {
 	reply
 	jobs  []job
-	last  map[string]int // the last job of each key so far, while linkJobs runs
-	heads []int          // the first job of each key; decideLists appends the later ones
+	last  map[string]int // the index of the last job of each key so far, while linkJobs runs
+	heads []int          // the index of the first job of each key; decideLists appends those of later jobs
 
-	calls []many.Call // of jobs that are decided as a list
-	list  []*many.Call
+	calls []many.Call  // of the jobs that are decided as a list
+	list  []*many.Call // pointers to calls
 }
 
 // A job is a command that needs a decision.
 type job struct {
 	kind    kind
 	key     string
-	charges []penstock.Charge // of several keys of a DEL; else single, once it is decided
+	charges []penstock.Charge // the charges of a DEL with several keys; otherwise single, set before the decision
 	single  [1]penstock.Charge
-	limit   int64 // in the reply; of a DEL, the number of keys
+	limit   int64 // the limit in the reply; for a DEL, the number of keys
 
 	decision penstock.Decision
 	err      error
 
 	named policy.NamedCall // of a PENSTOCK.CHECK
-	check checkAnswer
+	check checkAnswer      // of a PENSTOCK.CHECK
 
-	next int // the next job of the same key; 0: none
+	next int // the index of the next job of the same key; 0: none
 }
 
 // A kind is the command of a job.
@@ -83,7 +83,7 @@ func (c *client) decide(b *batch) {
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
 		}
-	case s.lists == nil || b.hasNamedCheck():
+	case s.listStore == nil || b.hasNamedCheck():
 		s.decideInParallel(b)
 	default:
 		s.decideLists(b)
@@ -111,7 +111,7 @@ func (s *Server) decideLists(b *batch) {
 	for begun := 0; begun < len(b.heads); {
 		n := s.reserve(min(len(b.heads)-begun, s.options.Parallel))
 		s.decideList(b, b.heads[begun:begun+n])
-		s.deciding.Add(1 - int64(n))
+		s.deciding.Add(-(int64(n) - 1)) // what reserve has added
 		for range n {
 			if next := b.jobs[b.heads[begun]].next; next > 0 {
 				b.heads = append(b.heads, next)
@@ -121,8 +121,8 @@ func (s *Server) decideLists(b *batch) {
 	}
 }
 
-// reserve returns how many of n jobs may be decided now, at least one. The field deciding counts
-// the jobs beyond the first.
+// reserve returns how many of n jobs may be decided now, at least one. It adds those beyond the
+// first to the field deciding.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
 	if over := min(s.deciding.Add(others)-int64(s.options.MaxParallel), others); over > 0 {
@@ -132,7 +132,7 @@ func (s *Server) reserve(n int) int {
 	return int(others) + 1
 }
 
-// decideList has the store decide some jobs.
+// decideList has the store decide jobs as one list. The jobs are indexes of b.jobs.
 func (s *Server) decideList(b *batch, jobs []int) {
 	b.calls, b.list = slices.Grow(b.calls[:0], len(jobs))[:len(jobs)], b.list[:0]
 	for i, at := range jobs {
@@ -144,7 +144,7 @@ func (s *Server) decideList(b *batch, jobs []int) {
 		b.list = append(b.list, &b.calls[i])
 	}
 	start := time.Now()
-	many.Try(s.ctx, s.lists, b.list)
+	many.Try(s.ctx, s.listStore, b.list)
 	latency := time.Since(start)
 	for i, at := range jobs {
 		j := &b.jobs[at]
@@ -157,8 +157,8 @@ func (s *Server) decideList(b *batch, jobs []int) {
 	clear(b.list)
 }
 
-// decideInParallel decides the jobs in parallel. Jobs of one key are decided one after another. The
-// store gets the others at the same time, and can decide them together.
+// decideInParallel decides the jobs in several goroutines. Jobs of one key are decided one after
+// another. The store gets jobs of different keys at the same time, and can decide them together.
 func (s *Server) decideInParallel(b *batch) {
 	b.linkJobs()
 	var (
@@ -208,7 +208,7 @@ func (b *batch) linkJobs() {
 		}
 		b.last[key] = i
 	}
-	clear(b.last) // it must not keep the keys
+	clear(b.last) // so that the pooled batch keeps no keys
 }
 
 // decide has the store or the policy decide a job. A panic there becomes an error.

@@ -27,8 +27,8 @@ func throttles() (list [][]byte) {
 	return list
 }
 
-// roundTrip sends a pipeline and reads its replies. Each reply has this many lines. memory is for
-// reading.
+// roundTrip sends a pipeline and reads its replies. Each reply has this many lines. The memory is
+// the buffer of reads.
 func (client *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
 	client.Write(pipeline)
 	for missing := pipelineLength * lines; missing > 0; {
@@ -40,8 +40,8 @@ func (client *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
 	}
 }
 
-// BenchmarkPipeline sends pipelines of 64 over loopback, and reads their replies. PING is the bare
-// handler: what remains is reading and writing.
+// BenchmarkPipeline sends pipelines of 64 commands over loopback, and reads their replies. PING
+// measures reading and writing without decisions.
 func BenchmarkPipeline(b *testing.B) {
 	ping := [][]byte{[]byte(strings.Repeat(encode("PING"), pipelineLength))}
 	for _, c := range []struct {
@@ -51,8 +51,10 @@ func BenchmarkPipeline(b *testing.B) {
 		pipelines [][]byte
 		lines     int // of each reply
 	}{
-		{"PING", 1, nil, ping, 1}, {"CL.THROTTLE", 1, nil, throttles(), 6}, {"CL.THROTTLE,observed", 1, func(*admission.Event) {}, throttles(), 6},
-		{"CL.THROTTLE,parallel", 0, nil, throttles(), 6},
+		{name: "PING", parallel: 1, pipelines: ping, lines: 1},
+		{name: "CL.THROTTLE", parallel: 1, pipelines: throttles(), lines: 6},
+		{name: "CL.THROTTLE,observed", parallel: 1, observe: func(*admission.Event) {}, pipelines: throttles(), lines: 6},
+		{name: "CL.THROTTLE,parallel", parallel: 0, pipelines: throttles(), lines: 6},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel, Observe: c.observe})
@@ -67,28 +69,28 @@ func BenchmarkPipeline(b *testing.B) {
 	}
 }
 
-// A command allocates its key. The rest is divided among the commands of a pipeline.
+// Each command allocates its key. Other allocations are made once for a pipeline.
 func TestAThrottleAllocatesItsKey(t *testing.T) {
 	effort.WithoutRace(t)
 	pipelines := throttles()
-	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // as measured, and some reserve
+	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // allocations of a command: as measured, and some reserve
 		var observed atomic.Int64
 		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel, Observe: func(*admission.Event) { observed.Add(1) }})
 		client, memory, i := connect(t, addr), make([]byte, 64<<10), 0
-		for range 2 * len(pipelines) { // all keys exist, and all memory that is used again
+		for range 2 * len(pipelines) { // afterwards all keys exist, and all memory that is reused
 			client.roundTrip(pipelines[i%len(pipelines)], 6, memory)
 			i++
 		}
-		n := testing.AllocsPerRun(500, func() {
+		allocations := testing.AllocsPerRun(500, func() {
 			client.roundTrip(pipelines[i%len(pipelines)], 6, memory)
 			i++
 		}) / pipelineLength
-		t.Logf("%d in parallel: %.2f allocations for a command", parallel, n)
-		if n > most {
-			t.Errorf("%d in parallel: %.2f allocations for a command; want %v at most", parallel, n, most)
+		t.Logf("with %d in parallel, a command makes %.2f allocations", parallel, allocations)
+		if allocations > most {
+			t.Errorf("with %d in parallel, a command makes %.2f allocations; want at most %v", parallel, allocations, most)
 		}
 		if sent := int64(i * pipelineLength); observed.Load() != sent {
-			t.Errorf("%d in parallel: %d commands have %d events; want one each", parallel, sent, observed.Load())
+			t.Errorf("with %d in parallel, %d commands have %d events; want one each", parallel, sent, observed.Load())
 		}
 	}
 }

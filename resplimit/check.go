@@ -49,7 +49,7 @@ func (a checkAnswer) answer(r *reply) {
 // unlimited are the numbers of a rule without limits.
 var unlimited = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
 
-// check has the policy decide.
+// check has the policy decide a job.
 func (s *Server) check(j *job) {
 	a, outcome, err := s.controller.Admit(s.ctx, admission.Request{Named: &j.named, Peek: j.named.Cost == 0})
 	defer a.Done(admission.Result{})

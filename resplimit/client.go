@@ -21,8 +21,8 @@ type client struct {
 	proto           int // the version of RESP: 2 or 3
 	name, user      string
 	isAuthenticated bool
-	authenticateBy  time.Time
-	wrongPasswords  int
+	authenticateBy  time.Time // when the client must have authenticated
+	wrongPasswords  int       // how many the client has sent
 
 	commandBy time.Time // when the command that is arriving must be complete; zero: it has just begun
 }
@@ -33,8 +33,8 @@ func newClient(s *Server, conn net.Conn) *client {
 	return c
 }
 
-// reset resets the client to the state of a new one. A client that has not authenticated gets no
-// more time to do so.
+// reset puts the client into the state of a new one. A client that has not authenticated keeps its
+// deadline for that.
 func (c *client) reset() {
 	if c.isAuthenticated {
 		c.authenticateBy = time.Now().Add(c.server.options.ReadTimeout)
@@ -46,7 +46,7 @@ func (c *client) reset() {
 // does not read its replies, no further command is executed.
 const (
 	maxJobs  = 256      // jobs that are collected before they are decided
-	maxReply = 16 << 10 // bytes of replies that wait to be written, besides one command's
+	maxReply = 16 << 10 // bytes of replies that wait to be written, besides the reply to one command
 )
 
 // serve executes the client's commands until it leaves, breaks the protocol or exceeds a timeout,
@@ -67,8 +67,8 @@ func (c *client) serve() {
 	}
 }
 
-// handshake makes the handshake of a TLS connection within ReadTimeout. Otherwise the first read
-// would make it, within IdleTimeout.
+// handshake makes the handshake of a TLS connection within ReadTimeout. Without this call, the
+// first read would make it, within IdleTimeout.
 func (c *client) handshake() error {
 	conn, isTLS := c.conn.(*tls.Conn)
 	if !isTLS {
@@ -79,8 +79,8 @@ func (c *client) handshake() error {
 	return conn.HandshakeContext(ctx)
 }
 
-// receive reads once. The deadline of a command does not move while it arrives. So a client cannot
-// keep its connection by sending a byte now and then.
+// receive reads once. While a command arrives, its deadline does not move. So a client cannot keep
+// its connection by sending a byte now and then.
 func (c *client) receive() error {
 	o := &c.server.options
 	deadline := c.authenticateBy
@@ -99,7 +99,8 @@ func (c *client) receive() error {
 	return c.reader.fill()
 }
 
-// answer executes all commands that have arrived. It returns false if the connection ends then.
+// answer executes all commands that have arrived. It returns false if the connection must be
+// closed.
 func (c *client) answer(b *batch) (isOpen bool) {
 	for {
 		args, err := c.reader.next()
@@ -138,5 +139,5 @@ func (c *client) send(b *batch) error {
 	return err
 }
 
-// batches are used by one client after another, so that an idle one keeps none.
+// batches pools batches: a client has one only while it executes commands.
 var batches = sync.Pool{New: func() any { return &batch{last: make(map[string]int)} }}

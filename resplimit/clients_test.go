@@ -47,17 +47,18 @@ func TestRedisCLIWorks(t *testing.T) {
 		t.Errorf("the seventeenth reply is %q; want %q", got, want)
 	}
 	if got := run("PING\nSELECT 0\nCLIENT GETNAME\nnonesuch a\nQUIT\n", "-a", "token"); !strings.HasPrefix(got, "PONG\nOK\n\nERR unknown command 'nonesuch', with args beginning with: 'a'") {
-		t.Errorf("piped commands reply %q; want each reply, and an error for nonesuch", got)
+		t.Errorf("the replies to piped commands are %q; want one to each, and an error for %q", got, "nonesuch")
 	}
 	if got := run("", "CL.THROTTLE", "user123", "15", "30", "60"); got != "NOAUTH Authentication required." {
-		t.Errorf("without a password the reply is %q; want NOAUTH", got)
+		t.Errorf("the reply to a client without a password is %q; want NOAUTH", got)
 	}
 	if got := run("", "--raw", "-a", "token", "INFO"); !strings.Contains(got, "loading:0") {
-		t.Errorf("INFO replies %q; want loading:0", got)
+		t.Errorf("the reply to INFO is %q; want one with loading:0", got)
 	}
 }
 
-// rueidis requires CLIENT TRACKING, and pipelines calls of several goroutines.
+// By default rueidis requires CLIENT TRACKING. It sends the calls of several goroutines as one
+// pipeline.
 func TestRueidisWorks(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}}})
 	for _, o := range []rueidis.ClientOption{{}, {AlwaysRESP2: true, DisableCache: true}} {
@@ -86,9 +87,9 @@ func TestRueidisWorks(t *testing.T) {
 	}
 }
 
-// testdata has commands that clients have sent and the replies that they accepted: connecting,
-// calling, and leaving. A line that begins with '>' was sent, one with '<' was received, both as Go
-// strings.
+// The files of testdata have what clients sent and received while they connected, called and left.
+// A line that begins with '>' was sent by the client. A line that begins with '<' was received.
+// Each line has its text as a Go string.
 func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) != 3 {
@@ -108,7 +109,7 @@ func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 			}
 			payload, err := strconv.Unquote(line[2:])
 			if err != nil {
-				t.Fatalf("%s: %s: %v; want a Go string", file, line, err)
+				t.Fatalf("%s: the line %s has no Go string: %v", file, line, err)
 			}
 			if line[0] == '>' {
 				client.send(payload)
@@ -119,7 +120,7 @@ func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 	}
 }
 
-// storesOf are stores that must give the same answers.
+// storesOf returns stores that must give the same replies.
 func storesOf(t *testing.T) map[string]penstock.Store {
 	t.Helper()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
@@ -135,7 +136,7 @@ func storesOf(t *testing.T) map[string]penstock.Store {
 	return map[string]penstock.Store{"memstore": memstore.New(memstore.Options{}), "redisstore": store, "guarded": guarded}
 }
 
-// Periods are long, so that the time that the test takes does not matter.
+// The periods are long, so that nothing is refilled during the test.
 func TestAllStoresGiveTheSameReplies(t *testing.T) {
 	var first []string
 	for name, store := range storesOf(t) {
@@ -161,14 +162,14 @@ func TestAllStoresGiveTheSameReplies(t *testing.T) {
 		for range n {
 			fields := strings.Fields(strings.Trim(client.reply(), "[]"))
 			if len(fields) == 5 {
-				fields = fields[:3] // the others are times
+				fields = fields[:3] // the other two are times
 			}
 			replies = append(replies, strings.Join(fields, " "))
 		}
 		if first == nil {
 			first = replies
 		} else if !slices.Equal(replies, first) {
-			t.Errorf("%s replies\n%v\nwant those of the first store\n%v", name, replies, first)
+			t.Errorf("the replies with %s are\n%v\nwant, as with the first store,\n%v", name, replies, first)
 		}
 	}
 }

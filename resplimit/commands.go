@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// maxName is longer than the name of any command.
+// maxName is a size in bytes. No command or subcommand has a longer name.
 const maxName = 24
 
-// command executes a command, or adds a job for it. It returns false if the connection ends then.
+// command executes a command, or adds a job for it. It returns false if the connection must be
+// closed.
 func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	var upper [maxName]byte
 	name := upper[:copy(upper[:], args[0])]
@@ -51,11 +52,12 @@ func needsUser(name []byte) bool {
 	return true
 }
 
-// execute executes a command that needs no decision.
+// execute executes a command that needs no decision. It returns false if the connection must be
+// closed.
 func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	switch name {
 	case "POST", "HOST:":
-		return false // as Redis does: a web page may make a browser send commands in the body of a request
+		return false // as in Redis: a web page could make a browser send commands in the body of an HTTP request
 	case "QUIT":
 		b.simple("OK")
 		return false
@@ -104,7 +106,7 @@ func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	return true
 }
 
-// fail writes an error after the replies to earlier commands.
+// fail decides the earlier commands, and then writes an error after their replies.
 func (c *client) fail(b *batch, text string) {
 	c.decide(b)
 	b.fail(text)
@@ -118,7 +120,7 @@ func toUpper(text []byte) {
 	}
 }
 
-// subcommand returns the second word in capitals, "" if there is none.
+// subcommand returns the second word in capitals, or "" if there is none or it is too long.
 func subcommand(args [][]byte) string {
 	if len(args) < 2 || len(args[1]) > maxName {
 		return ""
@@ -139,8 +141,8 @@ func wrongArgumentCount(name []byte) string {
 	return "ERR wrong number of arguments for '" + strings.ToLower(string(name)) + "' command"
 }
 
-// unknownCommand is the error of Redis, with its bounds: 128 bytes of the name, and about 128 of
-// the arguments.
+// unknownCommand returns the error of Redis, with its bounds: 128 bytes of the name, and about 128
+// bytes of the arguments.
 func unknownCommand(args [][]byte) string {
 	const most = 128
 	var list strings.Builder
@@ -207,9 +209,9 @@ func (c *client) authenticate(user, password []byte) bool {
 	return true
 }
 
-// compatible is the version of Redis whose replies the server follows. Clients choose by it which
-// commands they send.
-const compatible = "7.0.0"
+// redisVersion is the version of Redis whose replies the server imitates. Clients read it to choose
+// which commands they send.
+const redisVersion = "7.0.0"
 
 // hello executes HELLO [version [AUTH user password] [SETNAME name]].
 func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
@@ -259,7 +261,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 // describeServer writes the reply to HELLO.
 func (c *client) describeServer(b *batch) {
 	b.pairs(7)
-	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", compatible}} {
+	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", redisVersion}} {
 		b.bulk(pair[0])
 		b.bulk(pair[1])
 	}
@@ -346,9 +348,9 @@ func describeCommands(b *batch, args [][]byte) {
 	}
 }
 
-// info is the text of INFO. Some clients wait until loading is 0.
+// info returns the reply to INFO. Some clients wait until loading is 0.
 func (s *Server) info() string {
-	return "# Server\r\nredis_version:" + compatible + "\r\nserver_name:penstock\r\nredis_mode:standalone\r\nuptime_in_seconds:" +
+	return "# Server\r\nredis_version:" + redisVersion + "\r\nserver_name:penstock\r\nredis_mode:standalone\r\nuptime_in_seconds:" +
 		strconv.FormatInt(int64(time.Since(s.start)/time.Second), 10) +
 		"\r\n\r\n# Clients\r\nconnected_clients:" + strconv.Itoa(s.Connections()) +
 		"\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\nconnected_slaves:0\r\n"

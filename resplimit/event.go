@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// events are used by one decision after another.
+// events pools events.
 var events = sync.Pool{New: func() any { return new(admission.Event) }}
 
 // isObserved tells whether this package emits an event for a job. A quantity of 0 has no event,
@@ -33,7 +33,7 @@ func (s *Server) observe(j *job, latency time.Duration) {
 		e.Source, e.Decision, e.Charges = j.decision.Source, &j.decision, j.charges
 	}
 	s.options.Observe(e)
-	*e = admission.Event{} // it must not keep the key
+	*e = admission.Event{} // so that the pooled event keeps no key
 	events.Put(e)
 }
 

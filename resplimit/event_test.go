@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// An eventRecord keeps lines about events.
+// An eventRecord keeps a line about each event.
 type eventRecord struct {
 	mu    sync.Mutex
 	lines []string
@@ -50,6 +50,8 @@ func (r *eventRecord) take() []string {
 	return lines
 }
 
+// expect fails the test unless these are the lines since the last take. The text about describes
+// what caused them.
 func (r *eventRecord) expect(t *testing.T, about string, want ...string) {
 	t.Helper()
 	if got := r.take(); !slices.Equal(got, want) {
@@ -58,7 +60,10 @@ func (r *eventRecord) expect(t *testing.T, about string, want ...string) {
 }
 
 func TestEachThrottleHasOneEvent(t *testing.T) {
-	const allowed, denied = "cl.throttle/cl.throttle token-bucket a allowed store", "cl.throttle/cl.throttle token-bucket a denied store"
+	const (
+		allowed = "cl.throttle/cl.throttle token-bucket a allowed store"
+		denied  = "cl.throttle/cl.throttle token-bucket a denied store"
+	)
 	for _, parallel := range []int{1, 64} {
 		var r eventRecord
 		store := memstore.New(memstore.Options{Now: newClock().Now})
@@ -81,7 +86,7 @@ func TestEachThrottleHasOneEvent(t *testing.T) {
 		for range 20 {
 			client.reply()
 		}
-		// A maximum burst of 13 admits 14 calls.
+		// In redis-cell, a max_burst of 13 admits 14 calls at once.
 		r.expect(t, "a pipeline", append(slices.Repeat([]string{allowed}, 14), slices.Repeat([]string{denied}, 6)...)...)
 	}
 }
@@ -132,7 +137,7 @@ func TestPanicOfAnObserverIsContained(t *testing.T) {
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))
 	for _, want := range []string{"[0 2 1 -1 60]", "[0 2 1 -1 60]", "+PONG"} {
 		if got := client.reply(); got != want {
-			t.Errorf("the reply is %q; want %q", got, want)
+			t.Errorf("the reply is %q; want %q although the observer panics", got, want)
 		}
 	}
 }
@@ -147,9 +152,18 @@ func TestRefusedPasswordsAreReported(t *testing.T) {
 		line string
 		want []string
 	}{
-		{"AUTH secret", []string{wrong}}, {"AUTH ann wrong", []string{wrong}}, {"HELLO 3 AUTH ann wrong", []string{wrong}},
-		{"PING", []string{none}}, {"CL.THROTTLE a 1 1 60", []string{none}}, {"HELLO 3", []string{none}},
-		{"AUTH", nil}, {"HELLO 4", nil}, {"AUTH ann secret", nil}, {"HELLO 3 AUTH ann secret", nil}, {"PING", nil}, {"NONESUCH", nil},
+		{"AUTH secret", []string{wrong}},
+		{"AUTH ann wrong", []string{wrong}},
+		{"HELLO 3 AUTH ann wrong", []string{wrong}},
+		{"PING", []string{none}},
+		{"CL.THROTTLE a 1 1 60", []string{none}},
+		{"HELLO 3", []string{none}},
+		{"AUTH", nil},
+		{"HELLO 4", nil},
+		{"AUTH ann secret", nil},
+		{"HELLO 3 AUTH ann secret", nil},
+		{"PING", nil},
+		{"NONESUCH", nil},
 	} {
 		client.do(c.line)
 		r.expect(t, c.line, c.want...)
@@ -168,7 +182,7 @@ func TestAuthFailuresHaveNames(t *testing.T) {
 	seen := map[string]bool{AuthFailure(255).String(): true}
 	for _, f := range AuthFailures() {
 		if name := f.String(); name == "" || seen[name] {
-			t.Errorf("failure %d has the name %q; want a name of its own", f, name)
+			t.Errorf("failure %d has the name %q; want a name that no other failure has", f, name)
 		}
 		seen[f.String()] = true
 	}

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m, "github.com/penstock/penstock/resplimit") }
 
-// exchange sends an input and QUIT, and returns all that comes back.
+// exchange sends an input and QUIT, and returns all that the server sends.
 func exchange(t *testing.T, addr, input string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -22,15 +22,15 @@ func exchange(t *testing.T, addr, input string) string {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(testLimit))
-	io.WriteString(conn, input+encode("QUIT")) // an error is no failure: the server may have closed it
+	io.WriteString(conn, input+encode("QUIT")) // an error is no failure, because the server may have closed the connection
 	output, err := io.ReadAll(conn)
 	if e, ok := err.(net.Error); ok && e.Timeout() {
-		t.Fatalf("%.60q: the connection stays open after QUIT; want its end", input)
+		t.Fatalf("input %.60q: the connection stays open after QUIT; want that the server closes it", input)
 	}
 	return string(output)
 }
 
-// This server gives the same replies to these inputs as a real one.
+// This server gives the same replies to these inputs as a Redis server.
 func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
@@ -57,12 +57,13 @@ func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	} {
 		want, got := exchange(t, redis.Addr, input), exchange(t, addr, input)
 		if got != want {
-			t.Errorf("%.80q:\nthe reply is %.300q\nwant that of Redis: %.300q", input, got, want)
+			t.Errorf("input %.80q: the reply is\n%.300q; want, as from Redis,\n%.300q", input, got, want)
 		}
 	}
 }
 
-// Redis accepts these inputs. Here they would need more memory, or could be read in two ways.
+// Redis accepts these inputs. This server refuses them, because they need more memory than its
+// bounds allow, or could be read in two ways.
 func TestFramingIsStricterThanThatOfRedis(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
 	for input, want := range map[string]string{
@@ -77,7 +78,7 @@ func TestFramingIsStricterThanThatOfRedis(t *testing.T) {
 		strings.Repeat("a ", maxArgs+1) + "\r\n": "invalid multibulk length",
 	} {
 		if got := exchange(t, addr, input); !strings.HasPrefix(got, "-ERR Protocol error: "+want) || strings.Count(got, "\r\n") != 1 {
-			t.Errorf("%.40q: the reply is %q; want one protocol error with %q", input, got, want)
+			t.Errorf("input %.40q: the reply is %q; want one protocol error with %q", input, got, want)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A clock is set by the test.
+// A clock has a time that only the test changes.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -53,6 +53,7 @@ func serve(t testing.TB, store penstock.Store, controller *admission.Controller,
 	return s, listen(t, s)
 }
 
+// listen serves clients on loopback, and closes the server when the test ends.
 func listen(t testing.TB, s *Server) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -140,9 +141,9 @@ func (client *testClient) expect(line, want string) {
 func (client *testClient) expectEnd() {
 	client.t.Helper()
 	if text, err := readReply(client.replies); err == nil {
-		client.t.Errorf("a further reply %q; want the end of the connection", text)
+		client.t.Errorf("the server sends a further reply %q; want that it closes the connection", text)
 	} else if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-		client.t.Error("the connection is still open; want it closed")
+		client.t.Errorf("the connection is still open after %v; want that the server closes it", testLimit)
 	}
 }
 
@@ -187,14 +188,16 @@ func readReply(r *bufio.Reader) (string, error) {
 	return "", fmt.Errorf("a reply begins with %q; want one of the RESP types", kind)
 }
 
-// newFailingStore returns a store that gives no answer.
+// newFailingStore returns a store that fails for a reason. Its error contains an address, which no
+// reply may contain.
 func newFailingStore(reason penstock.Reason) penstock.Store {
 	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.NewStoreError(reason, errors.New("secret.example:6379"))
 	})
 }
 
-// controllerOf returns a controller with a policy of a rule "search" by user, with these limits.
+// controllerOf returns a controller with a policy of two rules: "search" has these limits for each
+// user, and "free" has none.
 func controllerOf(t testing.TB, store penstock.Store, onFailure guard.FailureMode, limits ...penstock.Limit) *admission.Controller {
 	t.Helper()
 	spec, err := policy.Simple("search", policy.By("user", policy.Header("X-User")), onFailure, limits...)

@@ -7,14 +7,14 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// numbers are the numbers of a limit that comes with a call.
-type numbers struct{ burst, count, period int64 } // period in seconds
+// numbers are the numbers of a limit that comes with a call. The period is in seconds.
+type numbers struct{ burst, count, period int64 }
 
 // plans caches the compiled form of limits that come with calls. All have one name, so a key has
 // one counter whatever the numbers are.
 type plans struct {
 	name  string
-	reset *penstock.Plan // for charges whose numbers do not matter
+	reset *penstock.Plan // for charges that reset a key, whatever the numbers of its limit are
 
 	mu        sync.RWMutex
 	byNumbers map[numbers]*penstock.Plan
@@ -25,7 +25,7 @@ type plans struct {
 const maxPlans = 1024
 
 func newPlans(name string) (*plans, error) {
-	reset, err := limitOf(name, numbers{1, 1, 1}).Compile()
+	reset, err := limitOf(name, numbers{burst: 1, count: 1, period: 1}).Compile()
 	if err != nil {
 		return nil, err
 	}

@@ -10,15 +10,16 @@ import (
 // The bounds of what a client may send. A declared length is checked against them before anything
 // is allocated.
 const (
-	maxArgs   = 16       // of a command, with its name
+	maxArgs   = 16       // arguments of a command, including its name
 	maxBulk   = 4 << 10  // bytes of an argument
 	maxInline = 64 << 10 // bytes of a line that is an inline command
 	maxHeader = 32       // bytes of a line that declares a length
 
-	// maxBuffer holds the longest command: 16 arguments with their headers, or an inline command.
+	// maxBuffer is a size in bytes. It has room for the longest command: 16 arguments, each with a
+	// header and CRLF, or an inline command.
 	maxBuffer = maxArgs*(maxBulk+maxHeader+2) + maxHeader
 
-	minBuffer = 4 << 10 // what an idle connection keeps
+	minBuffer = 4 << 10 // bytes that an idle connection keeps
 )
 
 // A protocolError ends a connection. Its text is that of Redis where Redis has the same error.
@@ -36,7 +37,7 @@ const (
 	errQuotes      protocolError = "unbalanced quotes in request"
 )
 
-// errFull cannot happen while maxBuffer holds every command that the bounds admit.
+// errFull cannot happen, because maxBuffer has room for every command within the bounds.
 var errFull = errors.New("resplimit: a command is larger than the buffer")
 
 // A reader reads commands: arrays of bulk strings, or lines of words. It holds at most maxBuffer
@@ -44,8 +45,8 @@ var errFull = errors.New("resplimit: a command is larger than the buffer")
 type reader struct {
 	from       io.Reader
 	buffer     []byte
-	start, end int // what was received and not parsed: buffer[start:end]
-	scanned    int // how many of these bytes, from the first, were searched for a newline
+	start, end int // buffer[start:end] has been received and not parsed yet
+	scanned    int // how many bytes from start on were searched for a newline
 	args       [maxArgs][]byte
 }
 
@@ -72,8 +73,8 @@ func (r *reader) fill() error {
 	return err
 }
 
-// makeRoom makes room at the end of the buffer. It doubles the buffer only if that is full, so the
-// buffer is at most twice as long as what was received.
+// makeRoom makes room at the end of the buffer. It doubles the buffer only if all of it is in use,
+// so the buffer is at most twice as long as what was received.
 func (r *reader) makeRoom() error {
 	switch {
 	case r.start > 0:
@@ -92,8 +93,8 @@ func (r *reader) makeRoom() error {
 // isPartial tells whether the buffer has the beginning of a command.
 func (r *reader) isPartial() bool { return r.start < r.end }
 
-// next returns the next command in the buffer, or none if it is not complete. The arguments are
-// valid until fill. Empty commands are ignored, as Redis does.
+// next returns the next command in the buffer, or nil if the buffer has no complete command. The
+// arguments are valid until the next fill. Empty commands are ignored, as in Redis.
 func (r *reader) next() (args [][]byte, err error) {
 	for r.start < r.end {
 		data := r.buffer[r.start:r.end]
@@ -214,8 +215,8 @@ func (r *reader) parseInline(data []byte) (n, size int, err error) {
 	return n, end + 1, err
 }
 
-// splitWords splits a line at spaces. A word may be quoted: "…" with the escapes of C, or '…' with
-// \' only. It is unquoted in place, because it never gets longer.
+// splitWords splits a line at spaces into r.args. A word may be quoted: "…" with the escapes of C,
+// or '…' with \' only. It is unquoted in place, because it never gets longer.
 func (r *reader) splitWords(line []byte) (n int, err error) {
 	for at := 0; ; {
 		for at < len(line) && isSpace(line[at]) {

@@ -74,10 +74,10 @@ func TestLengthsAreCheckedBeforeAnythingIsAllocated(t *testing.T) {
 		_, err := readAll(strings.NewReader(input), func(*reader) {})
 		runtime.ReadMemStats(&after)
 		if _, ok := errors.AsType[protocolError](err); !ok {
-			t.Errorf("%.40q: the error is %v; want a protocol error", input, err)
+			t.Errorf("input %.40q: the error is %v; want a protocolError", input, err)
 		}
 		if n := after.TotalAlloc - before.TotalAlloc; n > 4*maxBuffer {
-			t.Errorf("%.40q: %d bytes were allocated; want %d at most", input, n, 4*maxBuffer)
+			t.Errorf("input %.40q: %d bytes were allocated; want at most %d", input, n, 4*maxBuffer)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestLengthsAreCheckedBeforeAnythingIsAllocated(t *testing.T) {
 func TestNumbersAreReadAsRedisReadsThem(t *testing.T) {
 	for text, want := range map[string]int64{"0": 0, "-1": -1, "10": 10, "9223372036854775807": math.MaxInt64, "-9223372036854775808": math.MinInt64} {
 		if got, ok := parseInt([]byte(text)); !ok || got != want {
-			t.Errorf("%q is %d, %v; want %d", text, got, ok, want)
+			t.Errorf("%q is parsed as %d, %v; want %d, true", text, got, ok, want)
 		}
 	}
 	for _, text := range []string{"", "-", "+1", "01", "-0", "00", " 1", "1 ", "1a", "0x1", "9223372036854775808", "-9223372036854775809", "99999999999999999999"} {
@@ -114,7 +114,7 @@ func FuzzReader(f *testing.F) {
 		received = 0
 		parts, partsErr := readAll(&chunks{data, 1 + int(chunk)}, check)
 		if !slices.EqualFunc(whole, parts, slices.Equal) || (wholeErr == nil) != (partsErr == nil) {
-			t.Fatalf("at once: %q, %v; in parts of %d: %q, %v; want the same", whole, wholeErr, 1+int(chunk), parts, partsErr)
+			t.Fatalf("the commands of input %q, read in parts of %d bytes, are %q, %v; want, as from one read, %q, %v", data, 1+int(chunk), parts, partsErr, whole, wholeErr)
 		}
 		for _, args := range whole {
 			if len(args) > maxArgs || slices.ContainsFunc(args, func(arg string) bool { return len(arg) > maxBulk }) {
@@ -124,7 +124,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// chunks is a reader that returns data in parts.
+// chunks is an io.Reader that returns data in parts.
 type chunks struct {
 	data []byte
 	size int // of a part, in bytes
@@ -153,7 +153,7 @@ func TestRepliesHaveTheFormatOfTheProtocolVersion(t *testing.T) {
 		r.null()
 		r.pairs(1)
 		if got := string(r.bytes); got != want {
-			t.Errorf("version %d: %q; want %q", proto, got, want)
+			t.Errorf("in version %d of the protocol the replies are %q; want %q", proto, got, want)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (r *reply) bulk(text string) {
 	r.end()
 }
 
-// text writes a text for people: a verbatim string in version 3, and a bulk string before.
+// text writes a text for people: a verbatim string in version 3, and a bulk string in version 2.
 func (r *reply) text(text string) {
 	if r.proto < 3 {
 		r.bulk(text)
@@ -59,7 +59,7 @@ func (r *reply) null() {
 
 func (r *reply) array(n int) { r.number('*', int64(n)) }
 
-// pairs begins n names with their values: a map in version 3, and a flat array before.
+// pairs begins n names with their values: a map in version 3, and a flat array in version 2.
 func (r *reply) pairs(n int) {
 	if r.proto < 3 {
 		r.array(2 * n)

@@ -30,15 +30,15 @@ type Options struct {
 	// has one counter for a key, whatever numbers come with the call. Default: "cl.throttle".
 	LimitName string
 
-	// Parallel is how many commands of one pipeline are decided at once. A redisstore decides them
-	// together in few scripts. 1 is best for a memstore without a network behind it. Default: 64.
+	// Parallel is how many commands of one pipeline are decided in parallel. A redisstore decides
+	// them together in few scripts. 1 is best for a memstore, because it never waits. Default: 64.
 	Parallel int
 
-	// MaxParallel is how many commands of all connections are decided at once, besides one for each
-	// connection. Default: 1,024.
+	// MaxParallel is how many commands of all connections together are decided in parallel. Each
+	// connection may decide one more in its own goroutine. Default: 1,024.
 	MaxParallel int
 
-	// MaxConnections is how many clients may be connected. Others get an error and are
+	// MaxConnections is how many clients may be connected. Further clients get an error and are
 	// disconnected. An idle connection takes about 12 KB. A connection takes at most 250 KB: 66 KB of
 	// input, 66 KB of keys, 96 KB of decisions and 20 KB of replies. Default: 10,000.
 	MaxConnections int
@@ -55,14 +55,14 @@ type Options struct {
 
 	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, unless its quantity
 	// is 0. Rule and Limit of the event are LimitName. If the client gets an error because the
-	// store gave no decision, the outcome is FailedClosed and the event has Err. What PENSTOCK.CHECK
-	// decides is observed by the controller. Many goroutines call it at once. It must be quick, and
-	// must not keep the Event. Default: none.
+	// store gave no decision, the outcome is FailedClosed and the event has Err. The controller emits
+	// the events of PENSTOCK.CHECK. Several goroutines may call Observe at the same time. It must be
+	// quick, and must not keep the Event. Default: none.
 	Observe func(*admission.Event)
 
 	// AuthFailed is called each time that a client is rejected for its password, with the client's
-	// address. The client can cause this at will, so log it at a bounded rate. Many goroutines call
-	// it at once. It must be quick. Default: none.
+	// address. Clients can cause many such calls, so log them at a bounded rate. Several goroutines
+	// may call AuthFailed at the same time. It must be quick. Default: none.
 	AuthFailed func(AuthFailure, net.Addr)
 }
 
@@ -93,10 +93,10 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// A Server serves Redis clients. Make one with New. Many goroutines may use it at once.
+// A Server serves Redis clients. Make one with New. Several goroutines may use it at the same time.
 type Server struct {
 	store       penstock.Store
-	lists       many.Store // the store, if it decides lists; else nil
+	listStore   many.Store // the store, if it decides lists; else nil
 	controller  *admission.Controller
 	options     Options
 	credentials credentials
@@ -114,15 +114,15 @@ type Server struct {
 	isClosing atomic.Bool // set with mu held
 
 	mu         sync.Mutex
-	closing    chan struct{}
+	closing    chan struct{} // closed by stop, so that Serve does not wait until its pause ends
 	listeners  map[net.Listener]struct{}
 	connected  map[*client]struct{}
-	goroutines sync.WaitGroup // of connections
+	goroutines sync.WaitGroup // the goroutines of connections
 }
 
-// New makes a Server. CL.THROTTLE and THROTTLE are decided by the store, PENSTOCK.CHECK by the
-// controller. Either may be nil: then its commands are answered with an error. The store should
-// have the guards of guard.Standard, so that each decision ends in time. An error wraps
+// New makes a Server. The store decides CL.THROTTLE and THROTTLE. The controller decides
+// PENSTOCK.CHECK. Either may be nil: then the reply to its commands is an error. The store should
+// have the guards of guard.Standard, so that each decision ends in time. The error of New wraps
 // penstock.ErrInvalid.
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Server, error) {
 	o.setDefaults()
@@ -142,7 +142,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, start: time.Now(),
 		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
 	}
-	s.lists, _ = store.(many.Store)
+	s.listStore, _ = store.(many.Store)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.workers = workers.New(o.MaxParallel, func(help func()) { help() })
 	return s, nil
@@ -159,7 +159,8 @@ func (s *Server) Serve(l net.Listener) error {
 		return ErrServerClosed
 	}
 	defer s.removeListener(l)
-	for pause := time.Duration(0); ; {
+	var pause time.Duration // after the last error of Accept; 0 after a success
+	for {
 		conn, err := l.Accept()
 		switch {
 		case err == nil:
@@ -179,14 +180,14 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// The pauses after a temporary error of Accept.
+// The shortest and the longest pause after a temporary error of Accept.
 const (
 	minPause = 5 * time.Millisecond
 	maxPause = time.Second
 )
 
-// isTemporary tells whether Accept may work later. The method Temporary is deprecated, except for
-// errors of Accept.
+// isTemporary tells whether a later Accept may succeed. The method Temporary is deprecated, except
+// for errors of Accept.
 func isTemporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error
@@ -242,11 +243,14 @@ func (s *Server) disconnect(c *client) {
 // does not block. A TLS connection gets none, because it would need a handshake first.
 func reject(conn net.Conn, isFull bool) {
 	if _, isTLS := conn.(*tls.Conn); isFull && !isTLS {
-		conn.SetWriteDeadline(time.Now().Add(minPause))
+		conn.SetWriteDeadline(time.Now().Add(rejectTimeout))
 		conn.Write([]byte("-ERR max number of clients reached\r\n"))
 	}
 	conn.Close()
 }
+
+// rejectTimeout bounds the time of writing to a client that is rejected.
+const rejectTimeout = 5 * time.Millisecond
 
 // Connections returns how many clients are connected.
 func (s *Server) Connections() int {
@@ -256,8 +260,8 @@ func (s *Server) Connections() int {
 }
 
 // Shutdown stops accepting clients, answers the commands that have been received, and closes each
-// connection once it is idle. If ctx ends before that, Shutdown returns its error, and Close ends
-// the rest.
+// connection once it is idle. If ctx ends first, Shutdown returns the error of ctx. Close can then
+// end the remaining connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop(func(c *client) { c.conn.SetReadDeadline(past) })
 	idle := make(chan struct{})
@@ -275,7 +279,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// past ends a read at once.
+// past is a deadline that ends a read immediately.
 var past = time.Unix(1, 0)
 
 // Close closes all listeners and connections, and returns when their goroutines have ended.
@@ -288,8 +292,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// stop closes the listeners, and calls end with each connection.
-func (s *Server) stop(end func(*client)) {
+// stop closes the listeners, and calls endClient with each connection.
+func (s *Server) stop(endClient func(*client)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.isClosing.Load() {
@@ -300,6 +304,6 @@ func (s *Server) stop(end func(*client)) {
 		l.Close()
 	}
 	for c := range s.connected {
-		end(c)
+		endClient(c)
 	}
 }

@@ -28,7 +28,7 @@ import (
 func TestUnsafeOptionsAreErrors(t *testing.T) {
 	for _, o := range []Options{{}, {Credentials: []Credential{{User: "a"}}}, {AllowAnonymous: true, LimitName: "No Name"}} {
 		if _, err := New(memstore.New(memstore.Options{}), nil, o); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v: the error is %v; want one that wraps ErrInvalid", o, err)
+			t.Errorf("the error for the options %+v is %v; want one that wraps ErrInvalid", o, err)
 		}
 	}
 }
@@ -97,32 +97,32 @@ func TestVersionThreeHasItsOwnTypes(t *testing.T) {
 	}
 	client.expect("CLIENT MAINT_NOTIFICATIONS ON", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.")
 	if got := client.do("INFO"); !strings.Contains(got, "loading:0\r\n") || !strings.Contains(got, "connected_clients:1\r\n") || !strings.HasPrefix(got, "txt:") {
-		t.Errorf("INFO replies %q; want loading:0 and one client, as verbatim text", got)
+		t.Errorf("the reply to INFO is %q; want a verbatim text with loading:0 and one client", got)
 	}
 	if got := client.do("CLIENT INFO"); !strings.Contains(got, "resp=3") {
-		t.Errorf("CLIENT INFO replies %q; want resp=3", got)
+		t.Errorf("the reply to CLIENT INFO is %q; want one with resp=3", got)
 	}
 	client.expect("QUIT", "+OK")
 	client.expectEnd()
 }
 
-// A gatheringStore decides nothing before the awaited number of calls is in flight, or before the
+// A gatheringStore decides nothing until the awaited number of calls is in flight, or until the
 // test closes release.
 type gatheringStore struct {
 	penstock.Store
-	awaited int64         // if more than can be in flight, only the test ends the wait
-	inside  atomic.Int64  // calls in flight now
-	most    atomic.Int64  // the most in flight at once
-	release chan struct{} // closed when the awaited number has been in flight
-	once    sync.Once
+	awaited  int64         // if this is more than can be in flight, only the test ends the wait
+	inFlight atomic.Int64  // calls that are in flight now
+	most     atomic.Int64  // the largest value of inFlight so far
+	release  chan struct{} // closed when the awaited number of calls is in flight
+	once     sync.Once     // closes release
 }
 
 func (g *gatheringStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	inside := g.inside.Add(1)
-	defer g.inside.Add(-1)
-	for most := g.most.Load(); inside > most && !g.most.CompareAndSwap(most, inside); most = g.most.Load() {
+	inFlight := g.inFlight.Add(1)
+	defer g.inFlight.Add(-1)
+	for most := g.most.Load(); inFlight > most && !g.most.CompareAndSwap(most, inFlight); most = g.most.Load() {
 	}
-	if inside == g.awaited {
+	if inFlight == g.awaited {
 		g.once.Do(func() { close(g.release) })
 	}
 	select {
@@ -165,16 +165,16 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 
 func TestParallelDecisionsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
+	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four goroutines decide, and that of the connection
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), "1", "1", "60"))
 	}
 	client.send(pipeline.String())
-	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
+	await(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
 	if n := s.workers.Running(); n != 4 {
-		t.Errorf("%d goroutines decide besides that of the connection; want 4", n)
+		t.Errorf("besides the goroutine of the connection, %d goroutines decide; want 4", n)
 	}
 	store.once.Do(func() { close(store.release) })
 	for range 40 {
@@ -183,30 +183,30 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 		}
 	}
 	if n := store.most.Load(); n != 5 {
-		t.Errorf("%d decisions were in flight at once; want 5", n)
+		t.Errorf("at most %d decisions were in flight at the same time; want 5", n)
 	}
 }
 
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the list itself
+	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // a list has its first job and four others
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i%20), "1", "1", "60"))
 	}
 	client.send(pipeline.String())
-	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
+	await(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
 	store.once.Do(func() { close(store.release) })
 	for i := range 40 {
 		if got, want := client.reply(), fmt.Sprintf("[0 2 %d -1 %d]", 1-i/20, 60+i/20*60); got != want {
-			t.Errorf("reply %d is %q, want %q", i, got, want)
+			t.Errorf("reply %d is %q; want %q", i, got, want)
 		}
 	}
 	if n := store.most.Load(); n != 5 {
-		t.Errorf("%d decisions were in flight at once; want 5", n)
+		t.Errorf("at most %d decisions were in flight at the same time; want 5", n)
 	}
-	await(t, "the bound is free again", func() bool { return s.deciding.Load() == 0 })
+	await(t, "no job counts for the bound", func() bool { return s.deciding.Load() == 0 })
 }
 
 // A panic in a store that decides lists gives each command an error.
@@ -216,7 +216,7 @@ func TestPanicOfAListIsContained(t *testing.T) {
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
 	for range 2 {
 		if got := client.reply(); !strings.Contains(got, "UNAVAILABLE") {
-			t.Errorf("the reply is %q; want an error", got)
+			t.Errorf("the reply is %q; want an error with UNAVAILABLE", got)
 		}
 	}
 	if got := client.reply(); got != "end" {
@@ -247,7 +247,7 @@ func (e *exclusiveStore) Decide(ctx context.Context, charges []penstock.Charge) 
 		defer e.busy.Delete(charges[i].Key)
 	}
 	for range 20 {
-		runtime.Gosched() // another decision would begin now
+		runtime.Gosched() // so that another decision of the key could begin
 	}
 	return e.Store.Decide(ctx, charges)
 }
@@ -261,6 +261,8 @@ func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// testOrder sends a pipeline of commands for seven keys, and compares the replies with those that
+// their order demands.
 func testOrder(t *testing.T, store penstock.Store) {
 	_, addr := serve(t, store, nil, Options{})
 	client := connect(t, addr)
@@ -332,7 +334,7 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 	scripts := after - before
 	t.Logf("%d commands took %d scripts", rounds*n, scripts)
 	if scripts > rounds*n/3 {
-		t.Errorf("%d commands took %d scripts; want a third at most", rounds*n, scripts)
+		t.Errorf("%d commands took %d scripts; want at most %d", rounds*n, scripts, rounds*n/3)
 	}
 }
 
@@ -341,18 +343,22 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 		return penstock.Wrap(newFailingStore(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
 	}
 	panics := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("a bug in a store") })
-	day := penstock.PerDay(100).WithBurst(16)
+	const (
+		timeout     = "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"
+		unreachable = "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"
+		unknown     = "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made"
+	)
 	for _, c := range []struct {
 		name          string
 		store         penstock.Store
 		throttle, del string // the replies to CL.THROTTLE and DEL
 	}{
-		{"timeout", newFailingStore(penstock.ReasonTimeout), "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
-		{"unreachable", newFailingStore(penstock.ReasonUnreachable), "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged", "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"},
-		{"panic", panics, "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made", "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made"},
-		{"local", fallback(guard.FailLocal), "[0 16 15 -1 20]", "1"},
-		{"open", fallback(guard.FailOpen), "[0 16 16 -1 0]", "1"},
-		{"closed", fallback(guard.FailClosed), "[1 16 0 1 0]", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
+		{name: "timeout", store: newFailingStore(penstock.ReasonTimeout), throttle: timeout, del: timeout},
+		{name: "unreachable", store: newFailingStore(penstock.ReasonUnreachable), throttle: unreachable, del: unreachable},
+		{name: "panic", store: panics, throttle: unknown, del: unknown},
+		{name: "local", store: fallback(guard.FailLocal), throttle: "[0 16 15 -1 20]", del: "1"},
+		{name: "open", store: fallback(guard.FailOpen), throttle: "[0 16 16 -1 0]", del: "1"},
+		{name: "closed", store: fallback(guard.FailClosed), throttle: "[1 16 0 1 0]", del: timeout},
 	} {
 		_, addr := serve(t, c.store, nil, Options{})
 		client := connect(t, addr)
@@ -363,6 +369,7 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 			}
 		}
 	}
+	day := penstock.PerDay(100).WithBurst(16)
 	for mode, want := range map[guard.FailureMode]string{
 		guard.FailLocal:  "[0 16 15 -1 864 allowed search.day]",
 		guard.FailOpen:   "[0 16 16 -1 0 failed_open search.day]",
@@ -389,17 +396,18 @@ func TestRuleIsCalledByItsName(t *testing.T) {
 		"PENSTOCK.CHECK search": "wrong number", "CL.THROTTLE a 1 1 1": "no store", "DEL a": "no store",
 	} {
 		if got := client.do(line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, want) {
-			t.Errorf("%s: the reply is %q; want an error with %q", line, got, want)
+			t.Errorf("%s: the reply is %q; want an error that contains %q", line, got, want)
 		}
 	}
 }
 
-// await waits until a condition holds. It fails the test after a timeout.
-func await(t *testing.T, what string, holds func() bool) {
+// await waits until a condition holds, and fails the test after testLimit. The text condition
+// describes it.
+func await(t *testing.T, condition string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testLimit); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: still not so after %v", what, testLimit)
+			t.Fatalf("after %v this does not hold: %s", testLimit, condition)
 		}
 	}
 }
@@ -410,12 +418,12 @@ func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	idle, busy := connect(t, addr), connect(t, addr)
 	idle.expect("PING", "+PONG")
 	busy.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
-	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
+	await(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
 
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := s.Shutdown(ctx); err != context.Canceled {
-		t.Errorf("Shutdown with an ended context returns %v; want the context's error", err)
+		t.Errorf("Shutdown with a canceled context returns %v; want context.Canceled", err)
 	}
 	idle.expectEnd()
 	if _, err := net.Dial("tcp", addr); err == nil {
@@ -423,18 +431,18 @@ func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	}
 	close(store.release)
 	if got := busy.reply(); got != "[0 2 1 -1 60]" {
-		t.Errorf("the reply in flight is %q; want [0 2 1 -1 60]", got)
+		t.Errorf("the reply to the command in flight is %q; want [0 2 1 -1 60]", got)
 	}
 	busy.expectEnd()
 	if err := s.Shutdown(context.Background()); err != nil || s.Connections() != 0 {
-		t.Errorf("Shutdown returns %v with %d connections; want nil with none", err, s.Connections())
+		t.Errorf("Shutdown returns %v, and %d clients are connected; want nil and 0", err, s.Connections())
 	}
 	if err := s.Serve(closedListener{}); !errors.Is(err, ErrServerClosed) {
 		t.Errorf("Serve after Shutdown returns %v; want ErrServerClosed", err)
 	}
 }
 
-// closedListener is a listener that is only closed.
+// closedListener is a listener of which only Close may be called.
 type closedListener struct{ net.Listener }
 
 func (closedListener) Close() error { return nil }
@@ -444,10 +452,10 @@ func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	s, addr := serve(t, store, nil, Options{})
 	client := connect(t, addr)
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
-	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
+	await(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
 	s.Close()
-	if n := store.inside.Load(); n != 0 || s.Connections() != 0 {
-		t.Errorf("after Close, %d decisions are in flight and %d clients connected; want none", n, s.Connections())
+	if n := store.inFlight.Load(); n != 0 || s.Connections() != 0 {
+		t.Errorf("after Close, %d decisions are in flight and %d clients are connected; want 0 of both", n, s.Connections())
 	}
 	client.expectEnd()
 }
@@ -459,11 +467,11 @@ func TestConnectionsAreBounded(t *testing.T) {
 	second.expect("PING", "+PONG")
 	third := connect(t, addr)
 	if got := third.reply(); got != "-ERR max number of clients reached" {
-		t.Errorf("the third client gets %q; want an error and the end", got)
+		t.Errorf("the reply to the third client is %q; want that the maximum is reached", got)
 	}
 	third.expectEnd()
 	first.Close()
-	await(t, "a place is free", func() bool { return s.Connections() == 1 })
+	await(t, "one client is connected", func() bool { return s.Connections() == 1 })
 	connect(t, addr).expect("PING", "+PONG")
 }
 
@@ -499,7 +507,7 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	}
 }
 
-// A TLS handshake gets no more time than a command, whatever an idle client gets.
+// A TLS handshake gets the time of a command, and not the longer time of an idle client.
 func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
 	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, IdleTimeout: testLimit, ReadTimeout: 50 * time.Millisecond})
 	if err != nil {
@@ -526,10 +534,10 @@ func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
 	}
 }
 
-// A scriptedConn receives these parts, and records the deadline of each read.
+// A scriptedConn returns one of its parts in each read, and records the deadlines of the reads.
 type scriptedConn struct {
 	net.Conn
-	parts     []string
+	parts     []string // those that were not read yet
 	deadlines []time.Time
 }
 
@@ -555,11 +563,22 @@ func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
 		name        string
 		credentials []Credential
 		parts       []string
-		isSame      []bool // whether each deadline is that of the read before it
-		isIdle      []bool // whether it is that of an idle client
+		isSame      []bool // for each read, whether its deadline is that of the read before
+		isIdle      []bool // for each read, whether its deadline is that of an idle client
 	}{
-		{"anonymous", nil, []string{"PI", "NG", "\r\nPI", "NG\r", "\n"}, []bool{false, false, true, false, true, false}, []bool{true, false, false, false, false, true}},
-		{"before AUTH", []Credential{{"", "token"}}, []string{"PI", "NG\r\n", "RESET\r\n", "AUTH token\r\n"}, []bool{false, true, true, true, false}, []bool{false, false, false, false, true}},
+		{
+			name:   "anonymous",
+			parts:  []string{"PI", "NG", "\r\nPI", "NG\r", "\n"},
+			isSame: []bool{false, false, true, false, true, false},
+			isIdle: []bool{true, false, false, false, false, true},
+		},
+		{
+			name:        "before AUTH",
+			credentials: []Credential{{"", "token"}},
+			parts:       []string{"PI", "NG\r\n", "RESET\r\n", "AUTH token\r\n"},
+			isSame:      []bool{false, true, true, true, false},
+			isIdle:      []bool{false, false, false, false, true},
+		},
 	} {
 		s, err := New(memstore.New(memstore.Options{}), nil, Options{Credentials: c.credentials, AllowAnonymous: c.credentials == nil, IdleTimeout: idle, ReadTimeout: read})
 		if err != nil {
@@ -568,29 +587,33 @@ func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
 		conn := &scriptedConn{parts: c.parts}
 		newClient(s, conn).serve()
 		if len(conn.deadlines) != len(c.isSame) {
-			t.Fatalf("%s: %d deadlines; want %d", c.name, len(conn.deadlines), len(c.isSame))
+			t.Fatalf("%s: there were %d deadlines; want %d", c.name, len(conn.deadlines), len(c.isSame))
 		}
 		for i, at := range conn.deadlines {
 			if isIdle := time.Until(at) > 2*read; isIdle != c.isIdle[i] {
-				t.Errorf("%s: deadline %d is in %v; want that of an idle client: %v", c.name, i, time.Until(at), c.isIdle[i])
+				t.Errorf("%s: read %d has the deadline of an idle client: %v; want %v", c.name, i, isIdle, c.isIdle[i])
 			}
-			if i > 0 && at.Equal(conn.deadlines[i-1]) != c.isSame[i] {
-				t.Errorf("%s: deadline %d is %v later than the one before; want the same: %v", c.name, i, at.Sub(conn.deadlines[i-1]), c.isSame[i])
+			if i == 0 {
+				continue
+			}
+			if isSame := at.Equal(conn.deadlines[i-1]); isSame != c.isSame[i] {
+				t.Errorf("%s: read %d has the same deadline as the read before: %v; want %v", c.name, i, isSame, c.isSame[i])
 			}
 		}
 	}
 }
 
-// repeat sends a text until the server ends the connection. The test fails if it does not.
+// repeat sends a text until the server closes the connection. It fails the test if the server still
+// reads after testLimit.
 func repeat(client *testClient, text string) {
 	for {
 		if _, err := io.WriteString(client, text); errors.Is(err, os.ErrDeadlineExceeded) {
-			client.t.Errorf("the server still reads after %v; want the end of the connection", testLimit)
+			client.t.Errorf("the server still reads after %v; want that it closes the connection", testLimit)
 			return
 		} else if err != nil {
 			return
 		}
-		if len(text) == 1 {
+		if len(text) == 1 { // a byte now and then
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
@@ -624,6 +647,7 @@ func (l *memoryListener) dial() net.Conn {
 	return client
 }
 
+// memoryInUse returns how many bytes the heap and the stacks of this process use.
 func memoryInUse() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -657,16 +681,16 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 			}
 		}
 	}
-	await(t, "all are connected", func() bool { return s.Connections() == n })
+	await(t, "all clients are connected", func() bool { return s.Connections() == n })
 	bytesOfEach := (memoryInUse() - before) / n
-	t.Logf("%d bytes for each idle connection, including the client's end", bytesOfEach)
+	t.Logf("an idle connection takes %d bytes, in the server and the client together", bytesOfEach)
 	if bytesOfEach > 16<<10 {
-		t.Errorf("an idle connection takes %d bytes; want 16 KB at most", bytesOfEach)
+		t.Errorf("an idle connection takes %d bytes, in the server and the client together; want at most 16 KB", bytesOfEach)
 	}
 	for _, c := range conns {
 		c.Close()
 	}
-	await(t, "all have left", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
+	await(t, "no client is connected, and their goroutines have ended", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
 }
 
 // The test's clients send as much as they may without completing a command.
@@ -692,9 +716,9 @@ func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
 		}
 	}
 	bytesOfEach := (memoryInUse() - before) / n
-	t.Logf("%d bytes for each connection that sends the most that it may", bytesOfEach)
+	t.Logf("a connection that sends as much as it may takes %d bytes", bytesOfEach)
 	if bytesOfEach > 200<<10 {
-		t.Errorf("a connection takes %d bytes; want 200 KB at most", bytesOfEach)
+		t.Errorf("a connection that sends as much as it may takes %d bytes; want at most 200 KB", bytesOfEach)
 	}
 	if !slices.ContainsFunc(conns, func(c net.Conn) bool { _, err := c.Write([]byte("a")); return err == nil }) {
 		t.Error("all connections have ended before their memory was measured; want one open")

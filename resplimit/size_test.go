@@ -9,6 +9,6 @@ import (
 func TestAConnectionTakesWhatIsDocumented(t *testing.T) {
 	input, keys, replies := maxBuffer, maxBuffer, maxReply+maxBulk
 	if decisions := maxJobs * int(unsafe.Sizeof(job{})); decisions > 96<<10 || input+keys+decisions+replies > 250<<10 {
-		t.Errorf("%d bytes of input, %d of keys, %d of decisions and %d of replies; want at most 96 KB of decisions and 250 KB in all", input, keys, decisions, replies)
+		t.Errorf("a connection takes %d bytes of input, %d of keys, %d of decisions and %d of replies; want at most 96 KB of decisions, and at most 250 KB together", input, keys, decisions, replies)
 	}
 }

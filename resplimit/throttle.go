@@ -66,24 +66,25 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 // checkNumbers checks max_burst, count, period and quantity. The text is the error, or "".
 func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
+	leastBurst := boolToInt(k == crabThrottle) // 1 for throttlecrab, 0 for redis-cell
 	switch {
-	case burst < 0 || k == crabThrottle && burst == 0:
-		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, boolToInt(k == crabThrottle))
+	case burst < leastBurst:
+		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, leastBurst)
 	case burst >= penstock.MaxCost:
 		text = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
 	case count == 0 || period == 0:
 		text = errZeroRate
 	case count < 0 || period < 0:
-		text = "ERR count and period must not be negative"
+		text = fmt.Sprintf("ERR count is %d and period is %d; neither may be negative", count, period)
 	case period > maxSeconds:
 		text = fmt.Sprintf("ERR the period is %d seconds; the longest is %d", period, int64(maxSeconds))
 	case quantity < 0:
-		text = "ERR the quantity must not be negative; DEL key resets a key"
+		text = fmt.Sprintf("ERR the quantity is %d; it must not be negative, and DEL resets a key", quantity)
 	case quantity > penstock.MaxCost:
 		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	}
 	if k == cellThrottle {
-		burst++ // max_burst of redis-cell is how many more than one may come at once
+		burst++ // max_burst of redis-cell is how many more units than one are admitted at once
 	}
 	return numbers{burst, count, period}, quantity, text
 }
@@ -99,7 +100,7 @@ func (c *client) del(b *batch, args [][]byte) {
 		return
 	}
 	if len(args) > 2 {
-		c.decide(b) // earlier commands first, so that those for one key keep their order
+		c.decide(b) // the earlier commands, so that the commands of each key keep their order
 	}
 	j := b.add(deletion, string(args[1]))
 	j.single[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.reset, Mode: penstock.Reset}
@@ -129,7 +130,7 @@ func (j *job) answer(r *reply) {
 		r.integer(j.limit)
 	case j.kind == namedCheck:
 		j.check.answer(r)
-	case j.kind == crabThrottle: // its numbers are allowed, limit, remaining, reset after, retry after
+	case j.kind == crabThrottle: // the reply has allowed, limit, remaining, reset after, retry after
 		a := j.throttleReply()
 		r.array(5)
 		r.integer(1 - a.limited)
@@ -160,8 +161,8 @@ func (j *job) throttleReply() throttleReply {
 	return newThrottleReply(d.Allowed, d.Source, d.Status(0), j.limit)
 }
 
-// newThrottleReply makes the numbers of a status. If no counter was charged (FromOpen), all of the
-// limit remains.
+// newThrottleReply returns the numbers for a status. If nothing was charged because the store
+// failed (FromOpen), all of the limit remains.
 func newThrottleReply(isAllowed bool, source penstock.Source, s penstock.Status, limit int64) throttleReply {
 	a := throttleReply{limit: limit, remaining: min(s.Remaining, limit), retryAfter: -1, resetAfter: seconds(s.ResetAfter)}
 	if source == penstock.FromOpen {
@@ -173,7 +174,8 @@ func newThrottleReply(isAllowed bool, source penstock.Source, s penstock.Status,
 	return a
 }
 
-// seconds rounds up, so that a client that waits this long is never too early. Never is -1.
+// seconds returns d in seconds, rounded up, so that a client that waits this long is never too
+// early. For Never it returns -1.
 func seconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1
@@ -188,11 +190,11 @@ func boolToInt(isOne bool) int64 {
 	return 0
 }
 
-// errorText returns the error reply for an error of a store or a plan. It has no text of the store,
-// which may name addresses. The first word is for programs:
+// errorText returns the error reply for an error of a store or a plan. It omits the store's own
+// text, which may contain addresses. Programs can read the first word:
 //
-//   - UNAVAILABLE: there is no decision. No client repeats such a command by itself, as some do
-//     after TRYAGAIN: the charge may have been made.
+//   - UNAVAILABLE: there is no decision. Clients do not repeat the command by themselves, as some
+//     do after TRYAGAIN. To repeat it could charge twice.
 //   - ERR: the command is wrong.
 func errorText(err error) string {
 	if s := penstock.AsStoreError(err); s != nil {

@@ -18,15 +18,15 @@ import (
 )
 
 // redisCell is a model of redis-cell, written from its documentation: GCRA in nanoseconds, with one
-// theoretical arrival time (TAT) per key. Unlike its documentation, the module forgets a key up to
-// 1 ms early, because it truncates the time to live.
+// theoretical arrival time (TAT) per key. The module itself, unlike its documentation, forgets a
+// key up to 1 ms early, because it truncates the time to live.
 type redisCell struct {
 	tats    map[string]int64 // TAT by key, in ns
-	expires map[string]int64 // in ms; nil: no key is forgotten early
+	expires map[string]int64 // when each key is forgotten, in ms; nil: no key is forgotten early
 }
 
-// throttle returns the five integers. The clock is in ns. isRounded tells whether a part of a
-// second below 1 ms was cut off, where this package rounds up.
+// throttle returns the five integers of the reply. The time now is in ns. isRounded tells for each
+// integer whether a part of a second below 1 ms was cut off. This package rounds such a part up.
 func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now int64) (reply [5]int64, isRounded [5]bool) {
 	interval := int64(float64(period*1e9) / float64(count))
 	tolerance, increment := interval*(maxBurst+1), interval*quantity
@@ -56,8 +56,8 @@ func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now 
 	return reply, isRounded
 }
 
-// cellSeconds returns a time in ns as redis-cell does: rounded up to seconds, but a part of a
-// second below 1 ms is cut off.
+// cellSeconds returns a time in seconds as redis-cell does: rounded up, but a part of a second
+// below 1 ms is cut off. Then isRounded is true.
 func cellSeconds(ns int64) (s int64, isRounded bool) {
 	s, rest := ns/1e9, ns%1e9
 	if rest >= 1e6 {
@@ -66,13 +66,25 @@ func cellSeconds(ns int64) (s int64, isRounded bool) {
 	return s, rest > 0
 }
 
-// cellLimits are limits as max_burst, count and period. Their intervals are whole microseconds, so
-// redis-cell does not truncate them.
-var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 100, 60}, {0, 1, 3600}, {9, 1000, 1}, {3, 8, 7}, {63, 64, 1}, {999, 100000, 1}}
+// cellLimits are limits of redis-cell. The period is in seconds. The intervals between units are
+// whole microseconds, so redis-cell does not truncate them.
+var cellLimits = []struct{ maxBurst, count, period int64 }{
+	{maxBurst: 15, count: 30, period: 60},
+	{maxBurst: 0, count: 1, period: 1},
+	{maxBurst: 1, count: 2, period: 1},
+	{maxBurst: 4, count: 5, period: 1},
+	{maxBurst: 99, count: 100, period: 60},
+	{maxBurst: 0, count: 1, period: 3600},
+	{maxBurst: 9, count: 1000, period: 1},
+	{maxBurst: 3, count: 8, period: 7},
+	{maxBurst: 63, count: 64, period: 1},
+	{maxBurst: 999, count: 100000, period: 1},
+}
 
-// The test makes 100,000 calls and compares every integer with those of redis-cell. The only
-// difference is the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, it also calls
-// that module, in a server with the same clock, which must answer like the model.
+// The test makes 100,000 calls, and compares every integer of the replies with the model of
+// redis-cell. Only parts of a second below 1 ms may differ. With
+// PENSTOCK_REDIS_CELL=/path/libredis_cell.so, the test also calls that module in a server with the
+// same clock. The module must reply like its model.
 func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	effort.WithoutRace(t)
 	callModule := func(string, time.Time) string { return "" }
@@ -95,11 +107,11 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 	// moduleModel forgets keys early, as the module does.
 	moduleModel := redisCell{tats: make(map[string]int64), expires: make(map[string]int64)}
 	calls := effort.Of(100_000, 2_000_000)
-	rounded, denied, neverFit, forgottenEarly := 0, 0, 0, 0 // how many of them
+	rounded, denied, neverFit, forgottenEarly := 0, 0, 0, 0 // numbers of integers, and of calls
 	for i := range calls {
-		limit := random.IntN(len(cellLimits))
-		maxBurst, count, period := cellLimits[limit][0], cellLimits[limit][1], cellLimits[limit][2]
-		key := fmt.Sprintf("key:%d:%d", limit, random.IntN(3))
+		index := random.IntN(len(cellLimits))
+		maxBurst, count, period := cellLimits[index].maxBurst, cellLimits[index].count, cellLimits[index].period
+		key := fmt.Sprintf("key:%d:%d", index, random.IntN(3))
 		quantities := []int64{1, 1, 1, 0, 2, random.Int64N(maxBurst + 3)}
 		quantity := quantities[random.IntN(len(quantities))]
 		interval := period * 1_000_000 / count                                                          // µs
@@ -113,7 +125,7 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 		if module := callModule(line, now.Now()); module != "" {
 			wantOfModule, _ := moduleModel.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 			if module != fmt.Sprint(wantOfModule) {
-				t.Fatalf("PENSTOCK_SEED=%d, call %d: %s: the module replies %s; its model %v", seed, i, line, module, wantOfModule)
+				t.Fatalf("PENSTOCK_SEED=%d, call %d, %s: the reply of the module is %s; want, as from its model, %v", seed, i, line, module, wantOfModule)
 			}
 			if wantOfModule != want {
 				forgottenEarly++
@@ -126,7 +138,7 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 			}
 		}
 		if got := client.do(line); got != fmt.Sprint(want) {
-			t.Fatalf("PENSTOCK_SEED=%d, call %d: %s replies %s; redis-cell replies %v", seed, i, line, got, want)
+			t.Fatalf("PENSTOCK_SEED=%d, call %d, %s: the reply is %s; want, as from redis-cell, %v", seed, i, line, got, want)
 		}
 		if want[0] == 1 {
 			denied++
@@ -135,10 +147,10 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d calls: %d denied, %d of these never fit; %d times below 1 ms were rounded up; the module had forgotten %d times too early",
+	t.Logf("of %d calls, %d were denied, and %d of these can never fit; %d parts below 1 ms were rounded up; the module forgot a key too early before %d calls",
 		calls, denied, neverFit, rounded, forgottenEarly)
 	if denied < calls/20 || neverFit < calls/500 || rounded < calls/1000 {
-		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; want at least %d, %d and %d", calls, denied, neverFit, rounded, calls/20, calls/500, calls/1000)
+		t.Errorf("of %d calls only %d were denied, %d can never fit and %d parts were rounded up; want at least %d, %d and %d", calls, denied, neverFit, rounded, calls/20, calls/500, calls/1000)
 	}
 }
 
@@ -155,7 +167,7 @@ func TestThrottleRepliesAsDocumented(t *testing.T) {
 	}
 	client.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 2 32]")
 	client.expect("CL.THROTTLE user123 15 30 60 17", "[1 16 0 -1 32]")
-	now.advance(2*time.Second - 400*time.Microsecond) // 0.4 ms are missing
+	now.advance(2*time.Second - 400*time.Microsecond) // the next unit comes 0.4 ms later
 	client.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 1 31]")
 	client.expect("CL.THROTTLE user123 15 30 60 0", "[0 16 0 -1 31]")
 
@@ -202,7 +214,7 @@ func TestDelForgetsUsedUnits(t *testing.T) {
 		for _, key := range []string{"a", "b", "c"} {
 			client.do("CL.THROTTLE " + key + " 0 1 3600")
 			if got := client.do("CL.THROTTLE " + key + " 0 1 3600"); !strings.HasPrefix(got, "[1 1 0 ") {
-				t.Errorf("%s: the second call replies %s; want a denial", name, got)
+				t.Errorf("%s: the reply to the second call of key %q is %s; want a denial", name, key, got)
 			}
 		}
 		client.expect("DEL a", "1")
@@ -243,7 +255,7 @@ func TestInvalidArguments(t *testing.T) {
 		{"PENSTOCK.CHECK a b", "no policy"},
 	} {
 		if got := client.do(c.line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: the reply is %q; want an error with %q", c.line, got, c.want)
+			t.Errorf("%s: the reply is %q; want an error that contains %q", c.line, got, c.want)
 		}
 	}
 	client.expect("CL.THROTTLE a 1 1 252288000", "[0 2 1 -1 252288000]")
@@ -257,7 +269,7 @@ func TestPlansAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range int64(3 * maxPlans) {
-		if _, err := p.get(numbers{1, i + 1, 60}); err != nil {
+		if _, err := p.get(numbers{burst: 1, count: i + 1, period: 60}); err != nil {
 			t.Fatal(err)
 		}
 	}
