@@ -92,11 +92,18 @@ func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text str
 	return c, seen
 }
 
+// memoryControllerOf makes a Controller like controllerOf, with counters in memory.
+func memoryControllerOf(t testing.TB, text string) (*admission.Controller, *events) {
+	t.Helper()
+	const hasFallback = true
+	return controllerOf(t, memstore.New(memstore.Options{}), hasFallback, text)
+}
+
 // transportOf makes a JSON transport for a policy file with this text, with counters in memory. It
 // collects the events.
 func transportOf(t testing.TB, text string) (*transport, *events) {
 	t.Helper()
-	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, text)
+	c, seen := memoryControllerOf(t, text)
 	return &transport{controller: c}, seen
 }
 
@@ -205,7 +212,7 @@ func TestTransportWaits(t *testing.T) {
 
 func TestFullQueueDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, queue)
+		c, _ := memoryControllerOf(t, queue)
 		admit := func() (admission.Rejection, admission.Outcome) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
 			defer a.Done(admission.Result{})
@@ -236,28 +243,28 @@ rules:
 	sendNext := func(path, limit string) int64 {
 		return post(t.Context(), server, jsonRequest{Path: path, ID: "next"}).Remaining[limit]
 	}
-	for _, c := range []struct {
-		what, path, limit string
-		end               jsonRequest
-		want              int64 // units left after the next request
+	for _, row := range []struct {
+		name, path, limit string
+		end               jsonRequest // how the request ends
+		want              int64       // units left after the next request, which costs 100 units or 1
 	}{
-		{"a larger cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(350)}, 1000 - 350 - 100},
-		{"a smaller cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(30)}, 550 - 30 - 100},
-		{"no cost", "/chat", "chat.tokens", jsonRequest{}, 420 - 100 - 100},
-		{"a status that counts", "/login", "login.failed", jsonRequest{Status: 401}, 9 - 1 - 1},
-		{"a status that does not count", "/login", "login.failed", jsonRequest{Status: 200}, 7 - 1},
-		{"no status", "/login", "login.failed", jsonRequest{}, 6 - 1 - 1},
+		{name: "a larger cost", path: "/chat", limit: "chat.tokens", end: jsonRequest{Cost: cost(350)}, want: 1000 - 350 - 100},
+		{name: "a smaller cost", path: "/chat", limit: "chat.tokens", end: jsonRequest{Cost: cost(30)}, want: 550 - 30 - 100},
+		{name: "no cost", path: "/chat", limit: "chat.tokens", end: jsonRequest{}, want: 420 - 100 - 100},
+		{name: "a status that counts", path: "/login", limit: "login.failed", end: jsonRequest{Status: 401}, want: 9 - 1 - 1},
+		{name: "a status that does not count", path: "/login", limit: "login.failed", end: jsonRequest{Status: 200}, want: 7 - 1},
+		{name: "no status", path: "/login", limit: "login.failed", end: jsonRequest{}, want: 6 - 1 - 1},
 	} {
-		q := jsonRequest{ID: "1", Path: c.path}
+		q := jsonRequest{ID: "1", Path: row.path}
 		if got := post(t.Context(), server, q); got.Outcome != "allowed" {
-			t.Fatalf("%s: the request is %+v; want it allowed", c.what, got)
+			t.Fatalf("%s: the request is %+v; want it allowed", row.name, got)
 		}
-		c.end.ID, c.end.IsEnded = "1", true
-		if got := post(t.Context(), server, c.end); got.Error != "" {
-			t.Errorf("%s: the error is %s; want none", c.what, got.Error)
+		row.end.ID, row.end.IsEnded = "1", true
+		if got := post(t.Context(), server, row.end); got.Error != "" {
+			t.Errorf("%s: the error is %s; want none", row.name, got.Error)
 		}
-		if got := sendNext(c.path, c.limit); got != c.want {
-			t.Errorf("%s: %d units are left after the next request; want %d", c.what, got, c.want)
+		if got := sendNext(row.path, row.limit); got != row.want {
+			t.Errorf("%s: %d units are left after the next request; want %d", row.name, got, row.want)
 		}
 	}
 	post(t.Context(), server, jsonRequest{ID: "1", Path: "/plain"})
@@ -267,8 +274,7 @@ rules:
 }
 
 func TestResultsSettleByNameAndBody(t *testing.T) {
-	store := memstore.New(memstore.Options{})
-	c, _ := controllerOf(t, store, true, `
+	c, _ := memoryControllerOf(t, `
 rules:
   - {name: a, per: global, limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}, headers: true}, {name: tokens, rate: 1000/h, cost: {units: 10, actual: X-Tokens}, headers: true}]}
 `)
@@ -282,7 +288,8 @@ rules:
 	for _, s := range a.AppendVisible(nil) {
 		left = append(left, s.Status.Remaining)
 	}
-	if want := []int64{990, 993}; !slices.Equal(left, want) {
+	want := []int64{1000 - 10, 1000 - 7} // 10,000 bytes cost 10 units, and X-Tokens is 7
+	if !slices.Equal(left, want) {
 		t.Errorf("the units left of each limit are %v; want %v", left, want)
 	}
 }
@@ -294,7 +301,7 @@ func (unknownSize) BodySize() int64 { return -1 }
 
 func TestCancelRefundsOnlyWhatStillCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+		c, seen := memoryControllerOf(t, `
 rules:
   - name: a
     per: global
@@ -315,20 +322,14 @@ rules:
 			}
 			return a, left
 		}
-		for _, c := range []struct {
-			what string
-			wait time.Duration // before the cancellation
-			want []int64       // units left after the next request
-		}{
-			{"immediately", 0, []int64{59, 59, 59, 59}},
-			{"in the next window", time.Minute, []int64{59, 59, 59, 59}},
-		} {
+		for _, age := range []time.Duration{0, time.Minute} {
 			a, _ := admit()
-			time.Sleep(c.wait)
+			time.Sleep(age)
 			a.Cancel()
 			next, left := admit()
-			if !slices.Equal(left, c.want) {
-				t.Errorf("a request was canceled %s: %v units are left after the next; want %v", c.what, left, c.want)
+			want := []int64{59, 59, 59, 59} // only the next request counts
+			if !slices.Equal(left, want) {
+				t.Errorf("a request was canceled after %v: %v units are left after the next request; want %v", age, left, want)
 			}
 			next.Cancel()
 			next.Cancel() // a second time changes nothing
@@ -352,7 +353,7 @@ rules:
 }
 
 func TestRefundByStatusComesBeforeDone(t *testing.T) {
-	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, "rules: [{name: a, per: global, limits: [{rate: 1/h, on_status: [401]}]}]")
+	c, _ := memoryControllerOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, on_status: [401]}]}]")
 	admit := func() (*admission.Admission, admission.Outcome) {
 		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 		return a, outcome
@@ -379,12 +380,16 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 		source    penstock.Source
 		retry     time.Duration // RetryAfter of the last request
 	}{
-		{"open", []string{"failed_open", "failed_open", "failed_open"}, penstock.FromOpen, 0},
-		{"closed", []string{"failed_closed", "failed_closed", "failed_closed"}, penstock.FromClosed, time.Second},
-		{"local", []string{"allowed", "allowed", "denied"}, penstock.FromFallback, 30 * time.Minute},
+		{onFailure: "open", want: []string{"failed_open", "failed_open", "failed_open"}, source: penstock.FromOpen, retry: 0},
+		{onFailure: "closed", want: []string{"failed_closed", "failed_closed", "failed_closed"}, source: penstock.FromClosed, retry: time.Second},
+		{onFailure: "local", want: []string{"allowed", "allowed", "denied"}, source: penstock.FromFallback, retry: 30 * time.Minute},
 	} {
 		// With guards around the store, HasFallback changes nothing.
-		for _, kind := range []struct{ hasGuards, hasFallback bool }{{false, false}, {true, true}, {true, false}} {
+		for _, kind := range []struct{ hasGuards, hasFallback bool }{
+			{hasGuards: false, hasFallback: false},
+			{hasGuards: true, hasFallback: true},
+			{hasGuards: true, hasFallback: false},
+		} {
 			hasGuards := kind.hasGuards
 			t.Run(fmt.Sprintf("%s/%+v", c.onFailure, kind), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -440,7 +445,7 @@ rules:
   - {name: local, match: {path: /local}, per: global, limits: [{rate: 2/h, candidate: {rate: 1/h}}, {in_flight: 1}]}
 `
 	undecorated := func(store penstock.Store) penstock.Store { return store }
-	for _, kind := range []string{"memory", "guards", "none"} { // which fallback the store has
+	for _, kind := range []string{"memory", "guards", "no fallback"} { // of the store
 		// run returns all answers and events as text.
 		run := func(t *testing.T, decorate penstock.Decorator) (lines []string) {
 			synctest.Test(t, func(t *testing.T) {
@@ -458,7 +463,7 @@ rules:
 					defer all.Close()
 					store = all
 				}
-				c, seen := controllerOf(t, decorate(store), kind != "none", text)
+				c, seen := controllerOf(t, decorate(store), kind != "no fallback", text)
 				for _, isDown := range []bool{false, true, false} {
 					down.IsDown.Store(isDown)
 					for _, path := range []string{"/open", "/closed", "/local"} {
@@ -493,7 +498,8 @@ rules:
 
 func TestPeeksChargeNothing(t *testing.T) {
 	store := memstore.New(memstore.Options{})
-	c, seen := controllerOf(t, store, true, `
+	const hasFallback = true
+	c, seen := controllerOf(t, store, hasFallback, `
 rules:
   - {name: a, per: global, limits: [{rate: 1/h, candidate: {rate: 5/h}}, {in_flight: 1}]}
 `)
@@ -537,7 +543,7 @@ func TestHoldsAreRenewedByCaller(t *testing.T) {
 
 func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, slots)
+		c, _ := memoryControllerOf(t, slots)
 		admit := func() (*admission.Admission, admission.Outcome) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RenewsHolds: renewsHolds})
 			return a, outcome
@@ -576,7 +582,7 @@ func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 }
 
 func TestListsAndMalformedRequests(t *testing.T) {
-	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+	c, seen := memoryControllerOf(t, `
 allow: [{header X-User: friend}]
 deny: [{header X-User: foe}]
 rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]

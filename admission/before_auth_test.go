@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -25,7 +24,7 @@ func (f forged) Lookup(kind policy.Kind, name string) []string {
 }
 
 func TestClientsDoNotSeeWhatIsChargedBeforeAuth(t *testing.T) {
-	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+	c, seen := memoryControllerOf(t, `
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
 rules:
   - {name: flood, before_auth: true, per: global, limits: [{rate: 2/h, headers: true}]}
@@ -33,7 +32,7 @@ rules:
   - {name: vip, match: {path: /vip, claim plan: vip}, per: global, limits: [{rate: 9/h, headers: true}]}
 `)
 	tokens := 0
-	admit := func(path string, isPeek bool) (*admission.Admission, admission.Outcome) {
+	decide := func(path string, isPeek bool) (*admission.Admission, admission.Outcome) {
 		tokens++
 		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: isPeek})
@@ -42,15 +41,17 @@ rules:
 		}
 		return a, outcome
 	}
+	peek := func(path string) (*admission.Admission, admission.Outcome) { return decide(path, true) }
+	admit := func(path string) (*admission.Admission, admission.Outcome) { return decide(path, false) }
 	for path, visible := range map[string][]string{"/vip": nil, "/api": {"api.hour"}} {
 		for range 5 {
-			a, outcome := admit(path, true)
+			a, outcome := peek(path)
 			if !outcome.IsAdmitted() {
 				t.Fatalf("%s: a peek is %v; want it admitted", path, outcome)
 			}
 			a.Done(admission.Result{})
 		}
-		a, outcome := admit(path, false)
+		a, outcome := admit(path)
 		var got []string
 		for _, s := range a.AppendVisible(nil) {
 			got = append(got, s.Limit.Policy)
@@ -60,7 +61,7 @@ rules:
 		}
 		a.Done(admission.Result{})
 	}
-	a, outcome := admit("/api", false)
+	a, outcome := admit("/api")
 	if why := a.Rejection(); outcome != admission.Denied || why.Rule != "flood" || why.RetryAfter <= 0 || a.Strictest().Rule.Name != "flood" {
 		t.Errorf("a third request is %v with the rejection %+v; want denied by the rule \"flood\", with a RetryAfter", outcome, why)
 	}

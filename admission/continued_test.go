@@ -34,17 +34,19 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		}
 		return a, outcome
 	}
-	stream, outcome := admit(false)
+	admitStream := func() (*admission.Admission, admission.Outcome) { return admit(false) }
+	admitMessage := func() (*admission.Admission, admission.Outcome) { return admit(true) }
+	stream, outcome := admitStream()
 	if outcome != admission.Allowed {
 		t.Fatalf("the stream is %v; want allowed", outcome)
 	}
-	if a, outcome := admit(false); outcome != admission.Denied {
+	if a, outcome := admitStream(); outcome != admission.Denied {
 		t.Errorf("a second stream is %v; want denied, because no slot is free", outcome)
 	} else {
 		a.Done(admission.Result{})
 	}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied} {
-		a, outcome := admit(true)
+		a, outcome := admitMessage()
 		if outcome != want {
 			t.Errorf("message %d of the stream is %v; want %v", i, outcome, want)
 		}

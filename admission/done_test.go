@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/memstore"
 )
 
 const twoPaths = `
@@ -18,7 +17,7 @@ rules:
 func attributesOf(path string) attributes { return attributes{jsonRequest{Path: path}} }
 
 func TestSecondDoneChangesNothing(t *testing.T) {
-	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	c, _ := memoryControllerOf(t, twoPaths)
 	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/other")})
 	first.Done(admission.Result{})
 	first.Done(admission.Result{})
@@ -34,7 +33,7 @@ func TestSecondDoneChangesNothing(t *testing.T) {
 }
 
 func TestCostsAreBounded(t *testing.T) {
-	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	c, _ := memoryControllerOf(t, twoPaths)
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
 	for cost, isValid := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
 		if err := a.Settle(cost); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
@@ -44,7 +43,7 @@ func TestCostsAreBounded(t *testing.T) {
 }
 
 func TestPeekReportsWhetherLimitsApply(t *testing.T) {
-	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	c, _ := memoryControllerOf(t, twoPaths)
 	c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/b")})
 	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {
 		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf(path), Peek: true})

@@ -48,7 +48,7 @@ func TestDoneDoesNotCorrectTakenGrants(t *testing.T) {
 	if until := time.Until(grants[0].RefundableUntil); until < 7*time.Hour || until > 8*time.Hour {
 		t.Errorf("one of 3 units per day can be refunded for %v; want 8 hours", until)
 	}
-	for i, left := range []int64{2, 1} {
+	for i, left := range []int64{3 - 1, 2 - 1} { // units of the day, and slots
 		peek := grants[i].Charge
 		peek.Mode, peek.Cost = penstock.Peek, 0
 		if d, err := store.Decide(context.Background(), []penstock.Charge{peek}); err != nil || d.Remaining() != left {

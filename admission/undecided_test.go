@@ -11,7 +11,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/memstore"
 )
 
 // If no guard handles an error of the store, a request fails unless all of its limits fail open.
@@ -20,7 +19,8 @@ func TestErrorsWithoutADecisionNameTheLimitThatRejects(t *testing.T) {
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, errStore
 	})
-	c, seen := controllerOf(t, store, false, `
+	const hasFallback = false
+	c, seen := controllerOf(t, store, hasFallback, `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
   - {name: mixed, match: {path: /mixed}, per: {user: header X-User}, limits: [{rate: 1/d, on_failure: open}, {rate: 9/h, on_failure: closed}]}
@@ -30,8 +30,8 @@ rules:
 		outcome     admission.Outcome
 		source      penstock.Source
 	}{
-		{"/open", "day", admission.FailedOpen, penstock.FromOpen},
-		{"/mixed", "hour", admission.FailedClosed, penstock.FromClosed},
+		{path: "/open", limit: "day", outcome: admission.FailedOpen, source: penstock.FromOpen},
+		{path: "/mixed", limit: "hour", outcome: admission.FailedClosed, source: penstock.FromClosed},
 	} {
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: want.path, User: "a"}}})
 		d, _ := a.Decision()
@@ -52,7 +52,7 @@ rules:
 	disconnect()
 	c, _ = controllerOf(t, penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, ctx.Err()
-	}), false, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
+	}), hasFallback, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
 	a, outcome, err := c.Admit(clientCtx, admission.Request{Attributes: attributes{}})
 	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
 		t.Errorf("the request of a client that left is %v, error %v, and its decision is from %v, allowed %t; want abandoned, context.Canceled, from closed, not allowed", outcome, err, d.Source, d.Allowed)
@@ -62,7 +62,7 @@ rules:
 
 func TestFullQueueNamesTheLimitOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, `
+		c, _ := memoryControllerOf(t, `
 rules:
   - {name: jobs, per: global, limits: [{name: day, rate: 100/d}, {name: queue, rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]}
 `)

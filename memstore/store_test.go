@@ -27,8 +27,8 @@ func newManualClock() *manualClock { return &manualClock{time.Date(2026, 7, 1, 1
 func (c *manualClock) Now() time.Time          { return c.now }
 func (c *manualClock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
-func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
-	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
+func spend(key string, plan *penstock.Plan, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Plan: plan, Cost: cost}
 }
 
 func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstock.Decision {
@@ -43,14 +43,14 @@ func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstoc
 func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 	t.Parallel()
 	const maxCounters = 100
-	limit, other := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
+	plan, otherPlan := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
 			clock := newManualClock()
 			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: maxCounters})
 			for i := range maxCounters {
-				decide(t, s, spend(fmt.Sprint("k", i), limit, 3))
+				decide(t, s, spend(fmt.Sprint("k", i), plan, 3))
 			}
 			wantFull := func(what string, charges ...penstock.Charge) {
 				t.Helper()
@@ -59,28 +59,28 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 				}
 			}
 			for i := range 50 {
-				wantFull("a new key", spend(fmt.Sprint("new", i), limit, 1))
-				wantFull("a new limit in a batch", spend("k1", limit, 1), spend("k1", other, 1))
-				wantFull("a new key in a batch", spend(fmt.Sprint("new", i), limit, 1), spend("k2", limit, 1))
+				wantFull("a new key", spend(fmt.Sprint("new", i), plan, 1))
+				wantFull("a new limit in a batch", spend("k1", plan, 1), spend("k1", otherPlan, 1))
+				wantFull("a new key in a batch", spend(fmt.Sprint("new", i), plan, 1), spend("k2", plan, 1))
 			}
 			if s.Len() != maxCounters {
 				t.Errorf("the store has %d counters; want %d", s.Len(), maxCounters)
 			}
 			for i := range maxCounters {
-				if d := decide(t, s, spend(fmt.Sprint("k", i), limit, 1)); d.Status(0).Remaining != 6 {
+				if d := decide(t, s, spend(fmt.Sprint("k", i), plan, 1)); d.Status(0).Remaining != 6 {
 					t.Errorf("the status of key k%d is %+v; want 6 left, because the counter is kept and rejected batches do not charge it", i, d.Status(0))
 				}
 			}
 			// Charges that need no new counter are decided as usual.
-			if d := decide(t, s, penstock.Charge{Key: "new", Plan: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
+			if d := decide(t, s, penstock.Charge{Key: "new", Plan: plan, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
 				t.Errorf("the status of a peek at a new key is %+v; want 10 left", d.Status(0))
 			}
-			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
+			if d := decide(t, s, spend("new", plan, 11)); d.Allowed {
 				t.Error("a cost of 11 on a limit of 10 was allowed; want denied")
 			}
-			decide(t, s, penstock.Charge{Key: "k7", Plan: limit, Mode: penstock.Reset})
-			decide(t, s, spend("new", limit, 1))
-			wantFull("one key too many", spend("newer", limit, 1))
+			decide(t, s, penstock.Charge{Key: "k7", Plan: plan, Mode: penstock.Reset})
+			decide(t, s, spend("new", plan, 1))
+			wantFull("one key too many", spend("newer", plan, 1))
 		})
 	}
 }
@@ -89,7 +89,7 @@ func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 	t.Parallel()
 	const maxCounters = 64
-	limit := penstock.PerMinute(10).MustCompile()
+	plan := penstock.PerMinute(10).MustCompile()
 	for _, locks := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
@@ -97,7 +97,7 @@ func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: maxCounters})
 			for round := range 5 {
 				for i := range maxCounters {
-					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), limit, 10)}); err != nil {
+					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), plan, 10)}); err != nil {
 						t.Fatalf("round %d, key %d of %d: %v; want no error, since all earlier counters have refilled", round, i, maxCounters, err)
 					}
 				}
@@ -113,9 +113,9 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	const keys = 100_000
 	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now})
-	limits := []*penstock.Plan{penstock.PerSecond(10).MustCompile(), penstock.PerSecond(10).With(penstock.SlidingLog).MustCompile()}
+	plans := []*penstock.Plan{penstock.PerSecond(10).MustCompile(), penstock.PerSecond(10).With(penstock.SlidingLog).MustCompile()}
 	for i := range keys {
-		decide(t, s, spend(fmt.Sprint("k", i), limits[i%2], 1))
+		decide(t, s, spend(fmt.Sprint("k", i), plans[i%2], 1))
 	}
 	full := heapBytes()
 	if s.Len() != keys {
@@ -123,7 +123,7 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	}
 	clock.advance(time.Hour)
 	for i := range keys { // requests of other keys, which add no counters
-		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: limits[i%2], Mode: penstock.Peek, Cost: 1})
+		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: plans[i%2], Mode: penstock.Peek, Cost: 1})
 	}
 	if s.Len() > keys/1000 {
 		t.Errorf("%d of %d counters are left after an hour with as many decisions; want at most %d", s.Len(), keys, keys/1000)
@@ -157,37 +157,38 @@ func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
 
 // compareStores makes the same random calls to two stores. Between the calls, their clock advances
 // by less than maxStep.
-func compareStores(t *testing.T, o, other memstore.Options, maxStep time.Duration) {
+func compareStores(t *testing.T, first, second memstore.Options, maxStep time.Duration) {
 	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	clock := newManualClock()
-	o.Now, other.Now = clock.Now, clock.Now
-	a, b := memstore.New(o), memstore.New(other)
-	var limits []*penstock.Plan
+	first.Now, second.Now = clock.Now, clock.Now
+	firstStore, secondStore := memstore.New(first), memstore.New(second)
+	var plans []*penstock.Plan
 	for i, algorithm := range []*algorithm.Algorithm{
 		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
 		penstock.SlidingLog, penstock.Concurrency, penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC),
 	} {
-		limits = append(limits, penstock.Limit{
+		plans = append(plans, penstock.Limit{
 			Name: fmt.Sprint("l", i), Algorithm: algorithm, Count: 1 + rng.Int64N(9), Period: time.Duration(1+rng.IntN(100)) * time.Second, Burst: rng.Int64N(9),
 		}.MustCompile())
 	}
+	const keys, maxCharges, modes = 4, 4, int(penstock.Reset) + 1
 	for n := range 20_000 {
 		var batch []penstock.Charge
-		for _, i := range rng.Perm(len(limits) * 4)[:1+rng.IntN(4)] {
+		for _, i := range rng.Perm(len(plans) * keys)[:1+rng.IntN(maxCharges)] {
 			batch = append(batch, penstock.Charge{
-				Key: fmt.Sprint("k", i%4), Plan: limits[i/4], Cost: rng.Int64N(5), Mode: penstock.Mode(rng.IntN(6)),
+				Key: fmt.Sprint("k", i%keys), Plan: plans[i/keys], Cost: rng.Int64N(5), Mode: penstock.Mode(rng.IntN(modes)),
 				Patience: time.Duration(rng.IntN(2)) * time.Second, Holder: fmt.Sprint("h", rng.IntN(3)),
 			})
 		}
-		one, two := decide(t, a, batch...), decide(t, b, batch...)
-		if one.Allowed != two.Allowed {
-			t.Fatalf("seed %d, call %d: the batch %+v is allowed %t by one store, but %t by the other; want the same", seed, n, batch, one.Allowed, two.Allowed)
+		got, other := decide(t, firstStore, batch...), decide(t, secondStore, batch...)
+		if got.Allowed != other.Allowed {
+			t.Fatalf("seed %d, call %d: the batch %+v is allowed %t by one store, but %t by the other; want the same", seed, n, batch, got.Allowed, other.Allowed)
 		}
-		for i := range one.Len() {
-			if one.Status(i) != two.Status(i) {
-				t.Fatalf("seed %d, call %d: the status of the charge %+v is %+v in one store, but %+v in the other; want the same", seed, n, batch[i], one.Status(i), two.Status(i))
+		for i := range got.Len() {
+			if got.Status(i) != other.Status(i) {
+				t.Fatalf("seed %d, call %d: the status of the charge %+v is %+v in one store, but %+v in the other; want the same", seed, n, batch[i], got.Status(i), other.Status(i))
 			}
 		}
 		if rng.IntN(3) == 0 {
@@ -225,8 +226,8 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 // this also shows that no counter is accessed without its lock.
 func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	t.Parallel()
-	const keys, goroutines, rounds = 6, 32, 300
-	limits := []penstock.Limit{
+	const keys, numLimits, goroutines, rounds = 6, 3, 32, 300
+	limits := [numLimits]penstock.Limit{
 		penstock.PerDay(50).WithName("token"), penstock.PerDay(70).With(penstock.SlidingLog).WithName("log"),
 		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub"),
 	}
@@ -234,17 +235,17 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	for _, locks := range []int{1, 2, 256} {
 		s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks})
 		seed := rand.Uint64()
-		var used [keys * 3]atomic.Int64 // the units granted and not refunded, by key and limit
+		var used [keys * numLimits]atomic.Int64 // the units granted and not refunded, by key and limit
 		var all sync.WaitGroup
 		for goroutine := range goroutines {
 			all.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(goroutine)))
 				for range rounds {
-					counters := rng.Perm(keys * len(limits))[:1+rng.IntN(4)] // indices in used
+					counters := rng.Perm(keys * numLimits)[:1+rng.IntN(4)] // indices in used
 					var batch []penstock.Charge
 					for _, i := range counters {
 						mode := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Refund, penstock.Peek}[rng.IntN(4)]
-						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limits[i%3].MustCompile(), Cost: 1 + rng.Int64N(3), Mode: mode})
+						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/numLimits), Plan: limits[i%numLimits].MustCompile(), Cost: 1 + rng.Int64N(3), Mode: mode})
 					}
 					d, err := s.Decide(context.Background(), batch)
 					if err != nil {
@@ -263,10 +264,10 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		}
 		all.Wait()
 		for i := range used {
-			limit := limits[i%3].MustCompile()
-			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limit, Mode: penstock.Peek})
-			if got := limit.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
-				t.Errorf("seed %d, %d locks: %d units of %s are used, but %d were granted and not refunded; want the same", seed, locks, got, limit.Name(), used[i].Load())
+			plan := limits[i%numLimits].MustCompile()
+			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/numLimits), Plan: plan, Mode: penstock.Peek})
+			if got := plan.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
+				t.Errorf("seed %d, %d locks: %d units of %s are used, but %d were granted and not refunded; want the same", seed, locks, got, plan.Name(), used[i].Load())
 			}
 		}
 	}

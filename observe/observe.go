@@ -46,9 +46,9 @@ type Counts struct {
 	guards  atomic.Pointer[Guards]       // nil until SetGuards
 
 	decisions      []atomic.Uint64 // by source
-	errors         []atomic.Uint64 // by the index of their reason
+	errors         []atomic.Uint64 // by the index of the reason in reasons
 	unknownOutcome atomic.Uint64
-	tokensRejected []atomic.Uint64 // by the index of their reason
+	tokensRejected []atomic.Uint64 // by the index of the reason in tokenReasons
 	breakerChanges []atomic.Uint64 // by the new state
 }
 

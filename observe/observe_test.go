@@ -13,12 +13,16 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
+var (
+	search = Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}
+	login  = Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
+)
 
 // countOf returns the number of requests with a rule and an outcome, and how many rules there are.
 func (c *Counts) countOf(rule Rule, o admission.Outcome) (n uint64, rules int) {
 	c.Requests(func(r Rule, byOutcome []uint64) {
-		if rules++; r == rule {
+		rules++
+		if r == rule {
 			n = byOutcome[o]
 		}
 	})
@@ -110,37 +114,37 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 		events func(*Counts)
 		want   string
 	}{
-		{"without guards", func(c *Counts) {
+		{name: "without guards", events: func(c *Counts) {
 			request(c, admission.FailedOpen, penstock.FromOpen, lost)
 			request(c, admission.FailedClosed, penstock.FromClosed, errors.New("?"))
 			request(c, admission.Allowed, penstock.FromFallback, lost)
-		}, "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 unknown outcome:2]"},
-		{"with guards", func(c *Counts) {
+		}, want: "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 unknown outcome:2]"},
+		{name: "with guards", events: func(c *Counts) {
 			c.SetGuards(Guards{})
 			c.ObserveStoreError(guard.Event{Err: lost, Reason: "timeout"})
 			request(c, admission.Allowed, penstock.FromFallback, lost)
 			c.ObserveStoreError(guard.Event{Err: context.Canceled, Reason: "canceled"})
 			request(c, admission.FailedClosed, penstock.FromClosed, penstock.ErrInvalid)
-		}, "map[error:invalid:1 error:timeout:1 source:closed:1 source:fallback:1 unknown outcome:1]"},
-		{"abandoned", func(c *Counts) { request(c, admission.Abandoned, penstock.FromStore, context.Canceled) }, "map[]"},
-		{"shadows and new identities", func(c *Counts) {
+		}, want: "map[error:invalid:1 error:timeout:1 source:closed:1 source:fallback:1 unknown outcome:1]"},
+		{name: "abandoned", events: func(c *Counts) { request(c, admission.Abandoned, penstock.FromStore, context.Canceled) }, want: "map[]"},
+		{name: "shadows and new identities", events: func(c *Counts) {
 			request(c, admission.ShadowDenied, penstock.FromStore, nil)
 			request(c, admission.DeniedNewIdentity, penstock.FromStore, nil)
-		}, "map[]"},
-		{"decisions", func(c *Counts) {
+		}, want: "map[]"},
+		{name: "decisions", events: func(c *Counts) {
 			plan := penstock.PerSecond(1).MustCompile()
 			c.ObserveDecision(guard.Event{Plan: plan, Allowed: true})
 			c.ObserveDecision(guard.Event{Plan: plan, Source: penstock.FromDenyCache})
 			c.ObserveDecision(guard.Event{Err: lost, Reason: "timeout"})
 			c.ObserveDecision(guard.Event{Err: context.Canceled, Reason: "canceled"})
-		}, "map[error:timeout:1 source:deny_cache:1 source:store:1 unknown outcome:1]"},
-		{"others", func(c *Counts) {
+		}, want: "map[error:timeout:1 source:deny_cache:1 source:store:1 unknown outcome:1]"},
+		{name: "tokens, breakers and unknown values", events: func(c *Counts) {
 			c.TokenRejected(&policy.TokenError{Reason: "expired"})
 			c.TokenRejected(&policy.TokenError{Reason: "?"})
 			c.BreakerChanged("a", guard.StateClosed, guard.StateOpen)
-			c.BreakerChanged("a", guard.StateClosed, 77)
-			request(c, 200, 200, nil) // an outcome and a source that only a later version has
-		}, "map[breaker:open:1 token:expired:1]"},
+			c.BreakerChanged("a", guard.StateClosed, 77) // a state that only a later version has
+			request(c, 200, 200, nil)                    // an outcome and a source that only a later version has
+		}, want: "map[breaker:open:1 token:expired:1]"},
 	} {
 		c := New(Options{})
 		c.SetRules([]Rule{search})

@@ -70,6 +70,7 @@ func (c *Counts) AddRule(rule Rule) {
 	c.updateRulesLocked()
 }
 
+// updateRulesLocked makes series for new rules, and ends those of rules that are no longer set.
 func (c *Counts) updateRulesLocked() {
 	var old map[Rule]*series
 	if loaded := c.rules.Load(); loaded != nil {

@@ -74,7 +74,7 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 const ManyRules = 500
 
 func (m *Metrics) collectRequests(s samples) {
-	hasMany := len(m.Rules()) > ManyRules
+	hasManyRules := len(m.Rules()) > ManyRules
 	m.Requests(func(rule observe.Rule, byOutcome []uint64) {
 		var sums [observe.NumSums]uint64
 		var total uint64
@@ -82,7 +82,7 @@ func (m *Metrics) collectRequests(s samples) {
 			sums[observe.SumOf(admission.Outcome(o))] += n
 			total += n
 		}
-		if hasMany && rule != observe.Other && total == 0 {
+		if hasManyRules && rule != observe.Other && total == 0 {
 			return
 		}
 		for i, n := range byOutcome {

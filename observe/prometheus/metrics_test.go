@@ -139,8 +139,13 @@ func TestEachOutcomeBelongsToASum(t *testing.T) {
 			want = strings.Replace("rate_limiter_"+o.String()+"_total", "denied", "rejected", 1)
 		}
 		for _, name := range []string{"allowed", "rejected", "shadow_allowed", "shadow_rejected"} {
-			if name = "rate_limiter_" + name + "_total"; (got[name] == 1) != (name == want) {
-				t.Errorf("after a request of outcome %s, %s is %v; want 1 for %s, and 0 for the others", o, name, got[name], want)
+			metric := "rate_limiter_" + name + "_total"
+			wantCount := 0.0
+			if metric == want {
+				wantCount = 1
+			}
+			if got[metric] != wantCount {
+				t.Errorf("after a request of outcome %s, %s is %v; want %v", o, metric, got[metric], wantCount)
 			}
 		}
 	}
