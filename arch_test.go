@@ -134,7 +134,7 @@ func output(t *testing.T, name string, args ...string) string {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, &stderr)
+		t.Fatalf("the command %s %s failed: %v; its standard error is\n%s", name, strings.Join(args, " "), err, &stderr)
 	}
 	return string(out)
 }

@@ -157,7 +157,7 @@ func TestDeniedBatchSpendsNothing(t *testing.T) {
 	l := newLimiter(t, clock.store(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
 	for range 3 {
 		if d, err := l.Allow(ctx, "alice"); err != nil || !d.Allowed {
-			t.Fatalf("Allow returned %v, %v; want allowed", d, err)
+			t.Fatalf("Allow returned %v, error %v; want allowed, and no error", d, err)
 		}
 	}
 	d, err := l.Allow(ctx, "alice")
@@ -783,7 +783,7 @@ func TestAllowWithCompilesLimitsOnceAndBoundsTheirCache(t *testing.T) {
 	call := func(n int64) {
 		t.Helper()
 		if d, err := l.AllowWith(t.Context(), "k", penstock.PerSecond(n).With(counted)); err != nil || d.Remaining() < 0 {
-			t.Fatalf("AllowWith returned %v, %v; want no error, and at least 0 left", d, err)
+			t.Fatalf("AllowWith returned %v, error %v; want at least 0 left, and no error", d, err)
 		}
 	}
 	for range 3 {

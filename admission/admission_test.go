@@ -158,7 +158,7 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 		denial := list[2]
 		if denial.Rule != "search" || denial.Limit != "hour" || denial.Algorithm != "token-bucket" || denial.Key != "user:a" ||
 			denial.Outcome != admission.Denied || denial.Source != penstock.FromStore || denial.Err != nil {
-			t.Errorf("the event of the denial is %+v; want limit hour of rule search, by user:a", denial)
+			t.Errorf("the event of the denial is %+v; want denied by the store, by limit hour of rule search, algorithm token-bucket, key user:a, and no error", denial)
 		}
 		if denial.decision.Allowed || denial.decision.RetryAfter() != 30*time.Minute || !slices.Equal(denial.costs, []int64{1, 1}) {
 			t.Errorf("the event of the denial has the decision %v on costs %v; want denied for 30m, on costs 1 and 1", denial.decision, denial.costs)
@@ -261,7 +261,7 @@ rules:
 		}
 		row.end.ID, row.end.IsEnded = "1", true
 		if got := post(t.Context(), server, row.end); got.Error != "" {
-			t.Errorf("%s: the error is %s; want none", row.name, got.Error)
+			t.Errorf("%s: the end of the request returned the error %q; want none", row.name, got.Error)
 		}
 		if got := sendNext(row.path, row.limit); got != row.want {
 			t.Errorf("%s: %d units are left after the next request; want %d", row.name, got, row.want)
@@ -314,7 +314,7 @@ rules:
 		admit := func() (*admission.Admission, []int64) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 			if outcome != admission.Allowed {
-				t.Fatalf("the outcome is %v; want allowed", outcome)
+				t.Fatalf("a request is %v; want allowed", outcome)
 			}
 			var left []int64
 			for _, s := range a.AppendVisible(nil) {

@@ -27,7 +27,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
 			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != grantedAt {
-				t.Fatalf("%v, with a period of an hour, is %v at %v; want denied until %v, as at the first denial", limit, d, clock.now, grantedAt)
+				t.Fatalf("a charge of %v, with a period of an hour, is %v at %v; want denied until %v, as at the first denial", limit, d, clock.now, grantedAt)
 			}
 		}
 	}

@@ -98,7 +98,7 @@ func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 			for round := range 5 {
 				for i := range maxCounters {
 					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), plan, 10)}); err != nil {
-						t.Fatalf("round %d, key %d of %d: %v; want no error, since all earlier counters have refilled", round, i, maxCounters, err)
+						t.Fatalf("round %d, key %d of %d: Decide returned %v; want no error, because all earlier counters have refilled", round, i, maxCounters, err)
 					}
 				}
 				clock.advance(time.Minute)

@@ -25,7 +25,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 				}
 				const steps = 300
 				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), steps); err != nil {
-					t.Fatalf("seed %d: %v", seed, err)
+					t.Fatalf("seed %d: Run returned %v; want no error", seed, err)
 				}
 			}
 		})
@@ -49,7 +49,8 @@ func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 		}
 		clock.advance(100 * time.Microsecond)
 	}
-	if bound := 600 + 4*10; admitted > bound || admitted < bound-1 {
+	bound := 600 + 4*10 // the larger burst, and 4 s at 10/s
+	if admitted > bound || admitted < bound-1 {
 		t.Errorf("%d units were admitted in 4 s; want %d or %d", admitted, bound-1, bound)
 	}
 }

@@ -64,8 +64,8 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 		o.Provider = otel.GetMeterProvider()
 	}
 	meter := o.Provider.Meter(scope)
-	// The buckets reach from a decision in memory to ten times 250 ms, the default timeout of a
-	// decision.
+	// The buckets, in seconds, reach from a decision in memory to ten times 250 ms, the default
+	// timeout of a decision.
 	latency, err := meter.Float64Histogram("ratelimit.decision.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time until a request was decided, or until its decision failed."),
 		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5))

@@ -79,7 +79,7 @@ func (r readMetrics) series(t *testing.T) (all []string) {
 					}
 				}
 			default:
-				t.Errorf("%s is a %T; want a sum, a gauge or a histogram", m.Name, d)
+				t.Errorf("the metric %s is a %T; want a sum, a gauge or a histogram", m.Name, d)
 			}
 		}
 	}

@@ -33,7 +33,8 @@ func New(o Options) *Metrics {
 	m := &Metrics{latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "rate_limiter_latency_seconds",
 		Help: "Time until a request was decided, or until its decision failed.",
-		// From a decision in memory to ten times 250 ms, the default timeout of a decision.
+		// The buckets, in seconds, reach from a decision in memory to ten times 250 ms, the default
+		// timeout of a decision.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
 		// These are for the native histogram. The upper bound of a bucket is at most 1.1 times that of
