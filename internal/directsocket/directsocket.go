@@ -1,10 +1,10 @@
 // Package directsocket reads and writes sockets without the scheduler's work for system calls.
 //
-// Before and after each ordinary system call, Go's scheduler prepares for a call that blocks. If
-// the call takes more than about 20 µs, the scheduler gives the processor to another thread. But
-// calls on Go's sockets never block. A write to a socket of the same machine often takes so long,
-// because it includes the work of the receiver's network stack.
+// Around each ordinary system call, Go's scheduler does work for the case that the call blocks. If
+// the call takes more than about 20 µs, the scheduler gives the processor to another thread. Calls
+// on Go's sockets never block. But a write to a socket of the same machine often takes more than 20
+// µs, because it includes the work of the receiver's network stack.
 //
-// The price: a goroutine cannot be stopped during such a call, so a garbage collection may begin
-// later by the time of one call, which is less than 100 µs.
+// The price: a goroutine cannot be stopped during such a call. So a garbage collection may have to
+// wait for the end of a call, which takes less than 100 µs.
 package directsocket

@@ -41,7 +41,7 @@ func connect(t *testing.T, network string) (client, server net.Conn) {
 	return client, server
 }
 
-// A write that is larger than all buffers arrives whole, in both directions at once.
+// Writes that are larger than all buffers arrive whole, in both directions at the same time.
 func TestLargeWritesArriveWhole(t *testing.T) {
 	for _, network := range networks {
 		client, server := connect(t, network)
@@ -59,7 +59,7 @@ func TestLargeWritesArriveWhole(t *testing.T) {
 			all.Go(func() {
 				got := make([]byte, len(data))
 				if _, err := io.ReadFull(end, got); err != nil || !bytes.Equal(got, data) {
-					t.Errorf("%s: other bytes have arrived than were written, error %v", network, err)
+					t.Errorf("%s: other bytes have arrived than were written, error %v; want the same bytes", network, err)
 				}
 			})
 		}
@@ -88,7 +88,7 @@ func TestWritesAreNotMixed(t *testing.T) {
 	}
 }
 
-// Each situation has the results and the error of the connection itself.
+// In each situation, the ReadWriter returns the same number and error as the connection itself.
 func TestErrorsAreThoseOfTheConnection(t *testing.T) {
 	past := time.Unix(1, 0)
 	for _, situation := range []struct {
@@ -96,30 +96,30 @@ func TestErrorsAreThoseOfTheConnection(t *testing.T) {
 		prepare func(conn, peer net.Conn)
 		do      func(io.ReadWriter) (int, error)
 	}{
-		{"read after the peer closed", func(_, peer net.Conn) { peer.Close() }, read},
-		{"read after Close", func(conn, _ net.Conn) { conn.Close() }, read},
-		{"write after Close", func(conn, _ net.Conn) { conn.Close() }, write},
-		{"read after the deadline", func(conn, _ net.Conn) { conn.SetReadDeadline(past) }, read},
-		{"write after the deadline", func(conn, _ net.Conn) { conn.SetWriteDeadline(past) }, write},
-		{"read of nothing", func(_, peer net.Conn) { peer.Write([]byte("x")) }, func(rw io.ReadWriter) (int, error) { return rw.Read(nil) }},
-		{"write of nothing", func(_, _ net.Conn) {}, func(rw io.ReadWriter) (int, error) { return rw.Write(nil) }},
-		{"read of part of the data", func(_, peer net.Conn) { peer.Write(make([]byte, 100)) }, read},
-		{"write to a peer that has closed", func(conn, peer net.Conn) {
+		{name: "read after the peer closed", prepare: func(_, peer net.Conn) { peer.Close() }, do: read},
+		{name: "read after Close", prepare: func(conn, _ net.Conn) { conn.Close() }, do: read},
+		{name: "write after Close", prepare: func(conn, _ net.Conn) { conn.Close() }, do: write},
+		{name: "read after the deadline", prepare: func(conn, _ net.Conn) { conn.SetReadDeadline(past) }, do: read},
+		{name: "write after the deadline", prepare: func(conn, _ net.Conn) { conn.SetWriteDeadline(past) }, do: write},
+		{name: "read of nothing", prepare: func(_, peer net.Conn) { peer.Write([]byte("x")) }, do: func(rw io.ReadWriter) (int, error) { return rw.Read(nil) }},
+		{name: "write of nothing", prepare: func(_, _ net.Conn) {}, do: func(rw io.ReadWriter) (int, error) { return rw.Write(nil) }},
+		{name: "read of part of the data", prepare: func(_, peer net.Conn) { peer.Write(make([]byte, 100)) }, do: read},
+		{name: "write to a peer that has closed", prepare: func(conn, peer net.Conn) {
 			peer.Close()
 			for { // until the reset has arrived
 				if _, err := conn.Write([]byte("x")); err != nil {
 					return
 				}
 			}
-		}, write},
-		{"write when the buffers are full, until the deadline", func(conn, _ net.Conn) {
+		}, do: write},
+		{name: "write when the buffers are full, until the deadline", prepare: func(conn, _ net.Conn) {
 			conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
 			for {
 				if _, err := conn.Write(make([]byte, 1<<16)); err != nil {
 					return
 				}
 			}
-		}, write},
+		}, do: write},
 	} {
 		for _, network := range networks {
 			plain, peer := connect(t, network)
@@ -131,11 +131,11 @@ func TestErrorsAreThoseOfTheConnection(t *testing.T) {
 			n, err := situation.do(New(conn))
 
 			if n != wantN || describe(err, conn) != describe(wantErr, plain) {
-				t.Errorf("%s, %s: %d, %q; want %d, %q", network, situation.name, n, describe(err, conn), wantN, describe(wantErr, plain))
+				t.Errorf("%s, %s: %d bytes and the error %q; want %d and %q, as of the connection", network, situation.name, n, describe(err, conn), wantN, describe(wantErr, plain))
 			}
 			var timeout, wantTimeout net.Error
 			if errors.As(err, &timeout) != errors.As(wantErr, &wantTimeout) || timeout != nil && timeout.Timeout() != wantTimeout.Timeout() {
-				t.Errorf("%s, %s: the error is another net.Error than that of the connection: %v; want %v", network, situation.name, err, wantErr)
+				t.Errorf("%s, %s: got the error %v, and the connection returns %v; want that both are a net.Error, or neither, and both a timeout, or neither", network, situation.name, err, wantErr)
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func describe(err error, conn net.Conn) string {
 	return addresses.Replace(err.Error())
 }
 
-// A deadline and Close end a Read that waits. Meanwhile the other direction works.
+// A deadline and Close end a Read that waits. While it waits, the other direction works.
 func TestWaitingReadsEnd(t *testing.T) {
 	for name, end := range map[string]func(net.Conn){
 		"Close":       func(conn net.Conn) { conn.Close() },
@@ -167,14 +167,14 @@ func TestWaitingReadsEnd(t *testing.T) {
 			done <- err
 		}()
 		if _, err := write(direct); err != nil {
-			t.Errorf("Write during a Read: %v", err)
+			t.Errorf("Write during a Read: %v; want no error", err)
 		}
 		if _, err := read(New(server)); err != nil {
-			t.Errorf("Read of the peer: %v", err)
+			t.Errorf("Read of the peer: %v; want no error", err)
 		}
 		end(client)
 		if err := <-done; err == nil {
-			t.Errorf("after %s, the waiting Read returns no error", name)
+			t.Errorf("after %s, the waiting Read returns no error; want one", name)
 		}
 	}
 }

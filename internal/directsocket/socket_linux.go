@@ -36,6 +36,7 @@ func New(conn net.Conn) io.ReadWriter {
 	return s
 }
 
+// A socket makes the system calls for Read and Write itself.
 type socket struct {
 	conn             net.Conn
 	raw              syscall.RawConn
@@ -47,7 +48,7 @@ type transfer struct {
 	mu    sync.Mutex
 	try   func(fd uintptr) (isDone bool) // read or write; false: call it again when the socket is ready
 	data  []byte
-	n     int // bytes that are transferred
+	n     int // bytes that were transferred so far
 	errno syscall.Errno
 }
 
@@ -108,7 +109,8 @@ func (t *transfer) write(fd uintptr) (isDone bool) {
 	return true
 }
 
-// call makes a system call that transfers bytes, again if a signal interrupts it. b is not empty.
+// call makes a system call that transfers bytes, and repeats it if a signal interrupts it. b must
+// not be empty.
 func call(number, fd uintptr, b []byte) (n int, errno syscall.Errno) {
 	for {
 		r, _, errno := syscall.RawSyscall(number, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
@@ -122,8 +124,8 @@ func call(number, fd uintptr, b []byte) (n int, errno syscall.Errno) {
 	}
 }
 
-// errorOf returns the error that package net would return. err is of the RawConn, whose methods
-// have other names; it is nil if the system call failed.
+// errorOf returns the error that package net would return. err is the error of the RawConn, which
+// names another operation, such as "raw-read". If err is nil, the system call failed with errno.
 func (s *socket) errorOf(operation string, err error, errno syscall.Errno) error {
 	if e, ok := errors.AsType[*net.OpError](err); ok {
 		err = e.Err
