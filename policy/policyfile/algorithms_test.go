@@ -28,10 +28,10 @@ var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algo
 	return algorithm.Params{l.Period}, nil
 }, algorithm.Title("every-second"))
 
-const customAlgorithm = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
+const customAlgorithmPolicy = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
 
 func TestFilesMayNameCustomAlgorithms(t *testing.T) {
-	config, err := Parse("p.yaml", []byte(customAlgorithm), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	config, err := Parse("p.yaml", []byte(customAlgorithmPolicy), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,23 +47,25 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 		var v policy.Evaluation
 		p.Rules.Evaluate(testRequest{}, &v)
 		if d, err := store.Decide(t.Context(), v.Charges); err != nil || d.Allowed != want {
-			t.Errorf("the decision is allowed %v, %v; want %v", d.Allowed, err, want)
+			t.Errorf("the decision has Allowed %t and the error %v; want %t and no error", d.Allowed, err, want)
 		}
 	}
 }
 
 func TestUnregisteredAlgorithmsAreUnknown(t *testing.T) {
-	if err := mistakesOf("p.yaml", customAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
+	if err := mistakesOf("p.yaml", customAlgorithmPolicy, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
 		t.Errorf("the error is %v; want one that names the unknown algorithm", err)
 	}
 }
 
 // A custom algorithm with an existing name would change the meaning of files.
 func TestCustomAlgorithmsNeedUniqueNames(t *testing.T) {
-	for what, list := range map[string][]*algorithm.Algorithm{"twice": {everySecond, everySecond}, "built in": {penstock.FixedWindow}, "nil": {nil}} {
+	for what, list := range map[string][]*algorithm.Algorithm{
+		"one algorithm twice": {everySecond, everySecond}, "a built-in algorithm": {penstock.FixedWindow}, "nil": {nil},
+	} {
 		_, err := load("testdata/golden/minimal.yaml", Options{Algorithms: list})
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Algorithms") {
-			t.Errorf("%s: %v; want an ErrInvalid that names Options.Algorithms", what, err)
+			t.Errorf("%s: the error is %v; want an ErrInvalid that names Options.Algorithms", what, err)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // An alias may replace a value at every place, and means the same as that value.
 func TestAliasMeansTheSameAsItsValue(t *testing.T) {
-	const repeated = `
+	const withAliases = `
 identities:
   a: {key: &source {header X-API-Key: &values [k1, k2]}}
   b: &whole {all_of: [{key: *source}, &word ip]}
@@ -23,7 +23,7 @@ rules:
   - {name: b, match: {path: [/c, /d], &name header Y: *values}, per: c, limits: *limits}
   - {name: c, match: {path: /e, *name : z}, per: *word, limits: [{rate: *rate, cost: *cost}]}
 `
-	const written = `
+	const withoutAliases = `
 identities:
   a: {key: {header X-API-Key: [k1, k2]}}
   b: {all_of: [{key: {header X-API-Key: [k1, k2]}}, ip]}
@@ -51,7 +51,7 @@ rules:
 		defer rules.Close()
 		return descriptionOf(rules.Rules)
 	}
-	if got, want := describeText(repeated), describeText(written); got != want {
+	if got, want := describeText(withAliases), describeText(withoutAliases); got != want {
 		t.Errorf("the policy with aliases is described as\n%s\nwant that of the policy without aliases\n%s", got, want)
 	}
 }
@@ -65,9 +65,10 @@ func FuzzAliases(f *testing.F) {
 	f.Add("deny: {header X: {0file: 1}}\nallow: 2[{1: 3}, 4]\n", uint64(12345))
 	f.Fuzz(func(t *testing.T, text string, names uint64) {
 		if strings.Contains(text, "/dev") || strings.Contains(text, "/proc") || len(text) > 1<<14 {
-			t.Skip("files that never end")
+			t.Skip("the policy may name a file that never ends, or is too long for this test")
 		}
-		// Even digits become anchors, and odd ones aliases, of one of four names.
+		// Even digits become anchors, and odd ones aliases. Each has one of the names a to d, which the
+		// lowest two bits of names choose.
 		var s strings.Builder
 		for _, c := range text {
 			if c < '0' || c > '9' {

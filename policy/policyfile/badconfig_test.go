@@ -55,7 +55,7 @@ func readBadCases(t testing.TB, file string) (cases []*badCase) {
 			isInMessages = true
 		case isInMessages && line != "":
 			c.messages = append(c.messages, line)
-		case isInMessages || c == nil:
+		case isInMessages || c == nil: // an empty line between cases
 		case strings.HasPrefix(line, ":") && c.lines == nil:
 			c.header = append(c.header, line)
 		default:
@@ -105,13 +105,13 @@ func (c *badCase) env(name string) (string, bool) {
 	return "", false
 }
 
-// mistakesOf reads and compiles a policy as Load does.
+// mistakesOf reads and compiles a policy as Load does. It returns the errors of both.
 func mistakesOf(name, text string, env func(string) (string, bool)) error {
-	config, parsed := Parse(name, []byte(text), env, allSections)
+	config, parseErr := Parse(name, []byte(text), env, allSections)
 	rules, err := config.Compile()
 	if err == nil {
 		rules.Close()
-		return parsed
+		return parseErr
 	}
 	return err
 }
@@ -127,23 +127,23 @@ func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
 		files[i], _ = filepath.Abs(files[i])
 	}
 	t.Chdir("testdata/bad/files") // the folder of the files that policies name
-	n := 0
-	names := make(map[string]string)
+	rejected := 0
+	placeOf := make(map[string]string) // by the name of a case
 	for _, file := range files {
 		cases := readBadCases(t, file)
 		for _, c := range cases {
 			at := fmt.Sprintf("testdata/bad/%s:%d: %s", filepath.Base(file), c.line, c.name)
-			if other, twice := names[c.name]; twice {
+			if other, isTwice := placeOf[c.name]; isTwice {
 				t.Errorf("%s: another case has the same name: %s", at, other)
 			}
-			names[c.name] = at
+			placeOf[c.name] = at
 			text := c.text(t)
 			err := mistakesOf("policy.yaml", text, c.env)
 			if err == nil {
 				t.Errorf("%s: the policy compiles; want an error", at)
 				continue
 			}
-			n++
+			rejected++
 			messages := strings.Split(err.Error(), "\n")
 			if *rewrite {
 				c.messages = messages
@@ -159,10 +159,12 @@ func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
 			writeBadCases(t, file, cases)
 		}
 	}
-	t.Logf("counted: %d bad configurations", n)
+	t.Logf("counted: %d bad configurations", rejected)
 }
 
-// formErrors checks the form that every message must have.
+const longestMessage = 400 // bytes
+
+// formErrors returns what is wrong with the form of the messages.
 func formErrors(text string, err error) (wrong []string) {
 	var errs Errors
 	if !errors.As(err, &errs) || !errors.Is(err, penstock.ErrInvalid) {
@@ -176,27 +178,28 @@ func formErrors(text string, err error) (wrong []string) {
 		case !strings.Contains(e.Message, ";"):
 			wrong = append(wrong, fmt.Sprintf("%v: the error has no text on how to fix it", e))
 		case strings.HasSuffix(e.Message, ".") || strings.Contains(e.Message, "%!") || strings.ContainsAny(e.Message, "\r\n\t"):
-			wrong = append(wrong, fmt.Sprintf("%q: it is not one clean line", e.Message))
-		case len(e.Message) > 400:
-			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long; want at most 400", e, len(e.Message)))
+			wrong = append(wrong, fmt.Sprintf("%q: the message is not one line, ends with a period, or has a wrong verb of fmt", e.Message))
+		case len(e.Message) > longestMessage:
+			wrong = append(wrong, fmt.Sprintf("%v: the message has %d bytes; want at most %d", e, len(e.Message), longestMessage))
 		case i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column):
-			wrong = append(wrong, fmt.Sprintf("%v: it comes after an error at a later place", e))
+			wrong = append(wrong, fmt.Sprintf("%v: this error comes after an error at a later place", e))
 		}
 	}
 	return wrong
 }
 
-// A file that is too large, is nested too deeply or refers to itself is an error within a minute.
 // The last line of these files has no line break.
 func TestSecondDocumentsWithoutALineBreakAreErrors(t *testing.T) {
 	for _, end := range []string{"---", "...", "--- ", "---\nrules: []", "----"} {
 		_, err := Parse("policy.yaml", []byte("rules: []\n"+end), nil, Options{})
-		if isSecond := end != "..."; isSecond != (err != nil && !strings.Contains(err.Error(), "panic")) {
-			t.Errorf("%q: %v; want an error: %t", end, err, isSecond)
+		wantsError := end != "..." // this only ends the first document
+		if isError := err != nil && !strings.Contains(err.Error(), "panic"); isError != wantsError {
+			t.Errorf("%q: the error is %v; want an error: %t", end, err, wantsError)
 		}
 	}
 }
 
+// A file that is too large, is nested too deeply or refers to itself is an error within a minute.
 func TestHugePoliciesAreErrors(t *testing.T) {
 	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
@@ -205,17 +208,17 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 	for i := range 9 {
 		fmt.Fprintf(&bomb, "a%d: &a%d [%s]\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d, ", i), 10), ", "))
 	}
-	var limits, always, many strings.Builder
+	var limits, always, manyRules strings.Builder
 	for i := range 65 {
 		fmt.Fprintf(&limits, "      - {name: l%d, rate: 1/s}\n", i)
 		fmt.Fprintf(&always, "  - {name: r%d, always: true, per: global, limits: [{rate: 1/s}]}\n", i)
 	}
 	for i := range maxRules + 1 {
-		fmt.Fprintf(&many, "- {name: r%d, match: {path: /%d}, unlimited: true}\n", i, i)
+		fmt.Fprintf(&manyRules, "- {name: r%d, match: {path: /%d}, unlimited: true}\n", i, i)
 	}
-	var wrong strings.Builder
+	var wrongRules strings.Builder
 	for i := range 500 {
-		fmt.Fprintf(&wrong, "- {name: r%d, match: {path: /%d}, per: nothing%d, limits: [{rate: 1/s}]}\n", i, i, i)
+		fmt.Fprintf(&wrongRules, "- {name: r%d, match: {path: /%d}, per: nothing%d, limits: [{rate: 1/s}]}\n", i, i, i)
 	}
 	long := strings.Repeat("x", 900_000)
 	var doubled strings.Builder // each identity has twice as many parts as the previous one
@@ -225,34 +228,34 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 	}
 	paths := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
 	rows := []struct{ name, text, want string }{
-		{"identities whose parts double", doubled.String() + rule,
-			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
-		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + paths + ", host: " + strings.ReplaceAll(paths, "/", "") + "}, unlimited: true}]",
-			"the rules have more than 100000 combinations of path and host; write patterns instead"},
-		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
-			"policy.yaml:1:1: the file has 1048627 bytes; the most is 1048576. Put long lists into separate files: {file: NAME}"},
-		{"an alias bomb in an unused field", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, counted again at each alias; "},
-		{"an alias bomb in a list of values", "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
+		{name: "identities whose parts double", text: doubled.String() + rule,
+			want: "policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
+		{name: "400 paths at 400 hosts", text: "rules: [{name: a, match: {path: " + paths + ", host: " + strings.ReplaceAll(paths, "/", "") + "}, unlimited: true}]",
+			want: "the rules have more than 100000 combinations of path and host; write patterns instead"},
+		{name: "a file of more than 1 MiB", text: rule + strings.Repeat("# long\n", 1<<20/7),
+			want: "policy.yaml:1:1: the file has 1048627 bytes; the most is 1048576. Put long lists into separate files: {file: NAME}"},
+		{name: "an alias bomb in an unused field", text: bomb.String() + rule, want: "policy.yaml:5:45: the file has more than 100000 values, counted again at each alias; "},
+		{name: "an alias bomb in a list of values", text: "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
 			func() (s string) {
 				for i := range 100 {
 					s += fmt.Sprintf("  t%d: *d\n", i)
 				}
 				return s
-			}() + rule, "the file has more than 100000 values, counted again at each alias; put long lists into files of their own"},
-		{"lists in lists", "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "policy.yaml:1:9: a list does not belong here; write {name: "},
-		{"identities in identities", "identities:\n  a: " + strings.Repeat("{first_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
-			"the file is nested more than 32 levels deep; no policy needs that"},
-		{"mappings in mappings", strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), "policy.yaml:1:2: there is no field \"a\" here; "},
-		{"lists in lists that the YAML parser rejects", "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "depth"},
-		{"65 limits in a rule", "rules:\n  - name: a\n    per: global\n    limits:\n" + limits.String(),
-			"a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
-		{"65 rules that always apply", "rules:\n" + always.String(),
-			"policy.yaml:2:3: a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
-		{"500 wrong rules", "rules:\n" + wrong.String(), " more messages are left out, from this position on; correct the others first"},
-		{"a long path that several rules match", "rules:\n- {name: a, match: {path: /" + long[:400_000] + "}, unlimited: true}\n- {name: b, match: {path: /" + long[:400_000] + "}, unlimited: true}\n",
-			"matches equally well"},
-		{"a long segment that the path does not have", "identities: {" + long + ": {first_of: []}}\n" + rule, "policy.yaml:1:"},
-		{"10,001 rules", "rules:\n" + many.String(), "policy.yaml:2:1: there are 10001 rules; the most is 10000"},
+			}() + rule, want: "the file has more than 100000 values, counted again at each alias; put long lists into files of their own"},
+		{name: "lists in lists", text: "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), want: "policy.yaml:1:9: a list does not belong here; write {name: "},
+		{name: "identities in identities", text: "identities:\n  a: " + strings.Repeat("{first_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
+			want: "the file is nested more than 32 levels deep; no policy needs that"},
+		{name: "mappings in mappings", text: strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), want: "policy.yaml:1:2: there is no field \"a\" here; "},
+		{name: "lists in lists that the YAML parser rejects", text: "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), want: "depth"},
+		{name: "65 limits in a rule", text: "rules:\n  - name: a\n    per: global\n    limits:\n" + limits.String(),
+			want: "a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
+		{name: "65 rules that always apply", text: "rules:\n" + always.String(),
+			want: "policy.yaml:2:3: a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
+		{name: "500 wrong rules", text: "rules:\n" + wrongRules.String(), want: " more messages are left out, from this position on; correct the others first"},
+		{name: "a long path that several rules match", text: "rules:\n- {name: a, match: {path: /" + long[:400_000] + "}, unlimited: true}\n- {name: b, match: {path: /" + long[:400_000] + "}, unlimited: true}\n",
+			want: "matches equally well"},
+		{name: "a long segment that the path does not have", text: "identities: {" + long + ": {first_of: []}}\n" + rule, want: "policy.yaml:1:"},
+		{name: "10,001 rules", text: "rules:\n" + manyRules.String(), want: "policy.yaml:2:1: there are 10001 rules; the most is 10000"},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
@@ -280,8 +283,9 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 	t.Logf("counted: %d huge policies", len(rows))
 }
 
-// A reload logs warnings, so neither their number nor their length may grow with the file.
-func TestRemarksAreBounded(t *testing.T) {
+// A reload logs warnings and hints. So neither their number nor their length may grow with the
+// file.
+func TestWarningsAndHintsAreBounded(t *testing.T) {
 	t.Parallel()
 	var many strings.Builder
 	for i := range 300 {
@@ -302,11 +306,11 @@ func TestRemarksAreBounded(t *testing.T) {
 		defer p.Close()
 		all := slices.Concat(p.Warnings, p.Hints)
 		if len(all) == 0 || len(all) > 2*maxErrors {
-			t.Errorf("%s: %d remarks; want 1 to %d", name, len(all), 2*maxErrors)
+			t.Errorf("%s: there are %d warnings and hints; want 1 to %d", name, len(all), 2*maxErrors)
 		}
-		for _, one := range all {
-			if len(one.Message) > 2*maxMessage {
-				t.Errorf("%s: a remark has %d bytes; want at most %d: %.200s", name, len(one.Message), 2*maxMessage, one.Message)
+		for _, e := range all {
+			if len(e.Message) > 2*maxMessage {
+				t.Errorf("%s: a warning or hint has %d bytes; want at most %d: %.200s", name, len(e.Message), 2*maxMessage, e.Message)
 			}
 		}
 	}

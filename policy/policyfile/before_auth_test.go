@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-const beforeAuth = `
+const beforeAuthPolicy = `
 tokens: {secret: "` + jwttest.Secret + `", audience: api, issuer: i}
 deny: {claim sub: mallory}
 rules:
@@ -25,13 +25,14 @@ func bearer(sub string) string {
 }
 
 func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
-	rules := rulesOf(t, beforeAuth)
+	rules := rulesOf(t, beforeAuthPolicy)
 	var v policy.Evaluation
 	wantFirst := func(what string, a testRequest, isComplete bool, charges ...string) {
 		t.Helper()
 		want(t, what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), isComplete)
-		want(t, what, chargesOf(&v), charges)
+		want(t, what+": the charges", chargesOf(&v), charges)
 	}
+	// isKnown reports whether the signature of a request's token was checked before.
 	isKnown := func(a testRequest) bool {
 		token, _ := strings.CutPrefix(a.header["Authorization"][0], "Bearer ")
 		return rules.Spec().Tokens.Verifier.IsKnown(token)
@@ -41,16 +42,16 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	wantFirst("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
 	want(t, "the signature of anna's token is checked", isKnown(anna), false)
 	rules.EvaluateRest(anna, &v)
-	want(t, "the rest", chargesOf(&v), []string{"api.second user:anna 1"})
+	want(t, "the charges of EvaluateRest", chargesOf(&v), []string{"api.second user:anna 1"})
 	want(t, "the signature of anna's token is checked", isKnown(anna), true)
-	wantFirst("the second time", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
+	wantFirst("with a known token", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
 
 	forged := testRequest{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
 	wantFirst("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(forged, &v)
-	want(t, "the rest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
+	want(t, "the charges of EvaluateRest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
 	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
-	wantFirst("the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
+	wantFirst("with a forged token, the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
 
 	wantFirst("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
@@ -79,16 +80,16 @@ rules:
 		isUnclear  bool
 		charges    []string
 	}{
-		{"the key is unclear", testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), true, true, nil},
-		{"a preflight with a token", preflight, false, false, []string{"flood.hour ip:192.0.2.1 1"}},
+		{what: "the key is unclear", request: testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), isComplete: true, isUnclear: true},
+		{what: "a preflight with a token", request: preflight, charges: []string{"flood.hour ip:192.0.2.1 1"}},
 	} {
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)
 		a := row.request.with("Authorization", authorization)
 		want(t, row.what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), row.isComplete)
 		want(t, row.what+": is malformed", v.Unclear != "", row.isUnclear)
-		want(t, row.what, chargesOf(&v), row.charges)
-		want(t, row.what+": its signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
+		want(t, row.what+": the charges", chargesOf(&v), row.charges)
+		want(t, row.what+": the signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
 	}
 	var v policy.Evaluation
 	rules.EvaluateFirst(preflight, &v)

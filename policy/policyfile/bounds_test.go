@@ -23,6 +23,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The name of each of these files is its size. half is a little more than half of the bound.
 	half, whole := fmt.Sprint(maxListBytes/2+1), fmt.Sprint(maxListBytes+1)
 	for _, c := range []struct {
 		files []string
@@ -43,11 +44,11 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 		}
 		err := mistakesOf(dir+"/policy.yaml", text.String(), nil)
 		if (err == nil) != (c.wants == nil) {
-			t.Errorf("%d files, the first of them %s: %v; want the messages %q", len(c.files), c.files[0], err, c.wants)
+			t.Errorf("%d files, the first of them %s: the error is %v; want the messages %q", len(c.files), c.files[0], err, c.wants)
 		}
 		for _, want := range c.wants {
 			if err != nil && strings.Count(err.Error(), want) != 1 {
-				t.Errorf("%d files, the first of them %s: %.300v; want %q once", len(c.files), c.files[0], err, want)
+				t.Errorf("%d files, the first of them %s: the error is %.300v; want %q once", len(c.files), c.files[0], err, want)
 			}
 		}
 	}
@@ -65,11 +66,11 @@ func TestNestingOfIdentitiesIsBounded(t *testing.T) {
 		return mistakesOf("policy.yaml", text.String(), nil)
 	}
 	if err := chain(maxDepth); err != nil {
-		t.Errorf("%d levels: %v; want no error", maxDepth, err)
+		t.Errorf("%d levels: the error is %v; want none", maxDepth, err)
 	}
 	for _, levels := range []int{maxDepth + 1, 5000} {
 		if err := chain(levels); err == nil || !strings.Contains(err.Error(), "the identity is nested more than 32 levels deep") {
-			t.Errorf("%d levels: %.300v; want an error with the bound", levels, err)
+			t.Errorf("%d levels: the error is %.300v; want one with the bound", levels, err)
 		}
 	}
 }

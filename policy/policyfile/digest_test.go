@@ -26,8 +26,9 @@ func TestDigestIncludesFilesOfValues(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := p.Digest, hex.EncodeToString(sum[:])[:12]; got != want {
-			t.Errorf("with %q the digest is %s, want %s", values, got, want)
+		const digits = 12 // of a digest
+		if got, want := p.Digest, hex.EncodeToString(sum[:])[:digits]; got != want {
+			t.Errorf("with the values %q, the digest is %s; want %s", values, got, want)
 		}
 		p.Close()
 	}

@@ -23,7 +23,7 @@ func configurationPages(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../docs/configuration/*.md")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("docs/configuration has %d pages, %v; want more", len(files), err)
+		t.Fatalf("docs/configuration has %d pages, and Glob returns %v; want at least one page", len(files), err)
 	}
 	var all strings.Builder
 	for _, name := range append(files, "../../docs/configuration.md") {
@@ -37,8 +37,15 @@ func configurationPages(t *testing.T) string {
 	return all.String()
 }
 
-// tablesOf returns the rows of a page's tables, each as its cells, by the first cell of
-// the table's head. Tables with equal heads are merged.
+// The columns of the tables of fields.
+const (
+	columnField   = 0
+	columnDefault = 2
+	columnExample = 3
+)
+
+// tablesOf returns the rows of a page's tables. A row is the list of its cells. The map's key is
+// the first cell of the table's head. Tables with equal keys are merged.
 func tablesOf(page string) map[string][][]string {
 	tables := make(map[string][][]string)
 	head := ""
@@ -64,20 +71,20 @@ var structsOfPage = []struct {
 	structType reflect.Type
 	templates  []string
 }{
-	{"field", reflect.TypeFor[Config](), []string{
+	{head: "field", structType: reflect.TypeFor[Config](), templates: []string{
 		"%s\n" + aRule,
 		"%s",
 		"%s\ntokens: {jwks_url: 'https://a/'}\n" + aRule,
 	}},
-	{"field of a rule", reflect.TypeFor[RuleConfig](), []string{
+	{head: "field of a rule", structType: reflect.TypeFor[RuleConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, per: client, %s}]",
 		"tokens: {jwks_url: 'https://a/'}\nrules: [{name: a, per: ip, limits: [{rate: 1/s}], %s}]",
 	}},
-	{"field of `match`", reflect.TypeFor[MatchConfig](), []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
-	{"field of a limit", reflect.TypeFor[LimitConfig](), []string{
+	{head: "field of `match`", structType: reflect.TypeFor[MatchConfig](), templates: []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
+	{head: "field of a limit", structType: reflect.TypeFor[LimitConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{%s}]}]",
 		"rules: [{name: a, per: client, limits: [{in_flight: 5, %s}]}]",
@@ -85,30 +92,31 @@ var structsOfPage = []struct {
 		"rules: [{name: a, per: client, limits: [{rate: 100 per calendar month, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, on_failure: open, %s}]}]",
 	}},
-	{"field of `cost`", reflect.TypeFor[CostConfig](), []string{
+	{head: "field of `cost`", structType: reflect.TypeFor[CostConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {%s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {header: X, %s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {max: 10, %s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {body: 1KB, %s}}]}]",
 	}},
-	{"field of `http`", reflect.TypeFor[httplimit.Config](), []string{
+	{head: "field of `http`", structType: reflect.TypeFor[httplimit.Config](), templates: []string{
 		"http: {%s}\n" + aRule,
 		"http: {trusted_proxies: [10.0.0.0/8], %s}\n" + aRule,
 	}},
-	{"field of `denied`", reflect.TypeFor[httplimit.DeniedConfig](), []string{
+	{head: "field of `denied`", structType: reflect.TypeFor[httplimit.DeniedConfig](), templates: []string{
 		"http: {denied: {%s}}\n" + aRule,
 		"http: {denied: {body: '<p>', %s}}\n" + aRule,
 	}},
-	{"field of `cors`", reflect.TypeFor[httplimit.CORSConfig](), []string{
+	{head: "field of `cors`", structType: reflect.TypeFor[httplimit.CORSConfig](), templates: []string{
 		"http: {cors: {%s}}\n" + aRule,
 		"http: {cors: {origins: https://a.example, %s}}\n" + aRule,
 	}},
-	{"field of `tokens`", reflect.TypeFor[jwt.Config](), []string{
+	{head: "field of `tokens`", structType: reflect.TypeFor[jwt.Config](), templates: []string{
 		"tokens: {%s}\n" + aRule,
 		"tokens: {jwks_url: 'https://a/', %s}\n" + aRule,
 	}},
 }
 
+// Parts of policies, which make an example complete.
 const (
 	aRule  = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]"
 	client = "identities: {client: {key: header X-API-Key}}\n"
@@ -116,16 +124,17 @@ const (
 
 func TestConfigurationPageHasAllFields(t *testing.T) {
 	tables := tablesOf(configurationPages(t))
-	n := 0
+	compared := 0
 	for _, s := range structsOfPage {
 		var listed []string
 		for _, row := range tables[s.head] {
-			if row[0] == "not in the file" {
+			field := row[columnField]
+			if field == "not in the file" {
 				continue
 			}
-			listed = append(listed, strings.Trim(row[0], "`"))
-			if !strings.HasPrefix(row[0], "`") {
-				t.Errorf("the table %q has a row for %s, which is not a field", s.head, row[0])
+			listed = append(listed, strings.Trim(field, "`"))
+			if !strings.HasPrefix(field, "`") {
+				t.Errorf("the table %q has a row for %s, which is not a field", s.head, field)
 			}
 		}
 		slices.Sort(listed)
@@ -138,9 +147,9 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 		if slices.Sort(fields); !slices.Equal(listed, fields) {
 			t.Errorf("docs/configuration, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, fields)
 		}
-		n += len(listed)
+		compared += len(listed)
 	}
-	t.Logf("counted: %d fields in tables of the docs", n)
+	t.Logf("counted: %d fields in tables of the docs", compared)
 }
 
 // The defaults of the page must be those of the schema.
@@ -149,29 +158,29 @@ func TestConfigurationPageHasTheDefaults(t *testing.T) {
 	notValues := []string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}
 	pattern := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
 	tables := tablesOf(configurationPages(t))
-	n := 0
+	compared := 0
 	for _, s := range structsOfPage {
 		for name, i := range fieldsOf(s.structType) {
 			m := pattern.FindStringSubmatch(s.structType.Field(i).Tag.Get("jsonschema"))
 			if m == nil || s.templates == nil || slices.Contains(notValues, m[1]) {
 				continue
 			}
-			want := m[1] + m[2]
+			want := m[1] + m[2] // one of the two is empty
 			if want == "0" {
 				want = "0s" // a duration
 			}
-			n++
+			compared++
 			for _, row := range tables[s.head] {
-				if row[0] == "`"+name+"`" && !strings.Contains(row[2], want) {
-					t.Errorf("docs/configuration: %s has the default %q; the page has %q", name, want, row[2])
+				if row[columnField] == "`"+name+"`" && !strings.Contains(row[columnDefault], want) {
+					t.Errorf("docs/configuration: the page has the default %q for %s; want %q", row[columnDefault], name, want)
 				}
 			}
 		}
 	}
-	if n < 20 {
-		t.Errorf("%d defaults were compared; want at least 20, so the pattern may be wrong", n)
+	if compared < 20 {
+		t.Errorf("%d defaults were compared; want at least 20. The pattern may be wrong", compared)
 	}
-	t.Logf("counted: %d defaults compared with the docs", n)
+	t.Logf("counted: %d defaults compared with the docs", compared)
 }
 
 func TestPoliciesOfDocsCompile(t *testing.T) {
@@ -203,21 +212,21 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 		return nil
 	})
 	if err != nil || policies == 0 {
-		t.Errorf("%d policies of the docs were found, %v; want more", policies, err)
+		t.Errorf("%d policies were found in the docs, and WalkDir returns %v; want at least one, and no error", policies, err)
 	}
 	t.Logf("counted: %d policies of the docs", policies)
 }
 
 func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 	tables := tablesOf(configurationPages(t))
-	n := 0
+	tried := 0
 	for _, s := range structsOfPage {
 		for _, row := range tables[s.head] {
 			if s.templates == nil {
 				continue
 			}
-			example := strings.Trim(row[3], "`")
-			if name := strings.Trim(row[0], "`"); !strings.HasPrefix(example, name+": ") {
+			example := strings.Trim(row[columnExample], "`")
+			if name := strings.Trim(row[columnField], "`"); !strings.HasPrefix(example, name+": ") {
 				t.Errorf("docs/configuration: %q is not an example of %s", example, name)
 			}
 			var errs []error
@@ -236,10 +245,10 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 			for _, err := range errs {
 				t.Errorf("docs/configuration: %s: %v", example, err)
 			}
-			n++
+			tried++
 		}
 	}
-	t.Logf("counted: %d examples of fields", n)
+	t.Logf("counted: %d examples of fields", tried)
 }
 
 // compileText compiles a policy of the docs as if it were in the folder of the example policies. No

@@ -17,11 +17,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// lineEnds are the line ends of YAML.
-var lineEnds = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
+// lineEnd matches a line end of YAML.
+var lineEnd = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
-// For every file: nothing panics, and mistakes have places in the file. Rules that compile make
-// only charges and settings that stores and guards accept.
+// Whatever a file contains, nothing panics, and each mistake has a place in the file. Rules that
+// compile make only charges and settings that stores and guards accept.
 func FuzzParse(f *testing.F) {
 	f.Add(richPolicy)
 	for _, g := range goldens(f) {
@@ -40,15 +40,15 @@ func FuzzParse(f *testing.F) {
 	env := func(name string) (string, bool) { return "1/s", name != "UNSET" }
 	f.Fuzz(func(t *testing.T, text string) {
 		if strings.Contains(text, "/dev") || strings.Contains(text, "/proc") || len(text) > 1<<16 {
-			t.Skip("files that never end")
+			t.Skip("the policy may name a file that never ends, or is too long for this test")
 		}
-		config, parsed := Parse("policy.yaml", []byte(text), env, allSections)
+		config, parseErr := Parse("policy.yaml", []byte(text), env, allSections)
 		p, err := config.Compile()
-		if parsed != nil && err == nil {
-			t.Fatalf("a file with mistakes was compiled: %v", parsed)
+		if parseErr != nil && err == nil {
+			t.Fatalf("a file that Parse rejects was compiled: %v", parseErr)
 		}
 		if err != nil {
-			lines := lineEnds.Split(text, -1)
+			lines := lineEnd.Split(text, -1)
 			for _, e := range err.(Errors) {
 				if e.Line < 1 || e.Line > len(lines) || e.Column < 1 || e.Column > utf8.RuneCountInString(text)+1 {
 					t.Fatalf("%v: there is no such place in the file of %d lines", e, len(lines))

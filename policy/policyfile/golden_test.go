@@ -39,7 +39,7 @@ import (
 type golden struct {
 	policy   string // file with the policy, in the folder dir
 	dir      string
-	requests string // file without an end, from this folder
+	requests string // path of NAME.txt and NAME.requests, without the extension
 }
 
 // goldens returns the goldens of testdata/golden, and one for each example policy.
@@ -56,7 +56,7 @@ func goldens(t testing.TB) (list []golden) {
 		}
 		for _, file := range files {
 			name := filepath.Base(file)
-			list = append(list, golden{name, filepath.Dir(file), filepath.Join(place.goldenFolder, strings.TrimSuffix(name, ".yaml"))})
+			list = append(list, golden{policy: name, dir: filepath.Dir(file), requests: filepath.Join(place.goldenFolder, strings.TrimSuffix(name, ".yaml"))})
 		}
 	}
 	return list
@@ -75,7 +75,7 @@ func (g golden) config(t *testing.T) (*Config, *Policy) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir(g.dir) // for the files that it names
+	t.Chdir(g.dir) // for the files that the policy names
 	config, err := Parse(g.policy, text, envOfGoldens, allSections)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func compare(t *testing.T, file, text string) {
 	}
 	before, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatalf("%v\n(go test ./policy/policyfile -run Golden -rewrite writes it)", err)
+		t.Fatalf("%v\n(go test ./policy/policyfile -run Golden -rewrite writes the file)", err)
 	}
 	oldLines, newLines := strings.Split(string(before), "\n"), strings.Split(text, "\n")
 	for i := range max(len(oldLines), len(newLines)) {
@@ -148,7 +148,7 @@ func compare(t *testing.T, file, text string) {
 			newLine = newLines[i]
 		}
 		if oldLine != newLine {
-			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes it; git diff shows all changes)", file, i+1, newLine, oldLine)
+			t.Fatalf("%s:%d: the line is\n\t%s\nwant\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes the file; git diff shows all changes)", file, i+1, newLine, oldLine)
 		}
 	}
 }
@@ -179,13 +179,14 @@ func assessRequest(t *testing.T, rules *policy.Rules, lines []string, sign func(
 	if m == nil {
 		t.Fatalf("%q is not a request; write METHOD http://HOST/PATH?QUERY from ADDRESS size BYTES", lines[0])
 	}
-	path, err := rules.Paths().Clean(m[3])
+	method, host, rawPath, query, address, size := m[1], m[2], m[3], m[4], m[5], m[6]
+	path, err := rules.Paths().Clean(rawPath)
 	if err != nil {
 		return fmt.Sprintf("refused: %v\n", err)
 	}
-	a := testRequest{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string][]string)}
-	a.body, _ = strconv.ParseInt(cmp.Or(m[6], "0"), 10, 64)
-	if a.query, err = url.ParseQuery(m[4]); err != nil {
+	a := testRequest{method: method, host: host, path: path, address: address, header: make(http.Header), cookies: make(map[string][]string)}
+	a.body, _ = strconv.ParseInt(cmp.Or(size, "0"), 10, 64)
+	if a.query, err = url.ParseQuery(query); err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range lines[1:] {
@@ -232,7 +233,7 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 	if v.Tier != "" {
 		fmt.Fprintf(&s, "tier: %s\n", v.Tier)
 	}
-	line := func(what string, l *policy.Limit, c penstock.Charge) {
+	writeCharge := func(what string, l *policy.Limit, c penstock.Charge) {
 		_, planText, _ := strings.Cut(c.Plan.String(), ": ")
 		planText += windowText(c.Plan)
 		if c.Patience > 0 {
@@ -245,7 +246,7 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.Policy, tag, c.Key, c.Cost, planText)
 	}
 	for i, c := range v.Charges {
-		line("charge", v.Limits[i], c)
+		writeCharge("charge", v.Limits[i], c)
 	}
 	for _, shadow := range v.Shadows {
 		what := "shadow"
@@ -253,8 +254,8 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 			what = "candidate"
 		}
 		for i, c := range shadow.Charges {
-			line(what, shadow.Limits[i], c)
-			what = "  with"
+			writeCharge(what, shadow.Limits[i], c)
+			what = "  with" // a further charge of the same batch
 		}
 	}
 	for i, batch := range append([]policy.Shadow{{Charges: v.Charges}}, v.Shadows...) {
@@ -266,8 +267,9 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 	return s.String()
 }
 
-// windowText describes a limit's windows: how many parts they have, and where they begin. Calendar
-// windows are shown by their ends around a day in summer, in UTC.
+// windowText describes a limit's windows: how many parts they have, and where they begin. For a
+// calendar window, it returns the ends of the window at noon on 1 July 2026 and of the next one, in
+// UTC.
 func windowText(p *penstock.Plan) string {
 	const minutes = "2006-01-02 15:04"
 	a, params := p.Algorithm(), p.Params(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC).UnixMicro())
@@ -287,7 +289,8 @@ func windowText(p *penstock.Plan) string {
 	return ""
 }
 
-// newSigner returns rules that accept test tokens, and a function that signs such tokens.
+// newSigner returns rules that accept test tokens, and a function that signs such tokens. The
+// function is nil if the policy has no tokens.
 func newSigner(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
 	t := config.Tokens
 	if t == nil {
@@ -364,11 +367,12 @@ func TestEveryFieldOccursInAGolden(t *testing.T) {
 			t.Errorf("no golden has a condition on %s; write it into one of testdata/golden/*.yaml", word)
 		}
 	}
-	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+2*len(sourceWords)-1, len(goldens(t)))
+	sources := 2*len(sourceWords) - 1 // in identities and in conditions; segment has no condition
+	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+sources, len(goldens(t)))
 }
 
-// fieldsBelow returns the exported fields of a type's structs, as Struct.Field. A field of Named
-// has the name of the type that contains it.
+// fieldsBelow adds the exported fields of all structs below a type to a set, and returns the set. A
+// field has the form Struct.Field. The name of a generic struct includes its type argument.
 func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice:

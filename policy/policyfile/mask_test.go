@@ -30,7 +30,7 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 			m.hide("ODD", "with\x00nothing \"seen\"")
 			m.hide("TINY", "is not")
 			if got := m.apply(c.message); got != c.want {
-				t.Fatalf("%s is shown as %s, want %s", c.message, got, c.want)
+				t.Fatalf("the message %s is shown as %s; want %s", c.message, got, c.want)
 			}
 		}
 	}
@@ -40,7 +40,7 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 // also holds if values overlap, and if messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
 	effort.WithoutRace(t)
-	places := []string{
+	templates := []string{ // %q is the place of the secret
 		"rules: [{name: %q, per: global, limits: [{rate: 1/s}]}]",
 		"rules: [{name: a, per: %q, limits: [{rate: 1/s}]}]",
 		"rules: [{name: a, per: {a: %q}, limits: [{rate: 1/s}]}]",
@@ -54,9 +54,9 @@ func TestNoMessageHasASecret(t *testing.T) {
 		"allow: [{ip: %q}, {header %[1]q: {file: %[1]q}}]",
 		"trusted_proxies: [%q]",
 	}
-	shown := 0
-	for n := range effort.Of(2000, 200_000) {
-		seed := effort.Seed() + uint64(n)
+	checked := 0
+	for try := range effort.Of(2000, 200_000) {
+		seed := effort.Seed() + uint64(try)
 		rng := rand.New(rand.NewPCG(seed, 5))
 		alphabets := []string{"ab", "Ab/", "xyz%:.", "e\"\\", "é\x01\u202e", "0123456789", "éb /?#"}
 		letters := []rune(alphabets[rng.IntN(len(alphabets))])
@@ -74,16 +74,16 @@ func TestNoMessageHasASecret(t *testing.T) {
 		}
 		env := func(name string) (string, bool) { v, ok := values[name]; return v, ok }
 		text := strings.Repeat("#", rng.IntN(2)*rng.IntN(70))
-		for i := range values {
-			text += "${" + i + "}"
+		for name := range values {
+			text += "${" + name + "}"
 		}
-		err := mistakesOf("policy.yaml", fmt.Sprintf(places[rng.IntN(len(places))], text), env)
+		err := mistakesOf("policy.yaml", fmt.Sprintf(templates[rng.IntN(len(templates))], text), env)
 		if err == nil {
 			continue
 		}
 		message := err.Error()
-		for i := range values {
-			message = strings.ReplaceAll(message, "${"+i+"}", "\n")
+		for name := range values {
+			message = strings.ReplaceAll(message, "${"+name+"}", "\n")
 		}
 		for name, value := range values {
 			quoted := strconv.Quote(value)
@@ -91,10 +91,10 @@ func TestNoMessageHasASecret(t *testing.T) {
 				if len(value) < 8 {
 					continue
 				}
-				shown++
-				n := min(len(form), 12)
-				for i := range len(form) - n + 1 {
-					piece := form[i : i+n]
+				checked++
+				length := min(len(form), 12)
+				for i := range len(form) - length + 1 {
+					piece := form[i : i+length]
 					if strings.Contains(toLowerASCII(message), toLowerASCII(piece)) {
 						t.Fatalf("PENSTOCK_SEED=%d: %q of %s=%q is visible in\n%s\nwant it hidden", seed, piece, name, value, err)
 					}
@@ -102,7 +102,7 @@ func TestNoMessageHasASecret(t *testing.T) {
 			}
 		}
 	}
-	if shown < 1000 {
-		t.Errorf("%d messages could have contained a secret; want at least 1000", shown)
+	if checked < 1000 {
+		t.Errorf("%d forms of secrets were searched for in messages; want at least 1000", checked)
 	}
 }

@@ -14,7 +14,7 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		}
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/min, algorithm: "+name+"}]}]\n").Rules()[0].Limits[0]
 		if text := l.Variants[0].String(); l.Algorithm != name || !strings.HasSuffix(text, " ("+name+")") {
-			t.Errorf("algorithm %s has the name %s, and its limit is described as %q", name, l.Algorithm, text)
+			t.Errorf("algorithm: %s gives a limit with the algorithm %s, described as %q; want %[1]s in both", name, l.Algorithm, text)
 		}
 	}
 	for written, want := range map[string]string{
@@ -24,7 +24,7 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+written+"}]}]\n").Rules()[0].Limits[0]
 		_, period, isCalendar := strings.Cut(written, " per ")
 		if text := l.Variants[0].String(); l.Algorithm != want || isCalendar && !strings.Contains(text, "10 per "+period+" (") {
-			t.Errorf("the algorithm of %q has the name %s, and the limit is described as %q; want %s", written, l.Algorithm, text, want)
+			t.Errorf("%q gives a limit with the algorithm %s, described as %q; want %s, and the period as written", written, l.Algorithm, text, want)
 		}
 	}
 }

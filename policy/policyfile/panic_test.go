@@ -32,7 +32,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	if err := os.WriteFile(path, []byte(version("first")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var broken atomic.Bool // the watcher's own goroutine loads too
+	var broken atomic.Bool // atomic, because the watcher's own goroutine loads too
 	var reports recorder
 	w, err := watch(path, WatchOptions{Poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
 		if broken.Load() {

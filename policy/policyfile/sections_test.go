@@ -10,7 +10,7 @@ import (
 // allSections are the sections that policies of these tests may have.
 var allSections = Options{Sections: []Section{httplimit.DefaultConfig(), &serverSection{}}}
 
-// A serverSection stands for the section of a program.
+// A serverSection is the section of a program that uses this package.
 type serverSection struct {
 	Listen   string `yaml:"listen" jsonschema:"Where requests come in."`
 	Upstream string `yaml:"upstream" jsonschema:"Where requests go."`

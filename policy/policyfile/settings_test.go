@@ -34,7 +34,7 @@ rules:
 		"a.second": guard.FailClosed, "a.second.candidate": guard.FailOpen, "a.minute": guard.FailOpen, "a.hour": guard.FailOpen, "b.second": guard.FailLocal,
 	} {
 		if got := settings[name]; got != want {
-			t.Errorf("%s fails %v; want %v", name, got, want)
+			t.Errorf("%s has the failure mode %v; want %v", name, got, want)
 		}
 	}
 	unknown := penstock.PerSecond(1).MustCompile()
@@ -71,8 +71,9 @@ rules:
 		if got.Ceiling.String() != want.Ceiling.String() || got.Ceiling.Group != want.Ceiling.Group {
 			t.Errorf("%s: the ceiling is %v; want %v", name, got.Ceiling, want.Ceiling)
 		}
-		if got.Ceiling, want.Ceiling = (penstock.Limit{}), (penstock.Limit{}); got != want {
-			t.Errorf("%s: settings %+v; want %+v", name, got, want)
+		got.Ceiling, want.Ceiling = penstock.Limit{}, penstock.Limit{} // compared above
+		if got != want {
+			t.Errorf("%s: the settings are %+v; want %+v", name, got, want)
 		}
 	}
 }
@@ -106,7 +107,7 @@ func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
 			}
 			for _, lease := range []int64{1, 2, 3, 10} {
 				compared++
-				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (hasBound(guard.Settings{Lease: lease}, "leased", "")) {
+				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != hasBound(guard.Settings{Lease: lease}, "leased", "") {
 					t.Errorf("%s, lease: %d: the compiler returns %v, and the guards disagree", limit, lease, err)
 				}
 			}
@@ -137,7 +138,7 @@ func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
 		p := policyIn(t, "policy.yaml", fmt.Sprintf(leased, other))
 		got := slices.ContainsFunc(p.Warnings, func(w *Error) bool { return strings.Contains(w.Message, "no effect") && w.Column == columnOfLease })
 		if got != hasWarning {
-			t.Errorf("beside a rule with %s: there is a warning: %v; want %v: %v", other, got, hasWarning, p.Warnings)
+			t.Errorf("beside a rule with %s: there is a warning about the lease: %t; want %t. The warnings are %v", other, got, hasWarning, p.Warnings)
 		}
 	}
 }
