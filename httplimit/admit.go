@@ -136,19 +136,19 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 
 // reject sends the response to a request that is not admitted.
 func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, outcome admission.Outcome) {
-	why, r := a.admission.Rejection(), a.Request
-	d := rejection{rule: why.Rule, policies: why.Policies, retryAfter: why.RetryAfter, detail: why.Detail}
+	details, r := a.admission.Rejection(), a.Request
+	d := rejection{rule: details.Rule, policies: details.Policies, retryAfter: details.RetryAfter, detail: details.Detail}
 	const isDenied = true
 	switch outcome {
 	case admission.Denied:
 		d.reason, d.status = overLimit, c.status
-		d.retrySeconds = a.writeHeaders(c, isDenied, why.RetryAfter)
+		d.retrySeconds = a.writeHeaders(c, isDenied, details.RetryAfter)
 		r = a.withContext()
 	case admission.DeniedNewIdentity:
 		d.reason, d.status = tooManyNew, c.status
-		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, why.RetryAfter)
+		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, details.RetryAfter)
 	case admission.FailedClosed:
-		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(why.RetryAfter)
+		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(details.RetryAfter)
 		a.header["Retry-After"] = []string{strconv.FormatInt(d.retrySeconds, 10)}
 	case admission.Refused:
 		d.reason = clientRefused

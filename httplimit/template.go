@@ -24,8 +24,8 @@ func checkTemplate(body string) string {
 	}
 	t, err := template.New("body").Parse(body)
 	if err == nil {
-		if refused := findForbidden(t); refused != "" {
-			return refused
+		if message := findForbidden(t); message != "" {
+			return message
 		}
 		err = tryTemplate(t)
 	}
@@ -39,53 +39,54 @@ func checkTemplate(body string) string {
 // templateFunctions are those that a template may call.
 var templateFunctions = []string{"and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "len", "index"}
 
-// findForbidden returns what a template has that might not end, and what to write instead, or "".
+// findForbidden returns a message about the first forbidden part of a template, with what to write
+// instead. It returns "" if the template has none.
 func findForbidden(t *template.Template) string {
 	if len(t.Templates()) > 1 {
 		return "the template defines another one; write its text in place of the call"
 	}
-	r := templateChecker{tree: t.Tree}
-	r.checkList(t.Root, false)
-	return r.refused
+	c := templateChecker{tree: t.Tree}
+	c.checkList(t.Root, false)
+	return c.message
 }
 
-// A templateChecker walks through a template up to the first forbidden node.
+// A templateChecker walks through a template, and keeps a message about the first forbidden node.
 type templateChecker struct {
 	tree    *parse.Tree
-	refused string
+	message string // about the first forbidden node; "" if there is none
 }
 
-func (r *templateChecker) checkList(list *parse.ListNode, isInLoop bool) {
+func (c *templateChecker) checkList(list *parse.ListNode, isInLoop bool) {
 	if list == nil {
 		return
 	}
 	for _, n := range list.Nodes {
-		r.checkNode(n, isInLoop)
+		c.checkNode(n, isInLoop)
 	}
 }
 
-func (r *templateChecker) checkNode(n parse.Node, isInLoop bool) {
+func (c *templateChecker) checkNode(n parse.Node, isInLoop bool) {
 	switch n := n.(type) {
 	case *parse.TextNode, *parse.CommentNode, *parse.BreakNode, *parse.ContinueNode:
 	case *parse.ActionNode:
-		r.checkPipe(n.Pipe)
+		c.checkPipe(n.Pipe)
 	case *parse.IfNode:
-		r.checkPipe(n.Pipe)
-		r.checkList(n.List, isInLoop)
-		r.checkList(n.ElseList, isInLoop)
+		c.checkPipe(n.Pipe)
+		c.checkList(n.List, isInLoop)
+		c.checkList(n.ElseList, isInLoop)
 	case *parse.RangeNode:
 		if isInLoop {
-			r.refuse(n, "a loop cannot be in another: write it after the first")
+			c.refuse(n, "a loop cannot be in another: write it after the first")
 		}
 		if !isOverPolicies(n.Pipe) {
-			r.refuse(n, "a loop is over the policies only: write {{range .Policies}}")
+			c.refuse(n, "a loop is over the policies only: write {{range .Policies}}")
 		}
-		r.checkList(n.List, true)
-		r.checkList(n.ElseList, isInLoop)
+		c.checkList(n.List, true)
+		c.checkList(n.ElseList, isInLoop)
 	case *parse.WithNode:
-		r.refuse(n, "write {{if ...}}, and name the field in it")
+		c.refuse(n, "write {{if ...}}, and name the field in it")
 	default:
-		r.refuse(n, "it cannot define or call templates: write the text in place of the call")
+		c.refuse(n, "it cannot define or call templates: write the text in place of the call")
 	}
 }
 
@@ -104,34 +105,34 @@ func isOverPolicies(p *parse.PipeNode) bool {
 	return false
 }
 
-func (r *templateChecker) checkPipe(p *parse.PipeNode) {
+func (c *templateChecker) checkPipe(p *parse.PipeNode) {
 	for _, command := range p.Cmds {
 		for _, n := range command.Args {
-			r.checkOperand(n)
+			c.checkOperand(n)
 		}
 	}
 }
 
-func (r *templateChecker) checkOperand(n parse.Node) {
+func (c *templateChecker) checkOperand(n parse.Node) {
 	switch n := n.(type) {
 	case *parse.BoolNode, *parse.DotNode, *parse.FieldNode, *parse.NilNode, *parse.NumberNode, *parse.StringNode, *parse.VariableNode:
 	case *parse.PipeNode:
-		r.checkPipe(n)
+		c.checkPipe(n)
 	case *parse.ChainNode:
-		r.checkOperand(n.Node)
+		c.checkOperand(n.Node)
 	case *parse.IdentifierNode:
 		if !slices.Contains(templateFunctions, n.Ident) {
-			r.refuse(n, "it can call "+strings.Join(templateFunctions, ", ")+": write one of these, or the field alone")
+			c.refuse(n, "it can call "+strings.Join(templateFunctions, ", ")+": write one of these, or the field alone")
 		}
 	default:
-		r.refuse(n, "write a field, a text, a number or a function")
+		c.refuse(n, "write a field, a text, a number or a function")
 	}
 }
 
-func (r *templateChecker) refuse(n parse.Node, remedy string) {
-	if r.refused == "" {
-		at, text := r.tree.ErrorContext(n)
-		r.refused = fmt.Sprintf("the template cannot have %s (%s); %s", wording.Clip(text), at, remedy)
+func (c *templateChecker) refuse(n parse.Node, remedy string) {
+	if c.message == "" {
+		at, text := c.tree.ErrorContext(n)
+		c.message = fmt.Sprintf("the template cannot have %s (%s); %s", wording.Clip(text), at, remedy)
 	}
 }
 

@@ -62,9 +62,9 @@ const (
 )
 
 var (
-	errOrigin = errors.New("the URI of the request is not a path with a query; send what the client sent, as in /a?b=c")
-	errURL    = errors.New(originalURL + " is not a URL; send one such as https://example.com/a?b=c")
-	errExt    = errors.New("the path of the request is missing; send it after " + Ext + ", as in " + Ext + "/a?b=c")
+	errURIForm = errors.New("the URI of the request is not a path with a query; send what the client sent, as in /a?b=c")
+	errURL     = errors.New(originalURL + " is not a URL; send one such as https://example.com/a?b=c")
+	errExt     = errors.New("the path of the request is missing; send it after " + Ext + ", as in " + Ext + "/a?b=c")
 )
 
 func readForward(r *http.Request) (*http.Request, error) {
@@ -178,11 +178,11 @@ func cutURL(text string) (host, uri string, err error) {
 // 3.2.1). The gate checks the rest as in requests of its own.
 func originalRequest(r *http.Request, method, host, uri string) (*http.Request, error) {
 	if uri[0] != '/' || strings.IndexByte(uri, ' ') >= 0 {
-		return nil, errOrigin
+		return nil, errURIForm
 	}
 	u, err := url.ParseRequestURI(uri)
 	if err != nil {
-		return nil, errOrigin // err quotes what the client sent
+		return nil, errURIForm // err quotes what the client sent
 	}
 	return withTarget(r, method, host, u), nil
 }

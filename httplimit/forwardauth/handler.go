@@ -87,7 +87,7 @@ type Description struct {
 	Method string      // of the request
 	Host   string      // with its port, if it has one
 	URI    string      // the path with the query, as the client sent it
-	Header http.Header // with the addresses that proxies appended, as in http.trusted_proxies
+	Header http.Header // of the request, with the header that http.address_header names
 }
 
 var (

@@ -20,8 +20,8 @@ import (
 // those that servers announce. The zero value has no limit of its own. The fields must not be
 // changed once the Transport is in use. Many goroutines may use it at once.
 //
-// A request waits until the Limiter has granted its cost and its server is not paused. A server
-// pauses its requests by
+// A request waits until the Limiter has granted its cost, and until the pause that its server
+// demands has ended. A server demands a pause by
 //
 //   - Retry-After, in seconds or as a date, with status 429 or 503;
 //   - RateLimit with nothing remaining and a time until there is more (draft-11: r=0 and t;
@@ -43,7 +43,7 @@ type Transport struct {
 	// Its limits must not lend slots (Concurrency). Default: none.
 	Limiter *penstock.Limiter
 
-	// Key returns the Limiter's key for a request. A server pauses the requests of one key together.
+	// Key returns the Limiter's key for a request. A pause is for all requests of one key.
 	// Default: the URL's host and port, in lower case.
 	Key func(*http.Request) string
 
@@ -59,8 +59,8 @@ type Transport struct {
 	// wait, or fail. Default: 1,000.
 	MaxWaiting int
 
-	// MaxPause is how long one response may pause requests. If the server wants a longer pause, the
-	// next request tries it again after MaxPause. Default: 5 minutes.
+	// MaxPause is the longest pause that one response may cause. If the server demands a longer one,
+	// requests are sent again after MaxPause. Default: 5 minutes.
 	MaxPause time.Duration
 
 	// FailClosed sends no requests while the Limiter's store is unavailable. By default they are sent:
@@ -110,8 +110,8 @@ func (e *NotSentError) Error() string {
 
 func (e *NotSentError) Unwrap() error { return e.Err }
 
-// ErrPaused in a NotSentError means that the server has paused its requests.
-var ErrPaused = errors.New("the server has paused its requests")
+// ErrPaused in a NotSentError means that the server demands a pause.
+var ErrPaused = errors.New("the server demands a pause")
 
 // RoundTrip sends the request as soon as the limits allow it. An error is a *NotSentError, the
 // cause of the request's context, or the Base's own.

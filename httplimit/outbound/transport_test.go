@@ -377,7 +377,7 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 		if !errors.Is(err, ErrPaused) {
 			t.Errorf("the error is %v; want ErrPaused", err)
 		}
-		if want := "the server has paused its requests: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
+		if want := "the server demands a pause: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v; want %s", err, want)
 		}
 
