@@ -28,6 +28,8 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, period = 5, 2 * time.Second
 				gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
+				// There are four groups of held requests. Each starts when the charges of the group before it
+				// have expired.
 				var release [4]chan struct{}
 				for i := range release {
 					release[i] = make(chan struct{})
@@ -50,7 +52,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 					}
 					time.Sleep(2 * period) // a sliding window also counts the previous window
 				}
-				for i := range held {
+				for i := range held { // the end of a group must not admit further guesses
 					for range 2 * limit {
 						send("/guess")
 					}
@@ -102,13 +104,13 @@ rules:
 // The server notices that a client has left, even if the client has sent a small body.
 func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
-	read := make(chan string, 1)
+	received := make(chan string, 1) // the body of a request, and the error of reading it
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		read <- fmt.Sprint(string(body), err)
+		received <- fmt.Sprint(string(body), err)
 	})))
 	defer server.CloseClientConnections()
-	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-read != "hello<nil>" {
+	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-received != "hello<nil>" {
 		t.Fatalf("the first request fails with %v, or its body is wrong; want no error, and the body \"hello\"", err)
 	}
 	var clients []net.Conn

@@ -299,7 +299,7 @@ func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
 `
 	withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
-		proceed := make(chan int)
+		proceed := make(chan int) // the handler waits for a status, and responds with it
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(<-proceed) }))
 		var busy sync.WaitGroup
 		for range 2 {
@@ -315,7 +315,7 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 		synctest.Wait()
 		busy.Go(func() {
 			if got := send(h, "POST", "/").Code; got != 401 {
-				t.Errorf("a login after a correct one: status %d; want 401, the handler's", got)
+				t.Errorf("a login after a correct one: status %d; want 401, from the handler", got)
 			}
 		})
 		synctest.Wait()
@@ -361,7 +361,7 @@ func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 		seen.list = nil
 		w := send(h, "GET", path)
 		if w.Code != want || (w.Header().Get("Retry-After") == "1") != (want == 503) {
-			t.Errorf("%s: status %d, Retry-After %q; want %d", path, w.Code, w.Header().Get("Retry-After"), want)
+			t.Errorf("%s: status %d, Retry-After %q; want status %d, and Retry-After: 1 with 503 only", path, w.Code, w.Header().Get("Retry-After"), want)
 		}
 		outcome := map[int]admission.Outcome{200: admission.FailedOpen, 503: admission.FailedClosed}[want]
 		source := map[int]penstock.Source{200: penstock.FromOpen, 503: penstock.FromClosed}[want]
@@ -371,7 +371,7 @@ func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 	}
 }
 
-func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
+func TestRequestsWhoseClientHasLeftAreAbandoned(t *testing.T) {
 	withAndWithoutGuards(t, allModes, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		ctx, leave := context.WithCancel(t.Context())

@@ -229,7 +229,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		"no key function":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: %v; want an ErrInvalid", what, err)
+			t.Errorf("%s: the error is %v; want an ErrInvalid", what, err)
 		}
 	}
 	for what, c := range map[string]struct {
@@ -249,7 +249,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 		"a bad template":            {store: store, name: "a", limits: limits, http: httplimit.Config{Denied: httplimit.DeniedConfig{Body: "{{.Nothing}}"}}},
 	} {
 		if _, err := httplimit.NewSimple(c.store, c.name, c.limits, httplimit.SimpleOptions{HTTP: c.http}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%s: %v; want an ErrInvalid", what, err)
+			t.Errorf("%s: the error is %v; want an ErrInvalid", what, err)
 		}
 	}
 }
@@ -298,10 +298,10 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 	gate, _ := gateOf(t, loginPolicy)
 	var guesses atomic.Int64
-	all := make(chan struct{})
+	allArrived := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guesses.Add(1)
-		<-all // no request gets its response before all have arrived
+		<-allArrived // no request gets its response before all have arrived
 		w.WriteHeader(401)
 	}))
 	var requestsDone sync.WaitGroup
@@ -310,7 +310,7 @@ func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 		requestsDone.Go(func() {
 			// Of 100 requests, 10 are in the handler when 90 are denied.
 			if send(h, "POST", "/login", "X-Account", "eve").Code == 429 && denied.Add(1) == 90 {
-				close(all)
+				close(allArrived)
 			}
 		})
 	}
@@ -334,7 +334,7 @@ rules:
 		handler http.HandlerFunc
 		want    string // RateLimit of a second request, which costs 100
 	}{
-		{what: "no cost given", handler: func(w http.ResponseWriter, r *http.Request) {}, want: `"chat.tokens";r=800`},
+		{what: "no actual cost", handler: func(w http.ResponseWriter, r *http.Request) {}, want: `"chat.tokens";r=800`},
 		{what: "less in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, want: `"chat.tokens";r=870`},
 		{what: "more in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, want: `"chat.tokens";r=550`},
 		{what: "nonsense in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, want: `"chat.tokens";r=800`},
@@ -344,7 +344,7 @@ rules:
 			}
 			w.Header().Set("X-Tokens", "500")
 		}, want: `"chat.tokens";r=893`},
-		{what: "nothing at all", handler: func(w http.ResponseWriter, r *http.Request) {
+		{what: "set to 0 by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 0); err != nil {
 				t.Errorf("Settle: %v; want no error", err)
 			}
@@ -413,7 +413,7 @@ func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
 			func() {
 				defer func() { recover() }()
 				if got := send(h, "GET", "/").Code; got == 429 {
-					t.Errorf("status %d; want the slot of the request before to be free", got)
+					t.Errorf("status %d; want the previous request's slot to be free", got)
 				}
 			}()
 		}

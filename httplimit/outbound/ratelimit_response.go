@@ -45,8 +45,7 @@ func parseRetryAfter(value string, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// parseRateLimit parses RateLimit as draft-11 has it, or else draft-07. Of several limits with
-// nothing left, the one with the longest time counts.
+// parseRateLimit parses RateLimit as draft-11 defines it, or else as draft-07 does.
 func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 	length := 0
 	for _, line := range lines {
@@ -56,21 +55,7 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 		return 0, false
 	}
 	if list, err := httpsfv.UnmarshalList(lines); err == nil {
-		for _, member := range list {
-			item, ok := member.(httpsfv.Item)
-			if !ok {
-				continue
-			}
-			if _, ok := item.Value.(string); !ok {
-				continue
-			}
-			remaining, _ := item.Params.Get("r")
-			reset, _ := item.Params.Get("t")
-			if wait, ok := pauseIfUsedUp(remaining, reset); ok {
-				pause, hasTime = max(pause, wait), true
-			}
-		}
-		return pause, hasTime
+		return longestPause(list)
 	}
 	dictionary, err := httpsfv.UnmarshalDictionary(lines)
 	if err != nil {
@@ -82,6 +67,25 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 		return item.Value
 	}
 	return pauseIfUsedUp(value("remaining"), value("reset"))
+}
+
+// longestPause returns the longest pause of the limits of draft-11 that have nothing left.
+func longestPause(limits httpsfv.List) (pause time.Duration, hasTime bool) {
+	for _, member := range limits {
+		item, ok := member.(httpsfv.Item)
+		if !ok {
+			continue
+		}
+		if _, isString := item.Value.(string); !isString { // the name of a limit is a string
+			continue
+		}
+		remaining, _ := item.Params.Get("r")
+		reset, _ := item.Params.Get("t")
+		if wait, ok := pauseIfUsedUp(remaining, reset); ok {
+			pause, hasTime = max(pause, wait), true
+		}
+	}
+	return pause, hasTime
 }
 
 // maxRateLimit is how many bytes a RateLimit may have. A longer one is ignored.

@@ -86,6 +86,13 @@ type pause struct {
 }
 
 const (
+	defaultMaxWait    = 30 * time.Second
+	defaultMaxWaiting = 1000 // requests
+	defaultMaxPause   = 5 * time.Minute
+	refundTimeout     = time.Second // for the refund of a request that is not sent
+)
+
+const (
 	maxPauses   = 10_000   // keys; if there are more, the pause that ends first is dropped
 	maxBuffered = 64 << 10 // bytes of a response that are kept while its request is tried again
 )
@@ -120,7 +127,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.Cost != nil {
 		cost = t.Cost(r)
 	}
-	left := cmp.Or(t.MaxWait, 30*time.Second) // how long the request may still wait
+	left := cmp.Or(t.MaxWait, defaultMaxWait) // how long the request may still wait
 	waited, err := t.acquire(r.Context(), key, cost, left)
 	if err != nil {
 		if r.Body != nil {
@@ -195,7 +202,7 @@ func (t *Transport) acquire(ctx context.Context, key string, cost int64, patienc
 	}
 	if err := t.waitForServer(ctx, key, end); err != nil { // a response to another request may have paused the key
 		if isCharged {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 			defer cancel()
 			t.Limiter.Refund(ctx, key, cost) // if it fails, the cost stays charged, as if sent
 		}
@@ -204,7 +211,7 @@ func (t *Transport) acquire(ctx context.Context, key string, cost int64, patienc
 	return time.Since(start), nil
 }
 
-// waitForServer waits until the key is not paused. It fails if that would be later than end.
+// waitForServer waits until no pause of the key is left. It fails if that would be later than end.
 func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time) error {
 	for {
 		if ctx.Err() != nil {
@@ -220,8 +227,9 @@ func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time
 			return &NotSentError{key, pause, fmt.Errorf("%w: the pause lasts another %v, and the request may wait for %v",
 				ErrPaused, pause.Round(time.Millisecond), max(left, 0).Round(time.Millisecond))}
 		}
-		// Jitter: requests that waited together are not all sent together.
-		timer := time.NewTimer(pause + rand.N(min(pause/10, time.Second, spare)+1))
+		// Without jitter, all requests that waited for this pause would be sent together.
+		jitter := rand.N(min(pause/10, time.Second, spare) + 1)
+		timer := time.NewTimer(pause + jitter)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -275,7 +283,7 @@ func (t *Transport) recordPause(key string, response *http.Response) (wait time.
 		wait, hasTime = firstBackoff<<min(p.guesses, maxDoublings), true
 		p.guesses++
 	}
-	wait = max(min(wait, cmp.Or(t.MaxPause, 5*time.Minute)), 0)
+	wait = max(min(wait, cmp.Or(t.MaxPause, defaultMaxPause)), 0)
 	if until := now.Add(wait); until.After(p.until) {
 		p.until = until
 	}
@@ -304,7 +312,7 @@ func (t *Transport) storePauseLocked(key string, p pause, isKnown bool, now time
 	t.pauses[key] = p
 }
 
-// pauseLeft returns how long the key is still paused; 0 or less if it is not.
+// pauseLeft returns how long the pause of a key still lasts. It is 0 or less if there is none.
 func (t *Transport) pauseLeft(key string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -340,7 +348,7 @@ func (t *Transport) makeRoomLocked(now time.Time) {
 func (t *Transport) enterQueue() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.waiting >= cmp.Or(t.MaxWaiting, 1000) {
+	if t.waiting >= cmp.Or(t.MaxWaiting, defaultMaxWaiting) {
 		return false
 	}
 	t.waiting++

@@ -82,7 +82,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 	}
 }
 
-// text returns the text of the file, without escapes.
+// text returns the text of the file, with its escapes replaced.
 func (c *badCase) text(t testing.TB) string {
 	t.Helper()
 	text := strings.Join(c.lines, "\n") + "\n"
@@ -96,6 +96,7 @@ func (c *badCase) text(t testing.TB) string {
 	return text
 }
 
+// env returns the value of a variable that the case sets.
 func (c *badCase) env(name string) (string, bool) {
 	for _, line := range c.header {
 		if value, ok := strings.CutPrefix(line, ":env "+name+"="); ok {

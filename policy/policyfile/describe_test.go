@@ -67,7 +67,7 @@ func TestDescriptionsAreAtMost120ColumnsWide(t *testing.T) {
 	lines := 0
 	for _, g := range goldens(t) {
 		t.Run(g.policy, func(t *testing.T) {
-			_, p := g.config(t)
+			_, p := g.compile(t)
 			rules := p.Rules
 			for _, line := range strings.Split(descriptionOf(rules), "\n") {
 				lines++

@@ -39,7 +39,7 @@ import (
 type golden struct {
 	policy   string // file with the policy, in the folder dir
 	dir      string
-	requests string // path of NAME.txt and NAME.requests, without the extension
+	basePath string // of NAME.txt and NAME.requests, without the extension
 }
 
 // goldens returns the goldens of testdata/golden, and one for each example policy.
@@ -56,7 +56,7 @@ func goldens(t testing.TB) (list []golden) {
 		}
 		for _, file := range files {
 			name := filepath.Base(file)
-			list = append(list, golden{policy: name, dir: filepath.Dir(file), requests: filepath.Join(place.goldenFolder, strings.TrimSuffix(name, ".yaml"))})
+			list = append(list, golden{policy: name, dir: filepath.Dir(file), basePath: filepath.Join(place.goldenFolder, strings.TrimSuffix(name, ".yaml"))})
 		}
 	}
 	return list
@@ -68,8 +68,8 @@ func envOfGoldens(name string) (string, bool) {
 	return value, ok
 }
 
-// config reads the policy with its folder as the working directory.
-func (g golden) config(t *testing.T) (*Config, *Policy) {
+// compile reads and compiles the policy. The policy's folder becomes the working directory.
+func (g golden) compile(t *testing.T) (*Config, *Policy) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.policy))
 	if err != nil {
@@ -92,12 +92,12 @@ func TestGoldenPolicies(t *testing.T) {
 	requests := 0
 	list := goldens(t)
 	for i := range list {
-		list[i].requests, _ = filepath.Abs(list[i].requests)
+		list[i].basePath, _ = filepath.Abs(list[i].basePath)
 	}
 	for _, g := range list {
-		_, name, _ := strings.Cut(g.requests, "/golden/")
+		_, name, _ := strings.Cut(g.basePath, "/golden/")
 		t.Run(name, func(t *testing.T) {
-			config, p := g.config(t)
+			config, p := g.compile(t)
 			rules, sign := newSigner(config, p)
 			var s strings.Builder
 			s.WriteString(descriptionOf(p.Rules))
@@ -113,12 +113,12 @@ func TestGoldenPolicies(t *testing.T) {
 				}
 				fmt.Fprintf(&s, "hint: %v\n", h)
 			}
-			blocks := readRequests(t, g.requests+".requests")
+			blocks := readRequests(t, g.basePath+".requests")
 			requests += len(blocks)
 			for _, lines := range blocks {
 				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessRequest(t, rules, lines, sign))
 			}
-			compare(t, g.requests+".txt", s.String())
+			compare(t, g.basePath+".txt", s.String())
 		})
 	}
 	t.Logf("counted: %d policies with goldens", len(list))
@@ -332,11 +332,11 @@ func (anyIssuer) Claims(token string) (policy.Claims, *policy.TokenError) {
 
 // Each field, algorithm and source of the language must occur in a golden.
 func TestEveryFieldOccursInAGolden(t *testing.T) {
-	used := make(map[string]bool)
-	words := make(map[string]bool)
+	used := make(map[string]bool)  // by field, as Struct.Field
+	words := make(map[string]bool) // by field and the first word of its value, as "Struct.Field word"
 	for _, g := range goldens(t) {
 		t.Run(g.policy, func(t *testing.T) {
-			config, _ := g.config(t)
+			config, _ := g.compile(t)
 			visit(reflect.ValueOf(config), func(field string, v reflect.Value) {
 				if !v.IsZero() {
 					used[field] = true
