@@ -185,7 +185,7 @@ func HolderID(holder string) int64 {
 	return int64(h>>12) | notZero
 }
 
-// take decides a request to a counter that can hold count units, of which used are in use. It
+// take decides a request to a counter with a capacity of count units, of which used are in use. It
 // returns the units granted, the units in use afterwards, and whether the request fits.
 func take(r Request, used, count int64) (granted, after int64, fits bool) {
 	switch r.Mode {

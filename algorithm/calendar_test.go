@@ -58,7 +58,7 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 // steps, and compares them with the ends of the windows.
 func checkDaysAround(t *testing.T, zone *time.Location, change time.Time) {
 	t.Helper()
-	const step = 15 * time.Minute
+	const stride = 15 * time.Minute
 	day := func(at time.Time) int64 { // the number of the local date since 1970-01-01
 		y, m, d := at.In(zone).Date()
 		return time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Unix() / 86400
@@ -71,16 +71,16 @@ func checkDaysAround(t *testing.T, zone *time.Location, change time.Time) {
 	from := change.Add(-50 * time.Hour).Truncate(time.Hour)
 	latest := day(from)
 	var begins []int64 // when each day begins, in µs
-	for at := from; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
+	for at := from; at.Before(change.Add(100 * time.Hour)); at = at.Add(stride) {
 		if day(at) <= latest {
 			continue
 		}
-		first := at.Add(-step)
+		first := at.Add(-stride)
 		for day(first) <= latest {
 			first = first.Add(time.Second)
 		}
 		begins, latest = append(begins, first.UnixMicro()), max(latest, day(first))
-		for day(first) < day(at) { // a day of less than a step
+		for day(first) < day(at) { // a day of less than a stride
 			first = first.Add(time.Second)
 			if day(first) > latest {
 				begins, latest = append(begins, first.UnixMicro()), day(first)

@@ -95,8 +95,8 @@ func floor(x *big.Rat) int64 { return new(big.Int).Div(x.Num(), x.Denom()).Int64
 // ceiling is x rounded up.
 func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 
-// A bucketModel is a bucket that holds used tokens and leaks at a constant rate. If it is a queue,
-// a caller waits until the bucket is empty.
+// A bucketModel is a bucket that contains used tokens and leaks at a constant rate. If it is a
+// queue, a caller waits until the bucket is empty.
 type bucketModel struct {
 	size    int64    // tokens
 	rate    *big.Rat // tokens per µs
@@ -312,8 +312,8 @@ func modelFor(a subject, l Limit) model {
 					previous += grants[i].admitted
 				}
 			}
-			share := fraction(l.Period-now%l.Period, l.Period)
-			return current + ceiling(share.Mul(share, whole(previous)))
+			weight := fraction(l.Period-now%l.Period, l.Period) // of the previous window
+			return current + ceiling(weight.Mul(weight, whole(previous)))
 		}
 		return m
 	case "slidinglog":

@@ -9,8 +9,8 @@ import (
 var slidingWindowLua string
 
 // SlidingWindow admits Count units per Period by a weighted estimate over two windows. It adds the
-// units of the current window and a share of those of the previous one. The share is the part of
-// the previous window that the sliding window still covers. Burst is not used.
+// units of the current window and a fraction of those of the previous one. The fraction is the part
+// of the previous window that the sliding window still covers. Burst is not used.
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless repaired), and below 2·Count
 //	        in any interval of Period: Count·(1+f) when a fraction f of a window has passed. It is

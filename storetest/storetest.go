@@ -613,18 +613,18 @@ func checkPatience(t *lawTest) {
 	t.deny(patient(c, time.Hour), c.withName("idle").spend(units))
 	wantNear("a wait after a denied batch", t.allow(patient(c, time.Hour)).Wait, 4*interval)
 
-	q := t.counter(leakyKind, 3)
-	if s := t.allow(patient(q, 0)); s.Wait != 0 || s.Remaining != 2 {
+	queue := t.counter(leakyKind, 3)
+	if s := t.allow(patient(queue, 0)); s.Wait != 0 || s.Remaining != 2 {
 		t.reportViolation("the first in an empty queue: %+v; want no wait", s)
 	}
-	wantNear("the queue's RetryAfter without patience", t.deny(patient(q, 0)).RetryAfter, interval)
-	wantNear("the wait of the second in the queue", t.allow(patient(q, time.Hour)).Wait, interval)
-	wantNear("the wait of the third in the queue", t.allow(patient(q, time.Hour)).Wait, 2*interval)
-	wantNear("RetryAfter of a full queue", t.deny(patient(q, time.Hour)).RetryAfter, interval)
+	wantNear("the queue's RetryAfter without patience", t.deny(patient(queue, 0)).RetryAfter, interval)
+	wantNear("the wait of the second in the queue", t.allow(patient(queue, time.Hour)).Wait, interval)
+	wantNear("the wait of the third in the queue", t.allow(patient(queue, time.Hour)).Wait, 2*interval)
+	wantNear("RetryAfter of a full queue", t.deny(patient(queue, time.Hour)).RetryAfter, interval)
 
-	w := t.counter(fixedKind, 1)
-	t.allow(w.spend(1))
-	if s := t.deny(patient(w, 24*time.Hour)); s.Wait != 0 {
+	window := t.counter(fixedKind, 1)
+	t.allow(window.spend(1))
+	if s := t.deny(patient(window, 24*time.Hour)); s.Wait != 0 {
 		t.reportViolation("a denial by a fixed window: %+v; want no Wait", s)
 	}
 }
@@ -634,10 +634,10 @@ func checkLeavingTheQueue(t *lawTest) {
 	for i, holder := range []string{"first", "second", "third"} {
 		t.wantGranted("the "+holder+" enters", t.allow(q.withHolder(holder).spend(1)), 1, units-1-int64(i))
 	}
-	t.wantGranted("the first leaves", t.allow(q.withHolder("first").charge(penstock.Refund, 1)), 0, 7)
-	t.wantGranted("a charge without a holder leaves", t.allow(q.withHolder("").charge(penstock.Refund, 1)), 0, 7)
-	t.wantGranted("the third leaves", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 1, 8)
-	t.wantGranted("the third leaves again", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 0, 8)
+	t.wantGranted("a refund by the first", t.allow(q.withHolder("first").charge(penstock.Refund, 1)), 0, 7)
+	t.wantGranted("a refund without a holder", t.allow(q.withHolder("").charge(penstock.Refund, 1)), 0, 7)
+	t.wantGranted("a refund by the third", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 1, 8)
+	t.wantGranted("a second refund by the third", t.allow(q.withHolder("third").charge(penstock.Refund, 1)), 0, 8)
 }
 
 // oddKeys are keys that a store without proper encoding would confuse.
@@ -653,7 +653,7 @@ var oddKeys = func() []string {
 }()
 
 func checkKeys(t *lawTest) {
-	const capacity = 200                                     // units of each counter: more than all charges of a counter
+	const capacity = 200                                     // the units of each counter; more than all charges of one counter
 	for _, k := range []kind{tokenKind, logKind, slotKind} { // one whose state is numbers, and the two with sorted sets
 		var batch []penstock.Charge
 		for i, key := range oddKeys {

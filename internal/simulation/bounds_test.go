@@ -138,7 +138,7 @@ func (sc *scenario) maxInstances() int {
 
 // leaseExcess returns how many units leases may admit beyond the algorithm's bound. For a bucket it
 // is the size of a lease, once for each instance. For other algorithms it is 0 unless the store has
-// lost its data while instances held leases.
+// lost its data while instances had leases.
 func (sc *scenario) leaseExcess(guarded *guardedLimit, instances int, hasLostData bool) int64 {
 	l := guarded.limit
 	capacity, hasExcess := l.Limit().Count, hasLostData

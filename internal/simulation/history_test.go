@@ -224,7 +224,7 @@ func (h *history) creditLateRefunds(charges []penstock.Charge) {
 	}
 }
 
-// lastCredit returns the time of the store's last credit, or a time long ago.
+// lastCredit returns the time of the store's last credit, or a time long before the run.
 func (h *history) lastCredit() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -102,10 +102,16 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 	s.history.recordCharge(c, charges, &d, s.clockLocked())
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
-		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
+		var own []penstock.Charge // charges of this node that may change its state
+		for _, charge := range charges {
+			if charge.Mode != penstock.Peek && s.nodeOf(charge.Key) == i {
+				own = append(own, charge)
+			}
+		}
 		// If another node denied the batch, a replay of this node's charges alone would grant them.
-		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) {
-			n.log = append(n.log, entry{at, clock, mine, d.Allowed})
+		isComplete := len(own) == len(charges)
+		if len(own) > 0 && (d.Allowed || isComplete) {
+			n.log = append(n.log, entry{at: at, clock: clock, charges: own, isGranted: d.Allowed})
 		}
 	}
 	return d, nil
