@@ -32,7 +32,7 @@ import (
 // Options of Open. Settings, Metrics and Log must be set.
 type Options struct {
 	Settings settings.Settings
-	Reload   <-chan os.Signal // each value reloads the policy file; nil: only a change of the file does
+	Reload   <-chan os.Signal // each value reloads the policy file; nil: only a change of the file reloads it
 	Metrics  *metrics.Metrics
 	Log      *slog.Logger
 
@@ -46,13 +46,13 @@ type Options struct {
 	// Version is the version of the program, which other instances show.
 	Version string
 
-	// Denials passes denied requests to its readers. Default: denied requests are not passed on.
+	// Denials passes samples of denied requests to its readers. Default: it has no readers.
 	Denials *denials.Recorder
 
 	// Spans makes a span of each decision within a sampled trace. Default: there are none.
 	Spans *penstockotel.Spans
 
-	// Check rejects rules that the servers cannot enforce. Default: none.
+	// Check rejects rules that the servers cannot enforce. Default: it rejects no rules.
 	Check func(*policy.Rules) error
 }
 
@@ -61,7 +61,7 @@ type Core struct {
 	Options
 	Store penstock.Store // with its guards
 
-	store   store         // without its guards
+	backend store         // the store without its guards
 	scripts *scriptLoader // nil: the store is memory
 	rules   *rules
 
@@ -69,10 +69,10 @@ type Core struct {
 	Activity *activity.Recorder // what happened in this instance
 	fleet    fleet
 
-	health   health
-	failOpen failOpenReporter
-	monitor  storeMonitor
-	rejected logthrottle.Line // about rejected tokens
+	health            health
+	failOpen          failOpenReporter
+	monitor           storeMonitor
+	rejectedTokenLine logthrottle.Line
 
 	mu    sync.Mutex
 	plans map[string][]*penstock.Plan // by owner: the policy, or Envoy's files
@@ -81,6 +81,9 @@ type Core struct {
 	cancel     context.CancelFunc // ends what runs in the background
 	closers    []func()           // called in reverse order
 }
+
+// tokenLineInterval is the time between two log lines about rejected tokens.
+const tokenLineInterval = 10 * time.Second
 
 // Open connects to the store, loads the policy and puts the guards around the store. Background
 // work ends when ctx ends or Close is called.
@@ -105,12 +108,12 @@ func newCore(o Options) *Core {
 		o.Denials = denials.New(denials.Options{})
 	}
 	c := &Core{
-		Options:  o,
-		plans:    make(map[string][]*penstock.Plan),
-		Activity: newActivity(o.Settings),
-		health:   health{log: o.Log},
-		failOpen: failOpenReporter{log: o.Log},
-		rejected: logthrottle.Line{Every: 10 * time.Second},
+		Options:           o,
+		plans:             make(map[string][]*penstock.Plan),
+		Activity:          newActivity(o.Settings),
+		health:            health{log: o.Log},
+		failOpen:          failOpenReporter{log: o.Log},
+		rejectedTokenLine: logthrottle.Line{Every: tokenLineInterval},
 	}
 	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
 	return c
@@ -118,12 +121,12 @@ func newCore(o Options) *Core {
 
 func (c *Core) open(ctx context.Context) error {
 	var err error
-	if c.store, err = openStore(c.Settings); err != nil {
+	if c.backend, err = openStore(c.Settings); err != nil {
 		return err
 	}
-	c.onClose(c.store.close)
+	c.onClose(c.backend.close)
 	c.onClose(c.background.Wait)
-	if redis := c.store.redis; redis != nil {
+	if redis := c.backend.redis; redis != nil {
 		c.scripts = &scriptLoader{Store: redis, log: c.Log, probe: c.probeNow}
 		c.background.Go(func() { c.scripts.retry(ctx) })
 	}
@@ -131,13 +134,13 @@ func (c *Core) open(ctx context.Context) error {
 		return err
 	}
 	c.background.Go(func() { c.poll(ctx) })
-	if redis := c.store.redis; redis != nil {
+	if redis := c.backend.redis; redis != nil {
 		c.monitor = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
 		c.background.Go(func() { c.monitor.run(ctx) })
 		c.Metrics.AddStore(c.storeHealth)
 	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
-	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
+	c.Metrics.Loaded(time.Now()) // set early: if the policy cannot be loaded, the process ends
 	if c.rules, err = c.openRules(ctx); err != nil {
 		return err
 	}
@@ -146,7 +149,8 @@ func (c *Core) open(ctx context.Context) error {
 	return err
 }
 
-// LimitSettings returns how the guards treat a limit. It may be one that the current rules lack.
+// LimitSettings returns how the guards treat a limit. The limit may be one that the current rules
+// do not have.
 func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	if s := c.rules.current().Settings(plan); s != (guard.Settings{}) {
 		return s
@@ -154,8 +158,8 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	return c.SettingsOutsidePolicy(plan)
 }
 
-// SetPlans replaces the limits of an owner: "policy" or "envoy". Those of the other owner stay. It
-// loads the scripts of all limits; if the store is down, they are loaded later.
+// SetPlans replaces the limits of an owner: "policy" or "envoy". The limits of the other owner
+// stay. SetPlans loads the scripts of all limits; if the store is down, they are loaded later.
 func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,16 +187,16 @@ func (c *Core) onClose(closer func()) { c.closers = append(c.closers, closer) }
 // Rules returns the current rules. They change with a reload.
 func (c *Core) Rules() *policy.Rules { return c.rules.current() }
 
-// Policy describes the rules of the first load.
+// Policy returns the description of the rules of the first load.
 func (c *Core) Policy() Policy { return c.rules.first }
 
-// probeAtStart checks whether the store makes decisions. It may take longer than a decision,
-// because connections must be made first.
+// probeAtStart checks whether the store makes decisions. Its timeout is longer than that of a
+// decision, because connections must be made first.
 func (c *Core) probeAtStart(ctx context.Context) error {
 	const timeout = 3 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err := c.store.probe(ctx)
+	err := c.backend.probe(ctx)
 	if err == nil {
 		return nil
 	}
@@ -208,7 +212,7 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 // probe checks whether the store makes decisions. It fails while scripts are not loaded yet,
 // because no decision is sent to the store then.
 func (c *Core) probe(ctx context.Context) error {
-	if c.scripts != nil && c.scripts.isHolding.Load() {
+	if c.scripts != nil && c.scripts.isRejecting.Load() {
 		return c.scripts.unavailable()
 	}
 	return c.probeNow(ctx)
@@ -218,7 +222,7 @@ func (c *Core) probe(ctx context.Context) error {
 func (c *Core) probeNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Settings.StoreTimeout)
 	defer cancel()
-	return c.store.probe(ctx)
+	return c.backend.probe(ctx)
 }
 
 // poll runs the periodic checks that work without requests, until ctx ends.
@@ -257,9 +261,10 @@ func (c *Core) Observe(e *admission.Event) {
 	if c.Spans != nil {
 		c.Spans.ObserveRequest(e)
 	}
-	// The guards around Redis report its failures themselves. They do not report an invalid charge,
-	// which is never sent.
-	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
+	// The guards around Redis report failed calls themselves. A batch with an invalid charge is never
+	// sent to Redis, so no guard reports it.
+	isReportedByGuards := c.Settings.Store != "" && !errors.Is(e.Err, penstock.ErrInvalid)
+	if e.Err != nil && e.Outcome != admission.Abandoned && !isReportedByGuards {
 		c.noteFailure(e.Err)
 	}
 	if !isEnforcedDecision(e) {
@@ -277,7 +282,7 @@ func (c *Core) Observe(e *admission.Event) {
 }
 
 // isEnforcedDecision reports whether the store or a guard made a decision that the request obeyed.
-// Shadows are not enforced, and this process itself counts new identities.
+// Shadows are not enforced. New identities are counted by this process, not by the store.
 func isEnforcedDecision(e *admission.Event) bool {
 	switch e.Outcome {
 	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
@@ -288,10 +293,10 @@ func isEnforcedDecision(e *admission.Event) bool {
 }
 
 // TokenRejected counts a request whose token is rejected. It logs at most one such request per
-// interval.
+// tokenLineInterval.
 func (c *Core) TokenRejected(e *policy.TokenError) {
 	c.Metrics.TokenRejected(e)
-	if skipped, isDue := c.rejected.Due(); isDue {
+	if skipped, isDue := c.rejectedTokenLine.Due(); isDue {
 		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
 	}
 }
@@ -304,7 +309,7 @@ type StoreState struct {
 	Reason    string                 // why it fails; "" if it works
 	Breakers  map[string]guard.State // by node
 	Memory    *redisstore.Memory     // nil: it is not known
-	Instances int                    // that share the limits if the store fails
+	Instances int                    // how many instances share the limits if the store fails
 }
 
 // StoreState returns the state of the store as this instance has seen it. It does not call the
@@ -334,7 +339,8 @@ func (c *Core) Checks() []admin.Check {
 			return admin.OK, ""
 		}},
 		{Name: "policy", Run: func(context.Context) (admin.State, string) {
-			if isRefused, since := c.rules.state(); isRefused { // still ready: a restarted instance would have no rules at all
+			// With an invalid file the instance stays ready. A restarted one would have no rules at all.
+			if isFileInvalid, since := c.rules.state(); isFileInvalid {
 				return admin.OK, "reload failed: the rules of " + since.UTC().Format(time.RFC3339) + " stay in force"
 			}
 			return admin.OK, ""

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A failOpenReporter logs requests that pass unlimited: the first one at once, then their number
-// every logInterval. It logs the total once none has passed for a logInterval.
+// A failOpenReporter logs requests that pass unlimited: the first one immediately, then their
+// number every logInterval. It logs the total once none has passed for a logInterval.
 type failOpenReporter struct {
 	log *slog.Logger
 

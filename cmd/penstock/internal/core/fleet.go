@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	summaryEvery   = 3 * time.Second  // between two writes of an instance
-	summaryLife    = 15 * time.Second // how long the store keeps a summary: some writes may fail
-	summaryTimeout = time.Second      // of one read or write
+	summaryEvery   = 3 * time.Second  // time between two writes of one instance
+	summaryLife    = 15 * time.Second // how long the store keeps a summary, so that some writes may fail
+	summaryTimeout = time.Second      // timeout of one read or write
 	fleetMaxAge    = 2 * time.Second  // readers within this time share one read of the store
 )
 
@@ -43,7 +43,7 @@ type fleet struct {
 // errNoStore is why an instance without a shared store shows only itself.
 var errNoStore = errors.New("the counters are in this process, so there are no other instances")
 
-// openFleet begins to write summaries, until ctx ends.
+// openFleet starts to write summaries in the background. The writes end with ctx.
 func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.State) {
 	c.fleet.breakers = breakers
 	c.fleet.store = c.scripts.Store
@@ -72,10 +72,10 @@ func (f *fleet) self() *activity.Summary {
 	return s
 }
 
-// isStoreAway reports whether the store must not be called: a breaker is open, or the store has
-// never responded.
+// isStoreAway reports whether the store must not be called: a breaker is not closed, or the store
+// has made no decision since the start.
 func (f *fleet) isStoreAway() bool {
-	if f.core.scripts.isHolding.Load() {
+	if f.core.scripts.isRejecting.Load() {
 		return true
 	}
 	for _, state := range f.breakers() {
@@ -104,8 +104,8 @@ func (f *fleet) write(ctx context.Context) {
 	}
 }
 
-// Fleet returns the summaries of all instances. It reads the store at most every two seconds, and
-// not while a breaker is open.
+// Fleet returns the summaries of all instances. It reads the store at most once per fleetMaxAge,
+// and not while a breaker is open.
 func (c *Core) Fleet(ctx context.Context) *activity.Fleet {
 	f := &c.fleet
 	f.mu.Lock()
@@ -133,10 +133,10 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	}
 	found.Instances = append([]activity.Instance{self}, others...)
 	found.Ignored = activity.Ignored{OtherVersion: f.otherVersion.Load(), Corrupt: f.corrupt.Load(), OtherSecret: f.otherSecret.Load()}
-	for i := range activity.Windows() {
+	for window := range activity.Windows() {
 		var parts []*activity.Activity
 		for _, instance := range found.Instances {
-			parts = append(parts, instance.Activity[i])
+			parts = append(parts, instance.Activity[window])
 		}
 		found.Activity = append(found.Activity, activity.MergeActivities(maxOffenders, parts...))
 	}
@@ -146,7 +146,8 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 // maxOffenders is how many keys of each kind a fleet shows at most.
 const maxOffenders = 100
 
-// others returns the summaries of the other instances, and how many instances are registered.
+// others returns the summaries of all instances but the one named self, and how many instances are
+// registered.
 func (f *fleet) others(ctx context.Context, self string) (all []activity.Instance, registered int, err error) {
 	if f.store == nil {
 		return nil, 1, errNoStore
@@ -156,16 +157,16 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for the result too
 	defer cancel()
-	texts, registered, err := f.store.ReadSummaries(ctx)
+	written, registered, err := f.store.ReadSummaries(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	seed := activity.SeedID(seedOf(f.core.Settings))
-	for _, text := range texts {
-		if text.Instance == self {
+	for _, w := range written {
+		if w.Instance == self {
 			continue
 		}
-		s, err := activity.ParseSummary(text.Text)
+		s, err := activity.ParseSummary(w.Text)
 		switch {
 		case errors.Is(err, activity.ErrFormat):
 			f.otherVersion.Add(1)
@@ -177,7 +178,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 			f.otherSecret.Add(1)
 			continue
 		}
-		all = append(all, activity.Instance{Name: text.Instance, Summary: s})
+		all = append(all, activity.Instance{Name: w.Instance, Summary: s})
 	}
 	slices.SortFunc(all, func(a, b activity.Instance) int {
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Name, b.Name))

@@ -37,7 +37,7 @@ func openDemo(t *testing.T, store string, more map[string]string) *Core {
 	return c
 }
 
-// awaitName waits until an instance is registered.
+// awaitName waits until an instance is registered, and returns its name.
 func awaitName(t *testing.T, c *Core) string {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -49,15 +49,23 @@ func awaitName(t *testing.T, c *Core) string {
 	return ""
 }
 
-// deny makes an event of a denial.
+// deny reports a denied request of the key.
 func (c *Core) deny(key string) {
 	plan := c.Rules().Plans()[0]
 	d := penstock.Single(penstock.Status{RetryAfter: time.Second})
-	c.Observe(&admission.Event{Rule: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title(), Key: key, Outcome: admission.Denied, Decision: &d, Charges: []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}})
+	c.Observe(&admission.Event{
+		Rule:      plan.Group(),
+		Limit:     plan.Name(),
+		Algorithm: plan.Algorithm().Title(),
+		Key:       key,
+		Outcome:   admission.Denied,
+		Decision:  &d,
+		Charges:   []penstock.Charge{{Key: key, Plan: plan, Cost: 1}},
+	})
 }
 
-// read reads the fleet from the store, not from the cache.
-func (c *Core) read() *activity.Fleet {
+// readFleet reads the fleet from the store, not from the cache.
+func (c *Core) readFleet() *activity.Fleet {
 	c.fleet.mu.Lock()
 	defer c.fleet.mu.Unlock()
 	return c.fleet.readLocked(context.Background())
@@ -84,15 +92,19 @@ func TestInstancesShowEachOther(t *testing.T) {
 	a.fleet.write(t.Context())
 	b.fleet.write(t.Context())
 	for _, c := range []*Core{a, b} {
-		f := c.read()
-		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || !f.Instances[0].IsSelf || f.Instances[1].IsSelf || f.Instances[1].Version != "v9" || f.Ignored != (activity.Ignored{}) {
-			t.Fatalf("the fleet is %+v; want two instances of version v9, this one first, and no problem", f)
+		f := c.readFleet()
+		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || f.Ignored != (activity.Ignored{}) {
+			t.Fatalf("the fleet is %+v; want two instances, no problem, and no ignored summaries", f)
 		}
-		if f.Instances[0].Name == f.Instances[1].Name || f.Instances[1].Name != nameA && f.Instances[1].Name != nameB {
-			t.Errorf("the instances are %s and %s; want %s and %s", f.Instances[0].Name, f.Instances[1].Name, nameA, nameB)
+		first, second := f.Instances[0], f.Instances[1]
+		if !first.IsSelf || second.IsSelf || second.Version != "v9" {
+			t.Fatalf("the fleet is %+v; want this instance first, then one of version v9", f)
 		}
-		denied := f.Activity[0].Tops[activity.Denied]
-		if len(denied.Items) != 2 || denied.Items[0].Name != "key:both" || denied.Items[0].Weight != 6 || denied.Items[1].Weight != 1 || denied.Items[1].Error != 0 {
+		if first.Name == second.Name || second.Name != nameA && second.Name != nameB {
+			t.Errorf("the instances are %s and %s; want %s and %s", first.Name, second.Name, nameA, nameB)
+		}
+		denied := f.Activity[0].Tops[activity.Denied].Items
+		if len(denied) != 2 || denied[0].Name != "key:both" || denied[0].Weight != 6 || denied[1].Weight != 1 || denied[1].Error != 0 {
 			t.Errorf("the denied keys are %+v; want key:both with 6 denials, then one with 1", denied)
 		}
 		if n, _ := f.Activity[0].Denied.Count(); n != 2 {
@@ -101,12 +113,12 @@ func TestInstancesShowEachOther(t *testing.T) {
 	}
 	plan := a.Rules().Plans()[0]
 	want := activity.Count{Series: activity.Series{Rule: plan.Group(), Limit: plan.Name(), Name: "denied"}, Last10: 5, Last60: 5}
-	if counts := b.read().Instances[1].Counts; !slices.Contains(counts, want) {
+	if counts := b.readFleet().Instances[1].Counts; !slices.Contains(counts, want) {
 		t.Errorf("the counts of the other instance are %+v; want %+v among them", counts, want)
 	}
 	ttl, err := redis.Do("PTTL", "ps1{%@}summary."+nameA)
 	if err != nil || ttl.(int64) <= 0 || ttl.(int64) > summaryLife.Milliseconds() {
-		t.Errorf("the summary lives for %v ms, %v; want up to %v", ttl, err, summaryLife)
+		t.Errorf("PTTL of the summary returned %v ms and the error %v; want up to %v", ttl, err, summaryLife)
 	}
 }
 
@@ -117,8 +129,8 @@ func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
 	awaitName(t, other)
 	other.deny("key:x")
 	other.fleet.write(t.Context())
-	// The first byte of a summary is its version. Two of these texts have another one, and two are
-	// corrupt.
+	// The first byte of a summary is the version of its format. Two of these texts have another
+	// version, and two are corrupt.
 	for i, text := range []string{"\x7ffuture", "\x01corrupt", "", strings.Repeat("\x01", 10_000)} {
 		name := fmt.Sprint("forged", i)
 		if _, err := a.fleet.store.Heartbeat(t.Context(), name, time.Minute); err != nil {
@@ -128,9 +140,12 @@ func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := a.read()
-	if want := (activity.Ignored{OtherVersion: 2, Corrupt: 2, OtherSecret: 1}); f.Ignored != want || len(f.Instances) != 1 || f.Registered != 6 || len(f.Activity[0].Tops[activity.Denied].Items) != 0 {
-		t.Errorf("the fleet is %+v; want %+v ignored", f, want)
+	f := a.readFleet()
+	if want := (activity.Ignored{OtherVersion: 2, Corrupt: 2, OtherSecret: 1}); f.Ignored != want {
+		t.Errorf("the ignored summaries are %+v; want %+v", f.Ignored, want)
+	}
+	if len(f.Instances) != 1 || f.Registered != 6 || len(f.Activity[0].Tops[activity.Denied].Items) != 0 {
+		t.Errorf("the fleet is %+v; want one instance of six registered, and no denied key", f)
 	}
 }
 
@@ -154,7 +169,7 @@ func TestNothingIsSentWhileABreakerIsOpen(t *testing.T) {
 		f.write(t.Context())
 		n, err := redis.Do("EXISTS", key)
 		if found := f.readLocked(t.Context()); err != nil || n.(int64) != c.keys || found.Problem != c.problem {
-			t.Errorf("breaker %v: %v keys, %v, and the problem %q; want %d and %q", c.state, n, err, found.Problem, c.keys, c.problem)
+			t.Errorf("breaker %v: the store has %v summaries (error %v), and the fleet has the problem %q; want %d and %q", c.state, n, err, found.Problem, c.keys, c.problem)
 		}
 	}
 }
@@ -167,6 +182,6 @@ func TestAnInstanceWithoutAStoreShowsItself(t *testing.T) {
 		t.Errorf("the fleet is %+v; want this instance alone, with one denied key", f)
 	}
 	if again := a.Fleet(t.Context()); again != f {
-		t.Error("two reads within two seconds do not return the same fleet")
+		t.Errorf("two reads within %v do not return the same fleet", fleetMaxAge)
 	}
 }

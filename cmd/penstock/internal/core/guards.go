@@ -13,7 +13,7 @@ import (
 // guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
 func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	if c.scripts == nil { // the store is memory
-		return c.store.Store, nil
+		return c.backend.Store, nil
 	}
 	g, err := guard.Standard(c.scripts, guard.Options{
 		Server:    &instanceReporter{Server: c.scripts.Store, core: c, line: logthrottle.Line{Every: time.Minute}},
@@ -22,7 +22,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 		Limits:    c.LimitSettings,
 		Instances: int(c.Settings.MinInstances),
 		OnStoreError: func(e guard.Event) {
-			if e.Reason != "canceled" { // if canceled, no caller waits for the answer
+			if e.Reason != "canceled" { // the caller of a canceled call has left; the store may work
 				c.storeFailed(e.Err)
 			}
 		},
@@ -37,7 +37,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	return g, nil
 }
 
-// storeFailed counts and logs a call without a decision of the store.
+// storeFailed counts and logs a call for which the store made no decision.
 func (c *Core) storeFailed(err error) {
 	c.Metrics.CountError(err)
 	c.noteFailure(err)

@@ -17,7 +17,7 @@ type health struct {
 	isFailing atomic.Bool
 
 	mu          sync.Mutex
-	calls       int64                  // without a decision, in this outage
+	calls       int64                  // calls without a decision in this outage
 	reason      string                 // of the latest call that failed, other than by an open breaker
 	cause       error                  // the error of that call
 	reasons     map[string]*reasonLine // of this outage; bounded by the number of reasons
@@ -28,16 +28,16 @@ type health struct {
 // A reasonLine is the state of the log lines of one reason.
 type reasonLine struct {
 	lastLine time.Time // zero: none yet
-	calls    int64     // since then
+	calls    int64     // calls without a decision since lastLine
 }
 
 const (
-	// logInterval is the time between two lines with the same reason. An outage has ended after a
-	// logInterval without a failure.
+	// logInterval is the time between two lines with the same reason. An outage ends with the first
+	// decision after a logInterval without a failed call.
 	logInterval = 10 * time.Second
 
 	// testsToReport is how many self-tests in a row must fail before they report an outage. A failed
-	// call of a request reports it at once.
+	// call of a request reports it immediately.
 	testsToReport = 2
 )
 

@@ -34,14 +34,14 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
 		}
 		if !strings.Contains(log.String(), "calls=1000") || !h.isFailing.Load() {
-			t.Errorf("the outage is reported as failing: %v; want true, and a line with 1000 calls:\n%s", h.isFailing.Load(), log)
+			t.Errorf("isFailing is %v; want true, and a line with calls=1000:\n%s", h.isFailing.Load(), log)
 		}
 		for range 20 {
 			h.answered()
 			time.Sleep(time.Second)
 		}
 		if n := len(log.Lines("level=INFO", "the store decides again")); n != 1 || h.isFailing.Load() {
-			t.Errorf("%d lines report the end of the outage; want 1:\n%s", n, log)
+			t.Errorf("%d lines report the end of the outage, and isFailing is %v; want 1 and false:\n%s", n, h.isFailing.Load(), log)
 		}
 		h.failed(noAnswer(penstock.ReasonUnreachable))
 		if n := len(log.Lines("level=ERROR")); n != 5 {
@@ -81,7 +81,7 @@ func newPolledCore(t *testing.T, probe func(context.Context) error) (*Core, *log
 	log := new(logbuffer.Buffer)
 	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("", nil)})
 	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
-	c.store.probe = probe
+	c.backend.probe = probe
 	ctx, stop := context.WithCancel(t.Context())
 	c.background.Go(func() { c.poll(ctx) })
 	t.Cleanup(func() { stop(); c.background.Wait() })
@@ -116,7 +116,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		if c.health.isFailing.Load() {
-			t.Errorf("one failed self-test is reported; want a report after two: %s", log)
+			t.Errorf("one failed self-test is reported as an outage; want no report before the second: %s", log)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -150,7 +150,7 @@ func TestOnlyDecisionsOfTheStoreEndItsOutage(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		c.storeFailed(breakerOpen)
-		if reason := c.health.currentReason(); reason != "out_of_memory" { // the self-test's reason; breaker_open is not one
+		if reason := c.health.currentReason(); reason != "out_of_memory" { // the reason of the self-test
 			t.Errorf("after a minute the reason is %q; want out_of_memory: %s", reason, log)
 		}
 		time.Sleep(logInterval)
@@ -188,14 +188,14 @@ func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR")); open != 0 || all != 4 {
-			t.Errorf("%d lines of %d have the reason breaker_open; want none of 4:\n%s", open, all, log)
+			t.Errorf("of %d error lines, %d have the reason breaker_open; want 4 and 0:\n%s", all, open, log)
 		}
-		for range 300 { // they count for the last known reason
+		for range 300 { // these calls count for the last known reason
 			c.storeFailed(breakerOpen)
 			time.Sleep(100 * time.Millisecond)
 		}
-		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR", "reason=timeout")); open != 0 || all < 6 || all > 8 {
-			t.Errorf("after 65 s, %d lines have the reason timeout, %d breaker_open; want 6 to 8, and none:\n%s", all, open, log)
+		if open, timeouts := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR", "reason=timeout")); open != 0 || timeouts < 6 || timeouts > 8 {
+			t.Errorf("after 65 s, %d lines have the reason timeout, and %d breaker_open; want 6 to 8, and none:\n%s", timeouts, open, log)
 		}
 	})
 }
@@ -213,8 +213,9 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			}
 			return n, requests
 		}
+		// Both return the number of lines, and the sum of the requests that they report.
 		failOpenLines := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
-		ended := func() (n, requests int) { // the clock of synctest starts at 2000-01-01T00:00:00Z
+		endLines := func() (n, requests int) { // the clock of synctest starts at 2000-01-01T00:00:00Z
 			return counted("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
 		}
 		pass := func(n int) {
@@ -236,15 +237,17 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			pass(100)
 			time.Sleep(time.Second)
 		}
+		// The first request after 30 s logs the fourth line. The lines report this request and the 3001
+		// before it.
 		if n, requests := failOpenLines(); n != 4 || requests != 3002 {
-			t.Errorf("in 35 s, %d lines report %d requests; want 4, with all requests before the last line:\n%s", n, requests, log)
+			t.Errorf("in 35 s, %d lines report %d requests; want 4 lines, 3002 requests:\n%s", n, requests, log)
 		}
 		time.Sleep(20 * time.Second)
 		if n, _ := failOpenLines(); n != 4 {
-			t.Errorf("after the last unlimited request, %d lines report some; want 4, as before:\n%s", n, log)
+			t.Errorf("20 s after the last unlimited request, %d lines report such requests; want 4, as before:\n%s", n, log)
 		}
-		if n, requests := ended(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
-			t.Errorf("%d lines report the total %d; want 1, 3501:\n%s", n, requests, log)
+		if n, requests := endLines(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
+			t.Errorf("%d lines report a total of %d requests; want 1 line, 3501 requests, and 4 critical lines:\n%s", n, requests, log)
 		}
 		pass(1)
 		if n, requests := failOpenLines(); n != 5 || requests != 3003 {

@@ -22,7 +22,9 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 	if err == nil {
 		r.core.fleet.name.Store(&instance)
 	}
-	if e := penstock.AsStoreError(err); e == nil || e.IsStoreFault || e.Reason == penstock.ReasonLate {
+	e := penstock.AsStoreError(err)
+	hasStoreRejected := e != nil && !e.IsStoreFault && e.Reason != penstock.ReasonLate
+	if !hasStoreRejected {
 		return n, err
 	}
 	if _, isDue := r.line.Due(); isDue {

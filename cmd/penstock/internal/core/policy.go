@@ -15,10 +15,10 @@ import (
 type Policy struct {
 	File      string
 	Digest    string            // as penstock validate prints it
-	Rules     []observe.Rule    // a row for each limit
+	Rules     []observe.Rule    // one element for each limit
 	OnFailure string            // failure modes of the limits, for the log
 	Warnings  []string          // about likely mistakes
-	EmptyDeny []string          // files of the deny list without values
+	EmptyDeny []string          // files of the deny list that have no values
 	server    *settings.Section // the section server of the file
 }
 
@@ -36,7 +36,13 @@ func (p Policy) LogWarnings(log *slog.Logger) { logWarnings(log, p.Warnings) }
 
 func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 	rules := file.Rules
-	p := Policy{File: file.Files[0], Digest: file.Digest, Rules: observe.RulesOf(rules), EmptyDeny: rules.EmptyDeny(), OnFailure: describe.FailureModes(rules.Rules())}
+	p := Policy{
+		File:      file.Files[0],
+		Digest:    file.Digest,
+		Rules:     observe.RulesOf(rules),
+		OnFailure: describe.FailureModes(rules.Rules()),
+		EmptyDeny: rules.EmptyDeny(),
+	}
 	p.server, _ = policy.SectionOf[*settings.Section](rules)
 	if names := rules.ByHost(); len(names) > 0 && !s.PreserveHost {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("rule %s matches the host, but the upstream gets its own name as Host, not the client's. "+

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// rules are the current rules, from a watched policy file or from the demo.
+// rules are the current rules: of a watched policy file, of the demo, or none.
 type rules struct {
 	settings settings.Settings
 	options  policyfile.Options
@@ -29,19 +29,19 @@ type rules struct {
 
 	current   func() *policy.Rules
 	first     Policy              // of the first load
-	watcher   *policyfile.Watcher // nil for the demo
+	watcher   *policyfile.Watcher // nil without a policy file
 	reloading sync.WaitGroup
 
-	mu        sync.Mutex
-	isRefused bool      // the file's latest content is invalid
-	since     time.Time // when the current rules took effect
-	digest    string    // of the current rules
-	warnings  []string  // of the current rules
-	emptyDeny []string  // of the current rules
+	mu            sync.Mutex
+	isFileInvalid bool      // the file's latest content is invalid
+	since         time.Time // when the current rules took effect
+	digest        string    // of the current rules
+	warnings      []string  // of the current rules
+	emptyDeny     []string  // files of the current deny list that have no values
 }
 
-// openRules loads the policy that the settings name, and the scripts that it can need. It watches
-// the file until close.
+// openRules loads the policy that the settings name, and the scripts of its limits. It watches the
+// file until close is called.
 func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	options := settings.PolicyOptions(c.Algorithms...)
 	options.Check = c.Check
@@ -130,7 +130,7 @@ func (r *rules) reloadSucceeded(p Policy) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.Reloaded(metrics.ConfigPolicy, nil, time.Now())
-	r.isRefused = false
+	r.isFileInvalid = false
 	for _, file := range p.EmptyDeny {
 		if !slices.Contains(r.emptyDeny, file) {
 			r.log.Error("a deny list has become empty; it denies no client now", "policy", p.File, "list", file)
@@ -151,16 +151,16 @@ func (r *rules) reloadFailed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.Reloaded(metrics.ConfigPolicy, err, time.Now())
-	r.isRefused = true
+	r.isFileInvalid = true
 	logMistakes(r.log, r.settings.Config, err)
 }
 
 // state returns whether the file's latest content is invalid, and when the current rules took
 // effect.
-func (r *rules) state() (isRefused bool, since time.Time) {
+func (r *rules) state() (isFileInvalid bool, since time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.isRefused, r.since
+	return r.isFileInvalid, r.since
 }
 
 func (r *rules) reloadOn(ctx context.Context, reload <-chan os.Signal) {
@@ -185,8 +185,8 @@ func (r *rules) digestInForce() string {
 // take longer.
 const closeTimeout = time.Second
 
-// close stops watching. It waits up to closeTimeout for a reload in progress, which may go on after
-// that.
+// close stops watching. It waits up to closeTimeout for a reload in progress, which may continue
+// after that.
 func (r *rules) close() {
 	if r.watcher == nil {
 		return
@@ -205,8 +205,8 @@ func (r *rules) close() {
 	}
 }
 
-// maxLogged is how many mistakes of a policy are logged at most, and how many warnings. penstock
-// validate shows all.
+// maxLogged is the largest number of mistakes that are logged for a policy, and of warnings. The
+// command penstock validate shows all.
 const maxLogged = 5
 
 func logMistakes(log *slog.Logger, file string, err error) {
@@ -221,7 +221,7 @@ func logMistakes(log *slog.Logger, file string, err error) {
 		log.Error(mistake.Error())
 	}
 	if more := len(mistakes) - maxLogged; more > 0 {
-		log.Error(fmt.Sprintf("and %d more; penstock validate shows all", more))
+		log.Error(fmt.Sprintf("and %d more mistakes; penstock validate shows all", more))
 	}
 }
 

@@ -20,7 +20,7 @@ func TestPanicStackIsLogged(t *testing.T) {
 	log := new(logbuffer.Buffer)
 	logMistakes(log.Logger(), "rules.yaml", fmt.Errorf("reload: %w", &panicked.Error{Doing: "load rules.yaml", Value: "index out of range", Stack: []byte("goroutine 1")}))
 	if len(log.Lines("level=ERROR", "policy reload failed", "index out of range", `stack="goroutine 1"`)) != 1 {
-		t.Errorf("the stack is not logged: %s", log)
+		t.Errorf("no error line has the panic and its stack: %s", log)
 	}
 }
 
@@ -39,7 +39,8 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	write("one")
 	log := new(logbuffer.Buffer)
 	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil), log: log.Logger()}
-	loads, release := make(chan string, 10), make(chan struct{})
+	loads := make(chan string, 10) // gets the name of each loaded rule
+	release := make(chan struct{}) // each value lets one reload take effect
 	isFirst := true
 	if err := r.watch(func(next *policyfile.Policy) {
 		loads <- next.Rules.Rules()[0].Name
@@ -71,9 +72,9 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	awaitLoad("three")
 	release <- struct{}{}
 	write("four")
-	awaitLoad("four")
+	awaitLoad("four") // this reload is still in progress when close is called
 	if name := r.current().Rules()[0].Name; name != "three" {
-		t.Errorf("rule %s is in force; want three", name)
+		t.Errorf("during the reload of rule four, rule %s is in force; want three", name)
 	}
 	end()
 	closed := make(chan struct{})

@@ -21,25 +21,25 @@ type scriptLoader struct {
 	log   *slog.Logger
 	probe func(context.Context) error // returns nil if the store makes decisions
 
-	isHolding atomic.Bool // no decision is sent: the store was down at the start, and may lack scripts
-	isPending atomic.Bool // retry must load the scripts: the store was down at the latest attempt
+	isRejecting atomic.Bool // decisions are rejected: the store was down at the start, and may lack scripts
+	isPending   atomic.Bool // retry must load the scripts: the store was down at the latest attempt
 
 	loading sync.Mutex // held during an attempt
 
 	mu       sync.Mutex
-	limits   []*penstock.Plan // current, or about to take effect
+	limits   []*penstock.Plan // the current limits, or those that are about to take effect
 	changes  int              // how often limits was set
-	err      error            // of the latest attempt
+	err      error            // of the latest failed attempt
 	isLogged bool             // logOnce has logged its line
 }
 
 const (
-	scriptsTimeout = 3 * time.Second        // of one attempt
-	scriptsPause   = 200 * time.Millisecond // between attempts
+	scriptsTimeout = 3 * time.Second        // timeout of one attempt
+	scriptsPause   = 200 * time.Millisecond // time between two attempts
 )
 
 func (s *scriptLoader) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if s.isHolding.Load() {
+	if s.isRejecting.Load() {
 		return penstock.Decision{}, s.unavailable()
 	}
 	return s.Store.Decide(ctx, charges)
@@ -47,7 +47,7 @@ func (s *scriptLoader) Decide(ctx context.Context, charges []penstock.Charge) (p
 
 // DecideMany decides independent batches.
 func (s *scriptLoader) DecideMany(ctx context.Context, calls []*many.Call) {
-	if s.isHolding.Load() {
+	if s.isRejecting.Load() {
 		many.Fail(calls, s.unavailable())
 		return
 	}
@@ -68,13 +68,13 @@ func (s *scriptLoader) unavailable() error {
 // storeDownAtStart records that the store is down at the start.
 func (s *scriptLoader) storeDownAtStart(err error) {
 	s.err = err
-	s.isHolding.Store(true)
+	s.isRejecting.Store(true)
 	s.isPending.Store(true)
 }
 
 // load loads the scripts of limits into the store, and returns when that is done or has failed. If
-// the store is down, it returns at once. The limits then take effect without their scripts, and
-// retry loads these later.
+// the store is down, it returns immediately. The limits then take effect without their scripts, and
+// retry loads the scripts later.
 func (s *scriptLoader) load(ctx context.Context, limits []*penstock.Plan) {
 	s.mu.Lock()
 	s.limits = append(slices.Clone(limits), selfTestCharges[0].Plan)
@@ -106,7 +106,7 @@ func (s *scriptLoader) try(ctx context.Context) {
 		}
 		s.logOnce(err)
 	}
-	s.isHolding.Store(false)
+	s.isRejecting.Store(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isPending.Store(s.changes != changes) // a newer set of limits is not loaded yet
@@ -140,7 +140,7 @@ func (s *scriptLoader) retry(ctx context.Context) {
 	}
 }
 
-// counts returns the numbers for the metrics.
+// counts returns the counters of the scripts, for the metrics.
 func (s *scriptLoader) counts() (missing, loaded, evals int64) {
 	stats := s.Scripts()
 	return stats.Missing, stats.Loaded, stats.Evals

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A stuckLoad is a client that does not answer when it must load scripts. It records how many
-// scripts each call has.
+// A stuckLoad is a client whose Load returns only what answer sends, or when its context ends. It
+// records how many scripts each call has.
 type stuckLoad struct {
 	redisstore.Client
 	answer chan error
@@ -38,8 +38,8 @@ func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Scr
 
 func (c *stuckLoad) Close() error { return nil }
 
-// newStuckCore returns a core whose store makes decisions unless it is down, and never finishes
-// loading scripts.
+// newStuckCore returns a core whose store makes decisions unless it is down. Loading scripts waits
+// for the answer of the client.
 func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckLoad) {
 	client := &stuckLoad{answer: make(chan error)}
 	redis, err := redisstore.New(client, redisstore.Options{})
@@ -48,7 +48,7 @@ func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckLoad) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	c := newCore(Options{Log: slog.New(slog.DiscardHandler)})
-	c.store.probe = func(context.Context) error {
+	c.backend.probe = func(context.Context) error {
 		if isDown.Load() {
 			return penstock.ErrUnavailable
 		}

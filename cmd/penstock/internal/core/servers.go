@@ -21,8 +21,8 @@ type storeMonitor struct {
 	servers func(context.Context) ([]redisstore.Server, error)
 	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
 
-	canEvict, isNearlyFull bool     // as last logged
-	logged                 []string // missing rights that were logged
+	canEvict, isNearlyFull bool     // of the latest read
+	loggedRights           []string // missing rights that were logged
 	latest                 atomic.Pointer[metrics.StoreHealth]
 }
 
@@ -35,7 +35,7 @@ const (
 	serversTimeout = 5 * time.Second
 
 	// keysSampled is how many keys of each server a sample has. The sample estimates each rule's share
-	// of the keys. The standard deviation is largest for a share of one half: 2 percentage points.
+	// of the keys, with a standard deviation of at most 2 percentage points.
 	keysSampled = 500
 )
 
@@ -92,8 +92,8 @@ func missingRights(err error) (missing []string) {
 func (m *storeMonitor) logMissing(missing []string) {
 	var unlogged []string
 	for _, right := range missing {
-		if !slices.Contains(m.logged, right) {
-			m.logged = append(m.logged, right)
+		if !slices.Contains(m.loggedRights, right) {
+			m.loggedRights = append(m.loggedRights, right)
 			unlogged = append(unlogged, "+"+right)
 		}
 	}
@@ -104,7 +104,8 @@ func (m *storeMonitor) logMissing(missing []string) {
 
 // warn logs when a server becomes able to evict counters, or becomes nearly full.
 func (m *storeMonitor) warn(memory redisstore.Memory) {
-	canEvict, isNearlyFull := memory.Evicts(), memory.Max > 0 && memory.Used > memory.Max/10*8 // 80 %
+	canEvict := memory.Evicts()
+	isNearlyFull := memory.Max > 0 && memory.Used > memory.Max/10*8 // 80 %; Max is 0 without a bound
 	if canEvict && !m.canEvict {
 		m.log.Warn("the store may evict counters when its memory is full; set maxmemory-policy to noeviction", withServer(memory, "maxmemory_policy", memory.Policy)...)
 	}

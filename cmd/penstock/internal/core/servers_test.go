@@ -26,15 +26,15 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 		err            error
 		evicts, scarce int // lines logged so far
 	}{
-		{redisstore.Memory{Used: 900, Policy: "allkeys-lru"}, nil, 0, 0}, // without maxmemory nothing is evicted
-		{redisstore.Memory{Used: 799, Max: 1000, Policy: "noeviction"}, nil, 0, 0},
-		{redisstore.Memory{Used: 801, Max: 1000, Policy: "noeviction"}, nil, 0, 1},
-		{redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, nil, 0, 1},
-		{redisstore.Memory{}, errors.New("no answer"), 0, 1},
-		{redisstore.Memory{Used: 900, Max: 1000, Policy: "volatile-ttl"}, nil, 1, 1},
-		{redisstore.Memory{Used: 100, Max: 1000, Policy: "volatile-ttl"}, nil, 1, 1},
-		{redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, nil, 1, 2},
-		{redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru"}, nil, 2, 2},
+		{now: redisstore.Memory{Used: 900, Policy: "allkeys-lru"}}, // without maxmemory nothing is evicted
+		{now: redisstore.Memory{Used: 799, Max: 1000, Policy: "noeviction"}},
+		{now: redisstore.Memory{Used: 801, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
+		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
+		{err: errors.New("no answer"), evicts: 0, scarce: 1},
+		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
+		{now: redisstore.Memory{Used: 100, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
+		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 1, scarce: 2},
+		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru"}, evicts: 2, scarce: 2},
 	}
 	for i, row := range rows {
 		now, failure = row.now, row.err
@@ -49,7 +49,7 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 	failure = nil
 	m.check(t.Context())
 	if n := len(log.Lines("server=10.0.0.1:6379")); n != 2 {
-		t.Errorf("%d lines name the server of a Cluster, want 2:\n%s", n, log)
+		t.Errorf("%d lines name the server of a Cluster; want 2:\n%s", n, log)
 	}
 	t.Logf("counted: %d states of a store's memory", len(rows))
 }
@@ -71,24 +71,28 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 	}
 	for i, row := range []struct {
 		infoErr, sampleErr error
-		missing, line      string // line is part of the new line; "" for none
+		missing            string // the missing rights, as Go prints them
+		line               string // a part of the new log line; "": there is none
 	}{
-		{nil, nil, "[]", ""},
-		{denied("+info"), denied("+dbsize +scan"), "[info dbsize scan]", `needs="+info +dbsize +scan"`},
-		{denied("+info"), nil, "[info]", ""},
-		{errors.New("down"), denied("+scan"), "[]", ""},
-		{denied("~ps*"), denied("+get"), "[]", ""},
-		{nil, denied("+scan"), "[scan]", ""},
+		{missing: "[]"},
+		{infoErr: denied("+info"), sampleErr: denied("+dbsize +scan"), missing: "[info dbsize scan]", line: `needs="+info +dbsize +scan"`},
+		{infoErr: denied("+info"), missing: "[info]"},
+		{infoErr: errors.New("down"), sampleErr: denied("+scan"), missing: "[]"},
+		{infoErr: denied("~ps*"), sampleErr: denied("+get"), missing: "[]"},
+		{sampleErr: denied("+scan"), missing: "[scan]"},
 	} {
 		infoErr, sampleErr = row.infoErr, row.sampleErr
 		before := len(log.Lines("some metrics of the store are missing"))
 		m.check(t.Context())
 		lines := log.Lines("some metrics of the store are missing")[before:]
 		now := m.latestHealth()
-		if fmt.Sprint(now.Missing) != row.missing || (len(lines) > 0) != (row.line != "") || row.line != "" && len(log.Lines(row.line)) != 1 {
-			t.Errorf("row %d: missing %v, logged %v; want %s and %s", i, now.Missing, lines, row.missing, row.line)
+		isLogged, mustBeLogged := len(lines) > 0, row.line != ""
+		if fmt.Sprint(now.Missing) != row.missing || isLogged != mustBeLogged || mustBeLogged && len(log.Lines(row.line)) != 1 {
+			t.Errorf("row %d: the missing rights are %v, and the new lines %q; want %s, and a line with %q", i, now.Missing, lines, row.missing, row.line)
 		}
-		if (now.Servers != nil) != (infoErr == nil) || (now.Keys != nil) != (sampleErr == nil && (infoErr == nil || now.Missing != nil)) {
+		isSampled := infoErr == nil || now.Missing != nil // after a failed INFO only if a right is missing
+		hasServers, hasKeys := now.Servers != nil, now.Keys != nil
+		if hasServers != (infoErr == nil) || hasKeys != (isSampled && sampleErr == nil) {
 			t.Errorf("row %d: the health is %+v; want no servers after a failed INFO, and no keys after a failed sample", i, now)
 		}
 	}

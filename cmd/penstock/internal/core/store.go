@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A store holds the counters. The functions are what the core needs besides decisions.
+// A store holds the counters. The other fields are what the core needs besides decisions.
 type store struct {
 	penstock.Store
 	probe func(ctx context.Context) error // returns nil if the store makes decisions
@@ -38,7 +38,8 @@ func openStore(s settings.Settings) (store, error) {
 	return store{Store: redis, probe: probe, redis: redis, close: func() { redis.Close() }}, nil
 }
 
-// selfTestCharges only check the store. A full server, a replica, or a server whose user lacks a
-// right still answers PING, so only a real decision proves that the store can decide. All instances
-// together never exhaust this limit. Its state lives for 5 s. No policy can use its key.
+// selfTestCharges are made only to check the store. A full server, a replica, or a server whose
+// user lacks a right still answers PING, so only a real decision proves that the store can decide.
+// All instances together never exhaust this limit. Its state lives for 5 s. No policy can use its
+// key.
 var selfTestCharges = []penstock.Charge{{Key: "gate", Plan: penstock.PerSecond(1_000_000).WithName("self-test").MustCompile(), Cost: 1}}

@@ -178,7 +178,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 					break
 				}
 			}
-			return loads > 0 && len(r.log.Lines("level=ERROR", "rules.yaml:")) == mistakeLines && len(r.log.Lines("level=ERROR", "more; penstock validate shows all")) == moreLines
+			return loads > 0 && len(r.log.Lines("level=ERROR", "rules.yaml:")) == mistakeLines && len(r.log.Lines("level=ERROR", "more mistakes; penstock validate shows all")) == moreLines
 		})
 		for line := range strings.Lines(r.log.String()) {
 			if len(line) > 500 {
