@@ -11,35 +11,35 @@ import (
 // A Section is the section server of a policy file. Each value has the form of the flag with that
 // name. Missing settings come from flags, the environment or the defaults.
 //
-// It is a struct besides Table, because policyfile decodes sections into structs and makes their
-// schema from the tags. A test compares the two.
+// Section repeats the names of Table, because policyfile decodes sections into structs, and the
+// schema is made from their tags. A test compares Section with Table.
 type Section struct {
 	Listen                 string `yaml:"listen" jsonschema:"Host:port for requests of clients; default :8080."`
 	Upstream               string `yaml:"upstream" jsonschema:"URL that requests are forwarded to."`
 	PreserveHost           *bool  `yaml:"preserve_host" jsonschema:"Pass the client's Host to the upstream; default false."`
 	Store                  string `yaml:"store,secret" jsonschema:"URL of Redis; default memory."`
 	Prefix                 string `yaml:"prefix" jsonschema:"Prefix of all keys in Redis; default ps."`
-	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Hashes identities in Redis; default none. Prefer PENSTOCK_KEY_HASH_SECRET_FILE."`
+	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Secret that hashes identities in Redis; default none. Prefer PENSTOCK_KEY_HASH_SECRET_FILE."`
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
 	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
-	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
+	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances to assume. They share the limits while the store is down; default 1."`
 	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, of the check API in JSON, and of forward-auth for other proxies; default none."`
 	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, for gRPC clients; default none."`
-	GRPCServer             string `yaml:"grpc_server" jsonschema:"Fast or standard; default fast."`
+	GRPCServer             string `yaml:"grpc_server" jsonschema:"What serves HTTP/2 at grpc: fast or standard; default fast."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, for Redis clients; default none."`
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
 	EnvoyXDS               string `yaml:"envoy_xds" jsonschema:"Host:port of a control plane that sends Envoy's limits; default none."`
-	EnvoyXDSNode           string `yaml:"envoy_xds_node" jsonschema:"Id for the control plane; default default."`
+	EnvoyXDSNode           string `yaml:"envoy_xds_node" jsonschema:"Id by which the control plane knows this service; default \"default\"."`
 	EnvoyXDSMetadata       string `yaml:"envoy_xds_metadata" jsonschema:"Metadata for the control plane, as name=value, separated by commas; default none."`
 	EnvoyXDSCA             string `yaml:"envoy_xds_ca" jsonschema:"PEM file of the authorities of the control plane; default none, no TLS."`
 	EnvoyXDSCert           string `yaml:"envoy_xds_cert" jsonschema:"PEM file of the certificate chain for the control plane; default none."`
 	EnvoyXDSKey            string `yaml:"envoy_xds_key" jsonschema:"PEM file of the private key of envoy_xds_cert."`
 	EnvoyXDSServerName     string `yaml:"envoy_xds_server_name" jsonschema:"Name in the control plane's certificate; default the host in envoy_xds."`
-	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`
-	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"What enforces Envoy's limits; default fixed-window."`
-	EnvoyReports           string `yaml:"envoy_reports" jsonschema:"How hits_addend of a descriptor is charged, force or spend; default force."`
-	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default, which is local in mode atomic and error in mode exact."`
-	EnvoyHeaders           string `yaml:"envoy_headers" jsonschema:"None, plain, draft-03 or draft-11; default none."`
+	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"How Envoy's descriptors are decided: atomic or exact; default atomic."`
+	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"Algorithm of Envoy's limits in mode atomic; default fixed-window."`
+	EnvoyReports           string `yaml:"envoy_reports" jsonschema:"How hits_addend of a descriptor is charged in mode atomic: force or spend; default force."`
+	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"What Envoy gets while the store gives no answer: default, local, open, closed or error; default \"default\", which is local in mode atomic and error in mode exact."`
+	EnvoyHeaders           string `yaml:"envoy_headers" jsonschema:"Header fields about limits that Envoy adds to responses: none, plain, draft-03 or draft-11; default none."`
 	EnvoyMetadata          *bool  `yaml:"envoy_metadata" jsonschema:"Send dynamic metadata to Envoy; default false."`
 	EnvoyShadowMode        *bool  `yaml:"envoy_shadow_mode" jsonschema:"Count Envoy's requests, but deny none; default false."`
 	EnvoyQuotaMode         *bool  `yaml:"envoy_quota_mode" jsonschema:"Treat all of Envoy's limits as if they had quota_mode; default false."`
@@ -72,10 +72,10 @@ type Section struct {
 	DrainTimeout           string `yaml:"drain_timeout" jsonschema:"Time for requests in flight to end; default 15s."`
 	MaxHeader              string `yaml:"max_header" jsonschema:"Largest size of a request's headers; default 16KB."`
 	MaxBody                string `yaml:"max_body" jsonschema:"Largest size of a request's body; default 0, unlimited."`
-	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Most client connections; default 10000."`
-	LogFormat              string `yaml:"log_format" jsonschema:"Text or json; default text."`
-	LogLevel               string `yaml:"log_level" jsonschema:"Debug, info, warn or error; default info."`
-	DenialLog              string `yaml:"denial_log" jsonschema:"Off, sampled or all; default sampled."`
+	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Maximum number of client connections; default 10000."`
+	LogFormat              string `yaml:"log_format" jsonschema:"Format of log lines: text or json; default text."`
+	LogLevel               string `yaml:"log_level" jsonschema:"Lowest level that is logged: debug, info, warn or error; default info."`
+	DenialLog              string `yaml:"denial_log" jsonschema:"Which denied requests are logged: off (none), sampled or all; default sampled."`
 	AuditFile              string `yaml:"audit_file" jsonschema:"File to which audit lines are appended as JSON, besides the log; default none."`
 }
 
@@ -138,7 +138,7 @@ func (s *Section) values() map[string]string {
 	return found
 }
 
-// field returns a pointer to the field of a key.
+// field returns a pointer to the field of a key, or s if there is none.
 func (s *Section) field(key string) any {
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {

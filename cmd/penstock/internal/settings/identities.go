@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// SharedSecret derives a secret from all secrets that instances share. If there are none, it is
-// random.
+// SharedSecret derives a secret from all secrets that instances share. If there are none, the
+// result is random.
 func (s *Settings) SharedSecret() []byte {
 	if len(s.OperatorToken)+len(s.KeyHashSecret)+len(s.CallerToken) == 0 {
 		return []byte(rand.Text())
@@ -23,7 +23,8 @@ func (s *Settings) SharedSecret() []byte {
 	return h.Sum(nil)
 }
 
-// Identities returns how keys are shown, with the masks of a shared secret.
+// Identities returns how identities are shown. Instances with the same shared secret show the same
+// masks.
 func (s *Settings) Identities(shared []byte) *redact.Identities {
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	masks := sha256.Sum256(append([]byte("penstock masks"), shared...))

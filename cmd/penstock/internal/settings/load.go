@@ -32,7 +32,7 @@ type Sources struct {
 func Load(from Sources) (Settings, error) {
 	s := Settings{given: make(map[string]givenValue)}
 	env := environment(from.Environ)
-	s.Unknown = unknown(env)
+	s.Unknown = unknownVariables(env)
 
 	var errs []error
 	var file map[string]string // values of the file, by key
@@ -57,7 +57,7 @@ func Load(from Sources) (Settings, error) {
 			}
 			errs = append(errs, err)
 		}
-		if row.Name == "config" && s.Config != "" && from.File != nil { // config is the first row, so later ones have the file
+		if row.Name == "config" && s.Config != "" && from.File != nil { // config is the first row, so all others can use the file
 			server, err := from.File(s.Config)
 			if err != nil {
 				return s, err
@@ -138,15 +138,17 @@ func environment(environ []string) map[string]string {
 	return env
 }
 
-// unknown returns variables that begin with PENSTOCK_ and are not settings. If a Kubernetes service
-// is called penstock, Kubernetes sets PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are not
-// mistakes.
-func unknown(env map[string]string) (names []string) {
+// unknownVariables returns the variables that begin with PENSTOCK_ and are not settings. If a
+// Kubernetes service is called penstock, Kubernetes sets PENSTOCK_PORT… and PENSTOCK_SERVICE_…;
+// these are not mistakes.
+func unknownVariables(env map[string]string) (names []string) {
 	for name := range env {
-		if !strings.HasPrefix(name, "PENSTOCK_") || strings.HasPrefix(name, "PENSTOCK_PORT") || strings.HasPrefix(name, "PENSTOCK_SERVICE_") {
+		isFromKubernetes := strings.HasPrefix(name, "PENSTOCK_PORT") || strings.HasPrefix(name, "PENSTOCK_SERVICE_")
+		if !strings.HasPrefix(name, "PENSTOCK_") || isFromKubernetes {
 			continue
 		}
-		if !slices.ContainsFunc(Table, func(r Row) bool { return name == r.Env() || r.Secret && name == r.Env()+"_FILE" }) {
+		isVariableOf := func(r Row) bool { return name == r.Env() || r.Secret && name == r.Env()+"_FILE" }
+		if !slices.ContainsFunc(Table, isVariableOf) {
 			names = append(names, name)
 		}
 	}

@@ -65,10 +65,11 @@ func duration(field func(*Settings) *time.Duration, isZeroValid bool, longest ti
 	}
 }
 
+// units are the suffixes of sizes. Longer ones come first, because "KB" also ends in "B".
 var units = []struct {
 	name string
 	size int64
-}{{"GB", kb * kb * kb}, {"MB", kb * kb}, {"KB", kb}, {"B", 1}, {"", 1}}
+}{{"GB", gb}, {"MB", mb}, {"KB", kb}, {"B", 1}, {"", 1}}
 
 func size(field func(*Settings) *int64, isZeroValid bool, largest int64) setter {
 	return func(s *Settings, text string) error {
@@ -147,16 +148,16 @@ func callerAddress(field func(*Settings) *string) setter {
 // maxSocketPath is the longest path of a Unix socket in bytes that all systems accept.
 const maxSocketPath = 103
 
-// minToken is the minimum length of a token in bytes.
-const minToken = 16
+// minTokenLength is the minimum length of a token in bytes.
+const minTokenLength = 16
 
 // ErrShortToken is wrapped by the error for a token that is too short.
 var ErrShortToken = errors.New("it can be guessed")
 
 func token(field func(*Settings) *[]byte) setter {
 	return func(s *Settings, text string) error {
-		if text != "" && len(text) < minToken {
-			return fmt.Errorf("%w; write at least %d characters, such as the output of: openssl rand -hex 16", ErrShortToken, minToken)
+		if text != "" && len(text) < minTokenLength {
+			return fmt.Errorf("%w; write at least %d characters, such as the output of: openssl rand -hex 16", ErrShortToken, minTokenLength)
 		}
 		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return errors.New("it has characters that some clients cannot send; write letters and digits")
@@ -209,6 +210,7 @@ func setUpstream(s *Settings, text string) error {
 	case err != nil:
 		return errors.New("it is not a URL; write http://host:port")
 	case u.Scheme == "unix" && strings.HasPrefix(u.Path, "/") && u.Host == "":
+		// The URL of a socket is valid.
 	case u.Scheme == "unix":
 		return errors.New("a unix upstream needs the absolute path of a socket; write unix:/run/app.sock")
 	case u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "h2c":
@@ -227,17 +229,16 @@ func setUpstream(s *Settings, text string) error {
 
 // setStore checks the form of the URL. The files that it names are read when the store is opened.
 func setStore(s *Settings, text string) error {
-	if s.Store = text; text == "memory" {
+	if text == "memory" || text == "" {
 		s.Store = ""
+		return nil
 	}
-	if s.Store != "" && !strings.Contains(s.Store, "://") {
+	s.Store = text
+	if !strings.Contains(text, "://") {
 		return errors.New("it is not a URL; write redis://host:6379, rediss://host:6379 for TLS, unix:///path/of.sock, redis+sentinel://host:26379/name, " +
 			"redis+cluster://host:6379, or memory")
 	}
-	if s.Store == "" {
-		return nil
-	}
-	return withoutKind(redisstore.CheckURL(s.Store))
+	return withoutKind(redisstore.CheckURL(text))
 }
 
 func setPrefix(s *Settings, text string) error {
@@ -283,13 +284,13 @@ func withoutSecrets(text string) string {
 	return scheme + "://" + rest
 }
 
-// withoutUser removes everything from a text that may be a user, a password or a token: the part
-// before the last "@", except a scheme, and the query.
+// withoutUser hides what may be a user, a password or a token: the query, and the part before the
+// last "@" except its scheme.
 func withoutUser(text string) string {
 	if at := strings.LastIndex(text, "@"); at >= 0 {
 		scheme, _, ok := strings.Cut(text[:at], "://")
 		text = "(hidden)" + text[at:]
-		if ok && !strings.Contains(scheme, ":") { // with a colon it may contain a password
+		if ok && !strings.Contains(scheme, ":") { // text before a colon may be a user, and text after it a password
 			text = scheme + "://" + text
 		}
 	}
@@ -307,7 +308,11 @@ func isSameAddress(a, b string) bool {
 	}
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)
-	return errA == nil && errB == nil && portA == portB && portA != "0" && isHere(hostA) && isHere(hostB)
+	if errA != nil || errB != nil {
+		return false
+	}
+	isSamePort := portA == portB && portA != "0" // 0 is any free port
+	return isSamePort && isThisMachine(hostA) && isThisMachine(hostB)
 }
 
 // isLocal reports whether only this machine can reach an address.
@@ -323,8 +328,9 @@ func isLocal(address string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// isHere reports whether a host is a loopback address or stands for all addresses of this machine.
-func isHere(host string) bool {
+// isThisMachine reports whether a host is a loopback address or stands for all addresses of this
+// machine.
+func isThisMachine(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "" || host == "localhost" || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
 }

@@ -18,7 +18,7 @@ import (
 func FromRatelimit(environ []string) (flags map[string]string, notes []string, err error) {
 	r := &ratelimitEnv{env: environment(environ), flags: make(map[string]string)}
 	r.setListeners()
-	r.setFiles()
+	r.setLimitSource()
 	r.setRedis()
 	r.setBehavior()
 	for _, row := range Table {
@@ -55,11 +55,11 @@ func (r *ratelimitEnv) fail(name, format string, args ...any) {
 }
 
 // get returns a variable, or the default that envoyproxy/ratelimit has for it.
-func (r *ratelimitEnv) get(name, standard string) string {
+func (r *ratelimitEnv) get(name, defaultText string) string {
 	if text := r.env[name]; text != "" {
 		return text
 	}
-	return standard
+	return defaultText
 }
 
 func (r *ratelimitEnv) isTrue(name string) bool {
@@ -88,7 +88,8 @@ func (r *ratelimitEnv) setListeners() {
 		r.flags["admin-listen"] = address
 	}
 	if r.isTrue("GRPC_SERVER_USE_TLS") {
-		r.flags["caller-tls-cert"], r.flags["caller-tls-key"] = r.get("GRPC_SERVER_TLS_CERT", ""), r.get("GRPC_SERVER_TLS_KEY", "")
+		r.flags["caller-tls-cert"] = r.get("GRPC_SERVER_TLS_CERT", "")
+		r.flags["caller-tls-key"] = r.get("GRPC_SERVER_TLS_KEY", "")
 		r.flags["api-without-tls"] = "true" // envoyproxy/ratelimit has TLS for gRPC only
 		if ca := r.get("GRPC_CLIENT_TLS_CACERT", ""); ca != "" {
 			r.flags["caller-client-ca"] = ca
@@ -96,8 +97,8 @@ func (r *ratelimitEnv) setListeners() {
 	}
 }
 
-// setFiles sets the folder of the limits, or the control plane that sends them.
-func (r *ratelimitEnv) setFiles() {
+// setLimitSource sets the folder of the limits, or the control plane that sends them.
+func (r *ratelimitEnv) setLimitSource() {
 	switch kind := r.get("CONFIG_TYPE", "FILE"); kind {
 	case "FILE":
 	case "GRPC_XDS_SOTW":
@@ -110,10 +111,11 @@ func (r *ratelimitEnv) setFiles() {
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
 }
 
-// setControlPlane sets the control plane that sends the limits, if they do not come from files.
+// setControlPlane sets the control plane that sends the limits.
 func (r *ratelimitEnv) setControlPlane() {
 	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
-	r.flags["envoy-xds-node"], r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default"), r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
+	r.flags["envoy-xds-node"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default")
+	r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
 	if !r.isTrue("CONFIG_GRPC_XDS_SERVER_USE_TLS") {
 		return
@@ -150,9 +152,10 @@ func (r *ratelimitEnv) setRedis() {
 		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
 	}
 	u := url.URL{Scheme: scheme, User: user, Host: address}
-	switch kind, socket := r.get("REDIS_TYPE", "SINGLE"), r.get("REDIS_SOCKET_TYPE", "unix"); strings.ToUpper(kind) {
+	isSocketPath := r.get("REDIS_SOCKET_TYPE", "unix") == "unix" && !strings.Contains(r.get("REDIS_URL", ""), "://")
+	switch kind := r.get("REDIS_TYPE", "SINGLE"); strings.ToUpper(kind) {
 	case "SINGLE":
-		if socket == "unix" && !strings.Contains(r.get("REDIS_URL", ""), "://") {
+		if isSocketPath {
 			u.Scheme, u.Host, u.Path = "unix", "", address
 		}
 	case "CLUSTER":
@@ -188,7 +191,7 @@ func (r *ratelimitEnv) redisAddress() (scheme string, user *url.Userinfo, addres
 	return scheme, user, address
 }
 
-// userinfo reads a password, or a user and a password.
+// userinfo parses "password" or "user:password".
 func userinfo(text string) *url.Userinfo {
 	name, password, ok := strings.Cut(text, ":")
 	if !ok {
@@ -216,5 +219,6 @@ func (r *ratelimitEnv) setBehavior() {
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, level) {
 		r.fail("LOG_LEVEL", "%q is unknown; write debug, info, warn or error", level)
 	}
-	r.flags["log-level"], r.flags["log-format"] = level, r.get("LOG_FORMAT", "text")
+	r.flags["log-level"] = level
+	r.flags["log-format"] = r.get("LOG_FORMAT", "text")
 }

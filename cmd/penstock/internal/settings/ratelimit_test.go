@@ -37,10 +37,10 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		maps.Copy(want, row.want)
 		flags, notes, err := FromRatelimit(strings.Fields(row.environ))
 		if err != nil || !maps.Equal(flags, want) || len(notes) > 0 {
-			t.Errorf("%s makes\n%v, %v, %v\nwant\n%v", row.environ, flags, notes, err, want)
+			t.Errorf("with %q the flags are\n%v\nwith the notes %v and the error %v; want no notes, no error, and the flags\n%v", row.environ, flags, notes, err, want)
 		}
 		if _, err := Load(Sources{Flags: flags}); err != nil {
-			t.Errorf("%s makes settings that are refused: %v", row.environ, err)
+			t.Errorf("with %q the flags are rejected: %v", row.environ, err)
 		}
 	}
 	gateway := strings.Fields("CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001 CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit CONFIG_GRPC_XDS_NODE_METADATA=a=b " +
@@ -48,21 +48,21 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		"FORCE_START_WITHOUT_INITIAL_CONFIG=true")
 	fromGateway, _, err := FromRatelimit(gateway)
 	if err != nil || fromGateway["envoy-xds"] != "envoy-gateway:18001" || fromGateway["envoy-xds-node"] != "envoy-ratelimit" || fromGateway["envoy-xds-ca"] != "/certs/ca.crt" || fromGateway["envoy-xds-key"] != "/certs/tls.key" || fromGateway["envoy-config"] != "" {
-		t.Errorf("the variables of Envoy Gateway make the settings %v, %v; want its control plane with certificates", fromGateway, err)
+		t.Errorf("with the variables of Envoy Gateway, the flags are %v (error %v); want its control plane with certificates, and no envoy-config", fromGateway, err)
 	}
 	if _, err := Load(Sources{Flags: fromGateway}); err != nil {
-		t.Errorf("what Envoy Gateway sets is refused: %v", err)
+		t.Errorf("with the variables of Envoy Gateway, the flags are rejected: %v", err)
 	}
 	if _, _, err := FromRatelimit([]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("TLS without an authority: the error is %v; want ErrInvalid", err)
+		t.Errorf("with TLS and without an authority, the error is %v; want ErrInvalid", err)
 	}
 	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
 	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
-		t.Errorf("flags %v, notes %v, %v; want that a variable of Penstock takes precedence, and a note", flags, notes, err)
+		t.Errorf("the flags are %v, the notes %v, and the error %v; want no flag grpc, because PENSTOCK_GRPC is set, and one note", flags, notes, err)
 	}
 }
 
-func TestVariablesWithoutAnEquivalentAreRefused(t *testing.T) {
+func TestVariablesWithoutAnEquivalentAreRejected(t *testing.T) {
 	for environ, want := range map[string]string{
 		"CONFIG_TYPE=X":                             "CONFIG_TYPE: \"X\" is unknown",
 		"BACKEND_TYPE=memcache":                     "BACKEND_TYPE",
@@ -75,7 +75,7 @@ func TestVariablesWithoutAnEquivalentAreRefused(t *testing.T) {
 		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
 	} {
 		if _, _, err := FromRatelimit([]string{environ}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: the error is %v; want one with %s", environ, err, want)
+			t.Errorf("with %s the error is %v; want ErrInvalid, with the text %q", environ, err, want)
 		}
 	}
 }

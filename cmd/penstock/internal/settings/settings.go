@@ -33,9 +33,9 @@ type Settings struct {
 	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo, or if there is no proxy
 	PreserveHost bool
 	Demo         bool
-	DemoTraffic  bool // requests that the service sends to itself; only with Demo
+	DemoTraffic  bool // the service sends requests to itself; only with Demo
 
-	Store         string // a URL with its password; "" is memory. Show StoreName instead
+	Store         string // a URL that may have a password; "" is memory. Messages show StoreName instead
 	Prefix        string
 	KeyHashSecret []byte
 	RequireStore  bool
@@ -66,10 +66,10 @@ type Settings struct {
 
 	TLSCert, TLSKey, TLSClientCA string // files
 
-	HeaderTimeout, StallTimeout, IdleTimeout time.Duration // Stall: 0 is unlimited
+	HeaderTimeout, StallTimeout, IdleTimeout time.Duration // StallTimeout: 0 is unlimited
 	MinRate                                  int64         // bytes/s; 0 is unlimited
 
-	UpstreamConnectTimeout, UpstreamHeaderTimeout time.Duration // Header: 0 is unlimited
+	UpstreamConnectTimeout, UpstreamHeaderTimeout time.Duration // UpstreamHeaderTimeout: 0 is unlimited
 
 	DrainDelay, DrainTimeout time.Duration
 
@@ -140,70 +140,70 @@ func (s *Settings) String() string {
 // check finds settings that are valid by themselves, but not together.
 func (s *Settings) check() error {
 	var errs []error
-	wrong := func(name, format string, args ...any) {
+	report := func(name, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s (%s): %s", name, s.given[name].from(), fmt.Sprintf(format, args...)))
 	}
 	switch {
 	case !s.HasProxy() && len(s.CallerListeners()) == 0:
-		wrong("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api, --grpc or --resp to only answer other proxies, gRPC clients or Redis clients")
+		report("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api, --grpc or --resp to only answer other proxies, gRPC clients or Redis clients")
 	case !s.HasProxy() && s.Source("listen") == "--listen":
-		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
+		report("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
 	case s.Upstream != nil && s.Demo:
-		wrong("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
+		report("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
 	case s.Upstream != nil && isSameAddress(s.Listen, s.Upstream.Host):
-		wrong("upstream", "it is the service's own address (--listen is %s); change one of the ports", s.Listen)
+		report("upstream", "it is the service's own address (--listen is %s); change one of the ports", s.Listen)
 	}
-	for _, files := range []struct{ cert, key, ca, prefix, caName string }{
-		{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"},
-		{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"},
-		{s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA, "admin-tls", "admin-client-ca"},
+	for _, files := range []struct{ prefix, cert, key, caName, ca string }{
+		{prefix: "tls", cert: s.TLSCert, key: s.TLSKey, caName: "tls-client-ca", ca: s.TLSClientCA},
+		{prefix: "caller-tls", cert: s.CallerTLSCert, key: s.CallerTLSKey, caName: "caller-client-ca", ca: s.CallerClientCA},
+		{prefix: "admin-tls", cert: s.AdminTLSCert, key: s.AdminTLSKey, caName: "admin-client-ca", ca: s.AdminClientCA},
 	} {
 		if (files.cert == "") != (files.key == "") {
-			wrong(files.prefix+"-cert", "--%s-cert and --%s-key belong together; write both or neither", files.prefix, files.prefix)
+			report(files.prefix+"-cert", "--%s-cert and --%s-key belong together; write both or neither", files.prefix, files.prefix)
 		}
 		if files.ca != "" && files.cert == "" {
-			wrong(files.caName, "it needs --%s-cert and --%s-key: client certificates work only with TLS", files.prefix, files.prefix)
+			report(files.caName, "it needs --%s-cert and --%s-key: client certificates work only with TLS", files.prefix, files.prefix)
 		}
 	}
 	if s.DemoTraffic && (!s.Demo || s.TLSCert != "") {
-		wrong("demo-traffic", "it is for the demo without TLS; write --demo, and omit --tls-cert")
+		report("demo-traffic", "it is for the demo without TLS; write --demo, and omit --tls-cert")
 	}
 	if s.RequireStore && s.Store == "" {
-		wrong("require-store", "the store is memory, which is always up; write --store, or omit --require-store")
+		report("require-store", "the store is memory, which is always up; write --store, or omit --require-store")
 	}
 	if len(s.OperatorToken) > 0 && bytes.Equal(s.OperatorToken, s.CallerToken) {
-		wrong("operator-token", "it is the caller token, so every caller would be an operator; write another one")
+		report("operator-token", "it is the caller token, so every caller would be an operator; write another one")
 	}
 	if s.EnvoyConfig != "" && s.API == "" && s.GRPC == "" {
-		wrong("envoy-config", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+		report("envoy-config", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
 	}
 	if s.EnvoyXDS != "" {
-		s.checkXDS(wrong)
+		s.checkXDS(report)
 	}
 	if s.EnvoyMode == "exact" && s.EnvoyAlgorithm != "fixed-window" {
-		wrong("envoy-algorithm", "mode exact has fixed windows only; omit --envoy-algorithm, or write --envoy-mode atomic")
+		report("envoy-algorithm", "mode exact has fixed windows only; omit --envoy-algorithm, or write --envoy-mode atomic")
 	}
-	s.checkListeners(wrong)
+	s.checkListeners(report)
 	return errors.Join(errs...)
 }
 
 // checkXDS finds what is missing for a control plane.
-func (s *Settings) checkXDS(wrong func(name, format string, args ...any)) {
+func (s *Settings) checkXDS(report func(name, format string, args ...any)) {
 	_, _, err := net.SplitHostPort(s.EnvoyXDS)
 	switch {
 	case err != nil:
-		wrong("envoy-xds", "it is not an address; write host:port, such as envoy-gateway:18001")
+		report("envoy-xds", "it is not an address; write host:port, such as envoy-gateway:18001")
 	case s.EnvoyConfig != "":
-		wrong("envoy-xds", "the limits come from --envoy-config (%s) already; omit one of them", s.Source("envoy-config"))
+		report("envoy-xds", "the limits come from --envoy-config (%s) already; omit one of them", s.Source("envoy-config"))
 	case s.API == "" && s.GRPC == "":
-		wrong("envoy-xds", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+		report("envoy-xds", "no caller can reach it; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
 	case (s.EnvoyXDSCert == "") != (s.EnvoyXDSKey == ""):
-		wrong("envoy-xds-cert", "--envoy-xds-cert and --envoy-xds-key belong together; write both or neither")
+		report("envoy-xds-cert", "--envoy-xds-cert and --envoy-xds-key belong together; write both or neither")
 	case s.EnvoyXDSCA == "" && s.EnvoyXDSCert != "":
-		wrong("envoy-xds-ca", "a certificate works only with TLS; write --envoy-xds-ca")
+		report("envoy-xds-ca", "a certificate works only with TLS; write --envoy-xds-ca")
 	}
 	if _, err := s.XDSMetadata(); err != nil {
-		wrong("envoy-xds-metadata", "%v", err)
+		report("envoy-xds-metadata", "%v", err)
 	}
 }
 
@@ -226,10 +226,13 @@ func (s *Settings) XDSMetadata() (map[string]string, error) {
 // HasProxy reports whether the service is a proxy in front of an upstream.
 func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 
-// NeedsPolicy reports whether the service can decide nothing without a policy. Redis clients can
-// send limits of their own, and Envoy's limits have files of their own.
+// NeedsPolicy reports whether the service needs a policy. It needs none if it has only Redis
+// clients, which can send limits of their own, or if Envoy's limits come from files or a control
+// plane.
 func (s *Settings) NeedsPolicy() bool {
-	return s.HasProxy() || (s.API != "" || s.GRPC != "" || s.RESP == "") && s.EnvoyConfig == "" && s.EnvoyXDS == ""
+	hasOnlyRESP := s.RESP != "" && s.API == "" && s.GRPC == ""
+	hasEnvoyLimits := s.EnvoyConfig != "" || s.EnvoyXDS != ""
+	return s.HasProxy() || !hasOnlyRESP && !hasEnvoyLimits
 }
 
 // A Listener is a setting that has an address, and its value.
@@ -242,7 +245,7 @@ func (s *Settings) CallerListeners() []Listener {
 }
 
 // AdmitsOpenCallers reports whether a listener accepts callers without a token. It does if no
-// caller-token is set and one of these holds: only this machine can reach the listener, callers
+// caller-token is set and one of these is true: only this machine can reach the listener, callers
 // need a certificate, or allow-open-callers is set.
 func (s *Settings) AdmitsOpenCallers(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
@@ -251,13 +254,13 @@ func (s *Settings) AdmitsOpenCallers(l Listener) bool {
 // IsAdminLocal reports whether only this machine can reach the admin address.
 func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 
-// checkListeners finds listeners with the same address, and those that accept anyone's calls. At
-// api, forward-auth accepts only trusted proxies.
-func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) {
+// checkListeners finds listeners with the same address, and listeners that would accept anyone's
+// calls. The listener api needs no token for forward-auth, which accepts only trusted proxies.
+func (s *Settings) checkListeners(report func(name, format string, args ...any)) {
 	all := s.CallerListeners()
 	for _, l := range all {
 		if l.Name != "api" && len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l) {
-			wrong(l.Name, "anyone who reaches %s could use up the limits of others; write --caller-token or --caller-client-ca, 127.0.0.1 as the host, "+
+			report(l.Name, "anyone who reaches %s could use up the limits of others; write --caller-token or --caller-client-ca, 127.0.0.1 as the host, "+
 				"or --allow-open-callers if the network protects it", l.Address)
 		}
 	}
@@ -270,7 +273,7 @@ func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) 
 	for i, l := range all {
 		for _, other := range all[:i] {
 			if isSameAddress(l.Address, other.Address) {
-				wrong(l.Name, "--%s has the same address (%s); use another port", other.Name, other.Address)
+				report(l.Name, "--%s has the same address (%s); use another port", other.Name, other.Address)
 			}
 		}
 	}

@@ -13,9 +13,12 @@ import (
 	"testing"
 )
 
-// samples has three values for each setting: for a flag, the environment and the file. They differ
-// from the default where the setting has enough values.
-var samples = map[string][3]string{
+// A sample has a value of one setting for each source.
+type sample struct{ flag, environment, file string }
+
+// samples has a sample for each setting. Its values differ from the default where the setting has
+// enough values.
+var samples = map[string]sample{
 	"config":          {"a.yaml", "b.yaml", ""},
 	"listen":          {":1001", ":1002", ":1003"},
 	"upstream":        {"http://a:1", "http://b:2", "http://c:3"},
@@ -88,7 +91,7 @@ var samples = map[string][3]string{
 	"audit-file":               {"a.json", "b.json", "c.json"},
 }
 
-func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
+func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 	tried := 0
 	for _, row := range Table {
 		values, ok := samples[row.Name]
@@ -99,7 +102,7 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 			hasFlag, hasEnv, hasFile := sources&4 != 0, sources&2 != 0, sources&1 != 0 && !row.NotFile
 			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
 				if hasFile {
-					return sectionWith(t, row.Key(), values[2]), nil
+					return sectionWith(t, row.Key(), values.file), nil
 				}
 				return new(Section), nil
 			}}
@@ -108,17 +111,17 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 			}
 			text, source := row.Default, "default"
 			if hasFile {
-				text, source = values[2], "server."+row.Key()+" in p.yaml"
+				text, source = values.file, "server."+row.Key()+" in p.yaml"
 			}
 			if hasEnv {
-				from.Environ = []string{row.Env() + "=" + values[1]}
-				text, source = values[1], row.Env()
+				from.Environ = []string{row.Env() + "=" + values.environment}
+				text, source = values.environment, row.Env()
 			}
 			if hasFlag {
-				from.Flags[row.Name] = values[0]
-				text, source = values[0], "--"+row.Name
+				from.Flags[row.Name] = values.flag
+				text, source = values.flag, "--"+row.Name
 			}
-			s, _ := Load(from) // its error is about values that do not fit together
+			s, _ := Load(from) // the error only reports values that do not fit together
 			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
 				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
 					row.Name, hasFlag, hasEnv, hasFile, got.text, got.source, text, source)
@@ -129,7 +132,8 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 					t.Fatalf("%s: the sample %q is invalid: %v", row.Name, text, err)
 				}
 			}
-			if text != row.Default && reflect.DeepEqual(want, Settings{}) && text != "off" && text != "0" {
+			isZero := text == "off" || text == "0"
+			if text != row.Default && !isZero && reflect.DeepEqual(want, Settings{}) {
 				t.Errorf("%s: the value %q changes no field of Settings", row.Name, text)
 			}
 			tried++
@@ -138,7 +142,7 @@ func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 	t.Logf("counted: %d combinations of sources of a setting", tried)
 }
 
-// sectionWith makes a section with one key.
+// sectionWith makes a section that has only this key.
 func sectionWith(t *testing.T, key, text string) (s *Section) {
 	s = new(Section)
 	v := reflect.ValueOf(s).Elem()
@@ -177,7 +181,7 @@ func TestFileHasAKeyForEverySettingItMayContain(t *testing.T) {
 		keys = append(keys, key)
 	}
 	if !slices.Equal(rows, keys) {
-		t.Errorf("the table and the file differ:\ntable %v\nfile  %v", rows, keys)
+		t.Errorf("Table and Section have different keys:\nTable   %v\nSection %v", rows, keys)
 	}
 }
 
@@ -203,8 +207,9 @@ func TestSchemaHasTheTypesAndDefaultsOfSettings(t *testing.T) {
 			continue
 		}
 		p := schema.Properties.Server.Properties[row.Key()]
-		if !strings.Contains(p.Description, "default "+row.Default) && row.Default != "" {
-			t.Errorf("the default of %s is %s, but the schema says %q", row.Key(), row.Default, p.Description)
+		hasDefault := strings.Contains(p.Description, "default "+row.Default) || strings.Contains(p.Description, fmt.Sprintf("default %q", row.Default))
+		if row.Default != "" && !hasDefault {
+			t.Errorf("the default of %s is %s, but the description in the schema is %q", row.Key(), row.Default, p.Description)
 		}
 		if isChoice := strings.Contains(row.Value, "|"); isChoice {
 			if len(p.AnyOf) == 0 || strings.Join(p.AnyOf[0].Enum, "|") != row.Value {
@@ -241,21 +246,21 @@ func load(flags map[string]string, environ ...string) (Settings, error) {
 }
 
 func TestVariablesOfPlatformsAreUsed(t *testing.T) {
-	for _, c := range []struct{ environ, name, want, source string }{
-		{"PORT=3000", "listen", ":3000", "PORT"},
-		{"PORT=3000 PENSTOCK_LISTEN=:4000", "listen", ":4000", "PENSTOCK_LISTEN"},
-		{"REDIS_URL=redis://r:1", "store", "redis://r:1", "REDIS_URL"},
-		{"REDIS_HOST=localhost REDIS_PORT=6380", "store", "redis://localhost:6380", "REDIS_HOST"},
-		{"REDIS_HOST=::1", "store", "redis://[::1]:6379", "REDIS_HOST"},
-		{"REDIS_HOST=r REDIS_PORT=tcp://10.0.0.1:6379", "store", "redis://r:6379", "REDIS_HOST"},
-		{"REDIS_HOST=r REDIS_URL=redis://u", "store", "redis://u", "REDIS_URL"},
-		{"REDIS_PORT=6380", "store", "memory", "default"},
-		{"PENSTOCK_STORE=memory REDIS_URL=redis://u", "store", "memory", "PENSTOCK_STORE"},
-		{"PENSTOCK_LISTEN=", "listen", ":8080", "default"},
+	for _, c := range []struct{ environ, setting, want, source string }{
+		{environ: "PORT=3000", setting: "listen", want: ":3000", source: "PORT"},
+		{environ: "PORT=3000 PENSTOCK_LISTEN=:4000", setting: "listen", want: ":4000", source: "PENSTOCK_LISTEN"},
+		{environ: "REDIS_URL=redis://r:1", setting: "store", want: "redis://r:1", source: "REDIS_URL"},
+		{environ: "REDIS_HOST=localhost REDIS_PORT=6380", setting: "store", want: "redis://localhost:6380", source: "REDIS_HOST"},
+		{environ: "REDIS_HOST=::1", setting: "store", want: "redis://[::1]:6379", source: "REDIS_HOST"},
+		{environ: "REDIS_HOST=r REDIS_PORT=tcp://10.0.0.1:6379", setting: "store", want: "redis://r:6379", source: "REDIS_HOST"},
+		{environ: "REDIS_HOST=r REDIS_URL=redis://u", setting: "store", want: "redis://u", source: "REDIS_URL"},
+		{environ: "REDIS_PORT=6380", setting: "store", want: "memory", source: "default"},
+		{environ: "PENSTOCK_STORE=memory REDIS_URL=redis://u", setting: "store", want: "memory", source: "PENSTOCK_STORE"},
+		{environ: "PENSTOCK_LISTEN=", setting: "listen", want: ":8080", source: "default"},
 	} {
 		s, err := load(map[string]string{}, strings.Fields(c.environ)...)
-		if got := s.given[c.name]; err != nil || got != (givenValue{c.want, c.source}) {
-			t.Errorf("with %s, %s is %q from %s (%v); want %q from %s", c.environ, c.name, got.text, got.source, err, c.want, c.source)
+		if got := s.given[c.setting]; err != nil || got != (givenValue{c.want, c.source}) {
+			t.Errorf("with %s, %s is %q from %s (error %v); want %q from %s", c.environ, c.setting, got.text, got.source, err, c.want, c.source)
 		}
 	}
 }
@@ -267,17 +272,17 @@ func TestSecretsComeFromFilesToo(t *testing.T) {
 	}
 	s, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
 	if err != nil || string(s.KeyHashSecret) != "pepper" || s.Source("key-hash-secret") != "PENSTOCK_KEY_HASH_SECRET_FILE" {
-		t.Errorf("the secret is %q from %s (%v); want pepper, from the file", s.KeyHashSecret, s.Source("key-hash-secret"), err)
+		t.Errorf("the secret is %q from %s (error %v); want \"pepper\" from the file", s.KeyHashSecret, s.Source("key-hash-secret"), err)
 	}
 	if _, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path+".gone"); !errors.Is(err, ErrInvalid) {
 		t.Errorf("with a secret file that does not exist, the error is %v; want ErrInvalid", err)
 	}
 	if _, err := load(map[string]string{}, "PENSTOCK_PREFIX_FILE="+path); err != nil {
-		t.Errorf("with PENSTOCK_PREFIX_FILE, which is no setting, the error is %v; want none", err)
+		t.Errorf("with PENSTOCK_PREFIX_FILE, which is ignored because prefix is not secret, the error is %v; want none", err)
 	}
 }
 
-// Each secret of this test contains ter2.
+// Each secret of this test contains "ter2".
 func TestSecretsAreNeverShown(t *testing.T) {
 	texts := 0
 	for _, store := range []string{
@@ -334,84 +339,84 @@ func errorText(err error) string {
 }
 
 func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
-	for _, c := range []struct{ name, value, want string }{
-		{"upstream", "localhost:3000", `upstream "localhost:3000" (from --upstream): it has no scheme; write http://localhost:3000`},
-		{"upstream", "10.0.0.1:3000", `it has no scheme; write http://10.0.0.1:3000`},
-		{"upstream", "app", `it has no scheme; write http://app`},
-		{"upstream", "ftp://host", `its scheme is not http, https, h2c or unix`},
-		{"upstream", "http://", `it has no host; write http://host:port`},
-		{"upstream", "http://:80", `it has no host`},
-		{"upstream", "http://h:99999", `its port is not a number up to 65535`},
-		{"upstream", "http://u:p@host", `it has a user, a query or a fragment`},
-		{"upstream", "http://host/?a=b", `it has a user, a query or a fragment`},
-		{"upstream", "unix:app.sock", `needs the absolute path of a socket; write unix:/run/app.sock`},
-		{"upstream", "unix://run/app.sock", `needs the absolute path`},
-		{"upstream", "http://a b", `it is not a URL`},
-		{"upstream", "http://localhost:8080", `it is the service's own address (--listen is :8080); change one of the ports`},
-		{"upstream", "http://[::1]:8080", `it is the service's own address`},
-		{"listen", "8080", `write host:port, or :port`},
-		{"listen", ":http", `its port is not a number`},
-		{"listen", "", `it is empty; omit it for the default, :8080`},
-		{"admin-listen", ":9180", `without a host, every machine could reach it; write 127.0.0.1:9180, or 0.0.0.0:9180 to allow that`},
-		{"admin-listen", "unix:run/a.sock", `a Unix socket needs an absolute path`},
-		{"near-limit", "49", `it is not a percentage; write a whole number from 50 to 100`},
-		{"near-limit", "101", `it is not a percentage`},
-		{"near-limit", "80%", `it is not a percentage`},
-		{"shown-identities", "all", `it is unknown; write off or masked or full`},
-		{"admin-listen", "0.0.0.0:8080", `listen has the same address`},
-		{"api", "unix:a.sock", `needs an absolute path of at most 103 characters; write unix:/run/penstock.sock`},
-		{"api", "unix:/" + strings.Repeat("a", 103), `needs an absolute path`},
-		{"api", "localhost:8080", `listen has the same address`},
-		{"grpc", "8081", `write host:port, or :port`},
-		{"grpc", ":8081", `write --caller-token or --caller-client-ca`},
-		{"resp", "6380", `write host:port, or :port`},
-		{"resp", ":6380", `write --caller-token or --caller-client-ca`},
-		{"resp", "10.0.0.1:6380", `or --allow-open-callers if the network protects it`},
-		{"caller-token", "0123456789abcde", `it can be guessed; write at least 16 characters`},
-		{"caller-token", "0123456789abcde\x7f", `it has characters that some clients cannot send`},
-		{"caller-client-ca", "ca.pem", `it needs --caller-tls-cert and --caller-tls-key`},
-		{"caller-tls-cert", "c.pem", `--caller-tls-cert and --caller-tls-key belong together`},
-		{"preserve-host", "maybe", `it is neither true nor false`},
-		{"store", "localhost:6379", `store (from --store): it is not a URL; write redis://host:6379, rediss://`},
-		{"store", "unix:/tmp/r.sock", `unix:///path/of.sock, redis+sentinel://host:26379/name, redis+cluster://host:6379, or memory`},
-		{"store", "redis://a,b", `redis URL: several hosts are given`},
-		{"store", "redis://host/-1", `the database is "-1"; it must be a whole number from 0 on`},
-		{"store", "redis://host?ttl=1", `the option "ttl" is not known`},
-		{"store", "http://host", `the scheme "http" is not known`},
-		{"prefix", "a b", `the prefix has ' ' at position 2; use letters, digits and -_.:`},
-		{"store", "", `store (from --store): it is empty; omit it for the default, memory`},
-		{"require-store", "true", `the store is memory, which is always up`},
-		{"header-timeout", "0", `it must not be 0; write a duration up to 1h0m0s`},
-		{"header-timeout", "5", `it is not a duration; write it like 100ms, 5s or 2m`},
-		{"header-timeout", "2h", `it is out of bounds`},
-		{"stall-timeout", "-1s", `it is out of bounds`},
-		{"max-header", "0", `it must not be 0`},
-		{"max-header", "2MB", `write a size from 0 to 1048576`},
-		{"max-body", "-1", `it is out of bounds`},
-		{"max-body", "1TB", `it is not a size; write it like 512, 16KB or 8MB`},
-		{"max-body", "9223372036854775807GB", `it is out of bounds`},
-		{"min-instances", "0", `it is out of bounds; write a whole number from 1 to 10000`},
-		{"min-instances", "-1", `write a whole number from 1 to 10000`},
-		{"min-instances", "10001", `write a whole number from 1 to 10000`},
-		{"min-instances", "1e99", `it is not a whole number; write one from 1 to 10000`},
-		{"min-instances", "2KB", `it is not a whole number; write one from 1 to 10000`},
-		{"min-instances", "99999999999999999999", `it is out of bounds`},
-		{"max-connections", "many", `it is not a whole number; write one from 1 to 1000000`},
-		{"log-format", "xml", `it is unknown; write text or json`},
-		{"tls-cert", "a.pem", `--tls-cert and --tls-key belong together`},
-		{"tls-key", "a.pem", `tls-cert (not set): --tls-cert and --tls-key belong together`},
-		{"tls-client-ca", "a.pem", `it needs --tls-cert and --tls-key`},
+	for _, c := range []struct{ setting, value, want string }{
+		{setting: "upstream", value: "localhost:3000", want: `upstream "localhost:3000" (from --upstream): it has no scheme; write http://localhost:3000`},
+		{setting: "upstream", value: "10.0.0.1:3000", want: `it has no scheme; write http://10.0.0.1:3000`},
+		{setting: "upstream", value: "app", want: `it has no scheme; write http://app`},
+		{setting: "upstream", value: "ftp://host", want: `its scheme is not http, https, h2c or unix`},
+		{setting: "upstream", value: "http://", want: `it has no host; write http://host:port`},
+		{setting: "upstream", value: "http://:80", want: `it has no host`},
+		{setting: "upstream", value: "http://h:99999", want: `its port is not a number up to 65535`},
+		{setting: "upstream", value: "http://u:p@host", want: `it has a user, a query or a fragment`},
+		{setting: "upstream", value: "http://host/?a=b", want: `it has a user, a query or a fragment`},
+		{setting: "upstream", value: "unix:app.sock", want: `needs the absolute path of a socket; write unix:/run/app.sock`},
+		{setting: "upstream", value: "unix://run/app.sock", want: `needs the absolute path`},
+		{setting: "upstream", value: "http://a b", want: `it is not a URL`},
+		{setting: "upstream", value: "http://localhost:8080", want: `it is the service's own address (--listen is :8080); change one of the ports`},
+		{setting: "upstream", value: "http://[::1]:8080", want: `it is the service's own address`},
+		{setting: "listen", value: "8080", want: `write host:port, or :port`},
+		{setting: "listen", value: ":http", want: `its port is not a number`},
+		{setting: "listen", value: "", want: `it is empty; omit it for the default, :8080`},
+		{setting: "admin-listen", value: ":9180", want: `without a host, every machine could reach it; write 127.0.0.1:9180, or 0.0.0.0:9180 to allow that`},
+		{setting: "admin-listen", value: "unix:run/a.sock", want: `a Unix socket needs an absolute path`},
+		{setting: "near-limit", value: "49", want: `it is not a percentage; write a whole number from 50 to 100`},
+		{setting: "near-limit", value: "101", want: `it is not a percentage`},
+		{setting: "near-limit", value: "80%", want: `it is not a percentage`},
+		{setting: "shown-identities", value: "all", want: `it is unknown; write off or masked or full`},
+		{setting: "admin-listen", value: "0.0.0.0:8080", want: `listen has the same address`},
+		{setting: "api", value: "unix:a.sock", want: `needs an absolute path of at most 103 characters; write unix:/run/penstock.sock`},
+		{setting: "api", value: "unix:/" + strings.Repeat("a", 103), want: `needs an absolute path`},
+		{setting: "api", value: "localhost:8080", want: `listen has the same address`},
+		{setting: "grpc", value: "8081", want: `write host:port, or :port`},
+		{setting: "grpc", value: ":8081", want: `write --caller-token or --caller-client-ca`},
+		{setting: "resp", value: "6380", want: `write host:port, or :port`},
+		{setting: "resp", value: ":6380", want: `write --caller-token or --caller-client-ca`},
+		{setting: "resp", value: "10.0.0.1:6380", want: `or --allow-open-callers if the network protects it`},
+		{setting: "caller-token", value: "0123456789abcde", want: `it can be guessed; write at least 16 characters`},
+		{setting: "caller-token", value: "0123456789abcde\x7f", want: `it has characters that some clients cannot send`},
+		{setting: "caller-client-ca", value: "ca.pem", want: `it needs --caller-tls-cert and --caller-tls-key`},
+		{setting: "caller-tls-cert", value: "c.pem", want: `--caller-tls-cert and --caller-tls-key belong together`},
+		{setting: "preserve-host", value: "maybe", want: `it is neither true nor false`},
+		{setting: "store", value: "localhost:6379", want: `store (from --store): it is not a URL; write redis://host:6379, rediss://`},
+		{setting: "store", value: "unix:/tmp/r.sock", want: `unix:///path/of.sock, redis+sentinel://host:26379/name, redis+cluster://host:6379, or memory`},
+		{setting: "store", value: "redis://a,b", want: `redis URL: several hosts are given`},
+		{setting: "store", value: "redis://host/-1", want: `the database is "-1"; it must be a whole number from 0 on`},
+		{setting: "store", value: "redis://host?ttl=1", want: `the option "ttl" is not known`},
+		{setting: "store", value: "http://host", want: `the scheme "http" is not known`},
+		{setting: "prefix", value: "a b", want: `the prefix has ' ' at position 2; use letters, digits, '-', '_', '.' and ':'`},
+		{setting: "store", value: "", want: `store (from --store): it is empty; omit it for the default, memory`},
+		{setting: "require-store", value: "true", want: `the store is memory, which is always up`},
+		{setting: "header-timeout", value: "0", want: `it must not be 0; write a duration up to 1h0m0s`},
+		{setting: "header-timeout", value: "5", want: `it is not a duration; write it like 100ms, 5s or 2m`},
+		{setting: "header-timeout", value: "2h", want: `it is out of bounds`},
+		{setting: "stall-timeout", value: "-1s", want: `it is out of bounds`},
+		{setting: "max-header", value: "0", want: `it must not be 0`},
+		{setting: "max-header", value: "2MB", want: `write a size from 0 to 1048576`},
+		{setting: "max-body", value: "-1", want: `it is out of bounds`},
+		{setting: "max-body", value: "1TB", want: `it is not a size; write it like 512, 16KB or 8MB`},
+		{setting: "max-body", value: "9223372036854775807GB", want: `it is out of bounds`},
+		{setting: "min-instances", value: "0", want: `it is out of bounds; write a whole number from 1 to 10000`},
+		{setting: "min-instances", value: "-1", want: `write a whole number from 1 to 10000`},
+		{setting: "min-instances", value: "10001", want: `write a whole number from 1 to 10000`},
+		{setting: "min-instances", value: "1e99", want: `it is not a whole number; write one from 1 to 10000`},
+		{setting: "min-instances", value: "2KB", want: `it is not a whole number; write one from 1 to 10000`},
+		{setting: "min-instances", value: "99999999999999999999", want: `it is out of bounds`},
+		{setting: "max-connections", value: "many", want: `it is not a whole number; write one from 1 to 1000000`},
+		{setting: "log-format", value: "xml", want: `it is unknown; write text or json`},
+		{setting: "tls-cert", value: "a.pem", want: `--tls-cert and --tls-key belong together`},
+		{setting: "tls-key", value: "a.pem", want: `tls-cert (not set): --tls-cert and --tls-key belong together`},
+		{setting: "tls-client-ca", value: "a.pem", want: `it needs --tls-cert and --tls-key`},
 	} {
-		_, err := load(map[string]string{c.name: c.value})
+		_, err := load(map[string]string{c.setting: c.value})
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("--%s=%s: %v\nwant … %s", c.name, c.value, err, c.want)
+			t.Errorf("with --%s=%s the error is %v\nwant ErrInvalid, with the text %q", c.setting, c.value, err, c.want)
 		}
 	}
 	if _, err := Load(Sources{}); err == nil || !strings.Contains(err.Error(), "upstream (not set): write --upstream") {
 		t.Errorf("without an upstream, the error is %v; want how to set one", err)
 	}
 	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) has its own upstream") {
-		t.Errorf("with two upstreams: %v; want an error that the demo has its own", err)
+		t.Errorf("with --upstream and --demo, the error is %v; want that the demo has its own upstream", err)
 	}
 }
 
@@ -428,7 +433,7 @@ func TestUnknownVariablesAreReported(t *testing.T) {
 	s, err := load(map[string]string{}, "PENSTOCK_UPSTEAM=x", "PENSTOCK_LISTEN=:1", "PENSTOCK_STORE_FILE=", "PENSTOCK_PORT=tcp://10.0.0.1:80",
 		"PENSTOCK_PORT_80_TCP_ADDR=10.0.0.1", "PENSTOCK_SERVICE_HOST=10.0.0.1", "PENSTOCK_LISTEN_FILE=x")
 	if err != nil || !slices.Equal(s.Unknown, []string{"PENSTOCK_LISTEN_FILE", "PENSTOCK_UPSTEAM"}) {
-		t.Errorf("reported %v (%v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
+		t.Errorf("the unknown variables are %v (error %v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
 	}
 }
 
@@ -436,7 +441,7 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 	for _, text := range []string{"http://localhost:3000", "https://example.com", "http://h/base/path", "h2c://h:50051", "unix:/run/app.sock",
 		"unix:///run/app.sock", "http://[::1]:3000", "http://127.0.0.1:8081"} {
 		if s, err := load(map[string]string{"upstream": text}); err != nil || s.Upstream == nil {
-			t.Errorf("the upstream %s: %v; want it accepted", text, err)
+			t.Errorf("the upstream %q is not accepted: %v", text, err)
 		}
 	}
 }
@@ -444,7 +449,7 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 func TestServiceThatOnlyAnswersCallers(t *testing.T) {
 	for _, c := range []struct {
 		flags map[string]string
-		want  string // part of the error; "" for none
+		want  string // a part of the error; "": there is no error
 	}{
 		{map[string]string{"api": ":1"}, ""},
 		{map[string]string{"grpc": "127.0.0.1:1"}, ""},
@@ -476,19 +481,22 @@ func TestServiceThatOnlyAnswersCallers(t *testing.T) {
 		{nil, `or --api, --grpc or --resp`},
 	} {
 		_, err := Load(Sources{Flags: c.flags})
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%v: %v; want an error with %q", c.flags, err, c.want)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("with the flags %v, the error is %v; want none", c.flags, err)
+		case c.want != "" && !strings.Contains(errorText(err), c.want):
+			t.Errorf("with the flags %v, the error is %v; want one with %q", c.flags, err, c.want)
 		}
 	}
 }
 
-func TestOnlyLoadsJustTheseSettings(t *testing.T) {
+func TestOnlyTheListedSettingsAreLoaded(t *testing.T) {
 	s, err := Load(Sources{
 		Only:    []string{"prefix", "key-hash-secret"},
 		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_KEY_HASH_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
 		File:    func(string) (*Section, error) { return &Section{Prefix: "p", Listen: "?"}, nil },
 	})
 	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.KeyHashSecret) != "s" || s.Listen != "" {
-		t.Errorf("the settings are %v, %v; want only those of the command, from both sources", s, err)
+		t.Errorf("the settings are %v (error %v); want only config, prefix and key-hash-secret, from both sources", s, err)
 	}
 }

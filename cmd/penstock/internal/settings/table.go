@@ -19,8 +19,8 @@ type Row struct {
 	set func(s *Settings, text string) error
 }
 
-// An Alias is a variable that other programs and platforms set. Read makes the setting's value from
-// it. If Read is nil, the variable has the value itself.
+// An Alias is another variable for a setting. Other programs and platforms set it. Read makes the
+// setting's value from it. If Read is nil, the variable has the value itself.
 type Alias struct {
 	Name string
 	Read func(get func(name string) string) (text string, ok bool)
@@ -32,13 +32,18 @@ func (r Row) Env() string { return "PENSTOCK_" + strings.ToUpper(r.Key()) }
 // Key returns the setting's name in the policy file.
 func (r Row) Key() string { return strings.ReplaceAll(r.Name, "-", "_") }
 
-const kb = 1 << 10
+const (
+	kb = 1 << 10
+	mb = 1 << 20
+	gb = 1 << 30
+	pb = 1 << 50
+)
 
 // Table lists every setting, in the order of the help. Durations are written like 100ms, 5s, 2m;
 // sizes like 512, 16KB, 8MB (1 KB is 1024).
 var Table = []Row{
 	{Name: "config", Value: "file", NotFile: true, set: text(func(s *Settings) *string { return &s.Config }),
-		Help: "policy file; its server section may hold the settings below"},
+		Help: "policy file; its server section may contain the settings below"},
 
 	{Name: "listen", Default: ":8080", Value: "host:port", Aliases: []Alias{{"PORT", readPort}},
 		set:  address(func(s *Settings) *string { return &s.Listen }),
@@ -65,8 +70,8 @@ var Table = []Row{
 		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, mustNotBeZero, time.Minute),
 		Help: "how long a decision waits for the store; after that, on_failure decides"},
 	{Name: "min-instances", Default: "1", Value: "number", set: count(func(s *Settings) *int64 { return &s.MinInstances }, 10_000),
-		Help: "least number of instances; with on_failure local, each enforces its share while the store does not answer. Instances on one " +
-			"Redis are counted too, and the larger number applies"},
+		Help: "smallest number of instances to assume. With on_failure local, each instance enforces its share of the limits while the store does not answer. " +
+			"The instances that share a Redis are counted too, and the larger number applies"},
 
 	{Name: "api", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.API })),
 		Help: "address of the check API in JSON, and of forward-auth for other proxies; host:port or unix:/path/of.sock"},
@@ -143,7 +148,7 @@ var Table = []Row{
 		set:  choice(func(s *Settings) *string { return &s.ShownIdentities }, "off", "masked", "full"),
 		Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
 	{Name: "near-limit", Default: "80", Value: "percent", set: percent(func(s *Settings) *int64 { return &s.NearLimit }, 50),
-		Help: "percentage of a limit, 50 to 100; a request is counted as near its limit if at least this much is used after it"},
+		Help: "percentage of a limit, 50 to 100; a request counts as near its limit if at least this much of the limit is used once the request is charged"},
 	{Name: "pprof", Default: "false", set: toggle(func(s *Settings) *bool { return &s.Pprof }),
 		Help: "serve /debug/pprof on the admin address"},
 
@@ -160,7 +165,7 @@ var Table = []Row{
 	{Name: "stall-timeout", Default: "30s", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.StallTimeout }, canBeZero, time.Hour),
 		Help: "how long a client may pause while it sends a body or reads a response; 0 is forever"},
-	{Name: "min-body-rate", Default: "240", Value: "size", set: size(func(s *Settings) *int64 { return &s.MinRate }, canBeZero, kb*kb),
+	{Name: "min-body-rate", Default: "240", Value: "size", set: size(func(s *Settings) *int64 { return &s.MinRate }, canBeZero, mb),
 		Help: "minimum upload speed in bytes/s; a slower request body is cut off after stall-timeout; 0 disables"},
 	{Name: "idle-timeout", Default: "2m", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.IdleTimeout }, mustNotBeZero, 24*time.Hour),
@@ -178,9 +183,9 @@ var Table = []Row{
 		set:  duration(func(s *Settings) *time.Duration { return &s.DrainTimeout }, canBeZero, time.Hour),
 		Help: "after drain-delay, how long requests in flight may take to end"},
 
-	{Name: "max-header", Default: "16KB", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxHeader }, mustNotBeZero, kb*kb),
+	{Name: "max-header", Default: "16KB", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxHeader }, mustNotBeZero, mb),
 		Help: "maximum size of a request's headers; larger ones get 431"},
-	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, canBeZero, 1<<50),
+	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, canBeZero, pb),
 		Help: "maximum size of a request's body; larger ones get 413. 0 is no limit: bodies are streamed, and the upstream can limit them"},
 	{Name: "max-connections", Default: "10000", Value: "number", set: count(func(s *Settings) *int64 { return &s.MaxConnections }, 1e6),
 		Help: "maximum number of client connections; further ones wait until one is closed"},
