@@ -51,7 +51,7 @@ const (
 	namedCheck               // PENSTOCK.CHECK
 )
 
-// maxKept is how many bytes of replies a batch keeps for its next user.
+// maxKept is the size in bytes of the largest buffer of replies whose memory is reused.
 const maxKept = 4 * maxReply
 
 func (b *batch) release() {
@@ -78,7 +78,8 @@ func (c *client) decide(b *batch) {
 	if len(b.jobs) == 0 {
 		return
 	}
-	switch s := c.server; {
+	s := c.server
+	switch {
 	case len(b.jobs) == 1 || s.options.Parallel == 1:
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
@@ -171,12 +172,11 @@ func (s *Server) decideInParallel(b *batch) {
 			if i >= len(b.heads) {
 				return
 			}
-			for at := b.heads[i]; ; {
-				j := &b.jobs[at]
+			j := &b.jobs[b.heads[i]]
+			s.decide(j)
+			for j.next != 0 {
+				j = &b.jobs[j.next]
 				s.decide(j)
-				if at = j.next; at == 0 {
-					break
-				}
 			}
 		}
 	}
@@ -201,8 +201,8 @@ func (b *batch) linkJobs() {
 	b.heads = b.heads[:0]
 	for i := range b.jobs {
 		key := b.jobs[i].key
-		if before, ok := b.last[key]; ok {
-			b.jobs[before].next = i
+		if last, ok := b.last[key]; ok {
+			b.jobs[last].next = i
 		} else {
 			b.heads = append(b.heads, i)
 		}
@@ -231,4 +231,5 @@ func (s *Server) decide(j *job) {
 	s.observe(j, time.Since(start))
 }
 
+// errPanic is the error of a PENSTOCK.CHECK whose decision panicked.
 var errPanic = errors.New("resplimit: a panic ended the decision")

@@ -18,8 +18,8 @@ import (
 
 // Options configure a Server. Either Credentials or AllowAnonymous must be set.
 type Options struct {
-	// Credentials are those of clients. A client without one gets the error NOAUTH, and no
-	// decision.
+	// Credentials are what clients may authenticate with. A client that has not authenticated gets
+	// the error NOAUTH, and no decision.
 	Credentials []Credential
 
 	// AllowAnonymous serves clients without a credential. It is for listeners that only trusted

@@ -86,7 +86,7 @@ func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text stri
 	if k == cellThrottle {
 		burst++ // max_burst of redis-cell is how many more units than one are admitted at once
 	}
-	return numbers{burst, count, period}, quantity, text
+	return numbers{burst: burst, count: count, period: period}, quantity, text
 }
 
 // del adds the job of DEL and UNLINK: the keys are reset, all or none.

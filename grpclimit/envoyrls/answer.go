@@ -96,12 +96,12 @@ func (c *call) writeResponse(to *Response) {
 		}
 		status.IsOver = it.isOver && !it.isShadow
 		status.Remaining, status.Reset = clamp(it.remaining), clamp(it.reset)
-		if status.IsOver && it.isQuota && !isQuotaSpent {
+		if status.IsOver && it.isQuota && !isQuotaSpent { // another quota has room
 			status.IsOver, status.Reset = false, 0
 		}
 		to.IsOver = to.IsOver || status.IsOver
-		if known := &to.Statuses[it.descriptor]; known.Limit == nil || status.isStricter(known) {
-			*known, c.resets[it.descriptor] = status, it.reset
+		if shown := &to.Statuses[it.descriptor]; shown.Limit == nil || status.isStricter(shown) {
+			*shown, c.resets[it.descriptor] = status, it.reset
 		}
 	}
 	if len(o.Headers) > 0 {

@@ -63,7 +63,7 @@ type kind uint8
 const (
 	none      kind = iota // no limit applies, or another one replaces it
 	unlimited             // the limit is unlimited
-	refuse                // the policy denies it without a limit
+	refuse                // the policy's deny list has it
 	spend                 // charged if it fits
 	force                 // always charged
 	check                 // reads whether the limit is exceeded, without a charge
@@ -227,7 +227,9 @@ func (c *call) replace() {
 		}
 		for _, name := range l.config.Replaces {
 			for j := range c.items {
-				if other := &c.items[j]; other.kind > refuse && other.limit.config != nil && other.limit.config.Name == name {
+				other := &c.items[j]
+				isConfigured := other.kind > refuse && other.limit.config != nil
+				if isConfigured && other.limit.config.Name == name {
 					other.kind = none
 				}
 			}
@@ -302,11 +304,11 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 	for _, i := range c.pending {
 		it := &c.items[i]
 		switch {
-		case it.origin != undecided: // in an earlier round
+		case it.origin != undecided: // it was decided in an earlier round
 		case it.batch > 0:
 			shadow, ok := a.ShadowDecision(it.batch - 1)
 			c.setResult(it, &shadow, ok)
-		case it.batch < 0: // in the next round
+		case it.batch < 0: // it waits for the next round
 		case outcome == admission.FailedClosed:
 			it.origin = failedClosed
 		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.at:
@@ -387,11 +389,17 @@ func (c *call) charge(it *item) penstock.Charge {
 func (c *call) findSameCounter(it *item, earlier []int) *item {
 	for _, i := range earlier {
 		other := &c.items[i]
-		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() && other.limit.probe.Group() == it.limit.probe.Group() {
+		if other.batch >= 0 && it.sharesCounter(other) {
 			return other
 		}
 	}
 	return nil
+}
+
+// sharesCounter tells whether two items charge the same counter.
+func (it *item) sharesCounter(other *item) bool {
+	p, q := it.limit.probe, other.limit.probe
+	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
 }
 
 // join merges the charge of an item into that of other, an earlier item with the same counter. It
@@ -422,8 +430,5 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 
 // hasEarlierWaiter tells whether an earlier item with the same counter waits for the next round.
 func (c *call) hasEarlierWaiter(it *item) bool {
-	return slices.ContainsFunc(c.nextRound, func(i int) bool {
-		other := &c.items[i]
-		return other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name()
-	})
+	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.items[i]) })
 }

@@ -32,8 +32,8 @@ type gatherer struct {
 	engine *Engine
 
 	mu      sync.Mutex
-	running int // lists in progress
-	waiting []*gatheredCall
+	running int             // lists in progress
+	waiting []*gatheredCall // calls, in the order of their arrival
 }
 
 // A gatheredCall is a call of a gatherer.

@@ -22,8 +22,8 @@ import (
 const Method = "/" + ServiceName + "/ShouldRateLimit"
 
 // DecideMessage decides an encoded RateLimitRequest, and appends the encoded RateLimitResponse to
-// response. The response equals that of the service of [Register]. It takes less time, because it
-// does not use the generated messages. An error is a gRPC status.
+// response. The response equals that of the service of [Register]. DecideMessage takes less time
+// than that service, because it does not use the generated messages. Its error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([]byte, error) {
 	x := exchanges.Get().(*exchange)
 	defer x.release()
@@ -69,13 +69,13 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 		}
 		if c.isPlain() {
 			listed = append(listed, listedMessage{Message: m, exchange: x, call: c})
-			l := &listed[len(listed)-1] // it never moves: the capacity is that of the list
+			l := &listed[len(listed)-1] // no append moves it, because listed has room for the whole list
 			l.admittance.Request = c.beginRound()
 			l.admittance.Request.Into = &l.admission
 			admittances = append(admittances, &l.admittance)
 			continue
 		}
-		m.Err = errPanic // finish replaces it, unless decide panics
+		m.Err = errPanic // the result if decide panics; otherwise finish sets another
 		others.Go(func() {
 			defer panicked.Recover("a gRPC call is handled")
 			err := c.decide(ctx)
@@ -106,6 +106,7 @@ type listedMessage struct {
 	admission  admission.Admission
 }
 
+// errPanic is the error of a call whose decision panicked.
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
 // finish sets the result of a message after its call was decided, and releases the call.

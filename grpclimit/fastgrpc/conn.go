@@ -52,8 +52,8 @@ type conn struct {
 	spare              []byte    // memory for the next out
 	isWriting          bool      // a goroutine writes to nc
 	isClosed           bool
-	window             int64     // bytes of DATA that the client accepts
-	streamWindow       int64     // the window that a new stream has
+	window             int64     // bytes of DATA that the client still accepts on the connection
+	streamWindow       int64     // bytes of DATA that the client accepts on a new stream
 	maxHeaderList      uint32    // bytes of headers that the client accepts
 	mustShrink         bool      // the client has made its header table smaller, so the next header block must begin with the instruction shrink
 	hasShrunk          bool      // a header block has begun with shrink; later blocks need it no more
@@ -104,8 +104,8 @@ func newConn(s *Server, nc net.Conn) *conn {
 	return c
 }
 
-// serve serves the client until it leaves, violates the protocol, exceeds a timeout, or the server
-// is closed.
+// serve serves the client until the client leaves, violates the protocol or exceeds a timeout, or
+// until the server is closed.
 func (c *conn) serve() {
 	defer panicked.Recover("a gRPC client is served")
 	c.run()
@@ -134,14 +134,17 @@ type connectionError struct {
 
 func (e connectionError) Error() string { return e.code.String() + ": " + e.reason }
 
+// tlsConn has methods of tls.Conn.
+type tlsConn interface {
+	HandshakeContext(context.Context) error
+	ConnectionState() tls.ConnectionState
+}
+
 // begin performs the handshakes of TLS and HTTP/2.
 func (c *conn) begin() error {
 	o := &c.server.options
 	c.nc.SetDeadline(time.Now().Add(o.ReadTimeout))
-	if conn, isTLS := c.nc.(interface {
-		HandshakeContext(context.Context) error
-		ConnectionState() tls.ConnectionState
-	}); isTLS {
+	if conn, isTLS := c.nc.(tlsConn); isTLS {
 		if err := conn.HandshakeContext(c.ctx); err != nil {
 			return err
 		}

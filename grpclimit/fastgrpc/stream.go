@@ -32,12 +32,12 @@ type stream struct {
 	isPublic        bool      // conn.publicStreams counts it
 	hasRequestEnded bool      // the client has sent the whole request
 	stateSince      time.Time // when the state arriving or answering began
-	window          int64     // bytes of DATA that the client accepts
+	window          int64     // bytes of DATA that the client still accepts on the stream
 	receivedBytes   int       // bytes of DATA for which no WINDOW_UPDATE of the stream was sent yet
 	credit          int       // those of receivedBytes that an exchange no longer keeps
 	prefix          [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
 	prefixLength    int       // bytes of prefix that have arrived
-	size            int       // of the message in bytes, once the prefix is complete
+	size            int       // bytes of the message; known when the prefix is complete
 	unsent          []byte    // the rest of the response, which waits for a window
 }
 
@@ -85,7 +85,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return net.ErrClosed
 	}
 	if id%2 == 0 {
-		return connectionError{http2.ErrCodeProtocol, "a client opens streams with odd numbers"}
+		return connectionError{http2.ErrCodeProtocol, "the number of a new stream is even; those of a client are odd"}
 	}
 	if id <= c.lastID {
 		return c.handleTrailersLocked(id, isEnd)
