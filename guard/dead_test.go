@@ -96,7 +96,8 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 					t.Errorf("skewed %v: %s: %d units; want %d", isSkewed, what, got, want)
 				}
 			}
-			loaded, unusedShares := all, 0 // the instances that get requests before the outage; in units
+			loaded := all     // the instances that get requests before the outage
+			unusedShares := 0 // units of the other instances
 			if isSkewed {
 				loaded, unusedShares = all[:1], fleetRate*(fleetSize-1)/fleetSize
 			}

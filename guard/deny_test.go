@@ -40,7 +40,7 @@ func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
 }
 
-// A countingStore counts its calls. Each call runs before first, unless it is nil.
+// A countingStore counts its calls. Each call first runs the function before, if it is not nil.
 type countingStore struct {
 	penstock.Store
 	calls  atomic.Int64
@@ -168,7 +168,7 @@ func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 		{mode: penstock.Spend, cost: 10, allowed: wantDenied, source: fromCache},
 		{mode: penstock.Peek, cost: 7, allowed: wantDenied, source: fromCache},
 		{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromStore}, // above the limit, so RetryAfter is Never
-		{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromStore}, // it was not cached, because it would replace the denial of cost 5
+		{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromStore}, // the denial with Never was not cached, because it would replace that of cost 5
 		{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromCache},
 		{mode: penstock.Draw, cost: 5, allowed: wantAllowed, source: fromStore}, // takes the last 2 units
 		{mode: penstock.Spend, cost: 0, allowed: wantAllowed, source: fromStore},
@@ -406,7 +406,7 @@ func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore)
 	decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
 	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), wantDenied, fromStore) // only the rate denies, so this denial is cached
-	// To take and return slots keeps the denial of the rate.
+	// The denial of the rate stays cached when slots are taken and returned.
 	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {
 		decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: mode, Holder: "e"})
 	}
@@ -494,7 +494,7 @@ func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
 		limit := penstock.PerSecond(50).MustCompile()
 		decide(t, cache, spend("k", limit, 50))
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // for 10 ms, as long as the answer takes
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // with a RetryAfter of 10 ms, as long as the answer takes
 		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
 			t.Fatalf("the stats of the cache are %+v; want 0 denials remembered, and 0 entries", s)
 		}
@@ -536,8 +536,8 @@ func newGate() *gatedStore {
 	return g
 }
 
-// callTogether makes n concurrent calls, and does not let the store answer. Before, a denial of the
-// charge must have ended. The test fails unless exactly one call reaches the store.
+// callTogether makes n concurrent calls, and does not let the store answer. A cached denial of the
+// charge must have ended before. The test fails unless exactly one call reaches the store.
 func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
 	g.open = make(chan struct{})
 	g.calls.Store(0)

@@ -183,8 +183,8 @@ func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	}
 }
 
-// anonymous is the Holder of charges that have none. A LeakyBucket refunds only units of a Holder,
-// and capDebt refunds.
+// anonymous is the Holder of charges that have none. Without a Holder, a LeakyBucket would not make
+// the refunds of capDebt.
 const anonymous = "\x00anonymous"
 
 // mirrorMode returns what to charge to the local memory for a granted charge. The mode Peek means

@@ -34,22 +34,22 @@ type LeaseOptions struct {
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
 // without Patience and Holder, of limits with Settings.Lease of 2 or more. The algorithm must be
 // TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All other batches go to
-// the store unchanged. For them, leased units are used: a Peek counts them as used. A Refund or
+// the store unchanged. For these batches, leased units count as used, also in a Peek. A Refund or
 // Reset of a key first returns what is leased under it. So leases gain nothing for keys that are
 // often refunded. A decision of a lease has the Source FromLease. Its Remaining is the local rest
 // plus what the store had left in its last answer.
 //
-// A block is what the key needs at this instance in half of the time for which it may be spent.
+// A block is what the key needs at this instance in half of the time for which units can be spent.
 // That time is a Life, or the rest of the window (of a part of a SubWindow), less the time that the
 // store takes to answer. A block is at most Settings.Lease. It is also at most a quarter of the
 // Burst (TokenBucket) or Count, divided by the number of instances. If that is below 2, nothing is
 // leased. The demand of a key is measured from its second request within one or two Lives. Its
 // requests go to the store until its demand has been measured for a quarter of a Life.
 //
-// A draw costs more than a request that goes to the store. So nothing is drawn for a key that
-// needs fewer than 4 units in that time, or fewer than its largest block if that is smaller.
-// Nothing is drawn for a request of more than half a block. If the store has fewer than 4 units
-// left, nothing is drawn for half a Life, because a Deny cache then costs less.
+// A draw costs more than a request that goes to the store. So nothing is drawn for a key whose
+// block would be below 4 units and below the largest that the limit allows. Nothing is drawn for a
+// request of more than half a block. If the store has fewer than 4 units left, nothing is drawn for
+// half a Life, because a Deny cache then costs less.
 //
 // When 30 % of a block is left, the next draw starts. A caller waits for a draw only if not enough
 // is left. A draw requests a block, plus the costs of the callers that wait when it is sent.

@@ -76,7 +76,7 @@ func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 			return store.store.Decide(ctx, charges)
 		})
 		var all sync.WaitGroup
-		var denials [6]atomic.Int64 // by source
+		var denials [sourceCount]atomic.Int64 // by source
 		const requests = 500
 		for range requests {
 			all.Go(func() {

@@ -25,15 +25,15 @@ import (
 // would give. With leases, a denial is also legal if it would be one after the leased units were
 // spent. The clock of Redis does not run here, so limits are counters.
 
-const countClients = 8
+const historyClients = 8
 
-var countLimits = []penstock.Limit{
+var historyLimits = []penstock.Limit{
 	{Name: "token", Group: "g", Count: 60, Period: time.Hour},
 	{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 80, Period: time.Hour},
 	{Name: "log", Group: "g", Algorithm: penstock.SlidingLog, Count: 50, Period: time.Hour},
 }
 
-// A grantedUnits has the units that callers were granted, for each of countLimits.
+// A grantedUnits has the units that callers were granted, for each of historyLimits.
 type grantedUnits [3]int64
 
 // An operation is a charge of a limit.
@@ -44,7 +44,7 @@ type operation struct {
 }
 
 func (o operation) String() string {
-	return fmt.Sprintf("%v %d of %s", o.mode, o.cost, countLimits[o.limit].Name)
+	return fmt.Sprintf("%v %d of %s", o.mode, o.cost, historyLimits[o.limit].Name)
 }
 
 // dataLoss is the limit of the operation in which a server loses all data.
@@ -60,9 +60,9 @@ type answer struct {
 	left      [3]int64 // of each operation
 }
 
-// countModel is the sequential specification. Up to idle units of each limit may be leased and not
-// spent.
-func countModel(idle int64) porcupine.Model {
+// historyModel is the sequential specification. Up to idle units of each limit may be leased and
+// not spent.
+func historyModel(idle int64) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return grantedUnits{} },
 		Step: func(state, input, output any) (bool, any) {
@@ -80,8 +80,8 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 	next = c
 	canGrant, mustGrant := true, true // a grant is legal; a denial is illegal
 	for i, o := range operations {
-		all, used := countLimits[o.limit].Count, c[o.limit]
-		free := max(all-used, 0)
+		count, used := historyLimits[o.limit].Count, c[o.limit]
+		free := max(count-used, 0)
 		cost := o.cost
 		switch o.mode {
 		case penstock.Spend, penstock.Peek:
@@ -108,8 +108,9 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 		if got.isAllowed && !got.isUnknown && got.granted[i] != granted {
 			return false, c
 		}
-		left := max(all-next[o.limit], 0)
-		if got.isAllowed && got.source == penstock.FromStore && !got.isUnknown && (got.left[i] > left || got.left[i] < left-idle) {
+		left := max(count-next[o.limit], 0)
+		hasLeft := got.isAllowed && got.source == penstock.FromStore && !got.isUnknown
+		if hasLeft && (got.left[i] > left || got.left[i] < left-idle) {
 			return false, c
 		}
 	}
@@ -122,19 +123,21 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 	return canGrant, next
 }
 
-// A countHistory is the calls of clients, with their answers and times.
-type countHistory struct {
+// A history is the calls of clients, with their answers and times.
+type history struct {
 	start   time.Time
 	mu      sync.Mutex
 	ops     []porcupine.Operation
-	sources [6]int // answers, by penstock.Source
+	sources [sourceCount]int // answers, by penstock.Source
 }
 
+const sourceCount = penstock.FromClosed + 1
+
 // record makes a call for a client. It records nothing if the store was not called.
-func (h *countHistory) record(store penstock.Store, client int, key string, operations []operation) (isStoreCalled bool) {
+func (h *history) record(store penstock.Store, client int, key string, operations []operation) (isStoreCalled bool) {
 	charges := make([]penstock.Charge, len(operations))
-	for i, d := range operations {
-		charges[i] = penstock.Charge{Key: key, Plan: countLimits[d.limit].MustCompile(), Mode: d.mode, Cost: d.cost}
+	for i, o := range operations {
+		charges[i] = penstock.Charge{Key: key, Plan: historyLimits[o.limit].MustCompile(), Mode: o.mode, Cost: o.cost}
 	}
 	op := porcupine.Operation{ClientId: client, Input: operations, Call: int64(time.Since(h.start))}
 	var hasReached atomic.Bool
@@ -184,22 +187,23 @@ func (w *recorder) Decide(ctx context.Context, charges []penstock.Charge) (penst
 }
 
 // recordLoss records that the server has lost all data at some time since then.
-func (h *countHistory) recordLoss(since time.Time) {
+func (h *history) recordLoss(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: countClients, Input: []operation{{limit: dataLoss}}, Output: answer{},
+	h.ops = append(h.ops, porcupine.Operation{ClientId: historyClients, Input: []operation{{limit: dataLoss}}, Output: answer{},
 		Call: int64(since.Sub(h.start)), Return: int64(time.Since(h.start))})
 }
 
 // excuseDenials excuses denials by a deny cache while a Refund or Reset was in flight. The cache
 // forgets its denials only when the answer arrives. It returns the number of excused denials.
-func (h *countHistory) excuseDenials() (n int) {
+func (h *history) excuseDenials() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
 		out := op.Output.(answer)
 		for _, other := range h.ops {
-			freesUnits := slices.ContainsFunc(other.Input.([]operation), func(d operation) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
-			if out.source == penstock.FromDenyCache && freesUnits && other.Call < op.Return && other.Return > op.Call {
+			freesUnits := slices.ContainsFunc(other.Input.([]operation), func(o operation) bool { return o.mode == penstock.Refund || o.mode == penstock.Reset })
+			overlaps := other.Call < op.Return && other.Return > op.Call
+			if out.source == penstock.FromDenyCache && freesUnits && overlaps {
 				out.isExcused = true
 			}
 		}
@@ -211,7 +215,7 @@ func (h *countHistory) excuseDenials() (n int) {
 	return n
 }
 
-func (h *countHistory) countUnknown() (n int) {
+func (h *history) countUnknown() (n int) {
 	for _, op := range h.ops {
 		if op.Output.(answer).isUnknown {
 			n++
@@ -220,7 +224,7 @@ func (h *countHistory) countUnknown() (n int) {
 	return n
 }
 
-func (h *countHistory) String() string {
+func (h *history) String() string {
 	slices.SortFunc(h.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
 	var s strings.Builder
 	for _, op := range h.ops {
@@ -234,26 +238,26 @@ type historyTest struct {
 	name      string // for the log
 	histories int
 	calls     int          // by each client, in each history
-	idle      func() int64 // argument of countModel for the last history
+	idle      func() int64 // argument of historyModel for the last history
 	stores    []penstock.Store
-	batch     func(*rand.Rand) []operation                // makes the charges of a call
-	pause     time.Duration                               // longest pause between two calls of a client; 0: none
-	disturb   func(h *countHistory, stop <-chan struct{}) // runs besides the clients, if it is not nil
+	batch     func(*rand.Rand) []operation           // makes the charges of a call
+	pause     time.Duration                          // longest pause between two calls of a client; 0: none
+	disturb   func(h *history, stop <-chan struct{}) // runs besides the clients, if it is not nil
 }
 
 // check makes the calls of concurrent clients, and checks each history. It returns the number of
 // answers by penstock.Source.
-func (p historyTest) check(t *testing.T) (sources [6]int) {
+func (p historyTest) check(t *testing.T) (sources [sourceCount]int) {
 	t.Helper()
 	operations, unknown, excused, undecided := 0, 0, 0, 0
 	for range p.histories {
-		h, seed, key := &countHistory{start: time.Now()}, rand.Uint64(), fmt.Sprint("k", rand.Uint64())
+		h, seed, key := &history{start: time.Now()}, rand.Uint64(), fmt.Sprint("k", rand.Uint64())
 		stop := make(chan struct{})
 		var clients, disturber sync.WaitGroup
 		if p.disturb != nil {
 			disturber.Go(func() { p.disturb(h, stop) })
 		}
-		for client := range countClients {
+		for client := range historyClients {
 			rng := rand.New(rand.NewPCG(seed, uint64(client)))
 			clients.Go(func() {
 				for range p.calls {
@@ -275,7 +279,7 @@ func (p historyTest) check(t *testing.T) (sources [6]int) {
 		for i, n := range h.sources {
 			sources[i] += n
 		}
-		switch porcupine.CheckOperationsTimeout(countModel(p.idle()), h.ops, 5*time.Second) {
+		switch porcupine.CheckOperationsTimeout(historyModel(p.idle()), h.ops, 5*time.Second) {
 		case porcupine.Illegal:
 			t.Fatalf("seed %d: no order of these calls gives these answers; want one\n%v", seed, h)
 		case porcupine.Unknown:
@@ -298,7 +302,8 @@ func noneIdle() int64 { return 0 }
 func spendsAndPeeks(rng *rand.Rand) []operation {
 	modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}
 	var operations []operation
-	for _, limit := range rng.Perm(len(countLimits))[:1+rng.IntN(3)*rng.IntN(2)] {
+	size := 1 + rng.IntN(3)*rng.IntN(2) // in two of three cases 1, else 2 or 3
+	for _, limit := range rng.Perm(len(historyLimits))[:size] {
 		operations = append(operations, operation{limit, modes[rng.IntN(len(modes))], 1 + rng.Int64N(4)})
 	}
 	return operations
@@ -415,7 +420,7 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	stores := guardedStores(t, 2, "redis://"+proxy.Addr(), guard.Options{
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
 	})
-	cut := func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) }
+	cut := func(_ *history, stop <-chan struct{}) { proxy.CutOnce(stop) }
 	historyTest{name: "lost answers", histories: seeds(60), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: cut}.check(t)
 }
 
@@ -428,7 +433,7 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		DenyCacheTTL: -1, // a cached denial would outlive the lost counter
 		Breaker:      guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
 	})
-	restart := func(h *countHistory, stop <-chan struct{}) {
+	restart := func(h *history, stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
@@ -443,7 +448,7 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	}
 	historyTest{name: "restarts", histories: seeds(10), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: restart}.check(t)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		d := decide(t, stores[0], one(compiled(t, countLimits[0]), "at last")...)
+		d := decide(t, stores[0], one(compiled(t, historyLimits[0]), "at last")...)
 		if d.Source == penstock.FromStore {
 			return
 		}
@@ -468,7 +473,7 @@ func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
 // grants units that others hold.
 func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 	t.Parallel()
-	for name, model := range map[string]porcupine.Model{"exact": countModel(0), "leased": countModel(10)} {
+	for name, model := range map[string]porcupine.Model{"exact": historyModel(0), "leased": historyModel(10)} {
 		ops := func(h ...answer) (ops []porcupine.Operation) {
 			for i, out := range h {
 				ops = append(ops, porcupine.Operation{Input: []operation{{0, penstock.Spend, 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})

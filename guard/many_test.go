@@ -52,7 +52,8 @@ func callsOf(charges ...penstock.Charge) (calls []*many.Call) {
 	return calls
 }
 
-// Each batch of a list gets the decision that it would get alone. The caches of both stacks agree.
+// Each batch of a list gets the decision that it would get alone. The deny caches of both stores
+// agree, except for the few denials that only one of them has forgotten.
 func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	decided, lists, forgotten := 0, 0, 0
 	for i := range uint64(seeds(40)) {
@@ -113,7 +114,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		t.Error("the store decided 0 lists; want at least 1")
 	}
 	if forgotten > decided/100 { // a Reset also invalidates the denials of counters with the same set
-		t.Errorf("of %d decisions, %d were denials that one stack had forgotten; want 1 %% at most", decided, forgotten)
+		t.Errorf("of %d decisions, %d were denials that only one of the deny caches had forgotten; want at most 1 %%", decided, forgotten)
 	}
 	t.Logf("counted: %d decisions of lists", decided)
 }

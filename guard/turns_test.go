@@ -53,7 +53,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}
 	}
 	lease := guard.LeaseOptions{Limits: leaseUpTo(100)}
-	outage := func(limit *penstock.Plan) (over int64) {
+	outageExcess := func(limit *penstock.Plan) (over int64) {
 		for _, b := range (guard.Options{}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
 				over += b.Over
@@ -61,35 +61,34 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}
 		return over
 	}
-	splitInThree := guard.Settings{SplitInto: 3}
 	chains := []chain{
-		{"deny", func(store *faulty) (penstock.Store, func()) {
+		{name: "deny", wrap: func(store *faulty) (penstock.Store, func()) {
 			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
-		}, nil},
-		{"fallback of a store that answers", decorated(guard.Fallback(guard.FallbackOptions{})), nil},
-		{"fallback of a store that does not answer", func(store *faulty) (penstock.Store, func()) {
+		}},
+		{name: "fallback of a store that answers", wrap: decorated(guard.Fallback(guard.FallbackOptions{}))},
+		{name: "fallback of a store that does not answer", wrap: func(store *faulty) (penstock.Store, func()) {
 			store.setFault(failWith(errDown))
 			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
-		}, nil},
-		{"fallback of a store that fails once", func(store *faulty) (penstock.Store, func()) {
+		}},
+		{name: "fallback of a store that fails once", slack: outageExcess, wrap: func(store *faulty) (penstock.Store, func()) {
 			g := guard.Fallback(guard.FallbackOptions{})(store)
 			decisions := 0
 			return withoutRetryAfter(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				switch decisions++; decisions {
-				case 100:
+				case 100: // the outage begins
 					store.setFault(failWith(errDown))
-				case 200:
+				case 200: // the outage ends
 					store.setFault(nil)
 				}
 				return g.Decide(ctx, charges)
 			})), func() {}
-		}, outage},
-		{"split", func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(split(3)(store)), func() {} }, nil},
-		{"lease", leased(lease), lease.Excess},
-		{"standard", standard(guard.Settings{}), nil},
-		{"standard with shards", standard(splitInThree), nil},
-		{"standard with a lease", standard(guard.Settings{Lease: 100}), lease.Excess},
-		{"standard with both", standard(guard.Settings{Lease: 100, SplitInto: 3}), lease.Excess},
+		}},
+		{name: "split", wrap: func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(split(3)(store)), func() {} }},
+		{name: "lease", wrap: leased(lease), slack: lease.Excess},
+		{name: "standard", wrap: standard(guard.Settings{})},
+		{name: "standard with shards", wrap: standard(guard.Settings{SplitInto: 3})},
+		{name: "standard with a lease", wrap: standard(guard.Settings{Lease: 100}), slack: lease.Excess},
+		{name: "standard with shards and a lease", wrap: standard(guard.Settings{Lease: 100, SplitInto: 3}), slack: lease.Excess},
 	}
 	seeds := effort.Of(3, 8)
 	for _, c := range chains {

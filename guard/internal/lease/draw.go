@@ -558,7 +558,7 @@ func (k *leasedKey) pendingDoneLocked() <-chan struct{} {
 	return k.settled
 }
 
-// minGranted returns the number of units that every charge of a batch was granted, and atMost if
+// minGranted returns the number of units that every charge of a batch was granted, or atMost if
 // that is smaller.
 func minGranted(d *penstock.Decision, atMost int64) int64 {
 	for i := range d.Len() {

@@ -109,7 +109,8 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	return k
 }
 
-// maxExamined keys are examined for each key that is added. So it takes little time.
+// maxExamined is how many keys are examined for each key that is added: so few that it takes little
+// time.
 const maxExamined = 4
 
 // markGoneIfIdle tells whether a key is idle. If so, it marks the key as gone.
