@@ -90,10 +90,10 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 				}
 				return units
 			}
-			expect := func(what string, got, want int) {
+			expect := func(phase string, granted, want int) {
 				t.Helper()
-				if got != want {
-					t.Errorf("skewed %v: %s: %d units; want %d", isSkewed, what, got, want)
+				if granted != want {
+					t.Errorf("with skewed load: %v; %s, %d units were granted; want %d", isSkewed, phase, granted, want)
 				}
 			}
 			loaded := all     // the instances that get requests before the outage

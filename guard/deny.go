@@ -30,8 +30,7 @@ type DenyOptions struct {
 	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,
 	// its answer shows how long there will be none. The store's Remaining and ResetAfter must be
 	// exact, as those of redisstore and memstore are. Those of a Split are not, so Limits must say
-	// which limits are split. For a limit with a Lease, only grants by the store count.
-	// Default: false; Standard sets it.
+	// which limits are split. Grants by a Lease are not used. Default: false; Standard sets it.
 	Grants bool
 }
 

@@ -115,7 +115,7 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 		time.Sleep(time.Microsecond)
 		calls := store.calls.Load()
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
-		time.Sleep(102 * time.Microsecond)
+		time.Sleep(102 * time.Microsecond) // until the RetryAfter of the first denial
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 		if got := store.calls.Load() - calls; got != 2 {
 			t.Fatalf("the store was called %d times, want 2", got)
@@ -341,20 +341,20 @@ func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (pen
 	return d, err
 }
 
-func TestDenialEndsByItsCallAndRetryAfterByItsAnswer(t *testing.T) {
+func TestDenialCountsFromItsCallAndRetryAfterFromItsAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := penstock.PerSecond(10).MustCompile()
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
 		decide(t, cache, spend("k", limit, 10))
-		time.Sleep(40 * time.Millisecond) // 50 with the delay of the answer: 50 ms are left
+		time.Sleep(40 * time.Millisecond) // with the 10 ms of the answer, 50 ms of 100 ms are over
 		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
 			t.Fatalf("RetryAfter is %v; want 50ms", d.RetryAfter())
 		}
-		time.Sleep(35 * time.Millisecond) // 45 since the call
+		time.Sleep(35 * time.Millisecond) // 45 ms after the call of the store
 		d := decide(t, cache, spend("k", limit, 1))
 		checkDecision(t, d, wantDenied, fromCache)
 		if want := 15 * time.Millisecond; d.RetryAfter() != want {
-			t.Fatalf("RetryAfter is %v, want %v: counted from when the answer arrived", d.RetryAfter(), want)
+			t.Fatalf("RetryAfter is %v; want %v, because it was 50ms when the answer arrived 35ms before", d.RetryAfter(), want)
 		}
 		time.Sleep(5 * time.Millisecond)
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
@@ -421,8 +421,8 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 		second, day := penstock.PerSecond(10).MustCompile(), penstock.PerDay(10).MustCompile()
-		batch := func(a, b int64) []penstock.Charge {
-			return []penstock.Charge{spend("k", second, a), spend("k", day, b)}
+		batch := func(secondCost, dayCost int64) []penstock.Charge {
+			return []penstock.Charge{spend("k", second, secondCost), spend("k", day, dayCost)}
 		}
 		decide(t, cache, batch(10, 4)...)
 		first := decide(t, cache, batch(1, 2)...)
@@ -895,7 +895,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	owners.Wait()
 	close(stop)
 	others.Wait()
-	t.Logf("counted: %d refunds spent at once by the caller that made them (%d cached denials)",
+	t.Logf("counted: %d refunds spent immediately by the caller that made them (%d cached denials)",
 		rounds.Load(), cachedDenials.Load())
 }
 

@@ -39,7 +39,7 @@ func (f *faulty) setFault(to fault) {
 	f.fault.Store(&to)
 }
 
-// failWith is a fault that answers every call with an error.
+// failWith returns a fault that answers every call with an error.
 func failWith(err error) fault {
 	return func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, err }
 }

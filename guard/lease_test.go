@@ -131,7 +131,7 @@ func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 
 const year = 365 * 24 * time.Hour
 
-// yearly is a limit whose units are not refilled during a test.
+// yearly returns a limit of n units that do not return during a test.
 func yearly(t testing.TB, name string, n int64) *penstock.Plan {
 	return compiled(t, penstock.Limit{Name: name, Group: "g", Algorithm: penstock.AnchoredWindow, Count: n, Period: year})
 }

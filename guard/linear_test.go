@@ -60,8 +60,8 @@ type answer struct {
 	left      [3]int64 // of each operation
 }
 
-// historyModel is the sequential specification. Up to idle units of each limit may be leased and
-// not spent.
+// historyModel returns the sequential specification. Up to idle units of each limit may be leased
+// and not spent.
 func historyModel(idle int64) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return grantedUnits{} },

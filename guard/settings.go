@@ -19,16 +19,16 @@ type Settings struct {
 	// Default (the zero Limit): no bound.
 	Ceiling penstock.Limit
 
-	// Lease is the largest number of units that an instance draws in advance at once. Default: 0, no
-	// lease.
+	// Lease is the largest number of units that an instance holds in advance under one key. Default:
+	// 0, no lease.
 	Lease int64
 
 	// SplitInto is the number of counters that the limit is split into. 0 and 1 both mean one counter.
 	// Default: 0.
 	SplitInto int
 
-	// DenyCacheTTL is how long a denial may be cached at most. Negative: not at all. Default:
-	// DenyOptions.MaxAge.
+	// DenyCacheTTL is the longest time for which a denial is cached. Below 0: denials are not cached.
+	// Default: DenyOptions.MaxAge.
 	DenyCacheTTL time.Duration
 }
 

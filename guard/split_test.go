@@ -271,7 +271,8 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 				if d.Allowed != (s.RetryAfter == 0) {
 					t.Fatalf("%v of %d: allowed %v, %+v; want a RetryAfter if it is denied, and only then", mode, cost, d.Allowed, s)
 				}
-				if neverFits := mode == penstock.Spend && cost > burst; (s.RetryAfter == penstock.Never) != neverFits {
+				isTooLarge := mode == penstock.Spend && cost > burst
+				if isNever := s.RetryAfter == penstock.Never; isNever != isTooLarge {
 					t.Fatalf("%v of %d with a burst of %d: %+v; want RetryAfter Never if a Spend exceeds the burst, and only then", mode, cost, burst, s)
 				}
 				steps++
@@ -308,10 +309,10 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 				cost = min(cost, count-used) // a debt stays with its shard
 			}
 			s, want := call(mode, cost), int64(0)
-			fits := cost <= count-used
+			isAllowed := cost <= count-used
 			switch mode {
 			case penstock.Spend, penstock.Force:
-				if fits {
+				if isAllowed {
 					want = cost
 				}
 				used += want
@@ -320,15 +321,15 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 					t.Fatalf("a draw of %d with %d of %d used: %+v; want at least one unit granted if any is left, and no more than are left", cost, used, count, s)
 				}
 				used += want
-				fits = want > 0 || cost == 0
+				isAllowed = want > 0 || cost == 0
 			case penstock.Refund:
-				want, fits = min(cost, used), true
+				want, isAllowed = min(cost, used), true
 				used -= want
 			case penstock.Reset:
-				used, fits = 0, true
+				used, isAllowed = 0, true
 			}
-			if s.Granted != want || (s.RetryAfter == 0) != fits {
-				t.Fatalf("%v of %d, limit %d in %d shards: %+v; want %d granted, and RetryAfter 0: %v", mode, cost, count, n, s, want, fits)
+			if s.Granted != want || (s.RetryAfter == 0) != isAllowed {
+				t.Fatalf("%v of %d, with a limit of %d in %d shards: %+v; want %d granted, and no RetryAfter: %v", mode, cost, count, n, s, want, isAllowed)
 			}
 			if left := call(penstock.Peek, 0).Remaining; left != count-used {
 				t.Fatalf("after %v of %d, %d of %d units are left; want %d", mode, cost, left, count, count-used)
@@ -384,7 +385,7 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 				})
 			}
 			all.Wait()
-			for key, spends := range firstCalls { // count the denials that there were if the first shard's answer were final
+			for key, spends := range firstCalls { // count the denials of a Split that calls only the first shard
 				shard, err := strconv.Atoi(key[len(key)-len("00"):])
 				if err != nil {
 					t.Fatal(err)
@@ -431,6 +432,7 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 		if p := decide(t, store, peek); d.Allowed || p.RetryAfter() != d.RetryAfter() {
 			t.Fatalf("cost %d: %v; Peek: %v; want a denial with the same RetryAfter", cost, d, p)
 		}
+		// Several shards together may grant a larger cost earlier than RetryAfter.
 		clock.advance(d.RetryAfter() - time.Microsecond)
 		if early := decide(t, store, charge); cost == 1 && early.Allowed {
 			t.Errorf("cost %d is granted 1 µs before its RetryAfter of %v; want denied", cost, d.RetryAfter())

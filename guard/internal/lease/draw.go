@@ -79,7 +79,7 @@ const prefetchPauses = 16
 // canPrefetch tells whether the next block may be drawn in advance: at most 30 % of the last block
 // is left, no draw is in flight, and the pause after a draw that brought too little is over.
 func (p *pool) canPrefetch(now time.Duration) bool {
-	return p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil
+	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil
 }
 
 // decideFromLease decides a batch from what is leased. It draws if needed, or sends the batch to
@@ -192,21 +192,21 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	if k.refundsInFlight > 0 || now < p.bypassUntil || !hasFreeBlock {
 		return nil
 	}
-	block := l.blockSize(p, now)
+	block := l.blockSizeOf(p, now)
 	size := block - p.held()
 	isCostTooLarge := 2*cost > block-p.returning // more than half a block
 	if block < MinBlock || size < 1 || isCostTooLarge || k.isSharedLocked(p) || !l.startWork() {
 		return nil
 	}
 	pending := &draw{done: make(chan struct{}), block: size}
-	p.draw, p.block = pending, block
+	p.draw, p.blockSize = pending, block
 	go l.runDraw(deadline.Detach(ctx), k, p, pending)
 	return pending
 }
 
-// blockSize returns the size of a pool's block now: the demand of half the time for which it may be
-// spent, or 0 if that is not worth a draw.
-func (l *Store) blockSize(p *pool, now time.Duration) int64 {
+// blockSizeOf returns the size of a block that the pool draws now: the demand of half the time for
+// which the block may be spent, or 0 if that is not worth a draw.
+func (l *Store) blockSizeOf(p *pool, now time.Duration) int64 {
 	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
 	for i := range p.parts {
@@ -224,8 +224,8 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *dra
 	runtime.Gosched() // other callers can add themselves to waitersBefore meanwhile
 	k.mu.Lock()
 	pending.isSent = true
-	p.block = max(p.block, l.blockSize(p, l.now()))
-	pending.block = p.block - p.held() // held units may have been spent meanwhile
+	p.blockSize = max(p.blockSize, l.blockSizeOf(p, l.now()))
+	pending.block = p.blockSize - p.held() // held units may have been spent meanwhile
 	size := pending.block + pending.waitersBefore.needs
 	k.mu.Unlock()
 	charges := make([]penstock.Charge, len(p.parts))
@@ -284,7 +284,7 @@ func (l *Store) receiveLocked(
 	if units < min(size, minDraw) { // the key is at its limit: a cached denial costs less
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
-	room := p.block - p.held()
+	room := p.blockSize - p.held()
 	// The waiters get no share if the units are too few for all of them, and the block has room for
 	// all units. Then the waiters spend from the block. If the units are too few for any waiter, the
 	// block keeps them, and none is lost.
@@ -308,7 +308,7 @@ func (l *Store) receiveLocked(
 			continue
 		}
 		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: surplus, Mode: penstock.Refund})
-		part.left += surplus
+		part.remaining += surplus
 		if part.decay == algorithm.DecayContinuous {
 			b.resets[i] -= time.Duration(part.drainTime(surplus)) + 1
 		}

@@ -32,7 +32,7 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p.block = 50
+	p.blockSize = 50
 	reply := penstock.Single(penstock.Status{Granted: 50, ResetAfter: time.Hour})
 	if refunds := l.receiveLocked(k, p, &draw{block: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
 		t.Fatalf("receiveLocked returned the refunds %+v; want none", refunds)
@@ -151,7 +151,7 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
-	p.block = 3
+	p.blockSize = 3
 	pending := &draw{block: 3, waitersBefore: waiters{needs: 7}}
 	reply := penstock.Single(penstock.Status{Granted: 6, ResetAfter: time.Hour})
 	l.receiveLocked(k, p, pending, &reply, 10, 0, time.Millisecond)

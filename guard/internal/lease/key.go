@@ -53,7 +53,7 @@ type pool struct {
 	requested  int64         // units of the present measurement
 	since      time.Duration // the beginning of the present measurement
 
-	block           int64         // the size of the last block that was worth drawing
+	blockSize       int64         // of the last block that was worth drawing
 	roundTrip       time.Duration // how long the store takes to answer: about the slowest of the last answers
 	lastUsed        time.Duration // when the last request came
 	bypassUntil     time.Duration // nothing is drawn before this time
@@ -64,11 +64,15 @@ type pool struct {
 type poolPart struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
-	parts int           // how many counters the limit is split into. Drawn units drain from one of them, by its part of the rate
-	left  int64         // units that remain in the store by its last answer
-	reset time.Duration // when nothing is used in the store any more
-	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
-	edge  time.Duration // when a window ends, by the store's last answer; 0: not known yet
+
+	// counters is how many counters the limit is split into. Drawn units drain from one of them, at
+	// its part of the rate.
+	counters int
+
+	remaining int64         // units that remain in the store by its last answer
+	reset     time.Duration // when nothing is used in the store any more
+	width     time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
+	windowEnd time.Duration // by the store's last answer; 0: not known yet
 }
 
 // A block is what one draw has brought and is not spent yet.
@@ -165,7 +169,7 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 	p.parts = p.single[:0]
 	for _, plan := range plans {
 		p.parts = append(p.parts, poolPart{
-			plan: plan, decay: plan.Algorithm().Decay(), parts: max(l.options.Counters(plan), 1), width: plan.Window(),
+			plan: plan, decay: plan.Algorithm().Decay(), counters: max(l.options.Counters(plan), 1), width: plan.Window(),
 		})
 	}
 	if k.pools == nil {
@@ -238,9 +242,9 @@ func (p *pool) updateRemaining(d *penstock.Decision, sent, now time.Duration) {
 }
 
 func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
-	part.left = s.Remaining
+	part.remaining = s.Remaining
 	if s.ResetAfter > 0 {
-		part.reset, part.edge = sent+s.ResetAfter, sent+part.chargeEnd(s)
+		part.reset, part.windowEnd = sent+s.ResetAfter, sent+part.chargeEnd(s)
 	}
 }
 
@@ -253,10 +257,10 @@ func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*
 func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 	for i := range p.parts {
 		part := &p.parts[i]
-		if part.width == 0 || part.edge == 0 {
+		if part.width == 0 || part.windowEnd == 0 {
 			continue
 		}
-		rest := part.edge - now
+		rest := part.windowEnd - now
 		if rest <= 0 {
 			rest = part.width - (-rest)%part.width
 		}
@@ -275,11 +279,11 @@ func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 func (p *pool) isScarce() bool {
 	for i := range p.parts {
 		part := &p.parts[i]
-		left := part.left
+		remaining := part.remaining
 		if part.decay == algorithm.DecayContinuous {
-			left += part.drainedUnits(p.roundTrip)
+			remaining += part.drainedUnits(p.roundTrip)
 		}
-		if left < minDraw {
+		if remaining < minDraw {
 			return true
 		}
 	}
@@ -289,7 +293,7 @@ func (p *pool) isScarce() bool {
 // isShortOf tells whether the store had less than the cost left in its last answer.
 func (p *pool) isShortOf(cost int64) bool {
 	for i := range p.parts {
-		if p.parts[i].left < cost {
+		if p.parts[i].remaining < cost {
 			return true
 		}
 	}
@@ -344,7 +348,7 @@ func (p *pool) makeDecision(now time.Duration, cost int64) (d penstock.Decision)
 
 func (part *poolPart) status(now time.Duration, cost, left int64) penstock.Status {
 	reset := max(part.reset-now, 0)
-	return penstock.Status{Granted: cost, Remaining: left + part.left, ResetAfter: reset - reset%time.Microsecond}
+	return penstock.Status{Granted: cost, Remaining: left + part.remaining, ResetAfter: reset - reset%time.Microsecond}
 }
 
 // drainedUnits returns how many units drain in the given time, rounded down.
@@ -358,7 +362,7 @@ func (part *poolPart) drainedUnits(d time.Duration) int64 {
 
 // drainTime returns how long the given units take to drain, in ns.
 func (part *poolPart) drainTime(units int64) float64 {
-	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.parts)
+	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.counters)
 }
 
 // chargeEnd returns when what the store has just charged stops counting, as the time since the call

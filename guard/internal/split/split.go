@@ -687,8 +687,8 @@ func shardKey(key string, shard int) string {
 // Parts are the parts that a limit is split into.
 type Parts struct {
 	plans    []*penstock.Plan
-	capacity int64 // of the whole limit: the units that can be used at once
-	MinUnits int64 // of the smallest part
+	capacity int64 // units of the whole limit
+	MinUnits int64 // units of the smallest part
 	hasHolds bool
 }
 
