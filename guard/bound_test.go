@@ -321,7 +321,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			for _, i := range random.Perm(3)[:1+random.IntN(3)] {
 				c := penstock.Charge{Key: "k", Plan: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
 				canReset := random.IntN(4) == 0
-				switch c.Mode = penstock.Mode(random.IntN(6)); {
+				switch c.Mode = penstock.Mode(random.IntN(int(penstock.Reset) + 1)); { // any mode
 				case c.Mode == penstock.Reset && !canReset,
 					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // the local memory does not record a renewal by Draw
 					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the store may refund a fraction of a unit more, which the local memory does not

@@ -116,8 +116,11 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 				if row.allowed {
 					granted = 1
 				}
-				isLong := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
-				if s.RetryAfter != row.retry[i] && !isLong || s.Remaining != row.left[i] || s.Granted != granted {
+				hasRetry := s.RetryAfter == row.retry[i]
+				if row.retry[i] < 0 {
+					hasRetry = s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
+				}
+				if !hasRetry || s.Remaining != row.left[i] || s.Granted != granted {
 					t.Errorf("charge %d: %+v; want %d granted, %d left, and a RetryAfter of %v (-1ns: more than an hour)", i, s, granted, row.left[i], row.retry[i])
 				}
 			}
@@ -248,6 +251,7 @@ func TestCanceledCallerGetsNoFallback(t *testing.T) {
 	}
 }
 
+// dividable has an algorithm of each kind. The limits of all of them can be divided into shares.
 var dividable = map[string]*algorithm.Algorithm{
 	"token": penstock.TokenBucket, "leaky": penstock.LeakyBucket, "fixed": penstock.FixedWindow, "anchored": penstock.AnchoredWindow,
 	"sliding": penstock.SlidingWindow, "log": penstock.SlidingLog, "sub": penstock.SubWindow(6), "slots": penstock.Concurrency,
@@ -272,6 +276,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 	tried := 0
 	for range tries {
 		n := 1 + random.IntN(40)
+		// Random shifts make small and large numbers equally frequent.
 		limit := penstock.Limit{Name: "l", Period: time.Duration(1+random.Int64N(algorithm.MaxPeriod>>random.IntN(45))) * time.Microsecond}
 		limit.Count = 1 + random.Int64N(1<<(1+random.IntN(50)))
 		if random.IntN(2) == 0 {
@@ -298,7 +303,8 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 
 func TestShareOfARateIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limit := compiled(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1}) // 3 instances: 10/3 a second
+		// The share of one of 3 instances is 10/3 units a second: 600 units in 3 minutes.
+		limit := compiled(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1})
 		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(down))
 		granted := 0
 		for start := time.Now(); time.Since(start) < 3*time.Minute; {
@@ -325,7 +331,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 				inner.setFault(down)
 				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
-					t.Fatalf("%d units are left; want %d", got, want)
+					t.Fatalf("%d units of the share are left; want %d", got, want)
 				}
 				inner.setFault(nil)
 			}
@@ -370,7 +376,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 				wantLeft(0)
 				return
 			}
-			charge(penstock.Draw, 100, "d") // the last 2
+			charge(penstock.Draw, 100, "d") // takes the last 2 units of the store
 			wantLeft(0)
 			charge(penstock.Refund, 18, "c")
 			wantLeft(share - 2)
@@ -391,7 +397,7 @@ func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 	inner.setFault(down)
 	charge.Mode = penstock.Peek
 	if d := decide(t, a, charge); d.Remaining() != 2 {
-		t.Fatalf("%d left of a share of 5; want 2", d.Remaining())
+		t.Fatalf("%d units of a share of 5 are left; want 2, because the store refunded nothing to this instance", d.Remaining())
 	}
 }
 
@@ -427,10 +433,10 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		a, b, extra := acquire(true), acquire(true), acquire(true) // more than the share: the load was not balanced
+		a, b, extra := acquire(wantAllowed), acquire(wantAllowed), acquire(wantAllowed) // more than the share: the load was not balanced
 		inner.setFault(down)
 		for range 6 { // five minutes of an outage
-			acquire(false)
+			acquire(wantDenied)
 			time.Sleep(25 * time.Second)
 			wantNoError(a.Renew(t.Context()))
 			wantNoError(b.Renew(t.Context()))
@@ -438,9 +444,9 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 			time.Sleep(25 * time.Second)
 		}
 		wantNoError(extra.Release(t.Context()))
-		acquire(false)
+		acquire(wantDenied)
 		wantNoError(a.Release(t.Context()))
-		local := acquire(true)
+		local := acquire(wantAllowed)
 		inner.setFault(nil)
 		wantNoError(local.Renew(t.Context())) // the store learns of the hold
 		wantNoError(b.Renew(t.Context()))

@@ -137,6 +137,7 @@ func (m *member) roundTrip(ctx context.Context, charges []penstock.Charge) (pens
 	return d, nil
 }
 
+// oneIn returns true in one of n cases.
 func (m *member) oneIn(n int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -151,14 +152,14 @@ func (m *member) delay() time.Duration {
 }
 
 // run makes calls at changing rates. Some of its pauses are longer than LeaseOptions.Life.
-func (m *member) run(length time.Duration, hasPauses bool) {
+func (m *member) run(length time.Duration) {
 	gaps := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
 	end := time.Now().Add(length)
 	for time.Now().Before(end) {
 		m.mu.Lock()
 		gap, phase := gaps[m.rng.IntN(len(gaps))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
 		cost := int64(1 + m.rng.IntN(3)/2) // 1, or sometimes 2
-		if hasPauses && m.rng.IntN(4) == 0 {
+		if m.rng.IntN(4) == 0 {
 			m.pausedUntil = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
 			m.fleet.mu.Lock()
 			m.fleet.pauses++
@@ -206,10 +207,10 @@ func (m *member) checkUnits() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent != m.spent {
-		m.fleet.t.Errorf("seed %d: %+v does not add up; want Drawn = Spent+Returned+Expired+Lost+Live, and %d spent", m.fleet.seed, s, m.spent)
+		m.fleet.t.Errorf("seed %d: the stats are %+v; want Drawn = Spent+Returned+Expired+Lost+Live, and %d spent", m.fleet.seed, s, m.spent)
 	}
 	if s.Drawn > m.drawn || s.Returned > m.returned { // the lease may not have received the answer yet
-		m.fleet.t.Errorf("seed %d: %+v; want at most what the store granted, %d drawn and %d returned", m.fleet.seed, s, m.drawn, m.returned)
+		m.fleet.t.Errorf("seed %d: the stats are %+v; want at most %d drawn and %d returned, as the store granted", m.fleet.seed, s, m.drawn, m.returned)
 	}
 }
 
@@ -229,7 +230,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 		instances.Go(func() {
 			for i, stretch := range stretches {
 				m := f.member(uint64(instance*1000 + i))
-				m.run(stretch, true)
+				m.run(stretch)
 				isLast := i == len(stretches)-1
 				if !isLast {
 					m.crash()
@@ -239,7 +240,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 				m.checkUnits()
 				s := m.lease.Stats()
 				if isLast && (s.Live != 0 || s.Drawn != m.drawn) {
-					f.t.Errorf("seed %d: %+v after Close; want no live units, and %d drawn", f.seed, s, m.drawn)
+					f.t.Errorf("seed %d: after Close, the stats are %+v; want 0 live units, and %d drawn", f.seed, s, m.drawn)
 				}
 				f.mu.Lock()
 				total.Drawn, total.Spent = total.Drawn+m.drawn, total.Spent+s.Spent

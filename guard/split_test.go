@@ -416,7 +416,7 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	}
 }
 
-func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
+func TestRetryAfterOfASplitLimitIsTheShortestOfItsShards(t *testing.T) {
 	for _, cost := range []int64{1, 2, 5, 10} {
 		clock := newClock()
 		store := split(4)(clock.memory())
@@ -441,7 +441,7 @@ func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 		if d := decide(t, store, charge); cost == 1 && !d.Allowed {
 			t.Errorf("cost %d: %v after its RetryAfter; want a grant", cost, d)
 		}
-		if d.RetryAfter() > 72*time.Second { // the time in which a shard of 3 is full again
+		if d.RetryAfter() > 72*time.Second { // the time until an empty shard of 3 units is full
 			t.Errorf("cost %d: RetryAfter is %v; want at most 72s", cost, d.RetryAfter())
 		}
 	}
@@ -459,6 +459,7 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	last := time.Duration(0)
 	for i := range 8 {
 		d := decide(t, store, charge)
+		// Each of the 4 shards gets a unit every 30 s.
 		if want := time.Duration(i/4+1) * 30 * time.Second; !d.Allowed || d.Wait() != want {
 			t.Fatalf("booking %d: %v, wait %v; want a grant after %v", i, d, d.Wait(), want)
 		}
@@ -515,12 +516,12 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 				t.Fatalf("%v; want each of the user's 4 batches granted", d)
 			}
 		}
-		before := store.calls.Load()
+		callsBefore := store.calls.Load()
 		d := decide(t, split, hot, user, other)
 		if d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 {
 			t.Fatalf("a fifth batch of the user: %v; limit hot %+v, limit user %+v; want a denial by limit user, and at least 2 left of limit hot", d, d.Status(0), d.Status(1))
 		}
-		if calls := store.calls.Load() - before; calls > 3 {
+		if calls := store.calls.Load() - callsBefore; calls > 3 {
 			t.Fatalf("the denial took %d calls; want at most 3", calls)
 		}
 		user.Key = "another"

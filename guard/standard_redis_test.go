@@ -96,6 +96,7 @@ var anyAlgorithm = []*algorithm.Algorithm{
 	penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC), penstock.Concurrency,
 }
 
+// newCaller returns a caller with three random limits, each with one of the periods.
 func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 	c := &caller{Rand: rand.New(rand.NewPCG(seed, 1))}
 	for i := range 3 {
@@ -112,13 +113,14 @@ func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 	return c
 }
 
+// batch returns a random batch of charges of different limits under one key.
 func (c *caller) batch() (batch []penstock.Charge) {
 	key := fmt.Sprint("k", c.IntN(2))
 	size := 1 + c.IntN(3)*c.IntN(2) // in two of three cases 1, else 2 or 3
 	for _, i := range c.Perm(len(c.limits))[:size] {
 		charge := penstock.Charge{Key: key, Plan: c.limits[i], Cost: c.Int64N(5)}
 		if c.IntN(4) == 0 {
-			charge.Mode = penstock.Mode(c.IntN(6))
+			charge.Mode = penstock.Mode(c.IntN(int(penstock.Reset) + 1)) // any mode
 		}
 		if charge.Mode == penstock.Reset && c.IntN(3) > 0 {
 			charge.Mode = penstock.Refund
@@ -166,8 +168,9 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	for range seeds(100) {
 		seed := rand.Uint64()
 		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
-		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))                         // in µs: a time from 2023 to 2055
-		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // keeps its state, because Redis expires keys by the real clock
+		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15)) // in µs: a time from 2023 to 2055
+		// The memory keeps its state, because Redis expires keys by the real clock.
+		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
 		for step := range 100 {
 			switch c.IntN(10) {
 			case 0, 1, 2: // up to three periods later

@@ -32,7 +32,7 @@ type draw struct {
 // addWaiterLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring
 // too little for it.
 func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
-	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // together with a block, at most the largest cost
+	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // so that a draw with its block costs at most MaxCost
 	if pending.isSent {
 		w, most = &pending.waitersAfter, pending.block+p.left()
 	}
