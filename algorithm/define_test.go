@@ -55,7 +55,8 @@ func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 		t.Errorf("an algorithm without options has the properties %+v; want none", a)
 	}
 	if a.Title() != "mine" || a.Numbers() != 6 || a.Window(Limit{}) != 0 || a.RetryAfterGrant(&Params{}, 1, 1, 1) != 0 {
-		t.Errorf("the default Title is %q, Numbers %d, Window %d; want mine, 6, 0", a.Title(), a.Numbers(), a.Window(Limit{}))
+		t.Errorf("the default Title is %q, Numbers %d, Window %d, RetryAfterGrant %d; want \"mine\", 6, 0, 0", a.Title(), a.Numbers(), a.Window(Limit{}),
+			a.RetryAfterGrant(&Params{}, 1, 1, 1))
 	}
 	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and what its algorithm "mine" admits over time` {
 		t.Errorf("the default bound is %q; want the capacity and the name", text)

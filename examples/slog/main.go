@@ -37,7 +37,8 @@ func newGate(logger *slog.Logger, lines penstock.Limit) (*httplimit.Gate, error)
 	return httplimit.NewSimple(memstore.New(memstore.Options{}), "search", []penstock.Limit{penstock.PerMinute(2)}, httplimit.SimpleOptions{Observe: observe})
 }
 
-// logRejected returns an observer that logs rejected requests. limit is for the number of lines.
+// logRejected returns an observer that logs rejected requests. limit bounds how many
+// lines are logged.
 func logRejected(logger *slog.Logger, limit penstock.Limit) (func(*admission.Event), error) {
 	lines, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "log", limit)
 	if err != nil {

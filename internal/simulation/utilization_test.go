@@ -93,7 +93,7 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 		requests.Go(func() {
 			d, err := sim.fleet[i].store.Decide(context.Background(), charges)
 			if err != nil {
-				t.Errorf("seed %d: %v", seed, err)
+				t.Errorf("seed %d: a decision failed: %v; want no error", seed, err)
 			}
 			mu.Lock()
 			defer mu.Unlock()
