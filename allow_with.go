@@ -86,7 +86,7 @@ func (l *Limiter) plan(limit Limit) (*Plan, error) {
 // has ended. The surplus stays charged if the second call fails, or if the limit is a LeakyBucket,
 // which does not refund.
 func (l *Limiter) AllowAtMost(ctx context.Context, key string, n int64) (Decision, error) {
-	b := l.takeBatch(key, "", Draw, n)
+	b := l.takeBatch(key, noHolder, Draw, n)
 	defer l.putBatch(b)
 	d, err := l.store.Decide(ctx, b.charges)
 	if err != nil || !d.Allowed || d.Len() == 1 {

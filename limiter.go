@@ -61,7 +61,7 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 		}
 		return b
 	}
-	b := l.takeBatch("", "", Peek, 1) // only for Check, which finds limits with the same name
+	b := l.takeBatch("", noHolder, Peek, 1) // only for Check, which finds limits with the same name
 	defer l.putBatch(b)
 	if err := Check(b.charges); err != nil {
 		return nil, fmt.Errorf("limiter %q: %w", name, err)
@@ -69,33 +69,35 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	return l, nil
 }
 
+const noHolder = "" // for charges that need no Holder
+
 // Plans returns the limits that the Limiter enforces, in the order of a Decision's statuses.
 func (l *Limiter) Plans() []*Plan { return slices.Clone(l.plans) }
 
 // Allow charges one unit, now or never.
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
-	return l.decide(ctx, key, "", Spend, 1)
+	return l.decide(ctx, key, noHolder, Spend, 1)
 }
 
 // AllowN charges n units, now or never. AllowN of 0 charges nothing and is always allowed.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
-	return l.decide(ctx, key, "", Spend, n)
+	return l.decide(ctx, key, noHolder, Spend, n)
 }
 
 // Peek returns the decision that Allow would return, and charges nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
-	return l.decide(ctx, key, "", Peek, 1)
+	return l.decide(ctx, key, noHolder, Peek, 1)
 }
 
 // Refund returns n units, or what is used if that is less. A place in the queue of a LeakyBucket
 // stays taken, because others wait behind it. To cancel a Reservation, call its Cancel.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
-	return l.decide(ctx, key, "", Refund, n)
+	return l.decide(ctx, key, noHolder, Refund, n)
 }
 
 // Reset clears all that the key has used.
 func (l *Limiter) Reset(ctx context.Context, key string) (Decision, error) {
-	return l.decide(ctx, key, "", Reset, 0)
+	return l.decide(ctx, key, noHolder, Reset, 0)
 }
 
 func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n int64) (d Decision, err error) {

@@ -374,12 +374,12 @@ func (r *reader) skipSpace() {
 	}
 }
 
-// take reads the text what, if it comes next.
-func (r *reader) take(what string) bool {
-	if !strings.HasPrefix(r.text[r.at:], what) {
+// take reads a token if it comes next. It returns false if another text comes next.
+func (r *reader) take(token string) bool {
+	if !strings.HasPrefix(r.text[r.at:], token) {
 		return false
 	}
-	r.at += len(what)
+	r.at += len(token)
 	return true
 }
 
@@ -398,10 +398,11 @@ func (r *reader) isDigitAfterPeek() bool {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// errorAt returns an error that begins with the number of the character at index at of the text.
-// The first character has the number 1.
-func (r *reader) errorAt(at int, format string, args ...any) error {
-	return fmt.Errorf("character %d: "+format, append([]any{utf8.RuneCountInString(r.text[:at]) + 1}, args...)...)
+// errorAt returns an error about the character at text[index]. The error begins with the number of
+// this character, which is 1 for the first.
+func (r *reader) errorAt(index int, format string, args ...any) error {
+	number := utf8.RuneCountInString(r.text[:index]) + 1
+	return fmt.Errorf("character %d: "+format, append([]any{number}, args...)...)
 }
 
 // quote quotes a text for an error. It shortens texts of more than maxRate bytes.

@@ -375,14 +375,14 @@ func TestRefundByStatusComesBeforeDone(t *testing.T) {
 
 func TestEachLimitHasItsFailureMode(t *testing.T) {
 	for _, c := range []struct {
-		onFailure string
-		want      []string // the outcomes of three requests; the limit is 2
-		source    penstock.Source
-		retry     time.Duration // RetryAfter of the last request
+		onFailure  string
+		want       []string // the outcomes of three requests; the limit is 2
+		source     penstock.Source
+		retryAfter time.Duration // of the last request
 	}{
-		{onFailure: "open", want: []string{"failed_open", "failed_open", "failed_open"}, source: penstock.FromOpen, retry: 0},
-		{onFailure: "closed", want: []string{"failed_closed", "failed_closed", "failed_closed"}, source: penstock.FromClosed, retry: time.Second},
-		{onFailure: "local", want: []string{"allowed", "allowed", "denied"}, source: penstock.FromFallback, retry: 30 * time.Minute},
+		{onFailure: "open", want: []string{"failed_open", "failed_open", "failed_open"}, source: penstock.FromOpen, retryAfter: 0},
+		{onFailure: "closed", want: []string{"failed_closed", "failed_closed", "failed_closed"}, source: penstock.FromClosed, retryAfter: time.Second},
+		{onFailure: "local", want: []string{"allowed", "allowed", "denied"}, source: penstock.FromFallback, retryAfter: 30 * time.Minute},
 	} {
 		// With guards around the store, HasFallback changes nothing.
 		for _, kind := range []struct{ hasGuards, hasFallback bool }{
@@ -398,12 +398,12 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 					bare.IsDown.Store(true)
 					store := penstock.Store(bare)
 					if hasGuards {
-						all, err := guard.Standard(bare, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
+						guarded, err := guard.Standard(bare, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
 						if err != nil {
 							t.Fatal(err)
 						}
-						defer all.Close()
-						store = all
+						defer guarded.Close()
+						store = guarded
 					}
 					controller, seen := controllerOf(t, store, kind.hasFallback, text)
 					server := &transport{controller: controller}
@@ -413,9 +413,9 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 							t.Errorf("the response to request %d is %+v; want %s", i+1, last, want)
 						}
 					}
-					isRejected := c.retry > 0
-					if last.RetryAfter != c.retry || isRejected && !slices.Equal(last.Policies, []string{"a.hour"}) {
-						t.Errorf("the last response is %+v; want RetryAfter %v, and the limit \"a.hour\" if that is above 0", last, c.retry)
+					isRejected := c.retryAfter > 0
+					if last.RetryAfter != c.retryAfter || isRejected && !slices.Equal(last.Policies, []string{"a.hour"}) {
+						t.Errorf("the last response is %+v; want RetryAfter %v, and the limit \"a.hour\" if that is above 0", last, c.retryAfter)
 					}
 					for _, e := range seen.take() {
 						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
@@ -456,12 +456,12 @@ rules:
 				case "memory":
 					store = memory
 				case "guards":
-					all, err := guard.Standard(down, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
+					guarded, err := guard.Standard(down, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
 					if err != nil {
 						t.Fatal(err)
 					}
-					defer all.Close()
-					store = all
+					defer guarded.Close()
+					store = guarded
 				}
 				c, seen := controllerOf(t, decorate(store), kind != "no fallback", text)
 				for _, isDown := range []bool{false, true, false} {

@@ -58,7 +58,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 	}
 }
 
-// Patience lets a request wait at limits that can let requests wait.
+// A request may have a Patience even if its limits have no max_wait.
 func TestRequestsHaveAPatienceOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules := rulesOf(t, `rules: [{name: calls, per: global, limits: [{name: bucket, rate: 1/s}, {name: window, rate: 100/h, algorithm: fixed-window}]}]`)

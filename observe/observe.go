@@ -170,8 +170,8 @@ func (c *Counts) countUnguarded(err error) {
 	}
 }
 
-// CountError counts a call of the store that failed. It also counts it as an unknown outcome if its
-// charges may have been made.
+// CountError counts a call of the store that failed. If the call's charges may have been made, it
+// is also counted in UnknownOutcomes.
 func (c *Counts) CountError(err error) {
 	i := slices.Index(reasons, Reason(err))
 	if i < 0 {

@@ -74,14 +74,18 @@ func TestSetRulesKeepsAddedRules(t *testing.T) {
 	}
 }
 
-// A recordingHistogram records the latencies of one rule as text, and whether there was a context.
+// A recordingHistogram records the latencies of one rule as text.
 type recordingHistogram struct {
 	name string
 	log  *[]string
 }
 
 func (r recordingHistogram) Observe(ctx context.Context, latency time.Duration) {
-	*r.log = append(*r.log, fmt.Sprint(r.name, " ", latency, " ", ctx != nil))
+	line := fmt.Sprint(r.name, " ", latency)
+	if ctx == nil {
+		line += " without a context"
+	}
+	*r.log = append(*r.log, line)
 }
 
 func TestHistogramsEndWithTheirRules(t *testing.T) {
@@ -97,7 +101,7 @@ func TestHistogramsEndWithTheirRules(t *testing.T) {
 	c.ObserveRequest(&admission.Event{Outcome: admission.Unlimited}) // no store was called
 	c.SetRules(nil)
 	c.observeOutcome(search, admission.Allowed)
-	want := []string{"new search", "search 1ms true", "search 1ms true", "new other", "other 1ms true", "removed search", "other 1ms true"}
+	want := []string{"new search", "search 1ms", "search 1ms", "new other", "other 1ms", "removed search", "other 1ms"}
 	if fmt.Sprint(log) != fmt.Sprint(want) {
 		t.Errorf("the calls of Histogram, Observe and Removed are %q; want %q", log, want)
 	}
@@ -105,8 +109,8 @@ func TestHistogramsEndWithTheirRules(t *testing.T) {
 
 // Each error is counted once, whether the guards or package admission reports it.
 func TestErrorsAreCountedOnce(t *testing.T) {
-	lost := penstock.NewStoreError(penstock.ReasonTimeout, nil)
-	request := func(c *Counts, o admission.Outcome, s penstock.Source, err error) {
+	timeoutErr := penstock.NewStoreError(penstock.ReasonTimeout, nil)
+	observeRequest := func(c *Counts, o admission.Outcome, s penstock.Source, err error) {
 		c.ObserveRequest(&admission.Event{Rule: "search", Limit: "second", Algorithm: "token-bucket", Outcome: o, Source: s, Err: err})
 	}
 	for _, row := range []struct {
@@ -115,27 +119,27 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 		want   string
 	}{
 		{name: "without guards", events: func(c *Counts) {
-			request(c, admission.FailedOpen, penstock.FromOpen, lost)
-			request(c, admission.FailedClosed, penstock.FromClosed, errors.New("?"))
-			request(c, admission.Allowed, penstock.FromFallback, lost)
+			observeRequest(c, admission.FailedOpen, penstock.FromOpen, timeoutErr)
+			observeRequest(c, admission.FailedClosed, penstock.FromClosed, errors.New("?"))
+			observeRequest(c, admission.Allowed, penstock.FromFallback, timeoutErr)
 		}, want: "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 unknown outcome:2]"},
 		{name: "with guards", events: func(c *Counts) {
 			c.SetGuards(Guards{})
-			c.ObserveStoreError(guard.Event{Err: lost, Reason: "timeout"})
-			request(c, admission.Allowed, penstock.FromFallback, lost)
+			c.ObserveStoreError(guard.Event{Err: timeoutErr, Reason: "timeout"})
+			observeRequest(c, admission.Allowed, penstock.FromFallback, timeoutErr)
 			c.ObserveStoreError(guard.Event{Err: context.Canceled, Reason: "canceled"})
-			request(c, admission.FailedClosed, penstock.FromClosed, penstock.ErrInvalid)
+			observeRequest(c, admission.FailedClosed, penstock.FromClosed, penstock.ErrInvalid)
 		}, want: "map[error:invalid:1 error:timeout:1 source:closed:1 source:fallback:1 unknown outcome:1]"},
-		{name: "abandoned", events: func(c *Counts) { request(c, admission.Abandoned, penstock.FromStore, context.Canceled) }, want: "map[]"},
+		{name: "abandoned", events: func(c *Counts) { observeRequest(c, admission.Abandoned, penstock.FromStore, context.Canceled) }, want: "map[]"},
 		{name: "shadows and new identities", events: func(c *Counts) {
-			request(c, admission.ShadowDenied, penstock.FromStore, nil)
-			request(c, admission.DeniedNewIdentity, penstock.FromStore, nil)
+			observeRequest(c, admission.ShadowDenied, penstock.FromStore, nil)
+			observeRequest(c, admission.DeniedNewIdentity, penstock.FromStore, nil)
 		}, want: "map[]"},
 		{name: "decisions", events: func(c *Counts) {
 			plan := penstock.PerSecond(1).MustCompile()
 			c.ObserveDecision(guard.Event{Plan: plan, Allowed: true})
 			c.ObserveDecision(guard.Event{Plan: plan, Source: penstock.FromDenyCache})
-			c.ObserveDecision(guard.Event{Err: lost, Reason: "timeout"})
+			c.ObserveDecision(guard.Event{Err: timeoutErr, Reason: "timeout"})
 			c.ObserveDecision(guard.Event{Err: context.Canceled, Reason: "canceled"})
 		}, want: "map[error:timeout:1 source:deny_cache:1 source:store:1 unknown outcome:1]"},
 		{name: "tokens, breakers and unknown values", events: func(c *Counts) {
@@ -143,7 +147,7 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 			c.TokenRejected(&policy.TokenError{Reason: "?"})
 			c.BreakerChanged("a", guard.StateClosed, guard.StateOpen)
 			c.BreakerChanged("a", guard.StateClosed, 77) // a state that only a later version has
-			request(c, 200, 200, nil)                    // an outcome and a source that only a later version has
+			observeRequest(c, 200, 200, nil)             // an outcome and a source that only a later version has
 		}, want: "map[breaker:open:1 token:expired:1]"},
 	} {
 		c := New(Options{})
