@@ -51,17 +51,18 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	}
 }
 
-// A reason that only a later version knows does not panic. It means that charges may have been
-// made.
+// A reason that only a later version has does not cause a panic. Its errors report that the charges
+// may have been made.
 func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
-	names := map[string]penstock.Reason{}
+	reasonByName := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {
-		if other, isTaken := names[r.String()]; isTaken {
-			t.Errorf("the reasons %d and %d have the same name, %q; want different names", r, other, r)
+		if other, isTaken := reasonByName[r.String()]; isTaken {
+			t.Errorf("the reasons %d and %d have the same name, %q; want different reasonByName", r, other, r)
 		}
-		names[r.String()] = r
+		reasonByName[r.String()] = r
 	}
-	if e := penstock.NewStoreError(255, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
-		t.Errorf("the error of the reason 255 is %+v; want the name \"unknown\", and MayBeCharged", e)
+	const ofLaterVersion penstock.Reason = 255
+	if e := penstock.NewStoreError(ofLaterVersion, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
+		t.Errorf("the error of an unknown reason is %+v; want the name \"unknown\", and MayBeCharged", e)
 	}
 }

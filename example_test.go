@@ -102,7 +102,7 @@ func ExampleLimiter_AllowWith() {
 	// bob allowed, 99 left
 }
 
-// A batch job takes as many units as it can get, and retries for the rest.
+// A batch job sends as many mails as the limit allows now. It may send the others later.
 func ExampleLimiter_AllowAtMost() {
 	limiter, err := penstock.NewLimiter(fixedStore(), "mails", penstock.PerMinute(10))
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	s := newIdentities(nil)
-	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1"}
+	u := &policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1"}
 	for i := range 5 * maxIdentities {
 		u.Key = strconv.Itoa(i)
-		if ok, _ := s.admit(u); !ok {
+		if isAdmitted, _ := s.admit(u); !isAdmitted {
 			t.Fatalf("the new identity %d is denied; want it admitted", i)
 		}
 		if i%1000 == 0 {
@@ -42,18 +42,18 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	u.Limit = onePerHour
 	for i := range 2 * maxAddresses {
 		u.Address, u.Key = "ip:"+strconv.Itoa(i), strconv.Itoa(i)
-		if ok, _ := s.admit(u); ok {
+		if isAdmitted, _ := s.admit(u); isAdmitted {
 			admitted++
 		}
 		if i == maxAddresses/2 {
-			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: "in use"})
+			s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: "in use"})
 		}
 	}
 	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
 		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d each", admitted, s.counts.Len(), maxAddresses)
 	}
-	u.Limit, u.Key = limit, "in use"
-	if ok, _ := s.admit(u); !ok {
+	u.Limit, u.Key = plan, "in use"
+	if isAdmitted, _ := s.admit(u); !isAdmitted {
 		t.Error("an identity in use is denied; want it admitted, because it is known")
 	}
 }
@@ -69,13 +69,18 @@ func countGenerations(s *identities) (young, old int) {
 // Even if requests come concurrently, an address can send only as many new identities as its limit
 // admits, each identity is counted once, and memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
+	const (
+		goroutines = 8
+		mayBeNew   = 500 // identities that the address may send
+		room       = 250 // identities until a new generation begins
+	)
 	s := newIdentities(nil)
-	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Compile()
+	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: mayBeNew, Period: 1000 * time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Room for 250 identities is left, so a new generation begins during the race.
-	for i := range int64(maxIdentities) - 250 {
+	// Only this room is left, so a new generation begins during the race.
+	for i := range int64(maxIdentities) - room {
 		stripe := &s.stripes[i%int64(len(s.stripes))]
 		if stripe.young == nil {
 			stripe.young = make(map[uint64]struct{})
@@ -85,34 +90,35 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	}
 	var admitted atomic.Int64
 	var racers sync.WaitGroup
-	for range 8 {
+	for range goroutines {
 		racers.Go(func() {
 			for i := range 1000 {
-				if ok, _ := s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); ok {
+				if isAdmitted, _ := s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); isAdmitted {
 					admitted.Add(1)
 				}
 			}
 		})
 	}
 	racers.Wait()
-	if n := admitted.Load(); n != 8*500 {
-		t.Errorf("%d calls were admitted; want 4000: each of 8 goroutines with the same 500 identities", n)
+	if n := admitted.Load(); n != goroutines*mayBeNew {
+		t.Errorf("%d calls were admitted; want %d: those of %d goroutines with the same %d identities", n, goroutines*mayBeNew, goroutines, mayBeNew)
 	}
 	young, old := countGenerations(s)
-	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
-		t.Errorf("%d young and %d old identities are known, and youngCount is %d; want 250 to 500 young, %d old, and youngCount equal to the young", young, old, s.youngCount.Load(), maxIdentities)
+	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < mayBeNew-room || young > mayBeNew {
+		t.Errorf("%d young and %d old identities are known, and youngCount is %d; want %d to %d young, %d old, and youngCount equal to the young",
+			young, old, s.youngCount.Load(), mayBeNew-room, mayBeNew, maxIdentities)
 	}
 }
 
 func BenchmarkKnownIdentity(b *testing.B) {
 	s := newIdentities(nil)
-	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.RunParallel(func(pb *testing.PB) {
 		for i := 0; pb.Next(); i++ {
-			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: benchmarkKeys[i%len(benchmarkKeys)]})
+			s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: benchmarkKeys[i%len(benchmarkKeys)]})
 		}
 	})
 }

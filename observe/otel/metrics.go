@@ -143,7 +143,7 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 
 // reportAll reports all numbers. It omits a number that has attributes and is 0.
 func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
-	i := &m.instruments
+	all := &m.instruments
 	report := func(counter metric.Int64Observable, n uint64, attributes ...attribute.KeyValue) {
 		if n > 0 || len(attributes) == 0 {
 			to.ObserveInt64(counter, int64(n), metric.WithAttributes(attributes...))
@@ -154,21 +154,21 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 			if n == 0 {
 				continue
 			}
-			outcome, counter := admission.Outcome(o), i.requests
+			outcome, counter := admission.Outcome(o), all.requests
 			if sum := observe.SumOf(outcome); sum == observe.ShadowPassed || sum == observe.ShadowRejected {
-				counter = i.shadows
+				counter = all.shadows
 			}
 			report(counter, n, append(attributesOf(rule), outcomeKey.String(outcome.String()))...)
 		}
 	})
-	m.Decisions(func(source penstock.Source, n uint64) { report(i.decisions, n, sourceKey.String(source.String())) })
-	m.Errors(func(reason string, n uint64) { report(i.errors, n, errorKey.String(reason)) })
-	report(i.unknownOutcomes, m.UnknownOutcomes())
-	m.TokensRejected(func(reason string, n uint64) { report(i.tokensRejected, n, errorKey.String(reason)) })
-	report(i.waiting, uint64(m.Waiting()))
+	m.Decisions(func(source penstock.Source, n uint64) { report(all.decisions, n, sourceKey.String(source.String())) })
+	m.Errors(func(reason string, n uint64) { report(all.errors, n, errorKey.String(reason)) })
+	report(all.unknownOutcomes, m.UnknownOutcomes())
+	m.TokensRejected(func(reason string, n uint64) { report(all.tokensRejected, n, errorKey.String(reason)) })
+	report(all.waiting, uint64(m.Waiting()))
 	if g := m.Guards(); g != nil {
 		m.BreakerChanges(func(state guard.State, n uint64) {
-			report(i.breakerChanges, n, attribute.String("ratelimit.breaker.state", state.String()))
+			report(all.breakerChanges, n, attribute.String("ratelimit.breaker.state", state.String()))
 		})
 		m.reportGuards(to, g, report)
 	}
@@ -176,31 +176,31 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 }
 
 func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report func(metric.Int64Observable, uint64, ...attribute.KeyValue)) {
-	i := &m.instruments
+	all := &m.instruments
 	if g.Stats != nil {
 		stats := g.Stats()
 		for node, severity := range observe.Breakers(stats.Breakers) {
-			to.ObserveInt64(i.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
+			to.ObserveInt64(all.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
 		}
-		report(i.denials, uint64(stats.Deny.Entries))
+		report(all.denials, uint64(stats.Deny.Entries))
 		for fate, n := range map[string]int64{
 			"drawn": stats.Lease.Drawn, "spent": stats.Lease.Spent, "returned": stats.Lease.Returned, "expired": stats.Lease.Expired, "lost": stats.Lease.Lost,
 		} {
-			report(i.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
+			report(all.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
 		}
 	}
 	if g.Instances != nil {
-		report(i.instances, uint64(g.Instances()))
+		report(all.instances, uint64(g.Instances()))
 	}
 	if g.ClockSteps != nil {
 		back, forward := g.ClockSteps()
-		report(i.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
-		report(i.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
+		report(all.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
+		report(all.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
 	}
 	if g.Scripts != nil {
 		missing, loaded, evals := g.Scripts()
-		report(i.scripts, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
-		report(i.scripts, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
-		report(i.scripts, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
+		report(all.scripts, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
+		report(all.scripts, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
+		report(all.scripts, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
 	}
 }

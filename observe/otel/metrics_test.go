@@ -46,7 +46,7 @@ func newReadMetrics(t *testing.T) readMetrics {
 }
 
 // series returns all numbers that the reader collects, in the form "name{attribute=value,…}
-// number". The number of a histogram is that of its latencies.
+// number". The number of a histogram is how many latencies it has.
 func (r readMetrics) series(t *testing.T) (all []string) {
 	t.Helper()
 	var data metricdata.ResourceMetrics

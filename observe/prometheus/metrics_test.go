@@ -55,7 +55,7 @@ func (s scrapedMetrics) gather(t *testing.T) []*dto.MetricFamily {
 }
 
 // sums returns the value of each metric in a scrape, added over its series, and the number of all
-// series. The value of a histogram is its number of latencies.
+// series. The value of a histogram is how many latencies it has.
 func (s scrapedMetrics) sums(t *testing.T) (found map[string]float64, series int) {
 	t.Helper()
 	found = make(map[string]float64)
