@@ -31,7 +31,7 @@ type Config struct {
 	PathParameters string        `yaml:"path_parameters" jsonschema:"What happens to ;v=1 after a segment: keep (default), or strip."`
 	Headers        []string      `yaml:"headers" jsonschema:"Which header fields about limits are sent: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
 	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
-	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by a random time up to this, so that clients do not all return at once. Default: 0."`
+	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by a random time up to this, so that clients do not all return at the same time. Default: 0."`
 	Denied         DeniedConfig  `yaml:"denied" jsonschema:"The response to a request over a limit."`
 	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the responses that do not come from the upstream, and the headers about limits. Default: none."`
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait at the same time; further ones are denied. Default: 1000."`

@@ -71,14 +71,14 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 		builtIn := newBodies(bodySettings{})
 		w := answerDenial(t, builtIn, "GET", "-", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.json+"\n" || w.Header().Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%s: status %d, %s\n%s\nwant status %d, application/problem+json\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
+			t.Errorf("%s: status %d, type %s, body\n%s\nwant status %d, type application/problem+json, body\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
 		}
 		if isValid := json.Valid([]byte(c.json)); len(c.json) > maxProblem || !isValid {
 			t.Errorf("%s: the body in this table has %d bytes, and is valid JSON: %t; want at most %d bytes of JSON", c.what, len(c.json), isValid, maxProblem)
 		}
 		w = answerDenial(t, builtIn, "GET", "text/plain", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
-			t.Errorf("%s: status %d, %s\n%s\nwant status %d, text/plain\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
+			t.Errorf("%s: status %d, type %s, body\n%s\nwant status %d, type text/plain, body\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
 		}
 		if w := answerDenial(t, builtIn, "HEAD", "-", c.rejection); w.Code != c.status || w.Body.Len() != 0 {
 			t.Errorf("%s: the response to HEAD has status %d and a body of %d bytes; want status %d without a body", c.what, w.Code, w.Body.Len(), c.status)

@@ -27,12 +27,13 @@ type Options struct {
 	// problem of RFC 9457.
 	Rejected http.Handler
 
-	// Observe is called with each decision. Many goroutines call it at once. It must be quick, and
+	// Observe is called with each decision, by many goroutines concurrently. It must be quick, and
 	// must not keep the Event. Default: none.
 	Observe func(*admission.Event)
 
-	// TokenRejected is called for each request whose token is rejected. Such a request is limited like
-	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
+	// TokenRejected is called for each request whose token is rejected, by many goroutines
+	// concurrently. It must be quick. Such a request is limited like one without a token. Default:
+	// none.
 	TokenRejected func(*policy.TokenError)
 
 	// Now is a clock for tests, replay and simulation; see admission.Options. Default: the wall clock.
@@ -57,7 +58,7 @@ type SimpleOptions struct {
 }
 
 // A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New,
-// PerKey or NewSimple. Many goroutines may use it at once.
+// PerKey or NewSimple. Many goroutines may use it concurrently.
 type Gate struct {
 	controller *admission.Controller
 	rules      func() *policy.Rules

@@ -340,13 +340,13 @@ rules:
 		{what: "nonsense in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, want: `"chat.tokens";r=800`},
 		{what: "set by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 7); err != nil {
-				t.Errorf("Settle: %v; want no error", err)
+				t.Errorf("Settle returns %v; want no error", err)
 			}
 			w.Header().Set("X-Tokens", "500")
 		}, want: `"chat.tokens";r=893`},
 		{what: "set to 0 by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 0); err != nil {
-				t.Errorf("Settle: %v; want no error", err)
+				t.Errorf("Settle returns %v; want no error", err)
 			}
 		}, want: `"chat.tokens";r=900`},
 	} {
@@ -684,11 +684,11 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 		}
 		control := http.NewResponseController(w)
 		if err := control.SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Errorf("SetWriteDeadline: %v; want no error", err)
+			t.Errorf("SetWriteDeadline returns %v; want no error", err)
 		}
 		connection, rw, err := control.Hijack()
 		if err != nil {
-			t.Errorf("Hijack: %v; want the connection", err)
+			t.Errorf("Hijack returns %v; want the connection", err)
 			return
 		}
 		defer connection.Close()

@@ -29,7 +29,7 @@ func TestHeaderSettingsAreChecked(t *testing.T) {
 	for _, d := range []Dialect{Draft11, Draft07, Draft06, XRateLimit} {
 		config := Config{Headers: []string{string(d)}, RetryJitter: time.Hour}
 		if err := config.finish(); err != nil {
-			t.Errorf("%s: %v; want no error", d, err)
+			t.Errorf("%s: the error is %v; want no error", d, err)
 		}
 	}
 }

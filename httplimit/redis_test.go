@@ -90,7 +90,7 @@ rules:
 				request.Header.Set("X-API-Key", fmt.Sprint(name, key))
 				response, err := http.DefaultClient.Do(request)
 				if err != nil {
-					t.Errorf("key %d, server %d: %v; want a response", key, server, err)
+					t.Errorf("key %d, server %d: the error is %v; want a response", key, server, err)
 					return false
 				}
 				io.Copy(io.Discard, response.Body)
@@ -155,7 +155,7 @@ rules:
 		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
 		response, err := http.ReadResponse(responses, nil)
 		if err != nil {
-			t.Fatalf("%s: %v; want a response", target, err)
+			t.Fatalf("%s: the error is %v; want a response", target, err)
 		}
 		io.Copy(io.Discard, response.Body)
 		switch {
@@ -279,7 +279,7 @@ rules:
 	}
 	guardedGate, seen := gateWith(t, withGuards(t, store, text, -1), true, text)
 	h := guardedGate.Middleware(respond(200))
-	for i, want := range []int{200, 429, 429} { // one was admitted before
+	for i, want := range []int{200, 429, 429} { // the first Gate has admitted one request
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {
 			t.Errorf("request %d: status %d; want %d", i+1, w.Code, want)
 		}

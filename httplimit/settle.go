@@ -34,9 +34,9 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 }
 
 // Settle sets a request's true cost. When the request has been served, its charges are adjusted to
-// this cost. In a policy, that applies to limits with cost.actual. Without a policy, it applies to
-// all limits that can refund. A second Settle replaces the first. Settle fails if the request has
-// no such limit.
+// this cost. With a policy, only the charges of limits with cost.actual are adjusted. Without one,
+// those of all limits that can refund are. A second Settle replaces the first. Settle fails if the
+// request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have only the request's context.

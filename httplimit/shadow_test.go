@@ -84,10 +84,10 @@ rules:
 func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
-		all := make(chan struct{})
+		allSent := make(chan struct{})
 		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			sent <- isShadow(charges)
-			<-all
+			<-allSent
 			return memory.Decide(ctx, charges)
 		}), otherAlgorithms)
 		served := make(chan int, 1)
@@ -96,7 +96,7 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 		if len(sent) != 3 {
 			t.Errorf("%d batches were sent before the first decision; want 3", len(sent))
 		}
-		close(all)
+		close(allSent)
 		if status := <-served; status != 200 || seen.count(admission.ShadowAllowed) != 2 {
 			t.Errorf("status %d, and %d shadows allowed the request; want 200 and 2", status, seen.count(admission.ShadowAllowed))
 		}

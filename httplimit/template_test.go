@@ -18,11 +18,11 @@ func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 	} {
 		c := Config{Denied: DeniedConfig{Body: body}}
 		if err := c.finish(); err != nil {
-			t.Errorf("%.80q: %v; want no error", body, err)
+			t.Errorf("%.80q: the error is %v; want no error", body, err)
 		}
 	}
 	c := Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
-		t.Errorf("a template of %d bytes: %v; want an error with the bound", maxTemplate+1, err)
+		t.Errorf("a template of %d bytes: the error is %v; want an error with the bound", maxTemplate+1, err)
 	}
 }

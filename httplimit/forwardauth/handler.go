@@ -24,7 +24,7 @@ type Options struct {
 	// Misused is called with the reason for each request that gets 403 because its peer is not
 	// trusted, or 400 because it does not describe a request. It is also called once for rules that
 	// Check rejects. Proxies show none of these texts, so log them, at a bounded rate. The text
-	// contains no secrets. Many goroutines call it at once. It must be quick. Default: none.
+	// contains no secrets. Many goroutines call Misused concurrently. It must be quick. Default: none.
 	Misused func(error)
 }
 

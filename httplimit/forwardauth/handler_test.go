@@ -340,7 +340,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 			io.WriteString(connection, head(target)+"X-Forwarded-For: 203.0.113.9\r\n\r\n")
 			response, err := http.ReadResponse(responses, nil)
 			if err != nil {
-				t.Fatalf("%s: %v; want a response", target, err)
+				t.Fatalf("%s: the error is %v; want a response", target, err)
 			}
 			io.Copy(io.Discard, response.Body)
 			status := fmt.Sprint(response.StatusCode)
@@ -634,19 +634,19 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		}
 	}
 	if err := forwardauth.Check(other); err != nil {
-		t.Errorf("rules that can be enforced: %v; want no error", err)
+		t.Errorf("rules that can be enforced: the error is %v; want no error", err)
 	}
 	for _, rules := range []func() *policy.Rules{nil, func() *policy.Rules { return nil }} {
 		if _, err := forwardauth.New(newStoppedStore(), rules, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("without rules: %v; want an ErrInvalid", err)
+			t.Errorf("without rules: the error is %v; want an ErrInvalid", err)
 		}
 	}
 }
 
 func TestRulesChangeUnderLoad(t *testing.T) {
-	all := [3]*policy.Rules{}
+	versions := [3]*policy.Rules{}
 	for i, limits := range []string{"{rate: 1000000/h}", "{in_flight: 3}", "{rate: 2000000/h}"} {
-		all[i] = rulesOf(t, "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: ["+limits+"]}]}")
+		versions[i] = rulesOf(t, "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: ["+limits+"]}]}")
 	}
 	var mu sync.Mutex
 	calls := 0
@@ -654,7 +654,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
-		return all[calls/100%3] // other rules after each 100 calls
+		return versions[calls/100%3] // the next version after each 100 calls
 	}, forwardauth.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
@@ -712,7 +712,7 @@ func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
 		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: jobs, match: {descriptor kind: job}, per: {job: descriptor id}, limits: [{in_flight: 3}]}]}",
 	} {
 		if err := forwardauth.Check(rulesOf(t, text)); err != nil {
-			t.Errorf("%s: %v; want no error", text, err)
+			t.Errorf("%s: the error is %v; want no error", text, err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // A Transport is an http.RoundTripper that keeps outbound requests within limits: its own, and
 // those that servers announce. The zero value has no limit of its own. The fields must not be
-// changed once the Transport is in use. Many goroutines may use it at once.
+// changed once the Transport is in use. Many goroutines may use it concurrently.
 //
 // A request waits until the Limiter has granted its cost, and until the pause that its server
 // demands has ended. A server demands a pause by

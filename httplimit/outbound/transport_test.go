@@ -216,7 +216,7 @@ func TestRequestsWaitAsLongAsTheServerDemands(t *testing.T) {
 				}
 				client := &Transport{Base: s}
 				mustSend(t, client, "http://a.example/")
-				mustSend(t, client, "http://b.example/") // this server is not paused
+				mustSend(t, client, "http://b.example/") // the pause is not for this server
 				mustSend(t, client, "http://A.example/2")
 				mustSend(t, client, "http://a.example/3")
 				s.wantSent(t, 0, 0, 7*time.Second, 7*time.Second)
@@ -479,7 +479,7 @@ func TestDenialOfTheLimiterIsReturnedWithoutAWait(t *testing.T) {
 			wantNotSent(t, err, time.Minute)
 			var denied *penstock.DeniedError
 			if !errors.As(err, &denied) || denied.Decision.RetryAfter() != time.Minute {
-				t.Errorf("%s: %v; want a DeniedError with RetryAfter 1m", what, err)
+				t.Errorf("%s: the error is %v; want a DeniedError with RetryAfter 1m", what, err)
 			}
 			if got := time.Since(s.start); got != 0 {
 				t.Errorf("%s: the denial took %v; want 0s", what, got)
@@ -553,7 +553,7 @@ func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 		}
 		r, _ = newRequest(t, ctx, "GET", "http://c.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
-			t.Errorf("a request whose context has ended: %v; want its cause", err)
+			t.Errorf("a request whose context has ended: the error is %v; want its cause", err)
 		}
 		s.wantSent(t, 0, time.Second)
 	})
@@ -681,7 +681,7 @@ func TestRetries(t *testing.T) {
 			header := r.Header.Clone()
 			answer, err := client.RoundTrip(r)
 			if err != nil {
-				t.Fatalf("%s: %v; want a response", c.what, err)
+				t.Fatalf("%s: the error is %v; want a response", c.what, err)
 			}
 			if answer.StatusCode != c.status {
 				t.Errorf("%s: the status is %d; want %d", c.what, answer.StatusCode, c.status)
@@ -864,7 +864,7 @@ func TestTransportOverTheNetwork(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			t.Errorf("read the request's body: %v; want no error", err)
+			t.Errorf("read the request's body: the error is %v; want no error", err)
 		}
 		mu.Lock()
 		defer mu.Unlock()

@@ -95,11 +95,11 @@ func policyIn(t testing.TB, file, text string) *Policy {
 	t.Helper()
 	config, err := Parse(file, []byte(text), nil, allSections)
 	if err != nil {
-		t.Fatalf("%v\nin\n%s", err, text)
+		t.Fatalf("the policy does not compile: %v\nThe policy is\n%s", err, text)
 	}
 	p, err := config.Compile()
 	if err != nil {
-		t.Fatalf("%v\nin\n%s", err, text)
+		t.Fatalf("the policy does not compile: %v\nThe policy is\n%s", err, text)
 	}
 	t.Cleanup(p.Close)
 	return p
@@ -536,7 +536,7 @@ identities:
       - ip
 rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 `)
-	long := strings.Repeat("a", 129)
+	long := strings.Repeat("a", policy.MaxValue+1)
 	rows := []struct {
 		request testRequest
 		key     string
@@ -566,7 +566,7 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 		{testRequest{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // a value that looks like another identity's key
 		{testRequest{}.with("X-Api-Key", "unknown"), "key:unknown"},
 		{testRequest{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},
-		{testRequest{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},
+		{testRequest{}.with("X-Api-Key", long[:policy.MaxValue]), "key:" + long[:policy.MaxValue]},
 		{testRequest{}.with("X-Api-Key", long), "key:" + hashed(long)},
 		{testRequest{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]}, // a value that looks like a hash is not one
 		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},
@@ -613,8 +613,8 @@ rules:
 	}
 }
 
-// Different identities never share a key, and one identity never has two.
-func TestNoTwoCallersShareAKey(t *testing.T) {
+// Clients with different identities never share a key.
+func TestNoTwoClientsShareAKey(t *testing.T) {
 	effort.WithoutRace(t)
 	rules := rulesOf(t, `
 rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
@@ -628,31 +628,31 @@ rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query
 	}
 	slices.Sort(values)
 	values = slices.Compact(values)
-	callerOf := make(map[string]string) // by key
+	clientOf := make(map[string]string) // by key
 	compared := 0
 	for _, a := range values {
 		for _, other := range values {
 			for _, otherName := range []string{"B", "C"} {
-				caller := fmt.Sprintf("A=%q %s=%q", a, otherName, other)
+				client := fmt.Sprintf("A=%q %s=%q", a, otherName, other)
 				switch {
 				case other == "" && a == "":
-					caller = "nobody"
+					client = "nobody"
 				case other == "":
-					caller = fmt.Sprintf("A=%q", a)
+					client = fmt.Sprintf("A=%q", a)
 				}
 				key := keyOf(t, rules, testRequest{query: map[string][]string{"A": {a}, otherName: {other}}})
 				if key == "malformed" {
 					continue
 				}
-				if before, ok := callerOf[key]; ok && before != caller {
-					t.Fatalf("%s and %s share the key %q; want different keys", caller, before, key)
+				if before, ok := clientOf[key]; ok && before != client {
+					t.Fatalf("%s and %s share the key %q; want different keys", client, before, key)
 				}
-				callerOf[key] = caller
+				clientOf[key] = client
 				compared++
 			}
 		}
 	}
-	t.Logf("counted: %d callers, of whom no two share a key", compared)
+	t.Logf("counted: %d clients, of which no two share a key", compared)
 }
 
 func TestTiers(t *testing.T) {
@@ -693,7 +693,7 @@ rules:
 		var v policy.Evaluation
 		rules.Evaluate(row.request, &v)
 		charged, limit := v.Charges[0].Plan.Limit(), v.Limits[0]
-		want(t, row.request, fmt.Sprint(v.Tier, charged.Count, charged.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
+		want(t, fmt.Sprint(row.request, ": tier, rate and burst"), fmt.Sprint(v.Tier, charged.Count, charged.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
 		want(t, fmt.Sprint(row.request, ": the rate of Variant"), limit.Variants[v.Variant(limit)].Limit().Count, row.rate)
 	}
 	want(t, "tier as key", keyOf(t, rules, testRequest{path: "/b"}), "tier:free")

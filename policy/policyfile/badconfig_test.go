@@ -193,7 +193,7 @@ func formErrors(text string, err error) (wrong []string) {
 func TestSecondDocumentsWithoutALineBreakAreErrors(t *testing.T) {
 	for _, end := range []string{"---", "...", "--- ", "---\nrules: []", "----"} {
 		_, err := Parse("policy.yaml", []byte("rules: []\n"+end), nil, Options{})
-		wantsError := end != "..." // this only ends the first document
+		wantsError := end != "..." // "..." only ends the first document
 		if isError := err != nil && !strings.Contains(err.Error(), "panic"); isError != wantsError {
 			t.Errorf("%q: the error is %v; want an error: %t", end, err, wantsError)
 		}
@@ -298,11 +298,11 @@ func TestWarningsAndHintsAreBounded(t *testing.T) {
 	} {
 		config, err := Parse("policy.yaml", []byte("rules:\n"+text), nil, Options{})
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: the error is %v; want none", name, err)
 		}
 		p, err := config.Compile()
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: the error is %v; want none", name, err)
 		}
 		defer p.Close()
 		all := slices.Concat(p.Warnings, p.Hints)

@@ -88,7 +88,7 @@ rules: [{name: a, per: global, limits: [{rate: 100/s, cost: {methods: {GET: 1, P
 	first := descriptionOf(rulesOf(t, text))
 	for range 50 {
 		if again := descriptionOf(rulesOf(t, text)); again != first {
-			t.Fatalf("the description is\n%s\nand then\n%s", first, again)
+			t.Fatalf("a later description is\n%s\nwant the first one\n%s", again, first)
 		}
 	}
 }

@@ -206,7 +206,7 @@ func TestPoliciesOfDocsCompile(t *testing.T) {
 				text += aRule
 			}
 			if err := compileText(text); err != nil {
-				t.Errorf("%s: %v\nin\n%s", name, err, text)
+				t.Errorf("%s: a policy does not compile: %v\nThe policy is\n%s", name, err, text)
 			}
 		}
 		return nil
@@ -243,7 +243,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 				errs = append(errs, fmt.Errorf("%w\nin %s", err, text))
 			}
 			for _, err := range errs {
-				t.Errorf("docs/configuration: %s: %v", example, err)
+				t.Errorf("docs/configuration: the example %s does not compile: %v", example, err)
 			}
 			tried++
 		}

@@ -309,7 +309,7 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 	w.mu.Unlock()
 	eventually(t, "the new folder is watched", isWatched)
 	if w.Rules() != before {
-		t.Error("rules with the same text replaced the old ones")
+		t.Error("rules with the same text replaced the old ones; want that the old ones stay")
 	}
 	replace(t, dir+"/a/p.yaml", version("v2"))
 	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
@@ -355,7 +355,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 			must(t, os.Chmod(name, 0o600|os.FileMode(i&0o44)))
 		}
 		if w.Rules() != before {
-			t.Error("rules with the same text replaced the old ones")
+			t.Error("rules with the same text replaced the old ones; want that the old ones stay")
 		}
 		replace(t, name, version("v2"))
 		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 0 })
@@ -461,7 +461,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	if loads := len(reports.all()); loads > changes/10 {
 		t.Errorf("%d changes took %d loads; want at most %d", changes, loads, changes/10)
 	}
-	t.Logf("counted: %d changes at once (%d loads)", changes, len(reports.all()))
+	t.Logf("counted: %d changes in a row (%d loads)", changes, len(reports.all()))
 }
 
 func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
@@ -650,7 +650,7 @@ func TestReloadWhileFilesChange(t *testing.T) {
 	isNotifying := new(atomic.Bool)
 	w := newWatcher(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
 		if !isNotifying.CompareAndSwap(false, true) {
-			t.Error("Notify is called while it runs")
+			t.Error("Notify is called while an earlier call runs")
 		}
 		reloads.Add(1)
 		isNotifying.Store(false)
