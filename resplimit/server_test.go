@@ -165,7 +165,7 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 
 func TestParallelDecisionsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four goroutines decide, and that of the connection
+	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // 5 goroutines decide: 4, and that of the connection
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
@@ -189,7 +189,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // a list has its first job and four others
+	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // a list has 5 jobs: its first, and 4 others
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
@@ -228,7 +228,7 @@ func TestPanicOfAListIsContained(t *testing.T) {
 type panickingStore struct{ penstock.Store }
 
 func (panickingStore) DecideMany(_ context.Context, calls []*many.Call) {
-	calls[0].Err = nil
+	calls[0].Err = nil // as if the first call were decided
 	panic("for the test")
 }
 

@@ -116,7 +116,7 @@ func draft03Policies(to *Response) string {
 	return b.String()
 }
 
-// draft11 returns the values of RateLimit-Policy and RateLimit.
+// draft11 returns the values of the fields RateLimit-Policy and RateLimit.
 func (c *call) draft11(to *Response) (policies, states string) {
 	var policyList, stateList strings.Builder
 	for i := range to.Statuses {
@@ -139,8 +139,8 @@ func (c *call) draft11(to *Response) (policies, states string) {
 	return policyList.String(), stateList.String()
 }
 
-// quoted returns text as a string of a structured field. It omits characters that such a string
-// cannot contain.
+// quoted returns text as a string of a structured field (RFC 9651). It omits characters that such a
+// string cannot contain.
 func quoted(text string) string {
 	b := []byte{'"'}
 	for _, ch := range []byte(text) {

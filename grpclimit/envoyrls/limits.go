@@ -17,7 +17,7 @@ import (
 // A compiledConfig is a configuration with its compiled limits. Only its caches change.
 type compiledConfig struct {
 	config *envoyconfig.Config
-	limits []*limit // by their Index
+	limits []*limit // by the Index of the limit in config
 
 	mu           sync.RWMutex
 	byMetricPath map[string]*policy.Limit // limits with detailed_metric or value_to_metric, as events name them

@@ -85,6 +85,7 @@ func (f Failure) mode() guard.FailureMode {
 
 // Options configure an Engine. The zero value is useful.
 type Options struct {
+	// Mode is how the descriptors of one request are decided. Default: Atomic.
 	Mode Mode
 
 	// Algorithm enforces all limits. Mode Exact supports only fixed windows. Concurrency limits are
@@ -100,8 +101,8 @@ type Options struct {
 	// has already happened.
 	SpendsReports bool
 
-	// ShadowMode answers OK to every request (SHADOW_MODE). The statuses show what would have been
-	// enforced.
+	// ShadowMode lets every request pass (SHADOW_MODE): the overall code is always OK. The statuses
+	// show what would have been enforced.
 	ShadowMode bool
 
 	// QuotaMode treats all limits as if they had quota_mode (QUOTA_MODE).
@@ -166,7 +167,7 @@ func (o *Options) setDefaults() error {
 	o.HeaderNames.setDefaults()
 	switch {
 	case o.Mode == Exact && o.Algorithm != penstock.FixedWindow:
-		return fmt.Errorf("%w: mode exact supports only fixed windows, and the algorithm is %s; omit one of them", penstock.ErrInvalid, o.Algorithm.Title())
+		return fmt.Errorf("%w: mode exact supports only fixed windows, and the algorithm is %s; omit the mode or the algorithm", penstock.ErrInvalid, o.Algorithm.Title())
 	case o.Algorithm.NeedsHolder() || o.Algorithm.OwnsRefunds() || o.Algorithm.IsCalendar():
 		return fmt.Errorf("%w: the algorithm %s cannot enforce Envoy's limits; write fixed-window, token-bucket, sliding-window or sliding-log",
 			penstock.ErrInvalid, o.Algorithm.Title())

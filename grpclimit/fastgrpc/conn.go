@@ -78,7 +78,7 @@ const (
 	maxListLength = 32          // calls of a list. A client with 64 open calls then has two lists: one can arrive while the store decides the other
 	maxPublic     = 16          // open calls that need no token
 	maxParts      = 32          // CONTINUATION frames of a header block
-	drainPause    = time.Second // how long drain waits for the answer to goAwayPing
+	drainPause    = time.Second // the longest wait for the answer to goAwayPing
 	lingerTime    = time.Second // how long the client may take to read the last frames
 	maxLinger     = 1 << 20     // bytes that are read and discarded during lingerTime
 )

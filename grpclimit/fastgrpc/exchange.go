@@ -26,7 +26,7 @@ type exchange struct {
 
 	isBodyClosed bool // Close was called
 
-	// Only the handler's goroutine uses these.
+	// Only the handler's goroutine uses the fields below.
 	header      http.Header
 	trailers    []string // keys of header that are sent after the body
 	hasHeader   bool     // WriteHeader was called

@@ -13,6 +13,7 @@ func (c *conn) flush() { c.write(false) }
 // too.
 func (c *conn) flushLater() { c.write(true) }
 
+// write writes out to the connection. With shouldYield, other goroutines run first.
 func (c *conn) write(shouldYield bool) {
 	c.mu.Lock()
 	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {

@@ -50,7 +50,7 @@ func connectRaw(t testing.TB, address string) *rawClient {
 	conn.SetDeadline(time.Now().Add(time.Minute))
 	r := &rawClient{TB: t, Conn: conn, Framer: http2.NewFramer(conn, conn)}
 	r.AllowIllegalWrites = true
-	r.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	r.ReadMetaHeaders = hpack.NewDecoder(4096, nil) // the size of a header table in bytes: the default of HTTP/2
 	r.encoder = hpack.NewEncoder(&r.block)
 	return r
 }
@@ -136,7 +136,7 @@ func (r *rawClient) outcome(id uint32) string {
 			if err == io.EOF || strings.Contains(err.Error(), "reset by peer") {
 				return "closed"
 			}
-			r.Fatalf("read: %v", err)
+			r.Fatalf("read a frame of the server: %v", err)
 		}
 		switch f := f.(type) {
 		case *http2.SettingsFrame:
@@ -159,7 +159,7 @@ func (r *rawClient) outcome(id uint32) string {
 				return strings.TrimSpace(fmt.Sprintf("%s/%s %s", httpStatus, grpcStatus, text))
 			}
 		case *http2.DataFrame:
-			if f.StreamID == id && len(f.Data()) > 5 {
+			if f.StreamID == id && len(f.Data()) > 5 { // more than the prefix of a message
 				text = "answered"
 			}
 			if n := f.Length; n > 0 {

@@ -23,7 +23,7 @@ func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
 
 // newBlockLocked returns an empty header block, or one that begins with shrink if that is due.
 func (c *conn) newBlockLocked() []byte {
-	block := make([]byte, 0, 128)
+	block := make([]byte, 0, 128) // enough for most responses
 	if c.mustShrink && !c.hasShrunk {
 		c.hasShrunk = true
 		block = append(block, shrink)
@@ -73,7 +73,7 @@ func (c *conn) respondLocked(s *stream, err error) {
 	}
 }
 
-// appendBlockLocked sends HEADERS with a constant block.
+// appendBlockLocked sends HEADERS with headersOfSuccess or trailersOfSuccess.
 func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
 	if c.mustShrink && !c.hasShrunk {
 		block = append(c.newBlockLocked(), block...)
