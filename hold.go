@@ -42,7 +42,7 @@ type Hold struct {
 	limiter *Limiter
 	key     string
 	holder  string
-	cost    int64
+	cost    int64 // slots of each Concurrency limit
 
 	mu         sync.Mutex
 	isReleased bool

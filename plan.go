@@ -108,8 +108,8 @@ const maxPatience = 24 * time.Hour
 // Bound returns a text that says how much the limit admits.
 func (p *Plan) Bound() string { return p.limit.Algorithm.Bound(p.limit.numbers(), p.capacity) }
 
-// Share returns the part of the limit that each of n instances enforces, or nil if the limit cannot
-// be divided by n.
+// Share returns the part of the limit that each of n instances enforces, or nil if the limit has no
+// valid part for n instances.
 func (p *Plan) Share(n int) *Plan {
 	if n == 1 {
 		return p

@@ -112,8 +112,8 @@ type Request struct {
 
 	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. It is for
 	// charges of mode Force, which are granted even beyond their limits. If IsOver returns true, the
-	// outcome is Denied, and the charges stay. It is not called if no counter was charged. Default: a
-	// request whose charges were granted is admitted.
+	// outcome is Denied, but the charges are not refunded. It is not called if no counter was charged.
+	// Default: a request whose charges were granted is admitted.
 	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
 	// ID makes repeats of the request free. After the request is granted, a request with the same ID

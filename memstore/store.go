@@ -112,6 +112,7 @@ func (s *Store) now() int64 {
 	return s.clock.now()
 }
 
+// decideOne decides a batch of one charge, and writes the decision to *d.
 func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) error {
 	plan := c.Plan
 	h := s.hash(c.Key, plan)
@@ -257,10 +258,13 @@ func insert(sorted []int, n int) []int {
 	return sorted
 }
 
+// hash returns the hash of the counter for a key and a limit. Each half combines a seeded hash of
+// the key and half of the limit's ID.
 func (s *Store) hash(key string, plan *penstock.Plan) hash {
 	return hash{maphash.String(s.seeds[0], key) ^ plan.ID()[0], maphash.String(s.seeds[1], key) ^ plan.ID()[1]}
 }
 
+// stripeOf returns the index of the stripe that has the counter for h.
 func (s *Store) stripeOf(h hash) int { return int(h.high & uint64(len(s.stripes)-1)) }
 
 // addLocked adds a counter for h, and writes its cell to *cell. It returns false if the store is

@@ -51,7 +51,7 @@ func ruleOf(plan *penstock.Plan) Rule {
 }
 
 // SetRules sets the rules that have their own series. Call it after each load of the policy. A rule
-// that was set before keeps its counts. The series of rules that are no longer set end.
+// that was set before keeps its counts. A rule that is no longer set loses its series.
 func (c *Counts) SetRules(rules []Rule) { c.SetRulesOf("", rules) }
 
 // SetRulesOf is SetRules for one of several owners of rules. The owner of SetRules is "".
@@ -70,7 +70,7 @@ func (c *Counts) AddRule(rule Rule) {
 	c.updateRulesLocked()
 }
 
-// updateRulesLocked makes series for new rules, and ends those of rules that are no longer set.
+// updateRulesLocked makes series for new rules, and removes those of rules that are no longer set.
 func (c *Counts) updateRulesLocked() {
 	var old map[Rule]*series
 	if loaded := c.rules.Load(); loaded != nil {
@@ -79,9 +79,11 @@ func (c *Counts) updateRulesLocked() {
 	rules := slices.Concat(slices.Collect(maps.Values(c.owned))...)
 	all := make(map[Rule]*series, len(rules)+len(c.kept))
 	for _, rule := range slices.Concat(rules, c.kept) {
-		if all[rule] = old[rule]; all[rule] == nil {
-			all[rule] = new(series)
+		s := old[rule]
+		if s == nil {
+			s = new(series)
 		}
+		all[rule] = s
 	}
 	c.rules.Store(&all)
 	for rule, s := range old {

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/observe"
 )
 
-// someGuards has functions whose numbers are all different.
+// someGuards has functions that return fixed numbers.
 var someGuards = observe.Guards{
 	Stats: func() guard.Stats {
 		return guard.Stats{
