@@ -47,7 +47,7 @@ func newFleet(n, known int, limit *penstock.Plan) *fleet {
 }
 
 // decideCost sends a charge of this cost to one instance.
-func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
+func (f *fleet) decideCost(t *testing.T, instance int, cost int64) (isAllowed bool) {
 	c := f.charge
 	c.Cost = cost
 	f.decisions++
@@ -111,13 +111,15 @@ type load struct {
 	gap time.Duration // between two arrivals on average
 }
 
+// arriveFor calls arrive for each request that arrives within the duration d.
 func (l load) arriveFor(d time.Duration, arrive func()) {
 	for end := time.Now().Add(d); ; {
 		time.Sleep(time.Duration(l.ExpFloat64() * float64(l.gap)))
 		if time.Now().After(end) {
 			return
 		}
-		for range 1 + l.IntN(3)*l.IntN(4) { // some arrive at the same time
+		together := 1 + l.IntN(3)*l.IntN(4) // 2.5 on average
+		for range together {
 			arrive()
 		}
 	}
@@ -155,7 +157,8 @@ func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) 
 	return limit, float64(limit.Burst), float64(limit.Count) / limit.Period.Seconds()
 }
 
-// load returns a load with a random rate: on average 0.4 to 4 times perSecond.
+// load returns a load with a random rate: 0.4 to 4 times perSecond, because 2.5 requests arrive
+// after each gap.
 func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 	return load{random, time.Duration(float64(2*time.Second) / perSecond / (0.3 + 3*random.Float64()))}
 }
@@ -339,7 +342,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			}
 			for i := range batch {
 				if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-					t.Fatalf("step %d, charge %d: %v of %d from %v: allowed %v, %+v; want allowed %v, %+v, as by the store", step, i, batch[i].Mode,
+					t.Fatalf("step %d, charge %d: %v of %d units of limit %v: allowed %v, %+v; want allowed %v, %+v, as by the store", step, i, batch[i].Mode,
 						batch[i].Cost, batch[i].Plan, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
 				}
 			}

@@ -84,12 +84,12 @@ func TestBoundsOfEachSetting(t *testing.T) {
 			if b.When == c.when {
 				found = true
 				if b.Over != c.over || b.Text != c.text {
-					t.Errorf("%v, %d instances, %s: the bound is %d, %q; want %d, %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
+					t.Errorf("limit %v, %d instances, when %q: Over is %d and Text %q; want %d and %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
 				}
 			}
 		}
 		if !found {
-			t.Errorf("%v: Bounds has no bound for %q; want one", c.limit, c.when)
+			t.Errorf("limit %v: Bounds has no bound for %q; want one", c.limit, c.when)
 		}
 	}
 }

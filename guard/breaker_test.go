@@ -312,7 +312,7 @@ func TestHalfOpenBreakerLetsOneThenTwoThenFourThenEightPass(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if !slices.Equal(passed, []int{1, 2, 4, 8}) {
-			t.Fatalf("%v calls passed in each 50 ms; want 1, 2, 4, 8", passed)
+			t.Fatalf("the numbers of calls that passed in each 50 ms are %v; want 1, 2, 4 and 8", passed)
 		}
 		if want := []string{"closed-open", "open-half_open", "half_open-closed"}; !slices.Equal(c.changes, want) {
 			t.Fatalf("the breaker's changes are %v; want %v", c.changes, want)

@@ -236,7 +236,7 @@ func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if d, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("a canceled caller gets %v, %v; want context.Canceled", d, err)
+		t.Fatalf("a canceled caller gets %v, error %v; want context.Canceled", d, err)
 	}
 }
 

@@ -139,7 +139,7 @@ func TestClosedLimitsReturnTheErrorOfModesThatCannotBeDenied(t *testing.T) {
 		isDeniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
 		isDenied, isStoreError := err == nil && !d.Allowed, err == errDown
 		if isDenied != isDeniable || isStoreError == isDeniable {
-			t.Errorf("%v: %v, error %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
+			t.Errorf("mode %v: %v, error %v; want a denial if the mode can be denied, else the store's error", mode, d, err)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func TestModesOfAnOpenLimit(t *testing.T) {
 	}{{penstock.Spend, 2}, {penstock.Draw, 2}, {penstock.Peek, 0}, {penstock.Force, 2}, {penstock.Refund, 2}, {penstock.Reset, 0}} {
 		c.Mode = row.mode
 		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != row.granted {
-			t.Errorf("%v: allowed %v by %v, %+v; want it allowed by %v, and %d granted", row.mode, d.Allowed, d.Source, d.Status(0), penstock.FromOpen, row.granted)
+			t.Errorf("mode %v: allowed %v by %v, %+v; want it allowed by %v, and %d granted", row.mode, d.Allowed, d.Source, d.Status(0), penstock.FromOpen, row.granted)
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 		store := guard.Fallback(guard.FallbackOptions{OnFailure: mode})(inner)
 		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("%v: the batch %+v gets %v; want ErrInvalid", mode, wrong, err)
+				t.Errorf("FailureMode %v: the batch %+v gets %v; want ErrInvalid", mode, wrong, err)
 			}
 		}
 	}
@@ -247,7 +247,7 @@ func TestCanceledCallerGetsNoFallback(t *testing.T) {
 			return penstock.Decision{}, errDown
 		}))
 	if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "k")); err != context.Canceled {
-		t.Fatalf("%v, error %v; want context.Canceled", d, err)
+		t.Fatalf("a caller that is canceled during the call gets %v, error %v; want context.Canceled", d, err)
 	}
 }
 

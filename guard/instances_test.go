@@ -53,7 +53,7 @@ func TestInstancesAreCounted(t *testing.T) {
 			t.Helper()
 			for i, counter := range some {
 				if got := counter.Instances(); got != n {
-					t.Errorf("%s: instance %d counts %d; want %d", when, i, got, n)
+					t.Errorf("%s: instance %d counts %d instances; want %d", when, i, got, n)
 				}
 			}
 		}

@@ -43,11 +43,11 @@ func TestReturningALeaseKeepsTheCallersDeadline(t *testing.T) {
 			start := time.Now()
 			_, err := l.Decide(ctx, []penstock.Charge{charge})
 			if took := time.Since(start); took > 10*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) || refunds.Load() == 0 {
-				t.Errorf("%v: Decide returned after %v and %d refunds, with error %v; want context.DeadlineExceeded after 10ms, and at least 1 refund", mode, took, refunds.Load(), err)
+				t.Errorf("mode %v: Decide returned after %v and %d refunds, with error %v; want context.DeadlineExceeded after 10ms, and at least 1 refund", mode, took, refunds.Load(), err)
 			}
 			time.Sleep(time.Second)
 			if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Returned == 0 {
-				t.Errorf("%v: the stats are %+v; want some units returned, and Drawn = Spent+Returned+Expired+Lost+Live", mode, s)
+				t.Errorf("mode %v: the stats are %+v; want some units returned, and Drawn = Spent+Returned+Expired+Lost+Live", mode, s)
 			}
 		})
 	}

@@ -263,7 +263,7 @@ func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 			synctest.Wait()
 			store.setFault(fault)
 			if d, err := l.Decide(t.Context(), one(limit, "k")); !errors.Is(err, penstock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v, error %v; want an ErrUnavailable that is not the caller's DeadlineExceeded", d, err)
+				t.Errorf("a caller that waits for the draw gets %v, error %v; want an ErrUnavailable that is not the caller's DeadlineExceeded", d, err)
 			}
 			store.setFault(nil)
 			spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)

@@ -46,7 +46,7 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 			call := func() penstock.Source {
 				d := decide(t, store, one(limit, "k")...)
 				if !d.Allowed {
-					t.Fatalf("%v from %v; want a grant", d, d.Source)
+					t.Fatalf("a Spend is %v by %v; want a grant", d, d.Source)
 				}
 				answered[d.Source]++
 				return d.Source

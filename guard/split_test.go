@@ -229,7 +229,7 @@ func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 					s := d.Status(0)
 					granted += s.Granted
 					if d.Allowed && (s.Granted != 1 || s.Remaining < 0 || s.Remaining > count-1) {
-						t.Fatalf("%s: %d units in %d shards, grant %d: %+v; want 1 granted, and from 0 to %d left", name, count, n, granted, s, count-1)
+						t.Fatalf("%s: %d units in %d shards, grant %d: %+v; want 1 granted, and 0 to %d left", name, count, n, granted, s, count-1)
 					}
 					if !d.Allowed && s.Remaining != 0 {
 						t.Fatalf("%s: %d units in %d shards, denied after %d: %+v; want 0 left", name, count, n, granted, s)
@@ -269,16 +269,16 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 				s := d.Status(0)
 				granted += s.Granted
 				if d.Allowed != (s.RetryAfter == 0) {
-					t.Fatalf("%v of %d: allowed %v, %+v; want a RetryAfter if it is denied, and only then", mode, cost, d.Allowed, s)
+					t.Fatalf("%v of %d units: allowed %v, %+v; want a RetryAfter if it is denied, and only then", mode, cost, d.Allowed, s)
 				}
 				isTooLarge := mode == penstock.Spend && cost > burst
 				if isNever := s.RetryAfter == penstock.Never; isNever != isTooLarge {
-					t.Fatalf("%v of %d with a burst of %d: %+v; want RetryAfter Never if a Spend exceeds the burst, and only then", mode, cost, burst, s)
+					t.Fatalf("%v of %d units with a burst of %d: %+v; want RetryAfter Never if a Spend exceeds the burst, and only then", mode, cost, burst, s)
 				}
 				steps++
 			}
 			if most := burst + count*(clock.Load()-start)/1_000_000; granted > most {
-				t.Fatalf("%d units were granted by %v in %d shards after %d µs; want at most %d", granted, limit, n, clock.Load()-start, most)
+				t.Fatalf("%d units were granted by limit %v in %d shards after %d µs; want at most %d", granted, limit, n, clock.Load()-start, most)
 			}
 		}
 	})
@@ -329,10 +329,10 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 				used, isAllowed = 0, true
 			}
 			if s.Granted != want || (s.RetryAfter == 0) != isAllowed {
-				t.Fatalf("%v of %d, with a limit of %d in %d shards: %+v; want %d granted, and no RetryAfter: %v", mode, cost, count, n, s, want, isAllowed)
+				t.Fatalf("%v of %d units, with a limit of %d in %d shards: %+v; want %d granted, and no RetryAfter: %v", mode, cost, count, n, s, want, isAllowed)
 			}
 			if left := call(penstock.Peek, 0).Remaining; left != count-used {
-				t.Fatalf("after %v of %d, %d of %d units are left; want %d", mode, cost, left, count, count-used)
+				t.Fatalf("after %v of %d units, %d of %d units are left; want %d", mode, cost, left, count, count-used)
 			}
 			steps++
 		}
@@ -513,7 +513,7 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		user := penstock.Charge{Key: "user", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
 		for range 4 {
 			if d := decide(t, split, user, hot, other); !d.Allowed {
-				t.Fatalf("%v; want each of the user's 4 batches granted", d)
+				t.Fatalf("a batch is %v; want each of the user's 4 batches granted", d)
 			}
 		}
 		callsBefore := store.calls.Load()
@@ -527,7 +527,7 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		user.Key = "another"
 		for range 2 {
 			if d := decide(t, split, hot, other, user); !d.Allowed {
-				t.Fatalf("%v; want 2 batches of another user granted", d)
+				t.Fatalf("a batch is %v; want 2 batches of another user granted", d)
 			}
 		}
 		d = decide(t, split, other, user, hot)
@@ -597,7 +597,7 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	}
 	for range 10 {
 		if d, err := store.Decide(t.Context(), charges); err != errOpen {
-			t.Fatalf("%v, error %v; want the breaker's error, because its shard may have room", d, err)
+			t.Fatalf("a Spend gets %v, error %v; want the breaker's error, because its shard may have room", d, err)
 		}
 	}
 	errOfShard = errDown // after this error, the unit may have been charged
@@ -634,7 +634,7 @@ func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 			charges := one(compiled(t, penstock.PerHour(80)), "k")
 			for range 80 {
 				if d := decide(t, splits, charges...); !d.Allowed {
-					t.Fatalf("%v; want each of 80 units granted", d)
+					t.Fatalf("a Spend is %v; want each of 80 units granted", d)
 				}
 			}
 			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

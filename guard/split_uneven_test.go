@@ -28,15 +28,15 @@ func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 		}
 		charge.Cost = cost
 		if d := decide(t, store, charge); d.Allowed || d.RetryAfter() != wait || d.Status(0).Remaining != 0 {
-			t.Errorf("%d units: %+v; want a denial with RetryAfter %v and 0 left", cost, d.Status(0), wait)
+			t.Errorf("a Spend of %d units: %+v; want a denial with RetryAfter %v and 0 left", cost, d.Status(0), wait)
 		}
 		charge.Patience = wait - time.Microsecond
 		if d := decide(t, store, charge); d.Allowed {
-			t.Errorf("%d units with a Patience 1 µs below %v: %+v; want a denial", cost, wait, d.Status(0))
+			t.Errorf("a Spend of %d units with a Patience 1 µs below %v: %+v; want a denial", cost, wait, d.Status(0))
 		}
 		charge.Patience = wait
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != wait || d.Status(0).Granted != cost {
-			t.Errorf("%d units with a Patience of %v: %+v; want them granted with this wait", cost, wait, d.Status(0))
+			t.Errorf("a Spend of %d units with a Patience of %v: %+v; want them granted with this wait", cost, wait, d.Status(0))
 		}
 	}
 }

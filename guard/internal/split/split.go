@@ -101,7 +101,7 @@ type chargeState struct {
 
 	strategy    strategy
 	start       int             // the first shard
-	tried       int             // shards that have denied it
+	tried       int             // the number of shards that have denied it
 	retry       time.Duration   // the shortest RetryAfter of its denials
 	soonest     int             // the shard of that RetryAfter
 	isConfirmed bool            // all shards together deny it
@@ -119,6 +119,7 @@ const (
 	oneShardWaiting                 // to the shard with the shortest RetryAfter, with patience
 )
 
+// begin prepares b for a batch. The charges before first are not split, and first has these parts.
 func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
 	b.next, b.charges, b.source = s.next, charges, penstock.FromStore
 	for len(b.states) < len(charges) {
