@@ -152,7 +152,7 @@ func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 	c.markUsed()
 	t, ok := c.beginClosed()
-	if !ok { // a half-open breaker counts calls, so each is sent alone
+	if !ok { // an open breaker rejects calls, and a half-open one counts them, so each is decided alone
 		many.Each(ctx, b, calls)
 		return
 	}
@@ -223,9 +223,9 @@ type circuit struct {
 	next         penstock.Store
 	options      *BreakerOptions
 	pause        atomic.Pointer[pause] // nil while closed
-	isWatched    atomic.Bool           // a watcher runs until it is closed
+	isWatched    atomic.Bool           // a watcher runs, until the circuit is closed
 	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
-	hasCalls     atomic.Bool           // a call came since the last inUseLocked
+	hasCalls     atomic.Bool           // a call came since inUseLocked last ran
 	seenAt       time.Time             // when inUseLocked last found hasCalls set; guarded by breaker.mu
 	start        time.Time             // the window's slots are counted from here
 
@@ -247,7 +247,8 @@ type counts struct {
 	calls, failures int
 }
 
-// A ticket says when a call began.
+// A ticket records when a call began: in which generation of the circuit, and in which slot of the
+// window.
 type ticket struct {
 	generation int
 	slot       int64
@@ -279,7 +280,7 @@ func (c *circuit) markUsed() {
 	}
 }
 
-// call calls the store, and records whether that failed.
+// call calls the store, and records whether the call failed.
 func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	t, ok := c.begin()
 	if !ok { // the state has changed since the caller read it

@@ -101,7 +101,7 @@ type fallback struct {
 	options    FallbackOptions
 	next       penstock.Store
 	local      *memstore.Store
-	emptyStore *memstore.Store // always empty
+	emptyStore *memstore.Store // has no counters; only fits uses it
 	shares     divide.Cache[*penstock.Plan]
 }
 
@@ -162,9 +162,9 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 			if mode == penstock.Refund {
 				one[0].Holder = c.Holder
 			}
-			d, err := f.local.Decide(context.Background(), one[:]) // a charge is not counted if the memory is full
+			local, err := f.local.Decide(context.Background(), one[:]) // a charge is not counted if the memory is full
 			if err == nil && mode == penstock.Force && n > 1 && share.Algorithm().CanBook() {
-				f.capDebt(&one[0], d.Status(0))
+				f.capDebt(&one[0], local.Status(0))
 			}
 		}
 	}
@@ -212,7 +212,7 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 		return penstock.Decision{}, err // the store may not have checked the batch
 	}
 	var few [4]penstock.Charge // saves an allocation for small batches
-	b := failed{charges: charges}
+	b := failedBatch{charges: charges}
 	b.locals = f.assign(charges, &b.modes, few[:0])
 	if len(b.locals) > 0 {
 		if b.has(FailClosed) {
@@ -232,25 +232,27 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 	return f.compose(&b), nil
 }
 
-// A failed batch is one that the store did not decide.
-type failed struct {
+// A failedBatch is a batch that the store did not decide.
+type failedBatch struct {
 	charges []penstock.Charge
 	modes   [penstock.MaxCharges]FailureMode // of each charge: FailOpen, FailClosed or FailLocal
 	locals  []penstock.Charge                // the FailLocal charges, with this instance's shares as their limits
-	local   penstock.Decision                // on locals
+	local   penstock.Decision                // the local memory's decision on locals
 }
 
-func (b *failed) has(mode FailureMode) bool { return slices.Contains(b.modes[:len(b.charges)], mode) }
+func (b *failedBatch) has(mode FailureMode) bool {
+	return slices.Contains(b.modes[:len(b.charges)], mode)
+}
 
 // turnLocalsIntoPeeks turns the FailLocal charges into Peeks, because the batch is denied anyway.
-func (b *failed) turnLocalsIntoPeeks() {
+func (b *failedBatch) turnLocalsIntoPeeks() {
 	for i := range b.locals {
 		b.locals[i].Mode, b.locals[i].Cost, b.locals[i].Patience = penstock.Peek, 0, 0
 	}
 }
 
 // denyLocal denies the FailLocal charges.
-func (b *failed) denyLocal() {
+func (b *failedBatch) denyLocal() {
 	for i := range b.charges {
 		if b.modes[i] == FailLocal {
 			b.modes[i] = FailClosed
@@ -259,7 +261,7 @@ func (b *failed) denyLocal() {
 }
 
 // isDeniable tells whether any FailClosed charge can be denied. A Force, Refund or Reset cannot.
-func (b *failed) isDeniable() bool {
+func (b *failedBatch) isDeniable() bool {
 	for i := range b.charges {
 		switch b.charges[i].Mode {
 		case penstock.Spend, penstock.Draw, penstock.Peek:
@@ -303,7 +305,7 @@ func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges
 }
 
 // compose makes one decision of the answers of all modes.
-func (f *fallback) compose(b *failed) penstock.Decision {
+func (f *fallback) compose(b *failedBatch) penstock.Decision {
 	source, allowed := penstock.FromOpen, true
 	switch {
 	case b.has(FailClosed):
@@ -330,7 +332,7 @@ func (f *fallback) compose(b *failed) penstock.Decision {
 
 // status returns the status of charge i. If the charge is FailLocal, local is its index in
 // b.locals.
-func (f *fallback) status(b *failed, i, local int, allowed bool) (s penstock.Status) {
+func (f *fallback) status(b *failedBatch, i, local int, allowed bool) (s penstock.Status) {
 	c := &b.charges[i]
 	switch b.modes[i] {
 	case FailClosed:

@@ -27,6 +27,7 @@ type leasedKey struct {
 // maxPools is the largest number of combinations of limits that are leased under one key.
 const maxPools = 4
 
+// counts are the fields of Stats with the same names, for one key or for several.
 type counts struct{ draws, drawn, spent, returned, expired, lost int64 }
 
 func (c *counts) add(other *counts) {
@@ -45,7 +46,7 @@ type pool struct {
 	blocks    [2]block    // the older first
 	draw      *draw       // the draw in flight, or nil
 	returning int64       // units of refunds in flight; they count as held
-	timer     *time.Timer
+	timer     *time.Timer // calls returnDue
 
 	// Demand, in units per half a Life.
 	demand     float64
@@ -252,8 +253,8 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 // it. After each shorter time, roundTrip falls by a quarter of the difference.
 func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
-// windowLeft returns how long the present windows of all limits last, and at most the given time.
-// It assumes that windows follow one another without gaps.
+// windowLeft returns the time until the first of the limits' present windows ends, or most if that
+// is shorter. It assumes that windows follow one another without gaps.
 func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 	for i := range p.parts {
 		part := &p.parts[i]
@@ -269,8 +270,8 @@ func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 	return most
 }
 
-// spendableFor returns how long units that are drawn now may be spent after they arrive: for a
-// Life, or until a window ends.
+// spendableFor returns how long units that are drawn now may be spent after they arrive: until the
+// end of a Life, or of a window if that is earlier.
 func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 	return max(p.windowLeft(life, now)-2*p.roundTrip, 0) // the next answer may take longer
 }
