@@ -8,7 +8,7 @@ import (
 // A Credential authenticates clients that send it by AUTH or HELLO.
 type Credential struct {
 	// User is the name that AUTH must state. An AUTH without a name is for the user "default". If
-	// User is empty, the Password is a token: AUTH may state any name with it, or none.
+	// User is empty, the Password is a token: AUTH may state any name with the token, or none.
 	User string
 
 	// Password must not be empty.
@@ -21,7 +21,7 @@ type AuthFailure uint8
 const (
 	WrongPassword AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
 	NoPassword                       // a command that needs authentication, of a client that has not authenticated
-	authFailures                     // how many there are
+	authFailures                     // the number of reasons
 )
 
 var authFailureNames = [authFailures]string{"wrong_password", "no_password"}

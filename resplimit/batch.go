@@ -112,7 +112,7 @@ func (s *Server) decideLists(b *batch) {
 	for begun := 0; begun < len(b.heads); {
 		n := s.reserve(min(len(b.heads)-begun, s.options.Parallel))
 		s.decideList(b, b.heads[begun:begun+n])
-		s.deciding.Add(-(int64(n) - 1)) // what reserve has added
+		s.deciding.Add(-(int64(n) - 1)) // subtract what reserve has added
 		for range n {
 			if next := b.jobs[b.heads[begun]].next; next > 0 {
 				b.heads = append(b.heads, next)

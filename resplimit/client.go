@@ -34,7 +34,7 @@ func newClient(s *Server, conn net.Conn) *client {
 }
 
 // reset puts the client into the state of a new one. A client that has not authenticated keeps its
-// deadline for that.
+// deadline for AUTH.
 func (c *client) reset() {
 	if c.isAuthenticated {
 		c.authenticateBy = time.Now().Add(c.server.options.ReadTimeout)
@@ -139,5 +139,5 @@ func (c *client) send(b *batch) error {
 	return err
 }
 
-// batches pools batches: a client has one only while it executes commands.
+// batches is a pool. A client takes a batch from it only while it executes commands.
 var batches = sync.Pool{New: func() any { return &batch{last: make(map[string]int)} }}

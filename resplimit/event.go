@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// events pools events.
+// events is a pool of events.
 var events = sync.Pool{New: func() any { return new(admission.Event) }}
 
 // isObserved tells whether this package emits an event for a job. A quantity of 0 has no event,

@@ -43,7 +43,7 @@ func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
 	switch it.kind {
 	case refund: // never denied
 	case force:
-		it.isOver = s.Remaining == 0 // of the probe
+		it.isOver = s.Remaining == 0 // the probe has no unit left
 	case check:
 		it.isOver = s.RetryAfter > 0 || s.Remaining == 0
 	default:

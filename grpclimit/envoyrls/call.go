@@ -29,7 +29,7 @@ type call struct {
 
 	direct  policy.DirectCall // the enforced charges of this round, and the shadows below
 	shadows []policy.Shadow
-	charges []penstock.Charge // of all shadows; each shadow has a part of this array, so it must not move
+	charges []penstock.Charge // of all shadows; each shadow is a part of this array, which must not move
 	limits  []*policy.Limit   // the limits of charges, by the same index
 
 	evaluation policy.Evaluation
@@ -63,7 +63,7 @@ type kind uint8
 const (
 	none      kind = iota // no limit applies, or another one replaces it
 	unlimited             // the limit is unlimited
-	refuse                // the policy's deny list has it
+	refuse                // the policy's deny list has the client
 	spend                 // charged if it fits
 	force                 // always charged
 	check                 // reads whether the limit is exceeded, without a charge

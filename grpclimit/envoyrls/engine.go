@@ -62,9 +62,8 @@ func (e *Engine) Config() *envoyconfig.Config {
 // MaxDescriptors is how many descriptors a request may have.
 const MaxDescriptors = penstock.MaxCharges
 
-// Decide decides a request. If ctx has a deadline, the store must answer before the deadline: by a
-// fifth of the time left, but at most by 5 ms. That leaves time for the fallback of
-// Options.OnFailure.
+// Decide decides a request. If ctx has a deadline, the store must answer earlier. The margin is a
+// fifth of the time left, and at most 5 ms. It leaves time for the fallback of Options.OnFailure.
 //
 // The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
 // response is complete.
@@ -116,7 +115,7 @@ func withEarlierAnswer(ctx context.Context) context.Context {
 	return guard.AnswerBy(ctx, at.Add(-min(time.Until(at)/5, maxMargin)))
 }
 
-// maxMargin is the longest time that withEarlierAnswer leaves.
+// maxMargin is the longest time that withEarlierAnswer leaves before the deadline.
 const maxMargin = 5 * time.Millisecond
 
 // failed returns the error for a request that was not decided.

@@ -111,7 +111,7 @@ func (g *gatherer) startNext() {
 }
 
 // takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
-// removes them from the waiting ones.
+// removes these from g.waiting.
 func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
 	list := []*gatheredCall{first}
 	g.waiting = slices.DeleteFunc(g.waiting, func(call *gatheredCall) bool {

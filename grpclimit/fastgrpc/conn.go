@@ -56,7 +56,7 @@ type conn struct {
 	streamWindow       int64     // bytes of DATA that the client accepts on a new stream
 	maxHeaderList      uint32    // bytes of headers that the client accepts
 	mustShrink         bool      // the client has made its header table smaller, so the next header block must begin with the instruction shrink
-	hasShrunk          bool      // a header block has begun with shrink; later blocks need it no more
+	hasShrunk          bool      // a header block has begun with shrink, so later blocks do not need it
 	blockedStreams     []*stream // streams whose responses wait for a window, the oldest first
 	drainState         drainState
 	drainStateSince    time.Time // when drainState changed
@@ -303,7 +303,7 @@ func (c *conn) setReadDeadline(now, due time.Time) {
 // interruptLocked makes the reader call tick, which returns a new deadline.
 func (c *conn) interruptLocked() {
 	c.mustTick = true
-	c.nc.SetReadDeadline(time.Unix(1, 0)) // a time in the past ends a Read at once
+	c.nc.SetReadDeadline(time.Unix(1, 0)) // a time in the past ends a Read immediately
 }
 
 // clearInterrupt returns whether tick must be called again, and sets mustTick to false.

@@ -35,7 +35,7 @@ func (c *conn) dispatch() {
 	for i, s := range c.batch {
 		c.batch[i] = nil
 		if s == nil {
-			continue // an earlier call has it in its list
+			continue // this call is in the list of an earlier one
 		}
 		if o.Parallel > 1 && c.start(s) {
 			continue

@@ -9,8 +9,8 @@ import (
 // writes what is in out now.
 func (c *conn) flush() { c.write(false) }
 
-// flushLater is flush after other goroutines have run, so that one write can carry their responses
-// too.
+// flushLater lets other goroutines run and then does what flush does, so that one write can carry
+// their responses too.
 func (c *conn) flushLater() { c.write(true) }
 
 // write writes out to the connection. With shouldYield, other goroutines run first.

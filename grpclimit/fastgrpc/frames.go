@@ -102,8 +102,9 @@ func appendString(b []byte, text string) []byte {
 	return append(b, text...)
 }
 
-// appendStatusFields appends the fields of a status that is not OK. If they exceed maxHeaderList,
-// the size that the client accepts, it omits the details, and if necessary the message.
+// appendStatusFields appends the fields of a status that is not OK. The client accepts
+// maxHeaderList bytes of headers. If the fields do not fit, appendStatusFields omits the details,
+// and if necessary the message.
 func appendStatusFields(b []byte, s *status.Status, maxHeaderList uint32) []byte {
 	const perField = 32                // bytes that HTTP/2 counts for each field, besides its text
 	room := int64(maxHeaderList) - 128 // enough for :status, content-type and grpc-status

@@ -13,7 +13,7 @@ import (
 // The documentation of Options.MaxConnections promises this bound.
 func TestIdleConnectionsAreSmall(t *testing.T) {
 	const n = 1000         // idle connections
-	const bound = 20 << 10 // bytes of one
+	const bound = 20 << 10 // bytes of one connection
 	server, address := startFast(t, fastgrpc.Options{})
 	warm := dialRaw(t, address)
 	warm.call(1, "x")

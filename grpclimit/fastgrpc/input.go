@@ -14,7 +14,7 @@ type input struct {
 	r, w int // the unread bytes are buf[r:w]
 }
 
-// The sizes of buf in bytes: after the first read, and at most.
+// minInput is the size of buf in bytes after the first read. maxInput is its largest size.
 const (
 	minInput = 4 << 10
 	maxInput = 32 << 10 // more than a frame, which has at most frameHeader + maxFrame
