@@ -135,7 +135,7 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 		}
 	}
 	if allowed, denied := seen.count(admission.Allowed), seen.count(admission.Denied); allowed != 4 || denied != 2 {
-		t.Errorf("observed %d allowed and %d denied requests; want 4 and 2", allowed, denied)
+		t.Errorf("the events have %d allowed and %d denied requests; want 4 and 2", allowed, denied)
 	}
 	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
 		t.Errorf("the event is %+v; want rule search, limit hour and its algorithm", e)
@@ -451,7 +451,7 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 		}
 		synctest.Wait()
 		for range 20 {
-			time.Sleep(29 * time.Second)
+			time.Sleep(29 * time.Second) // almost the ttl
 			if got := send(h, "GET", "/").Code; got != 429 {
 				t.Fatalf("a third request while two are served: status %d; want 429", got)
 			}
@@ -502,7 +502,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 			}
 		}
 		if n := seen.count(admission.Denied); n != 2 {
-			t.Errorf("observed %d denials; want 2", n)
+			t.Errorf("the events have %d denials; want 2", n)
 		}
 	})
 }
@@ -520,7 +520,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 			bodies = append(bodies, client)
 			slow.Go(func() {
 				r := httptest.NewRequest("POST", "/", body)
-				r.ContentLength = 5
+				r.ContentLength = int64(len("hello"))
 				w := httptest.NewRecorder()
 				if h.ServeHTTP(w, r); w.Code != 200 {
 					t.Errorf("a request with a slow body: status %d; want 200", w.Code)
@@ -590,7 +590,7 @@ rules:
 		t.Errorf("the first request of another client: status %d; want 200, because lists charge nothing", got)
 	}
 	if exempt, refused := seen.count(admission.Exempt), seen.count(admission.Refused); exempt != 3 || refused != 3 {
-		t.Errorf("observed %d exempt and %d refused requests; want 3 and 3", exempt, refused)
+		t.Errorf("the events have %d exempt and %d refused requests; want 3 and 3", exempt, refused)
 	}
 }
 

@@ -129,13 +129,10 @@ func accepts(rules *policy.Rules, token string) bool {
 func descriptionOf(rules *policy.Rules) string { return describe.Spec(rules.Spec()) }
 
 // charged returns the charges of a request, as "rule.limit key cost".
-func charged(rules *policy.Rules, a testRequest) (list []string) {
+func charged(rules *policy.Rules, a testRequest) []string {
 	var v policy.Evaluation
 	rules.Evaluate(a, &v)
-	for i, c := range v.Charges {
-		list = append(list, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))
-	}
-	return list
+	return chargesOf(&v)
 }
 
 // keyOf returns the key of the one charge of a request.

@@ -101,16 +101,13 @@ func TestGoldenPolicies(t *testing.T) {
 			rules, sign := newSigner(config, p)
 			var s strings.Builder
 			s.WriteString(descriptionOf(p.Rules))
-			for i, w := range p.Warnings {
-				if i == 0 {
-					s.WriteByte('\n')
-				}
+			if len(p.Warnings)+len(p.Hints) > 0 {
+				s.WriteByte('\n')
+			}
+			for _, w := range p.Warnings {
 				fmt.Fprintf(&s, "warning: %v\n", w)
 			}
-			for i, h := range p.Hints {
-				if i == 0 && len(p.Warnings) == 0 {
-					s.WriteByte('\n')
-				}
+			for _, h := range p.Hints {
 				fmt.Fprintf(&s, "hint: %v\n", h)
 			}
 			blocks := readRequests(t, g.basePath+".requests")
@@ -134,21 +131,21 @@ func compare(t *testing.T, file, text string) {
 		}
 		return
 	}
-	before, err := os.ReadFile(file)
+	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatalf("%v\n(go test ./policy/policyfile -run Golden -rewrite writes the file)", err)
 	}
-	oldLines, newLines := strings.Split(string(before), "\n"), strings.Split(text, "\n")
-	for i := range max(len(oldLines), len(newLines)) {
-		oldLine, newLine := "", ""
-		if i < len(oldLines) {
-			oldLine = oldLines[i]
+	wantLines, gotLines := strings.Split(string(want), "\n"), strings.Split(text, "\n")
+	for i := range max(len(wantLines), len(gotLines)) {
+		wantLine, gotLine := "", ""
+		if i < len(wantLines) {
+			wantLine = wantLines[i]
 		}
-		if i < len(newLines) {
-			newLine = newLines[i]
+		if i < len(gotLines) {
+			gotLine = gotLines[i]
 		}
-		if oldLine != newLine {
-			t.Fatalf("%s:%d: the line is\n\t%s\nwant\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes the file; git diff shows all changes)", file, i+1, newLine, oldLine)
+		if wantLine != gotLine {
+			t.Fatalf("%s:%d: the line is\n\t%s\nwant\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes the file; git diff shows all changes)", file, i+1, gotLine, wantLine)
 		}
 	}
 }
@@ -267,9 +264,9 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 	return s.String()
 }
 
-// windowText describes a limit's windows: how many parts they have, and where they begin. For a
-// calendar window, it returns the ends of the window at noon on 1 July 2026 and of the next one, in
-// UTC.
+// windowText describes a limit's windows: how many parts they have, and where they begin. For
+// calendar windows it returns two ends, in UTC: that of the window with noon on 1 July 2026, and
+// that of the next window.
 func windowText(p *penstock.Plan) string {
 	const minutes = "2006-01-02 15:04"
 	a, params := p.Algorithm(), p.Params(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC).UnixMicro())
