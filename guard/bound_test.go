@@ -178,7 +178,7 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 // its burst, and of its rate in any interval. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
-	tightest := 0.0
+	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 1 + random.IntN(12)
@@ -212,7 +212,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 // one more burst.
 func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
-	tightest := 0.0
+	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAddsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 1 + random.IntN(12)
@@ -249,7 +249,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 // the burst.
 func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	effort.WithoutRace(t)
-	tightest := 0.0
+	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 200, "TestOutageUnderFullSkewAddsTheOthersShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 2 + random.IntN(8)

@@ -278,7 +278,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 					admitted++
 				}
 			}
-			// Its share refills 40 units. At most 10 of them were overdrawn; 4 are a margin.
+			// Its share refills 40 units. At most 10 of them make up for the overdraft; 4 are a margin.
 			if admitted < 26 {
 				t.Errorf("%s: the hot instance admitted %d units in 4 s of an outage; want at least 26, as its share is 10 a second", name, admitted)
 			}
@@ -294,7 +294,8 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	tightest, runs := 0.0, 0
+	tightest := 0.0 // the largest fraction of the bound that a run reached
+	runs := 0
 	for range seeds(120) {
 		synctest.Test(t, func(t *testing.T) {
 			const rate, burst = 1000, 10
@@ -332,7 +333,8 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 			if got > bound {
 				t.Errorf("%.1f units beyond the rate around the end of an outage; the bound is %.1f", got, bound)
 			}
-			tightest, runs = max(tightest, got/bound), runs+1
+			tightest = max(tightest, got/bound)
+			runs++
 		})
 	}
 	t.Logf("counted: %d ends of outages (at most %.0f %% of the bound)", runs, 100*tightest)

@@ -723,7 +723,7 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 	})
 }
 
-// Tiers share a counter, but a cost that the smaller tier is denied may fit the larger one.
+// Tiers share a counter, but a cost that the smaller tier denies may fit the larger one.
 func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
@@ -776,7 +776,7 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 
 // One key is far over its limit, on a store that takes 1 ms to reply. For each unit that is
 // refilled, the store is called several times: by the first caller, by those that waited for its
-// reply, and by those that come before the first of these has a reply.
+// reply, and by those that come before the waiting callers have replies.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
 	const arrivals = 10 // requests during the 1 ms of a reply

@@ -78,7 +78,7 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 		return true, grantedUnits{}
 	}
 	next = c
-	canGrant, mustGrant := true, true // a grant is legal; a denial is illegal
+	canGrant, mustGrant := true, true // whether a grant is legal, and whether a denial is illegal
 	for i, o := range operations {
 		count, used := historyLimits[o.limit].Count, c[o.limit]
 		free := max(count-used, 0)
@@ -109,8 +109,8 @@ func (c grantedUnits) apply(operations []operation, got answer, idle int64) (isL
 			return false, c
 		}
 		left := max(count-next[o.limit], 0)
-		hasLeft := got.isAllowed && got.source == penstock.FromStore && !got.isUnknown
-		if hasLeft && (got.left[i] > left || got.left[i] < left-idle) {
+		hasRemaining := got.isAllowed && got.source == penstock.FromStore && !got.isUnknown
+		if hasRemaining && (got.left[i] > left || got.left[i] < left-idle) {
 			return false, c
 		}
 	}
@@ -131,6 +131,7 @@ type history struct {
 	sources [sourceCount]int // answers, by penstock.Source
 }
 
+// sourceCount is the number of Sources. FromClosed is the last of them.
 const sourceCount = penstock.FromClosed + 1
 
 // record makes a call for a client. It records nothing if the store was not called.

@@ -94,7 +94,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 					if errors.Is(err, penstock.ErrInvalid) != errors.Is(call.Err, penstock.ErrInvalid) || (err == nil) != (call.Err == nil) {
 						t.Fatalf("seed %d, step %d: in a list, the error is %v; want %v, as alone", seed, step, call.Err, err)
 					}
-					// The deny cache of one of the two has the denial, that of the other has forgotten it.
+					// Only one of the two deny caches has forgotten the denial.
 					isForgotten := !got.Allowed && !want.Allowed && (got.Source == penstock.FromStore) != (want.Source == penstock.FromStore)
 					if isForgotten {
 						forgotten++

@@ -107,8 +107,9 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 						var end func()
 						turns.Store, end = c.wrap(newFaulty())
 						defer end()
-						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
-							t.Errorf("seed %d, %v: %v", seed, limits[0], err)
+						const steps = 300
+						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), steps); err != nil {
+							t.Errorf("seed %d, the limits %v: %v", seed, limits, err)
 						}
 						runs++
 					})

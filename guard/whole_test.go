@@ -186,7 +186,7 @@ func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
 	})
 }
 
-// A movingStore has one node at a time, whose number changes.
+// A movingStore has one node at a time. The test changes the number of the node.
 type movingStore struct {
 	*faulty
 	server atomic.Int64 // the number of the node
