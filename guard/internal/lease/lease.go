@@ -38,7 +38,7 @@ type Store struct {
 	start    time.Time // the origin of all times
 	life     time.Duration
 	seed     maphash.Seed
-	stripes  [stripes]stripe
+	stripes  [stripeCount]stripe
 	keyCount atomic.Int64 // of all stripes
 	isClosed atomic.Bool
 
@@ -49,10 +49,11 @@ type Store struct {
 }
 
 const (
-	stripes     = 64
+	stripeCount = 64
 	DefaultLife = time.Second // the default of Options.Life
 )
 
+// A stripe has the keys whose hashes select it, and a lock for them.
 type stripe struct {
 	mu       sync.RWMutex
 	keys     map[keyName]*leasedKey
@@ -66,7 +67,7 @@ func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
 	const lifeMask = 1<<16 - 1
 	thisLife := uint64(now/life) & lifeMask
 	lastLife := (thisLife - 1) & lifeMask
-	place := &s.seenOnce[hash/stripes%uint64(len(s.seenOnce))]
+	place := &s.seenOnce[hash/stripeCount%uint64(len(s.seenOnce))]
 	seen := place.Load()
 	if seen == hash&^lifeMask|thisLife || seen == hash&^lifeMask|lastLife {
 		return true
@@ -319,7 +320,7 @@ func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
 	}
 	name := keyName{key, plans[0].Group()}
 	hash := maphash.String(l.seed, key)
-	s := &l.stripes[hash%stripes]
+	s := &l.stripes[hash%stripeCount]
 	s.mu.RLock()
 	k := s.keys[name]
 	s.mu.RUnlock()
@@ -330,7 +331,7 @@ func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
 }
 
 func (l *Store) stripeOf(key string) *stripe {
-	return &l.stripes[maphash.String(l.seed, key)%stripes]
+	return &l.stripes[maphash.String(l.seed, key)%stripeCount]
 }
 
 // canLease tells whether all of the limits may be leased.

@@ -557,11 +557,14 @@ func isBreakerOpen(err error) bool {
 	return e != nil && e.Reason == penstock.ReasonBreakerOpen
 }
 
-// skipShard moves on to the next shard after a breaker rejected the call of a charge that is alone
-// in its batch.
-func (b *splitBatch) skipShard(err error) bool {
+// skipShard moves a charge that is alone in its batch on to its next shard, if a breaker rejected
+// the call. It returns whether it did.
+func (b *splitBatch) skipShard(err error) (hasMoved bool) {
+	if len(b.charges) > 1 || !isBreakerOpen(err) {
+		return false
+	}
 	p := &b.states[0]
-	if len(b.charges) > 1 || p.strategy != oneShard || p.tried == p.parts.N()-1 || !isBreakerOpen(err) {
+	if isLastShard := p.tried == p.parts.N()-1; isLastShard || p.strategy != oneShard {
 		return false
 	}
 	p.tried++
