@@ -98,8 +98,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
     reset = last - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if newexpires == ownexpires and newcost == owncost and not savesrepair and mode ~= RESET then
+  if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

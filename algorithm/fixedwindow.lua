@@ -66,8 +66,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
     reset = ending - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or not fits)
-  if after == used and not savesrepair and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or not fits)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

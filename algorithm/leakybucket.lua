@@ -55,8 +55,7 @@ local function leakybucket(rate, parts, places, _, mode, cost, patience, now, ho
     reset = cdiv(level, rate) + ahead
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if level == before and not savesrepair and mode ~= RESET then
+  if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset

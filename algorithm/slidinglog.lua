@@ -65,8 +65,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
 
   remaining = math.max(count - after, 0)
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if after == used and not savesrepair and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
       reset = (repaired and now or last) + period - now
     end

@@ -90,8 +90,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     reset = start + width - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if granted == 0 and not savesrepair and mode ~= RESET then
+  if granted == 0 and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

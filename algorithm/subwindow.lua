@@ -81,8 +81,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     reset = emptyat(start, oldn, oldwidth, next) - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if after == used and not savesrepair and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

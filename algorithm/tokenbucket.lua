@@ -48,8 +48,7 @@ local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, 
     reset = cdiv(level, rate) + ahead
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  local savesrepair = repaired and (mode ~= PEEK or retry ~= 0)
-  if level == before and not savesrepair and mode ~= RESET then
+  if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
