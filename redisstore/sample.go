@@ -95,8 +95,8 @@ func (k *KeySample) add(reply string) error {
 	for line := range strings.Lines(rest) {
 		number, group, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || n < 0 || n > seen {
-			return fmt.Errorf("the sample script replied %.40q with the line %.40q; expected a number of keys, at most %d, and a group", reply, line, seen)
+		if err != nil || n <= 0 || n > seen {
+			return fmt.Errorf("the sample script replied %.40q with the line %.40q; expected a number of keys from 1 to %d, and a group", reply, line, seen)
 		}
 		k.Groups[group] += float64(total) * float64(n) / float64(seen)
 	}

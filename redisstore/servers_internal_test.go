@@ -75,7 +75,7 @@ func TestSampleIsParsed(t *testing.T) {
 	if k.Total != 1500 || k.Seen != 150 || k.Groups["search"] != 250 || k.Groups["login"] != 50 || k.Groups[""] != 10 || len(k.Groups) != 3 {
 		t.Errorf("the sample is %+v; want 1500 keys, 150 seen, 250 of search, 50 of login and 10 of the store", k)
 	}
-	for _, hostile := range []string{"", "1", "x y", "-1 0", "10 5\n6 a", "10 5\n-1 a", "10 0\n1 a", "1 1\nsearch"} {
+	for _, hostile := range []string{"", "1", "x y", "-1 0", "10 5\n6 a", "10 5\n-1 a", "10 0\n1 a", "0 0\n0 x", "1 1\nsearch"} {
 		if err := k.add(hostile); err == nil {
 			t.Errorf("%q is accepted; want an error", hostile)
 		}

@@ -18,7 +18,7 @@ var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.
 	if l.Count != 1 {
 		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")
 	}
-	if l.Period < 1 || l.Burst < 0 || l.Burst > 30 || l.Period<<l.Burst > algorithm.MaxPeriod {
+	if l.Period < 1 || l.Burst < 0 || l.Burst > 30 || l.Period > algorithm.MaxPeriod>>l.Burst {
 		return algorithm.Params{}, errors.New("the longest pause, Period doubled Burst times, must be from 1µs to 8 years")
 	}
 	return algorithm.Params{l.Period, l.Period << l.Burst}, nil

@@ -96,3 +96,21 @@ func TestBackoffDoublesThePauseAndResets(t *testing.T) {
 		t.Errorf("after a time without requests the pause is %v; want 1s", got)
 	}
 }
+
+func TestLongestPauseHasABound(t *testing.T) {
+	limit := penstock.Limit{Name: "attempts", Algorithm: Backoff, Count: 1}
+	for _, row := range []struct {
+		period  time.Duration
+		burst   int64
+		isValid bool
+	}{
+		{period: time.Second, burst: 20, isValid: true},
+		{period: time.Second, burst: 30, isValid: false},
+		{period: 1 << 40 * time.Microsecond, burst: 24, isValid: false}, // 2^64 µs, which overflows
+	} {
+		limit.Period, limit.Burst = row.period, row.burst
+		if _, err := limit.Compile(); (err == nil) != row.isValid {
+			t.Errorf("a period of %v doubled %d times: error %v; want valid %t", row.period, row.burst, err, row.isValid)
+		}
+	}
+}

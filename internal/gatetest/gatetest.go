@@ -292,7 +292,7 @@ func (s *runningService) sendBody(t *testing.T, method, target string, keys []st
 	res, err := http.ReadResponse(bufio.NewReader(connection), nil)
 	if err != nil {
 		t.Errorf("%s %s: %v", method, target, err)
-		return &http.Response{Status: "no answer"}
+		return &http.Response{Status: "no answer", Body: http.NoBody}
 	}
 	defer res.Body.Close()
 	answer, err := io.ReadAll(res.Body)
