@@ -203,7 +203,7 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 			continue
 		}
 		if badLines++; badLines == maxBadLines {
-			c.fail(p, "the check of %s ends here, after %d bad lines; mend them, and check again", name, maxBadLines)
+			c.fail(p, "the check of %s ends here, after %d bad lines; fix them, then check again", name, maxBadLines)
 			return false
 		}
 	}
