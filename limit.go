@@ -119,18 +119,18 @@ const maxName = 64 // characters of a name
 
 // checkName checks a name of a limit or a limiter. The error calls it what, such as "group".
 func checkName(what, name string) error {
+	position := 0
+	for _, c := range name {
+		if position++; !isNameCharacter(c) {
+			return fmt.Errorf("the %s has %q at position %d; allowed are a-z, 0-9, '_', '.' and '-'", what, c, position)
+		}
+	}
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("the %s has %d characters; it must have 1 to %d", what, len(name), maxName)
-	}
-	for i := 0; i < len(name); i++ {
-		c := name[i]
-		if !isNameCharacter(c) {
-			return fmt.Errorf("the %s has %q at position %d; allowed are a-z, 0-9, '_', '.' and '-'", what, c, i+1)
-		}
 	}
 	return nil
 }
 
-func isNameCharacter(c byte) bool {
-	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || strings.IndexByte("_.-", c) >= 0
+func isNameCharacter(c rune) bool {
+	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || strings.ContainsRune("_.-", c)
 }
