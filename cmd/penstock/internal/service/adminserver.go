@@ -35,8 +35,13 @@ func (s *service) newAdmin(connections int) (*server, error) {
 	idle := newIdleList()
 	http1 := &http.Server{
 		Handler: admin.New(admin.Options{
-			MaxRequests: streams + connections/4, MaxScrapes: connections / 8,
-			Checks: s.checks(), Metrics: s.metrics.Handler(), API: api, Pages: dashboard.New(dashboard.Options{API: api, Version: s.Version}), Pprof: pprof,
+			MaxRequests: streams + connections/4,
+			MaxScrapes:  connections / 8,
+			Checks:      s.checks(),
+			Metrics:     s.metrics.Handler(),
+			API:         api,
+			Pages:       dashboard.New(dashboard.Options{API: api, Version: s.Version}),
+			Pprof:       pprof,
 		}),
 		TLSConfig:         config,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -52,7 +57,8 @@ func (s *service) newAdmin(connections int) (*server, error) {
 	return server, nil
 }
 
-// newAdminAPI makes the handler of the admin API, for at most streams readers of events.
+// newAdminAPI makes the handler of the admin API. It serves at most streams readers of events at a
+// time.
 func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
 	identities := s.Settings.Identities(s.sharedSecret)
@@ -94,7 +100,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	})
 }
 
-// health returns the checks of /readyz for the admin API.
+// health runs the checks of /readyz for the admin API.
 func (s *service) health(ctx context.Context) adminapi.Health {
 	worst := admin.OK
 	all := adminapi.Health{Checks: []adminapi.Check{}}
@@ -110,7 +116,13 @@ func (s *service) health(ctx context.Context) adminapi.Health {
 // storeInfo returns what is known of the store for the admin API.
 func (s *service) storeInfo(context.Context) adminapi.StoreState {
 	state := s.core.StoreState()
-	info := adminapi.StoreState{Name: s.Settings.StoreName(), IsFailing: state.Reason != "", Reason: state.Reason, Breakers: map[string]string{}, Instances: state.Instances}
+	info := adminapi.StoreState{
+		Name:      s.Settings.StoreName(),
+		IsFailing: state.Reason != "",
+		Reason:    state.Reason,
+		Breakers:  map[string]string{},
+		Instances: state.Instances,
+	}
 	for node, breaker := range state.Breakers {
 		info.Breakers[observe.Node(node)] = breaker.String()
 	}

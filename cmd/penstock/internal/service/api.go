@@ -2,7 +2,6 @@ package service
 
 import (
 	"net/http"
-	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -40,9 +39,10 @@ func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 	}), nil
 }
 
-// misused returns a function that logs why forward-auth did not decide, at most every ten seconds.
+// misused returns a function that logs why forward-auth did not decide, at most once per
+// refusalLogInterval.
 func (s *service) misused() func(error) {
-	line := &logthrottle.Line{Every: 10 * time.Second}
+	line := &logthrottle.Line{Every: refusalLogInterval}
 	return func(err error) {
 		if skipped, isDue := line.Due(); isDue {
 			s.Log.Warn("forward-auth refused to decide; the proxy or the policy must change", "err", err, "unlogged", skipped)

@@ -34,8 +34,8 @@ func (s *service) openAudit() error {
 		return fmt.Errorf("%w: audit-file (%s): %w", settings.ErrInvalid, s.Settings.Source("audit-file"), err)
 	}
 	s.auditFile.to = file
-	s.auditFile.sink = logsink.New(&reportedWriter{to: writerFunc(s.auditFile.append), report: func(err error, missing int64) {
-		s.Log.Error("the audit file cannot be written; its lines are only in this log", "err", err, "unlogged", missing)
+	s.auditFile.sink = logsink.New(&reportedWriter{to: writerFunc(s.auditFile.append), report: func(err error, unreported int64) {
+		s.Log.Error("the audit file cannot be written; its lines are only in this log", "err", err, "unlogged", unreported)
 	}})
 	s.onClose(s.auditFile.sink.Close)
 	return nil
@@ -58,7 +58,7 @@ func (f *auditFile) append(line []byte) (int, error) {
 	return n, err
 }
 
-// check returns an error if the file cannot be opened for a line.
+// check returns an error if the file cannot be opened for writing.
 func (f *auditFile) check() error {
 	if f.to == nil {
 		return nil
@@ -104,8 +104,7 @@ func (w *reportedWriter) Write(line []byte) (int, error) {
 }
 
 // audit returns a function that records writes of the admin API in the log and in the audit file.
-// It records each write that succeeds or has changed a limit. Of all others, it records at most one
-// a second.
+// It records each write that succeeds or has changed a limit, and at most one other write a second.
 func (s *service) audit() func(audit.Line) {
 	throttle := &logthrottle.Line{Every: time.Second}
 	return func(line audit.Line) {

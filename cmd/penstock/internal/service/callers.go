@@ -25,6 +25,9 @@ import (
 // maxMessage is the largest body that a caller may send, in bytes.
 const maxMessage = 1 << 20
 
+// refusalLogInterval is the time between two log lines about refused calls with the same reason.
+const refusalLogInterval = 10 * time.Second
+
 // throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
 const throttleName = "cl.throttle"
 
@@ -70,7 +73,10 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	if err != nil {
 		return nil, err
 	}
-	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(s.telemetry.Handler(handler), maxMessage)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler = s.telemetry.Handler(handler)
+	handler = http.MaxBytesHandler(handler, maxMessage)
+	handler = s.countInFlight(handler)
+	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
 	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
 }
 
@@ -85,8 +91,13 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 		}
 	}
 	o := resplimit.Options{
-		LimitName: throttleName, AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
-		ReadTimeout: s.Settings.HeaderTimeout, Observe: s.core.Observe, AuthFailed: s.respAuthFailed(),
+		LimitName:      throttleName,
+		AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
+		MaxConnections: int(maxConnections),
+		IdleTimeout:    s.Settings.IdleTimeout,
+		ReadTimeout:    s.Settings.HeaderTimeout,
+		Observe:        s.core.Observe,
+		AuthFailed:     s.respAuthFailed(),
 	}
 	if len(s.Settings.CallerToken) > 0 {
 		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
@@ -98,7 +109,8 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	if err != nil {
 		return nil, err
 	}
-	// Callers of CL.THROTTLE send their own rates. All count under the name of this plan.
+	// Callers of CL.THROTTLE send their own rates. All these limits are recorded under the name of
+	// this plan.
 	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
 	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
 	s.metrics.AddRESP(resp.Connections)
@@ -118,12 +130,12 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}, nil
 }
 
-// respAuthFailed returns a function that counts Redis clients with a missing or wrong password,
-// and logs each reason at most every ten seconds.
+// respAuthFailed returns a function that counts Redis clients with a missing or wrong password, and
+// logs each reason at most once per refusalLogInterval.
 func (s *service) respAuthFailed() func(resplimit.AuthFailure, net.Addr) {
 	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
 	for i := range lines {
-		lines[i].Every = 10 * time.Second
+		lines[i].Every = refusalLogInterval
 	}
 	return func(f resplimit.AuthFailure, peer net.Addr) {
 		s.metrics.AuthFailed(f)

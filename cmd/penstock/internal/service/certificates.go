@@ -55,9 +55,9 @@ func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error
 	return config, nil
 }
 
-// certificates serves the certificate of two files, and reloads it when they change. It checks the
-// files at most once a second, when a client connects. If they cannot be used, the old certificate
-// stays.
+// certificates serves the certificate of a certificate file and a key file. When a client connects,
+// it reloads files that have changed, at most once a second. If the files cannot be used, the old
+// certificate stays in use.
 type certificates struct {
 	listener          string
 	certFile, keyFile string
@@ -65,7 +65,7 @@ type certificates struct {
 
 	mu      sync.Mutex
 	current *tls.Certificate
-	stamps  [2]stamp
+	stamps  [2]stamp  // of certFile and keyFile, when they were last read
 	checked time.Time // when the files were last checked
 }
 
@@ -83,7 +83,7 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		c.checked = time.Now()
 		if now := c.currentStamps(); now != c.stamps {
 			if err := c.load(); err != nil {
-				c.stamps = now // do not log this again
+				c.stamps = now // log this error only once
 				c.log.Error("certificate reload failed; the old certificate stays in use", "listener", c.listener, "file", c.certFile, "key_file", c.keyFile, "err", err)
 			} else {
 				c.log.Info("certificate reloaded", "listener", c.listener, "file", c.certFile)
@@ -100,7 +100,7 @@ func (c *certificates) expiry() time.Time {
 	return current.Leaf.NotAfter
 }
 
-// load reads the files. Its caller holds mu, or c is not in use yet.
+// load reads the files. The caller holds mu, or c is not in use yet.
 func (c *certificates) load() error {
 	stamps := c.currentStamps() // before reading, so that a change during the read is noticed later
 	cert, err := settings.ReadFile(c.certFile)

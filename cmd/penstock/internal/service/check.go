@@ -1,8 +1,6 @@
 package service
 
 import (
-	"time"
-
 	"google.golang.org/grpc"
 
 	"github.com/penstock/penstock/admission"
@@ -41,12 +39,12 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 }
 
 // apiAuthFailed returns a function that counts JSON calls with a missing or wrong token, and logs
-// each reason at most every ten seconds.
+// each reason at most once per refusalLogInterval.
 func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
 	count := s.metrics.AddAPI()
 	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
 	for i := range lines {
-		lines[i].Every = 10 * time.Second
+		lines[i].Every = refusalLogInterval
 	}
 	return func(f checkapi.AuthFailure) {
 		count(f)

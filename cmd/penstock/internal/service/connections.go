@@ -25,15 +25,15 @@ func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener
 type limitedListener struct {
 	net.Listener
 	open   chan struct{} // an element for each open connection
-	idle   *idleList     // connections that may be closed for a new one; nil: none
+	idle   *idleList     // connections that may be closed to make room for new ones; nil: none
 	onFull func()
-	inUse  atomic.Int64
+	inUse  atomic.Int64 // open connections that Accept has returned
 	close  sync.Once
 	closed chan struct{}
 }
 
 func (l *limitedListener) Accept() (net.Conn, error) {
-	if l.idle != nil { // accept first: without a new connection, no idle one should be closed
+	if l.idle != nil { // accept first, so that idle connections are only closed for a new one
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
@@ -58,7 +58,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 // takePlace reserves a place for one connection, and waits until one is free. It returns false if
 // the listener is closed.
 func (l *limitedListener) takePlace() bool {
-	var becameIdle chan struct{} // nil, which never receives, if there is no list
+	var becameIdle chan struct{} // nil without an idleList, so it never receives
 	if l.idle != nil {
 		becameIdle = l.idle.added
 	}
@@ -102,7 +102,7 @@ func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	return nil, fmt.Errorf("unknown type of connection %T", conn)
 }
 
-// connections returns how many are open.
+// connections returns how many connections are open.
 func (l *limitedListener) connections() int { return int(l.inUse.Load()) }
 
 func (l *limitedListener) Close() error {

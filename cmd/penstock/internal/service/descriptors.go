@@ -3,16 +3,20 @@ package service
 // A connectionBudget is how many connections of each kind may be open at once. It leaves file
 // descriptors for the store, files and health checks. Otherwise clients could use all descriptors,
 // and /livez could not respond.
-//
-// callers is the number for each listener that decides for callers, such as those of the check API.
-type connectionBudget struct{ clients, upstream, callers, admin int64 }
+type connectionBudget struct {
+	clients  int64 // from clients to the proxy
+	upstream int64 // from the proxy to the upstream
+	callers  int64 // at each listener where callers get decisions, such as the check API
+	admin    int64 // at the admin address
+}
 
-// maxReserved is the most descriptors that are reserved for other uses than the connections of
-// clients, callers and the upstream. With few descriptors, a quarter of them is reserved.
+// maxReserved is the largest number of descriptors that are reserved for other uses than the
+// connections of clients, callers and the upstream. With few descriptors, a quarter of them is
+// reserved.
 const maxReserved = 256
 
-// minAdmin is how many connections the admin address has at least, so that it can answer probes
-// beside other requests.
+// minAdmin is the smallest number of connections that the admin address may have. It can then
+// answer probes beside other requests.
 const minAdmin = 8
 
 // newConnectionBudget divides the descriptors that the process may open. The clients of the proxy,

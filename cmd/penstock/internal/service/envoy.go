@@ -36,9 +36,12 @@ var envoyAlgorithms = map[string]*algorithm.Algorithm{
 // EnvoyOptions returns the options of the engine for Envoy's limits.
 func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	o := envoyrls.Options{
-		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
+		Algorithm:     envoyAlgorithms[s.EnvoyAlgorithm],
+		ShadowMode:    s.EnvoyShadowMode,
+		QuotaMode:     s.EnvoyQuotaMode,
+		HasMetadata:   s.EnvoyMetadata,
+		SpendsReports: s.EnvoyReports == "spend",
 	}
-	o.SpendsReports = s.EnvoyReports == "spend"
 	var modeErr, failureErr error
 	o.Mode, modeErr = envoyrls.ParseMode(s.EnvoyMode)
 	o.OnFailure, failureErr = envoyrls.ParseFailure(s.EnvoyOnFailure)
@@ -54,11 +57,11 @@ type envoy struct {
 	service *service
 	dir     string // the folder; "" for none
 	engine  *envoyrls.Engine
-	watcher *envoyconfig.Watcher
+	watcher *envoyconfig.Watcher // nil without a folder
 
 	mu       sync.Mutex
 	names    []metrics.Rule        // names of the limits in force
-	warnings []envoyconfig.Warning // warnings of the limits in force, already logged
+	warnings []envoyconfig.Warning // warnings about the limits in force, which were logged
 }
 
 // openEnvoy makes the engine, and loads and watches the folder, if one is set. The policy decides
@@ -71,7 +74,9 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 		return err
 	}
 	e := &envoy{service: s, dir: s.Settings.EnvoyConfig}
-	o.Observe, o.NewLimit, o.Rules = s.core.Observe, e.addName, s.core.Rules
+	o.Observe = s.core.Observe
+	o.NewLimit = e.addName
+	o.Rules = s.core.Rules
 	if e.engine, err = envoyrls.New(controller, o); err != nil {
 		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)
 	}
@@ -119,8 +124,11 @@ func (e *envoy) source() string {
 func (e *envoy) followControlPlane(ctx context.Context) error {
 	s := e.service
 	o := envoyxds.Options{
-		Target: s.Settings.EnvoyXDS, NodeID: s.Settings.EnvoyXDSNode, MergeDomains: s.Settings.EnvoyMergeDomains,
-		Use: func(c *envoyconfig.Config) error { return e.use(ctx, c) }, Report: e.reloaded,
+		Target:       s.Settings.EnvoyXDS,
+		NodeID:       s.Settings.EnvoyXDSNode,
+		MergeDomains: s.Settings.EnvoyMergeDomains,
+		Use:          func(c *envoyconfig.Config) error { return e.use(ctx, c) },
+		Report:       e.reloaded,
 	}
 	var err error
 	if o.NodeMetadata, err = s.Settings.XDSMetadata(); err != nil {
@@ -165,7 +173,7 @@ func xdsTLS(s *settings.Settings) (*tls.Config, error) {
 	return config, nil
 }
 
-// use applies a configuration.
+// use puts a configuration in force.
 func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	if err := e.engine.SetConfig(c); err != nil {
 		return err
@@ -196,7 +204,7 @@ func (e *envoy) addName(name envoyrls.EventName) {
 	e.service.metrics.SetRulesOf("envoy", e.names)
 }
 
-// maxEnvoyLines is how many mistakes of a load are logged at most, and how many warnings.
+// maxEnvoyLines is the largest number of mistakes that are logged for a load, and of warnings.
 const maxEnvoyLines = 5
 
 // logWarningsLocked logs the warnings that the previous configuration did not have.
@@ -211,7 +219,7 @@ func (e *envoy) logWarningsLocked(warnings []envoyconfig.Warning) {
 		}
 	}
 	if more := logged - maxEnvoyLines; more > 0 {
-		e.service.Log.Warn(fmt.Sprintf("and %d more warnings", more))
+		e.service.Log.Warn(fmt.Sprintf("and %d more warnings about Envoy's rate limits", more))
 	}
 	e.warnings = warnings
 }
@@ -223,12 +231,13 @@ func (e *envoy) reloaded(err error) {
 		return
 	}
 	log := e.service.Log
+	const line = "reload of Envoy's rate limits failed; the old ones stay in force"
 	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
 	if !ok {
-		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.source(), "err", err)
+		log.Error(line, "from", e.source(), "err", err)
 		return
 	}
-	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "from", e.source(), "mistakes", len(mistakes))
+	log.Error(line, "from", e.source(), "mistakes", len(mistakes))
 	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
 		log.Error(m.Error())
 	}
@@ -246,7 +255,7 @@ func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// fanOut returns two channels that both get each value of from.
+// fanOut returns two channels that both get each value of from, until ctx ends.
 func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-chan os.Signal) {
 	both := [2]chan os.Signal{make(chan os.Signal, 1), make(chan os.Signal, 1)}
 	ended := make(chan struct{})
@@ -274,7 +283,8 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	switch {
 	case s.envoy == nil:
-	case s.Telemetry.HasTraces(): // RegisterEncoded would decide several calls in one context, so they would share a trace
+	case s.Telemetry.HasTraces():
+		// RegisterEncoded decides several calls in one context, so they would share a trace.
 		envoyrls.Register(to, s.envoy.engine)
 	default:
 		envoyrls.RegisterEncoded(to, s.envoy.engine)
@@ -288,11 +298,14 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxMessage})
-	isOpen, secret := s.Settings.AdmitsOpenCallers(l), bearer.NewSecret(s.Settings.CallerToken)
-	line := &logthrottle.Line{Every: 10 * time.Second}
+	isOpen := s.Settings.AdmitsOpenCallers(l)
+	secret := bearer.NewSecret(s.Settings.CallerToken)
+	line := &logthrottle.Line{Every: refusalLogInterval}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, _ := bearer.Token(r.Header.Values("Authorization"))
-		if r.URL.Path == "/healthcheck" || isOpen && r.Header["Origin"] == nil || secret.Matches(token) {
+		isHealthCheck := r.URL.Path == "/healthcheck"
+		canOmitToken := isOpen && r.Header["Origin"] == nil
+		if isHealthCheck || canOmitToken || secret.Matches(token) {
 			inner.ServeHTTP(w, r)
 			return
 		}

@@ -19,11 +19,18 @@ import (
 // all other services by grpc-go.
 func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpcCalls, authenticate authenticator, config *tls.Config) error {
 	o := fastgrpc.Options{
-		Methods: make(map[string]fastgrpc.Handler), Fallback: grpcServer,
+		Methods:        make(map[string]fastgrpc.Handler),
+		Fallback:       grpcServer,
 		MaxConnections: int(s.Settings.MaxConnections), // newConnectionBudget limits the listener to this or fewer
-		MaxStreams:     maxStreams, MaxMessage: maxMessage, MaxHeaderList: int(s.Settings.MaxHeader),
-		IdleTimeout: s.Settings.IdleTimeout, ReadTimeout: s.Settings.HeaderTimeout, WriteTimeout: s.Settings.StallTimeout, KeepAlive: s.Settings.StallTimeout,
-		MaxAge: maxConnectionAge, MaxAgeGrace: maxConnectionAgeGrace,
+		MaxStreams:     maxStreams,
+		MaxMessage:     maxMessage,
+		MaxHeaderList:  int(s.Settings.MaxHeader),
+		IdleTimeout:    s.Settings.IdleTimeout,
+		ReadTimeout:    s.Settings.HeaderTimeout,
+		WriteTimeout:   s.Settings.StallTimeout,
+		KeepAlive:      s.Settings.StallTimeout,
+		MaxAge:         maxConnectionAge,
+		MaxAgeGrace:    maxConnectionAgeGrace,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap
@@ -33,22 +40,9 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 		o.Authorize = func(c fastgrpc.Caller) error { return authenticate(c.Method, c.Authorization, c.Addr) }
 	}
 	if s.envoy != nil {
-		engine := s.envoy.engine
-		o.Methods[envoyrls.Method] = calls.wrapFast(envoyrls.Method, func(ctx context.Context, call *fastgrpc.Call) (err error) {
-			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
-			return err
-		})
+		o.Methods[envoyrls.Method] = calls.wrapFast(envoyrls.Method, s.envoy.decideCall)
 		if !s.Telemetry.HasTraces() { // the calls of a list have one context, so they would share a trace
-			o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, func(ctx context.Context, list []*fastgrpc.Call) {
-				messages := make([]envoyrls.Message, len(list))
-				for i, call := range list {
-					messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
-				}
-				engine.DecideMessages(ctx, messages)
-				for i, call := range list {
-					call.Response, call.Err = messages[i].Response, messages[i].Err
-				}
-			})}
+			o.Lists = map[string]fastgrpc.ListHandler{envoyrls.Method: calls.wrapFastList(envoyrls.Method, s.envoy.decideCalls)}
 		}
 	}
 	fast, err := fastgrpc.New(o)
@@ -77,6 +71,24 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 		grpcServer.Stop()
 	}
 	return nil
+}
+
+// decideCall decides one call of Envoy's rate limit service.
+func (e *envoy) decideCall(ctx context.Context, call *fastgrpc.Call) (err error) {
+	call.Response, err = e.engine.DecideMessage(ctx, call.Request, call.Response)
+	return err
+}
+
+// decideCalls decides several calls of Envoy's rate limit service together.
+func (e *envoy) decideCalls(ctx context.Context, calls []*fastgrpc.Call) {
+	messages := make([]envoyrls.Message, len(calls))
+	for i, call := range calls {
+		messages[i] = envoyrls.Message{Request: call.Request, Response: call.Response}
+	}
+	e.engine.DecideMessages(ctx, messages)
+	for i, call := range calls {
+		call.Response, call.Err = messages[i].Response, messages[i].Err
+	}
 }
 
 // wrapFast adds to a handler of fastgrpc what interceptUnary adds to handlers of grpc-go: metrics,

@@ -33,9 +33,9 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// grpcServices are the services of the gRPC listener. Each function makes one and registers it. The
-// listener adds authentication, health by the service's name, reflection, metrics, recovery from
-// panics and the drain.
+// grpcServices make and register the services of the gRPC listener, one each. The listener adds
+// authentication, health by the service's name, reflection, metrics, recovery from panics and the
+// drain.
 var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 	(*service).registerCheck,
 	(*service).registerExtAuthz,
@@ -47,20 +47,20 @@ const (
 	// Envoy sends at once by default.
 	maxStreams = 2048
 
-	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and spread over
-	// new instances. Calls in flight may continue for the grace.
+	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and so reach new
+	// instances too. Calls in flight may continue for maxConnectionAgeGrace.
 	maxConnectionAge      = 24 * time.Hour
 	maxConnectionAgeGrace = time.Hour
 
-	// minPing is the shortest time between two pings of a client. Clients that ping more often are
-	// disconnected.
+	// minPing is the shortest time that a client must let pass between two pings. Clients that ping
+	// more often are disconnected.
 	minPing = 10 * time.Second
 
 	// streamWorkers is how many goroutines are kept for calls. Without them, each call starts a
 	// goroutine, and growing its stack takes an eighth of the call's time.
 	streamWorkers = 256
 
-	// readBuffer is the size in bytes of each connection's buffer.
+	// readBuffer is the size in bytes of each connection's read buffer.
 	readBuffer = 8 << 10
 )
 
@@ -83,7 +83,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 			MaxConnectionIdle:     s.Settings.IdleTimeout,
 			MaxConnectionAge:      maxConnectionAge,
 			MaxConnectionAgeGrace: maxConnectionAgeGrace,
-			Time:                  s.Settings.StallTimeout, // after this time a silent client gets a ping; 0 is two hours
+			Time:                  s.Settings.StallTimeout, // a client that is silent for this time gets a ping; 0 is two hours
 			Timeout:               s.Settings.StallTimeout,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
@@ -230,13 +230,13 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 	for _, token := range tokens {
 		secrets = append(secrets, bearer.NewSecret(token))
 	}
-	refused := c.authFailed()
+	reportRefusal := c.authFailed()
 	return func(method string, values []string, client net.Addr) error {
 		if serviceName(method) == healthService {
 			return nil
 		}
 		if len(values) == 0 {
-			refused(client, "no_token")
+			reportRefusal(client, "no_token")
 			return status.Error(codes.Unauthenticated, "the token is missing; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		token, _ := bearer.Token(values)
@@ -245,7 +245,7 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 			isValid = secret.Matches(token) || isValid
 		}
 		if !isValid {
-			refused(client, "wrong_token")
+			reportRefusal(client, "wrong_token")
 			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		return nil
@@ -253,11 +253,11 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 }
 
 // authFailed returns a function that counts calls with a missing or wrong token, and logs each
-// reason at most every ten seconds.
+// reason at most once per refusalLogInterval.
 func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
 	lines := make(map[string]*logthrottle.Line)
 	for _, reason := range metrics.GRPCFailures {
-		lines[reason] = &logthrottle.Line{Every: 10 * time.Second}
+		lines[reason] = &logthrottle.Line{Every: refusalLogInterval}
 	}
 	return func(client net.Addr, reason string) {
 		c.counts.AuthFailed(reason)
@@ -298,8 +298,8 @@ func firstValue(values []string) string {
 }
 
 // interceptStream handles streaming calls: health checks and reflection. Clients may keep them open
-// for ever, so they do not count as in flight. When the server shuts down, reflection ends at once.
-// A health check ends after it has sent NOT_SERVING.
+// for ever, so they do not count as in flight. When the server shuts down, reflection ends
+// immediately. A health check ends after it has sent NOT_SERVING.
 func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
 	name := serviceName(info.FullMethod)

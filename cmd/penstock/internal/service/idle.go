@@ -8,13 +8,13 @@ import (
 	"sync"
 )
 
-// An idleList has the connections of an http.Server on which no request is served: new ones, whose
-// first header has not arrived yet, and those that were kept alive. Probes need room at the admin
+// An idleList has the idle connections of an http.Server: new ones, whose first header has not
+// arrived yet, and those that were kept alive after a request. Probes need room at the admin
 // address, so a new connection there takes the place of the one that has been idle longest.
 type idleList struct {
 	mu    sync.Mutex
 	conns []net.Conn    // the longest idle first
-	added chan struct{} // has an element after a connection became idle
+	added chan struct{} // has an element if a connection has become idle since the last receive
 }
 
 func newIdleList() *idleList { return &idleList{added: make(chan struct{}, 1)} }

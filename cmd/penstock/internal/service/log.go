@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 )
 
-// serverLog makes the log of an http.Server. Clients can cause most of its lines at will, so they
-// are logged at debug level. A panic is logged as an error.
+// serverLog makes the log of an http.Server. Clients can cause most of its lines whenever they
+// like, so these are logged at debug level. A panic is logged as an error.
 func serverLog(l *slog.Logger) *log.Logger { return log.New(serverLines{l}, "", 0) }
 
 type serverLines struct{ log *slog.Logger }

@@ -61,11 +61,11 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 	if err != nil {
 		return nil, err
 	}
-	return newServer("listen", s.newHTTP(runCtx, slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate}), config)), nil
+	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	return newServer("listen", s.newHTTP(runCtx, handler, config)), nil
 }
 
-// newHTTP makes the server that clients connect to. It speaks HTTP/1.1, and HTTP/2 with TLS or with
-// prior knowledge.
+// newHTTP makes an HTTP server. It serves HTTP/1.1, and HTTP/2 with TLS or with prior knowledge.
 func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *tls.Config) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -81,7 +81,7 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: 100,                     // of one connection; RFC 9113 recommends no fewer
-			SendPingTimeout:      s.Settings.StallTimeout, // after this time a silent client gets a ping
+			SendPingTimeout:      s.Settings.StallTimeout, // a client that is silent for this time gets a ping
 			WriteByteTimeout:     s.Settings.StallTimeout,
 		},
 		DisableGeneralOptionsHandler: true, // OPTIONS * is limited like other requests

@@ -13,7 +13,7 @@ import (
 type server struct {
 	name     string // the setting that has its address
 	listener *limitedListener
-	idle     *idleList // its idle connections make room for new ones; nil: they do not
+	idle     *idleList // connections that may be closed to make room for new ones; nil: none
 
 	serve       func(net.Listener) error  // returns nil after shutdown or stop
 	announceEnd func()                    // reports to clients that it will shut down; nil: the protocol has no such message
@@ -42,7 +42,7 @@ func newServer(name string, http1 *http.Server) *server {
 	}
 }
 
-// start starts serving. If that fails, it sends the error to failed.
+// start serves connections in the background. If that fails, it sends the error to failed.
 func (s *server) start(failed chan<- error) {
 	s.ended = make(chan struct{})
 	go func() {
@@ -53,13 +53,13 @@ func (s *server) start(failed chan<- error) {
 	}()
 }
 
-// close closes all connections and waits for the end.
+// close closes all connections, and returns when serve has returned.
 func (s *server) close() {
 	s.stop()
 	<-s.ended
 }
 
-// shutdown shuts down all servers at once.
+// shutdown shuts down all servers concurrently.
 func shutdown(ctx context.Context, servers []*server) {
 	var all sync.WaitGroup
 	for _, s := range servers {

@@ -31,7 +31,8 @@ import (
 type Options struct {
 	Settings settings.Settings
 
-	// Each value of Reload reloads the policy file. Default: only a changed file is reloaded.
+	// Each value of Reload reloads the policy file and the folder of envoy_config. Default: only a
+	// changed file is reloaded.
 	Reload <-chan os.Signal
 
 	// Log is for operators. Default: nothing is logged.
@@ -53,7 +54,7 @@ type Options struct {
 	// Telemetry is what is exported to OpenTelemetry. Default: nothing.
 	Telemetry telemetry.Plan
 
-	// Started is called with the addresses of the listeners when requests are accepted.
+	// Started is called with the addresses of the listeners once they accept requests.
 	Started func(Addresses)
 
 	wrap wrappers
@@ -76,9 +77,9 @@ type Addresses struct {
 	Admin  string // "" if it is off
 }
 
-// Run runs the service until ctx ends, and then drains it. /readyz fails at once. After the drain
-// delay, no new request is accepted. After the drain timeout, requests in flight are cut off. Run
-// then returns nil, and leaves nothing running.
+// Run runs the service until ctx ends, and then drains it. /readyz fails immediately. After the
+// drain delay, no new request is accepted. After the drain timeout, requests in flight are cut off.
+// Run then returns nil, and leaves nothing running.
 //
 // An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used,
 // and penstock.ErrUnavailable if the store is required and makes no decision.
@@ -93,7 +94,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.LinesLost != nil {
 		s.metrics.AddLinesLost(o.LinesLost)
 	}
-	// Requests and background work have runCtx. It outlives ctx, so that they can go on during the
+	// Requests and background work use runCtx. It outlives ctx, so that they can continue during the
 	// drain.
 	runCtx, cancelRun := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.cancelRun = cancelRun
@@ -121,7 +122,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
-// errClosing is the cause with which requests are cut off.
+// errClosing is the cause with which the contexts of requests are canceled at the end.
 var errClosing = errors.New("the service is shutting down")
 
 type service struct {
@@ -129,7 +130,7 @@ type service struct {
 	metrics         *metrics.Metrics
 	core            *core.Core
 	telemetry       *telemetry.Telemetry  // nil if it is off
-	upstream        string                // URL
+	upstream        string                // URL of the upstream; "" if there is no proxy
 	servers         []*server             // the admin server, if there is one, is the last
 	checkController *admission.Controller // decides for the check API; nil if that is off
 	sharedSecret    []byte                // encrypts the ids of the check API, and makes masks
@@ -165,7 +166,8 @@ func (s *service) open(runCtx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
 	}
-	reloadPolicy, reloadEnvoy := s.Reload, (<-chan os.Signal)(nil)
+	reloadPolicy := s.Reload
+	var reloadEnvoy <-chan os.Signal // nil: no signal reloads Envoy's limits
 	if s.Settings.EnvoyConfig != "" && s.Reload != nil {
 		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
 	}
@@ -175,8 +177,16 @@ func (s *service) open(runCtx context.Context) error {
 	}
 	s.denials = denials.New(denials.Options{TraceID: s.telemetry.TraceOf()})
 	s.core, err = core.Open(runCtx, core.Options{
-		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
-		SettingsOutsidePolicy: envoyOptions.Settings, Denials: s.denials, Spans: s.telemetry.Spans(),
+		Settings:              s.Settings,
+		Reload:                reloadPolicy,
+		Metrics:               s.metrics,
+		Log:                   s.Log,
+		Algorithms:            s.Algorithms,
+		SettingsOutsidePolicy: envoyOptions.Settings,
+		Version:               s.Version,
+		Denials:               s.denials,
+		Spans:                 s.telemetry.Spans(),
+		Check:                 s.checkRules,
 	})
 	if err != nil {
 		return err
@@ -228,7 +238,7 @@ func (s *service) openServers(runCtx context.Context, budget connectionBudget) e
 	return s.listen(runCtx, server, s.Settings.AdminListen, budget.admin)
 }
 
-// listen opens the listener of a server. It accepts at most limit connections at once.
+// listen opens the listener of a server. The listener has at most limit open connections.
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
 	l := s.Inherited
 	if l == nil || server.name != "listen" { // only the proxy's listener can be inherited
@@ -245,8 +255,8 @@ func (s *service) listen(ctx context.Context, server *server, address string, li
 }
 
 // countInFlight counts requests in flight, including WebSockets, which http.Server does not count.
-// While the service drains, each response closes its connection: a client then sends its next
-// request to another instance, before this one refuses it. For HTTP/2, http.Server sends GOAWAY.
+// While the service drains, each response closes its connection, so that clients send their next
+// requests to other instances. For HTTP/2, http.Server sends GOAWAY.
 func (s *service) countInFlight(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.inFlight.Add(1)
@@ -283,12 +293,18 @@ func (s *service) announce() {
 			}
 		}
 	}
-	name, text := "on_store_failure", policy.OnFailure
+	storeLabel, storeText := "on_store_failure", policy.OnFailure
 	if s.Settings.Store == "" { // memory fails only when it is full
-		name, text = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
+		storeLabel, storeText = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
-	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", s.Settings.TLSCert != "", "api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
-		"store", s.Settings.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest), name, orNone(text))
+	s.Log.Info("listening",
+		"listen", orNone(addresses.Listen), "tls", s.Settings.TLSCert != "",
+		"api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP),
+		"admin_listen", orNone(addresses.Admin),
+		"upstream", orNone(s.upstream),
+		"store", s.Settings.StoreName(),
+		"rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest),
+		storeLabel, orNone(storeText))
 	if s.Started != nil {
 		s.Started(addresses)
 	}
@@ -302,8 +318,9 @@ func (s *service) makeDemoToken() {
 	}
 }
 
-// sendDemoTraffic sends requests to the proxy until ctx ends. It returns a function that waits for
-// the last request. It logs the URL of the dashboard, and the token that makeDemoToken made.
+// sendDemoTraffic sends requests to the proxy in the background until ctx ends. The returned
+// function waits for the last request. sendDemoTraffic logs the URL of the dashboard, and the token
+// that makeDemoToken made.
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var attributes []any // of the log line
 	for _, server := range s.servers {
@@ -316,12 +333,12 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	}
 	s.Log.Info("the demo sends requests to itself; open the dashboard", append(attributes, "offender", "key:"+demotraffic.Offender)...)
 	var running sync.WaitGroup
-	proxy := s.servers[0]
+	proxy := s.servers[0] // openServers puts it first
 	running.Go(func() { demotraffic.Run(ctx, urlOf(proxy.listener.Addr())) })
 	return running.Wait
 }
 
-// urlOf returns the URL by which this machine reaches a listener.
+// urlOf returns the URL of a listener for clients on this machine.
 func urlOf(a net.Addr) string {
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
@@ -341,14 +358,15 @@ func orNone(text string) string {
 }
 
 const (
-	// responseTimeout is how long requests that were cut off may still write a response.
+	// responseTimeout is how long requests that were cut off may take to write a response.
 	responseTimeout = time.Second
 
 	// handlerTimeout is how long handlers may take to return after their connections are closed.
 	handlerTimeout = 5 * time.Second
 )
 
-// drain first refuses new requests, then waits for those in flight, and ends the admin server last.
+// drain waits for delay while requests are still accepted. Then it refuses new requests, and waits
+// for those in flight. The admin server ends last.
 func (s *service) drain(delay time.Duration) {
 	s.isDraining.Store(true)
 	for _, server := range s.servers {
@@ -368,19 +386,19 @@ func (s *service) drain(delay time.Duration) {
 	defer cancel()
 	shutdown(ctx, serving)
 	s.awaitIdle(ctx)
-	if left := s.inFlight.Load(); left > 0 {
-		s.Log.Warn("requests in flight were cut off", "requests", left, "timeout", s.Settings.DrainTimeout)
+	if cutOff := s.inFlight.Load(); cutOff > 0 {
+		s.Log.Warn("requests in flight were cut off", "requests", cutOff, "timeout", s.Settings.DrainTimeout)
 	}
 	s.cancelRun(errClosing) // also ends WebSockets; queued requests get a 503
-	responding, cancel := context.WithTimeout(context.Background(), responseTimeout)
+	responseCtx, cancel := context.WithTimeout(context.Background(), responseTimeout)
 	defer cancel()
-	shutdown(responding, serving)
+	shutdown(responseCtx, serving)
 	for _, server := range serving {
 		server.close()
 	}
-	returning, cancel := context.WithTimeout(context.Background(), handlerTimeout)
+	handlerCtx, cancel := context.WithTimeout(context.Background(), handlerTimeout)
 	defer cancel()
-	s.awaitIdle(returning)
+	s.awaitIdle(handlerCtx)
 	s.Log.Info("stopped")
 }
 
