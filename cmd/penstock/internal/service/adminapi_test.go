@@ -40,10 +40,11 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 		a.mustSend("GET", "/", "X-Key: customer-4711")
 	}
 	b.mustSend("GET", "/", "X-Key: customer-4711")
-	var got adminapi.Offenders // of the 6 requests, 2 were admitted
+	var got adminapi.Offenders
 	await(t, "each instance to show both instances", func() bool {
 		got = getAdmin[adminapi.Offenders](b, "offenders")
-		return got.Instances == 2 && len(got.Offenders) == 1 && got.Offenders[0].Count == 4 && len(getAdmin[adminapi.Instances](a, "instances").Instances) == 2
+		hasOffender := len(got.Offenders) == 1 && got.Offenders[0].Count == 4 // of the 6 requests, 2 were admitted
+		return got.Instances == 2 && hasOffender && len(getAdmin[adminapi.Instances](a, "instances").Instances) == 2
 	})
 	offender := got.Offenders[0]
 	if offender.Rule != "api" || offender.Limit != "day" || !offender.IsExact || !strings.HasPrefix(offender.Identity, "key:cu…11#") {
@@ -63,7 +64,8 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 	await(t, "the state to report that the store fails", func() bool {
 		a.mustSend("GET", "/", "X-Key: another")
 		state := getAdmin[adminapi.State](a, "state")
-		return state.Store.IsFailing && state.Store.Reason != "" && state.Store.Breakers["default"] != "closed" && state.Health.Status == "degraded" && state.Fleet.Problem != ""
+		isStoreFailing := state.Store.IsFailing && state.Store.Reason != "" && state.Store.Breakers["default"] != "closed"
+		return isStoreFailing && state.Health.Status == "degraded" && state.Fleet.Problem != ""
 	})
 	if got := getAdmin[adminapi.Offenders](a, "offenders"); len(got.Offenders) == 0 || got.Instances != 1 {
 		t.Errorf("without the store, the offenders are %+v; want those of this instance alone", got)
@@ -75,13 +77,13 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 	for _, c := range []struct {
 		flags  map[string]string
 		header string
-		status int
+		status int // of the admin API
 	}{
-		{nil, "", 200},
-		{map[string]string{"admin-listen": "0.0.0.0:0"}, "", 403},
-		{map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, "", 401},
-		{map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, "Authorization: Bearer " + token, 200},
-		{map[string]string{"operator-token": token}, "Authorization: Bearer wrong-wrong-wrong", 401},
+		{flags: nil, header: "", status: 200},
+		{flags: map[string]string{"admin-listen": "0.0.0.0:0"}, header: "", status: 403},
+		{flags: map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, header: "", status: 401},
+		{flags: map[string]string{"admin-listen": "0.0.0.0:0", "operator-token": token}, header: "Authorization: Bearer " + token, status: 200},
+		{flags: map[string]string{"operator-token": token}, header: "Authorization: Bearer wrong-wrong-wrong", status: 401},
 	} {
 		t.Run(fmt.Sprint(c.status), func(t *testing.T) {
 			r := start(t, hello, c.flags)
@@ -89,7 +91,7 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 			for path, status := range map[string]int{"/api/v1/state": c.status, "/livez": 200, "/metrics": 200} {
 				res, err := send("GET", "http://127.0.0.1:"+port+path, c.header)
 				if err != nil || res.StatusCode != status {
-					t.Errorf("settings %v, header %q: %s got %v, %v; want %d", c.flags, c.header, path, res, err, status)
+					t.Errorf("with the flags %v and the header %q, %s got %v (error %v); want %d", c.flags, c.header, path, res, err, status)
 				}
 			}
 			if strings.Contains(r.log.String(), token) {
@@ -112,7 +114,7 @@ func TestAdminAddressMayBeASocket(t *testing.T) {
 		}
 		res.Body.Close()
 		if res.StatusCode != 200 {
-			t.Errorf("%s: status %d; want 200", path, res.StatusCode)
+			t.Errorf("%s returned %d; want 200", path, res.StatusCode)
 		}
 	}
 }
@@ -146,7 +148,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 	b := startBeside(t, hello, flags)
 	awaitStatus := func(want int) {
 		t.Helper()
-		await(t, fmt.Sprintf("the status %d", want), func() bool { // the other instance may cache the denial for a second
+		await(t, fmt.Sprintf("the status %d", want), func() bool { // instance a may cache the denial for a second
 			return a.mustSend("GET", "/", "X-Key: customer-4711").StatusCode == want
 		})
 	}
@@ -182,7 +184,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 		}
 	}
 	if strings.Contains(log, "customer-4711") || strings.Contains(log, token) || strings.Count(log, "was refused or has failed") > 2 {
-		t.Errorf("the log contains a client, the token or a line for each attempt: %s", log)
+		t.Errorf("the log shows the identity or the token, or has a line for each attempt: %s", log)
 	}
 }
 
@@ -198,9 +200,9 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 		certificates []tls.Certificate
 		want         map[string]int // status by method and path; 0: the connection fails
 	}{
-		"none":     {nil, map[string]int{"GET /livez": 200, "GET /metrics": 200, "GET /api/v1/state": 403}},
-		"operator": {[]tls.Certificate{operator}, map[string]int{"GET /livez": 200, "GET /api/v1/state": 200, "POST /api/v1/key/reset": 403}},
-		"foreign":  {[]tls.Certificate{foreign}, map[string]int{"GET /api/v1/state": 0}},
+		"of nobody":            {nil, map[string]int{"GET /livez": 200, "GET /metrics": 200, "GET /api/v1/state": 403}},
+		"of an operator":       {[]tls.Certificate{operator}, map[string]int{"GET /livez": 200, "GET /api/v1/state": 200, "POST /api/v1/key/reset": 403}},
+		"of another authority": {[]tls.Certificate{foreign}, map[string]int{"GET /api/v1/state": 0}},
 	} {
 		config := &tls.Config{RootCAs: a.pool, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if c.certificates == nil {
@@ -221,18 +223,19 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 				res.Body.Close()
 			}
 			if got != status {
-				t.Errorf("with the certificate %s, %s has status %d; want %d", name, line, got, status)
+				t.Errorf("with the certificate %s, %s returned %d; want %d", name, line, got, status)
 			}
 		}
 	}
 }
 
-// The audit file gets the same lines as the log. If it cannot be written, nothing is reset,
-// the answer and /readyz report it, and the log has an error. Requests are still served.
+// The audit file gets the same lines as the log. If the file cannot be written, nothing is reset.
+// The response, /readyz and the log report that. Requests are still served.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"
-	r := startLimited(t, hello, "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 10/d}]}\n", map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
+	const policy = "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 10/d}]}\n"
+	r := startLimited(t, hello, policy, map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
 	reset := func() (status int, answer string) {
 		r.mustSend("GET", "/", "X-Key: customer-4711")
 		request, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
@@ -257,12 +260,15 @@ func TestAuditFileHasEachReset(t *testing.T) {
 		return string(text)
 	}
 	if status, answer := reset(); status != 200 {
-		t.Errorf("a reset has status %d, %s; want 200", status, answer)
+		t.Errorf("a reset returned %d %s; want 200", status, answer)
 	}
 	await(t, "the line in the audit file", func() bool { return strings.HasSuffix(read(), "\n") })
 	var line audit.Line
-	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" || strings.Contains(read(), "4711") {
-		t.Errorf("the line of the audit file is %s, %v; want a successful reset with its reason and without the identity", read(), err)
+	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
+		t.Errorf("the line of the audit file is %s (error %v); want a successful reset with its reason and its actor", read(), err)
+	}
+	if strings.Contains(read(), "4711") {
+		t.Errorf("the audit file shows the identity: %s", read())
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -271,7 +277,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, answer := reset(); status != 500 || !strings.Contains(answer, "nothing was reset") || !strings.Contains(answer, "is not a file") {
-		t.Errorf("without the audit file, a reset has status %d, %s; want 500", status, answer)
+		t.Errorf("without the audit file, a reset returned %d %s; want 500, and that nothing was reset", status, answer)
 	}
 	if key := getAdmin[adminapi.Key](r, "key?key=key:customer-4711"); len(key.Limits) != 1 || key.Limits[0].Used != 1 {
 		t.Errorf("the key is %+v; want one unit used, and no reset", key)

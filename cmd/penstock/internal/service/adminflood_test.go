@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// dialAdmin sends a text to the admin address. The connection has a small buffer for responses.
+// dialAdmin connects to the admin address and sends a text. The connection has a small receive
+// buffer.
 func (r *testService) dialAdmin(text string) net.Conn {
 	r.Helper()
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
@@ -29,8 +30,7 @@ func (r *testService) dialAdmin(text string) net.Conn {
 	return conn
 }
 
-// TestFloodedAdminAddressAnswersProbes: whatever takes the connections of the admin address,
-// probes and scrapes are answered.
+// Probes and scrapes are answered, whatever occupies the connections of the admin address.
 func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 	const get = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	const limit, flood = 64, 80 // connections of the listener, and those that the test opens
@@ -43,14 +43,15 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 				return
 			}
 			if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusOK {
-				r.Errorf("connection %d got %v, %v; want 200", i, res, err)
+				r.Errorf("connection %d got %v (error %v); want 200", i, res, err)
 			}
 		},
 		"streams": func(r *testService, i int) {
 			conn := r.dialAdmin(fmt.Sprintf(get, []string{"/api/v1/events", "/api/v1/denials"}[i%2]))
 			go io.Copy(io.Discard, conn)
 		},
-		// These send more requests than the buffers have room for responses, and read none.
+		// These clients send many requests and read no response. The responses do not fit into the
+		// buffers.
 		"stuck readers of the API": func(r *testService, _ int) {
 			r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/api/v1/openapi.json"), 100))
 		},
@@ -66,7 +67,7 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 			client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 			for _, path := range []string{"/livez", "/readyz", "/healthz", "/metrics"} {
 				if name == "stuck readers of metrics" && path == "/metrics" {
-					continue // the readers of one path may take the places of this path
+					continue // these readers may use up the places for scrapes
 				}
 				res, err := client.Get("http://" + r.Admin + path)
 				if err != nil {
@@ -81,11 +82,10 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 	}
 }
 
-// TestStreamsLeaveRoomAtTheAdminAddress: readers of events beyond the bound get 503, and the API
-// serves others.
+// Readers of events beyond the bound get 503, and the API still serves other requests.
 func TestStreamsLeaveRoomAtTheAdminAddress(t *testing.T) {
 	r := start(t, hello, nil)
-	var statuses = map[int]int{}
+	statuses := make(map[int]int) // number of readers by status
 	for i := range 40 {
 		conn := r.dialAdmin(fmt.Sprintf("GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"events", "denials"}[i%2]))
 		conn.SetReadDeadline(time.Now().Add(patience))

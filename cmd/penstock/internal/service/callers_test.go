@@ -56,15 +56,18 @@ func TestServiceWithoutUpstreamServesCallers(t *testing.T) {
 			address, path string
 			status        int
 		}{
-			{"192.0.2.1", "/api/a", 200}, {"192.0.2.1", "/api/b", 429}, {"192.0.2.2", "/api/a", 200}, {"192.0.2.1", "/other", 200},
+			{address: "192.0.2.1", path: "/api/a", status: 200},
+			{address: "192.0.2.1", path: "/api/b", status: 429},
+			{address: "192.0.2.2", path: "/api/a", status: 200},
+			{address: "192.0.2.1", path: "/other", status: 200},
 		} {
 			if status := forwardAuth(t, http.DefaultClient, base, c.address, c.path); status != c.status {
-				t.Errorf("%s of %s: %d, want %d", c.path, c.address, status, c.status)
+				t.Errorf("a request of %s for %s got %d; want %d", c.address, c.path, status, c.status)
 			}
 		}
 		r.mustGet(base+"/nothing", 404)
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="api"}`); n != "1" {
-			t.Errorf("%q denials are counted, want 1", n)
+			t.Errorf("%q denials are counted; want 1", n)
 		}
 	})
 }
@@ -99,7 +102,7 @@ func TestUnixSocketOfCallers(t *testing.T) {
 	}
 	second := options(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "unix:" + path}))
 	if err := Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another process listens") {
-		t.Errorf("a second service started on the same socket: %v", err)
+		t.Errorf("with the socket of another service, Run returned %v; want an error that another process listens", err)
 	}
 	r.wait()
 	if _, err := os.Stat(path); err == nil {
@@ -112,12 +115,12 @@ func TestUnixSocketOfCallers(t *testing.T) {
 		t.Error("a service has started at the path of an ordinary file; want an error")
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != "precious" {
-		t.Errorf("the file is now %q, %v; want it unchanged", text, err)
+		t.Errorf("the file is now %q (error %v); want it unchanged", text, err)
 	}
 }
 
-// Rules that forward-auth cannot enforce are refused: at the start, and by a reload.
-func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
+// Rules that forward-auth cannot enforce are rejected at the start and by a reload.
+func TestRulesThatForwardAuthCannotEnforceAreRejected(t *testing.T) {
 	const unenforceable = "http: {trusted_proxies: [127.0.0.1]}\nrules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
 	flags := limitedBy(t, unenforceable, map[string]string{"api": "127.0.0.1:0"})
 	err := Run(t.Context(), options(t, nil, flags))
@@ -127,12 +130,12 @@ func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
 	replaceFile(t, flags["config"], oncePerHour)
 	r := start(t, nil, flags)
 	replaceFile(t, flags["config"], unenforceable)
-	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
+	await(t, "the reload to fail", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
 	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
-		t.Errorf("after a refused reload, the first request got %d; want 200", status)
+		t.Errorf("after a failed reload, the first request got %d; want 200", status)
 	}
 	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
-		t.Errorf("after a refused reload, the second request got %d; want 429 by the old rules", status)
+		t.Errorf("after a failed reload, the second request got %d; want 429 by the old rules", status)
 	}
 }
 
@@ -142,7 +145,8 @@ func TestRuleNamedLikeCLThrottleIsRejected(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "rename the rule") {
 		t.Errorf("with a rule that shares counters with CL.THROTTLE, Run returned %v; want an error", err)
 	}
-	start(t, nil, limitedBy(t, clash, map[string]string{"api": "127.0.0.1:0"})) // no CL.THROTTLE, no clash
+	// Without CL.THROTTLE, the name is allowed.
+	start(t, nil, limitedBy(t, clash, map[string]string{"api": "127.0.0.1:0"}))
 }
 
 func TestCallersNeedACertificate(t *testing.T) {
@@ -203,7 +207,7 @@ func TestRedisClientsGetDecisions(t *testing.T) {
 			{"PING", "+PONG\r\n"},
 		} {
 			if reply := r.redis(strings.Fields(c.command)...); reply != c.reply {
-				t.Errorf("%s: %q, want %q", c.command, reply, c.reply)
+				t.Errorf("the reply to %s is %q; want %q", c.command, reply, c.reply)
 			}
 		}
 	})
@@ -232,14 +236,14 @@ rules:
 	}
 	// After the five numbers of CL.THROTTLE, the reply has the outcome and the limit that denies.
 	for _, c := range []struct{ rule, key, reply string }{
-		{"api", "ip:192.0.2.1", "*7\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n$6\r\ndenied\r\n$8\r\napi.hour\r\n"},
-		{"api", "192.0.2.1", "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
-		{"api", "user:192.0.2.1", "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
-		{"both", "ip:192.0.2.1", "-ERR the limit k does not count under such a key; write one such as key:42\r\n"},
-		{"none", "ip:192.0.2.1", "-ERR the policy has no rule of this name\r\n"},
+		{rule: "api", key: "ip:192.0.2.1", reply: "*7\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n$6\r\ndenied\r\n$8\r\napi.hour\r\n"},
+		{rule: "api", key: "192.0.2.1", reply: "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
+		{rule: "api", key: "user:192.0.2.1", reply: "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
+		{rule: "both", key: "ip:192.0.2.1", reply: "-ERR the limit k does not count under such a key; write one such as key:42\r\n"},
+		{rule: "none", key: "ip:192.0.2.1", reply: "-ERR the policy has no rule of this name\r\n"},
 	} {
 		if reply := r.redis("PENSTOCK.CHECK", c.rule, c.key); reply != c.reply {
-			t.Errorf("%s of %s: %q, want %q", c.key, c.rule, reply, c.reply)
+			t.Errorf("the reply to PENSTOCK.CHECK %s %s is %q; want %q", c.rule, c.key, reply, c.reply)
 		}
 	}
 }
@@ -269,7 +273,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		maps.Copy(all, flags)
 		all = limitedBy(t, oncePerHour, all)
 		r := start(t, nil, all)
-		expect := func(when string, counts map[string]string) {
+		checkCounts := func(when string, counts map[string]string) {
 			t.Helper()
 			for name, want := range counts {
 				if got := r.metric(name); got != want {
@@ -277,8 +281,8 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 				}
 			}
 		}
-		expect("at the start", map[string]string{"rate_limiter_allowed_total" + series: "0", "rate_limiter_rejected_total" + series: "0"})
-		for range 20 { // a max_burst of 13 admits 14
+		checkCounts("at the start", map[string]string{"rate_limiter_allowed_total" + series: "0", "rate_limiter_rejected_total" + series: "0"})
+		for range 20 { // a max_burst of 13 admits 14 calls
 			r.redis("CL.THROTTLE", "k", "13", "1", "3600")
 		}
 		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // reads, and charges nothing
@@ -287,17 +291,17 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 			`rate_limiter_allowed_total{algorithm="other",limit="other",rule="other"}`:  "0",
 			`rate_limiter_rejected_total{algorithm="other",limit="other",rule="other"}`: "0",
 		}
-		expect("after 20 calls", counts)
+		checkCounts("after 20 calls", counts)
 		replaceFile(t, all["config"], noLimits)
 		await(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
-		expect("after a reload", counts)
+		checkCounts("after a reload", counts)
 		r.redis("THROTTLE", "k", "13", "1", "3600")
-		expect("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
+		checkCounts("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
 	})
 	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
 	r.redis("CL.THROTTLE", "k", "13", "1", "3600")
 	if n := r.metric("rate_limiter_allowed_total" + series); n != "1" {
-		t.Errorf("without a policy %q calls are counted, want 1", n)
+		t.Errorf("without a policy, %q calls are counted; want 1", n)
 	}
 	r.wait()
 	withoutRESP := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "127.0.0.1:0"}))
@@ -320,10 +324,10 @@ func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
 		r.redis("AUTH", token)
 		for reason, want := range map[string]string{"wrong_password": "5", "no_password": "1"} {
 			if n := r.metric(`rate_limiter_resp_auth_failures_total{reason="` + reason + `"}`); n != want {
-				t.Errorf("%q refusals are counted with reason %s, want %s", n, reason, want)
+				t.Errorf("%q refusals are counted with reason %s; want %s", n, reason, want)
 			}
 			if lines := log.Lines("level=WARN", "a Redis client was refused", "reason="+reason); len(lines) != 1 || strings.Contains(lines[0], "client=") {
-				t.Errorf("%s: the lines are %q; want one, without the client's address", reason, lines)
+				t.Errorf("the lines about refusals with reason %s are %q; want one, without the client's address", reason, lines)
 			}
 		}
 		want := 0
@@ -331,7 +335,7 @@ func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
 			want = 6 // 5 with a wrong password, and 1 without
 		}
 		if lines := log.Lines("level=DEBUG", "client=127.0.0.1:"); len(lines) != want {
-			t.Errorf("%d lines of level debug have an address, want %d", len(lines), want)
+			t.Errorf("%d lines of level debug have an address; want %d", len(lines), want)
 		}
 		if text := log.String(); strings.Contains(text, token) || strings.Contains(text, wrong) {
 			t.Errorf("the log shows a password: %s", text)

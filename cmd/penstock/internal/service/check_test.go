@@ -75,36 +75,36 @@ func TestCheckAPIDecidesInJSON(t *testing.T) {
 			status            int
 			want              string
 		}{
-			{"", "/v1/check", `{"rule":"search","key":"user:secret-42"}`, 401, "a token is missing"},
-			{testCallerToken[1:], "/v1/check", `{"rule":"search","key":"user:secret-42"}`, 401, "the token is wrong"},
-			{testCallerToken, "/v1/peek", `{"rule":"search","key":"user:secret-42"}`, 403, "only operators"},
-			{testCallerToken, "/v1/check", `{"rule":"search","key":"user:secret-42","cost":3}`, 200, `"allowed":true`},
-			{testCallerToken, "/v1/check", `{"attributes":{"path":"/search","headers":{"X-User":"secret-42"}}}`, 200, `"allowed":false`},
-			{testCallerToken, "/v1/check?status=429", `{"rule":"search","key":"user:secret-42"}`, 429, `"denied_by":["search.hour"]`},
-			{testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:other"}`, 200, `"remaining":3`},
-			{testCallerToken, "/v1/check", `{"key":"secret-42","limits":[{"rate":"1/h"}]}`, 200, `"allowed":true`},
-			{testCallerToken, "/v1/check", `{"key":"secret-42","limits":[{"rate":"1/h"}]}`, 200, `"allowed":false`},
-			{testCallerToken, "/v1/check", `{"rule":"search","key":"user:repeated","request_id":"a"}`, 200, `"is_repeat":false`},
-			{testCallerToken, "/v1/check", `{"rule":"search","key":"user:repeated","request_id":"a"}`, 200, `"is_repeat":true`},
-			{testCallerToken, "/v1/check", `{"ruel":"search"}`, 400, "did you mean rule?"},
-			{testCallerToken, "/v1/nothing", `{}`, 404, "there is no such path"},
+			{token: "", path: "/v1/check", body: `{"rule":"search","key":"user:secret-42"}`, status: 401, want: "a token is missing"},
+			{token: testCallerToken[1:], path: "/v1/check", body: `{"rule":"search","key":"user:secret-42"}`, status: 401, want: "the token is wrong"},
+			{token: testCallerToken, path: "/v1/peek", body: `{"rule":"search","key":"user:secret-42"}`, status: 403, want: "only operators"},
+			{token: testCallerToken, path: "/v1/check", body: `{"rule":"search","key":"user:secret-42","cost":3}`, status: 200, want: `"allowed":true`},
+			{token: testCallerToken, path: "/v1/check", body: `{"attributes":{"path":"/search","headers":{"X-User":"secret-42"}}}`, status: 200, want: `"allowed":false`},
+			{token: testCallerToken, path: "/v1/check?status=429", body: `{"rule":"search","key":"user:secret-42"}`, status: 429, want: `"denied_by":["search.hour"]`},
+			{token: testOperatorToken, path: "/v1/peek", body: `{"rule":"search","key":"user:other"}`, status: 200, want: `"remaining":3`},
+			{token: testCallerToken, path: "/v1/check", body: `{"key":"secret-42","limits":[{"rate":"1/h"}]}`, status: 200, want: `"allowed":true`},
+			{token: testCallerToken, path: "/v1/check", body: `{"key":"secret-42","limits":[{"rate":"1/h"}]}`, status: 200, want: `"allowed":false`},
+			{token: testCallerToken, path: "/v1/check", body: `{"rule":"search","key":"user:repeated","request_id":"a"}`, status: 200, want: `"is_repeat":false`},
+			{token: testCallerToken, path: "/v1/check", body: `{"rule":"search","key":"user:repeated","request_id":"a"}`, status: 200, want: `"is_repeat":true`},
+			{token: testCallerToken, path: "/v1/check", body: `{"ruel":"search"}`, status: 400, want: "did you mean rule?"},
+			{token: testCallerToken, path: "/v1/nothing", body: `{}`, status: 404, want: "there is no such path"},
 		} {
 			if answer := callCheckAPI(t, r, c.token, c.path, c.body); answer.status != c.status || !strings.Contains(answer.text, c.want) {
-				t.Errorf("call %d, %s %s: %d %s; want %d with %s", i, c.path, c.body, answer.status, answer.text, c.status, c.want)
+				t.Errorf("call %d, %s with %s, got %d %s; want %d with %s", i, c.path, c.body, answer.status, answer.text, c.status, c.want)
 			}
 		}
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="search"}`); n != "2" {
-			t.Errorf("%q denials are counted, want 2", n)
+			t.Errorf("%q denials are counted; want 2", n)
 		}
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="penstock.stated",rule="penstock.stated"}`); n != "1" {
-			t.Errorf("%q denials by stated limits are counted, want 1", n)
+			t.Errorf("%q denials by stated limits are counted; want 1", n)
 		}
 		for reason, want := range map[string]string{"no_token": "1", "wrong_token": "1", "not_operator": "1"} {
 			if n := r.metric(`rate_limiter_api_auth_failures_total{reason="` + reason + `"}`); n != want {
-				t.Errorf("%q refusals with reason %s are counted, want %s", n, reason, want)
+				t.Errorf("%q refusals with reason %s are counted; want %s", n, reason, want)
 			}
 			if lines := r.log.Lines("level=WARN", "a call of the check API was refused", "reason="+reason); len(lines) != 1 {
-				t.Errorf("%s: the lines are %q; want one", reason, lines)
+				t.Errorf("the lines about refusals with reason %s are %q; want one", reason, lines)
 			}
 		}
 		for _, secret := range []string{"secret-42", testCallerToken[1:], testOperatorToken} {
@@ -119,10 +119,11 @@ func TestCheckAPIDecidesInJSON(t *testing.T) {
 func TestPublicAddressRequiresAToken(t *testing.T) {
 	r := startLimited(t, nil, oncePerHour, map[string]string{"api": ":0"})
 	if answer := callCheckAPI(t, r, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 401 || !strings.Contains(answer.text, "set caller-token") {
-		t.Errorf("without a token: %d %s; want 401", answer.status, answer.text)
+		t.Errorf("without a token, the check returned %d %s; want 401", answer.status, answer.text)
 	}
-	if answer := callCheckAPI(t, startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"})), "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
-		t.Errorf("with allow-open-callers: %d %s; want 200", answer.status, answer.text)
+	open := startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"}))
+	if answer := callCheckAPI(t, open, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
+		t.Errorf("with allow-open-callers, the check returned %d %s; want 200", answer.status, answer.text)
 	}
 }
 
@@ -136,7 +137,7 @@ func TestCheckAPIDecidesByGRPC(t *testing.T) {
 		for _, want := range []bool{true, false} {
 			answer, err := client.Check(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+testCallerToken), search)
 			if err != nil || answer.Allowed != want {
-				t.Errorf("the check returned %v, %v; want allowed: %t", answer, err, want)
+				t.Errorf("the check returned %v (error %v); want allowed: %t", answer, err, want)
 			}
 		}
 		if answer := callCheckAPI(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
@@ -145,7 +146,7 @@ func TestCheckAPIDecidesByGRPC(t *testing.T) {
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, testCallerToken: codes.PermissionDenied, testOperatorToken: codes.OK} {
 			_, err := client.Reset(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), search)
 			if status.Code(err) != want {
-				t.Errorf("reset with token %q: %v; want %v", token, err, want)
+				t.Errorf("a reset with the token %q returned the error %v; want %v", token, err, want)
 			}
 		}
 	})
@@ -173,7 +174,7 @@ func TestInstancesShareReservations(t *testing.T) {
 			answer := callCheckAPI(t, []*testService{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
 			mu.Lock()
 			defer mu.Unlock()
-			answers[fmt.Sprint(answer.status, " ", strings.TrimSpace(answer.text))]++
+			answers[fmt.Sprintf("%d %s", answer.status, strings.TrimSpace(answer.text))]++
 		})
 	}
 	all.Wait()
@@ -181,12 +182,12 @@ func TestInstancesShareReservations(t *testing.T) {
 		t.Errorf("the answers are %v; want one that is no repeat, and 49 repeats", answers)
 	}
 	if left := callCheckAPI(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
-		t.Errorf("the peek returned %s; want 90 left", left.text)
+		t.Errorf("after settle, the peek returned %s; want 90 units left", left.text)
 	}
 }
 
-// The rows of docs/failure-modes.md are true: the test checks responses while Redis is killed or
-// paused, and after it has returned.
+// The check API responds as docs/failure-modes.md describes while Redis is killed or paused, and
+// after Redis is up again.
 func TestCheckAPIFallsBackWithoutRedis(t *testing.T) {
 	const failing = `
 rules:
@@ -221,17 +222,17 @@ rules:
 			} {
 				body := `{"rule":"` + rule + `","key":"user:1"}`
 				if answer := callCheckAPI(t, r, testCallerToken, "/v1/check", body); answer.status != 200 || !strings.Contains(answer.text, want.text) {
-					t.Errorf("%s: %d %s; want %s", rule, answer.status, answer.text, want.text)
+					t.Errorf("with the store %s, a check of rule %s returned %d %s; want 200 with %s", fault, rule, answer.status, answer.text, want.text)
 				}
 				if answer := callCheckAPI(t, r, testCallerToken, "/v1/check?status=429", body); answer.status != want.status {
-					t.Errorf("%s, with status=429: %d %s; want %d", rule, answer.status, answer.text, want.status)
+					t.Errorf("with the store %s and status=429, a check of rule %s returned %d %s; want %d", fault, rule, answer.status, answer.text, want.status)
 				}
 			}
 			for path, body := range map[string]string{
 				"/v1/settle": `{"id":"` + id + `","cancel":true}`, "/v1/reset": `{"rule":"local","key":"user:1"}`,
 			} {
 				if answer := callCheckAPI(t, r, testOperatorToken, path, body); answer.status != 503 || !strings.Contains(answer.text, "send the call again") {
-					t.Errorf("%s: %d %s; want 503", path, answer.status, answer.text)
+					t.Errorf("with the store %s, %s returned %d %s; want 503 with \"send the call again\"", fault, path, answer.status, answer.text)
 				}
 			}
 			if fault == "killed" {

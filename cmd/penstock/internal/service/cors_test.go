@@ -28,6 +28,7 @@ func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 		}
 	}), corsPolicy, map[string]string{"max-body": "10B"})
 	const app = "https://app.example.com"
+	// request sends a request. headers are names and values by turns.
 	request := func(method, path, body string, headers ...string) *http.Response {
 		t.Helper()
 		req, err := http.NewRequest(method, "http://"+r.Listen+path, strings.NewReader(body))
@@ -51,16 +52,16 @@ func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 		headers            []string // names and values
 		status             int
 	}{
-		{"GET", "/limited", "", nil, 200},
-		{"GET", "/limited", "", nil, 429},
-		{"GET", "/a%00", "", nil, 400},
-		{"GET", "/", "", []string{"X-Banned", "yes"}, 403},
-		{"PUT", "/", strings.Repeat("a", 11), nil, 413},
-		{"GET", "/broken", "", nil, 502},
+		{method: "GET", path: "/limited", body: "", headers: nil, status: 200},
+		{method: "GET", path: "/limited", body: "", headers: nil, status: 429},
+		{method: "GET", path: "/a%00", body: "", headers: nil, status: 400},
+		{method: "GET", path: "/", body: "", headers: []string{"X-Banned", "yes"}, status: 403},
+		{method: "PUT", path: "/", body: strings.Repeat("a", 11), headers: nil, status: 413},
+		{method: "GET", path: "/broken", body: "", headers: nil, status: 502},
 	} {
 		res := request(c.method, c.path, c.body, c.headers...)
 		if res.StatusCode != c.status || strings.Join(res.Header["Access-Control-Allow-Origin"], "|") != app {
-			t.Errorf("%s %s: %s %v; want %d that %s may read", c.method, c.path, res.Status, res.Header, c.status, app)
+			t.Errorf("%s %s got %s with the headers %v; want %d, which %s may read", c.method, c.path, res.Status, res.Header, c.status, app)
 		}
 		exposed := "X-Request-Id, RateLimit, RateLimit-Policy, Retry-After"
 		if c.status == 200 {

@@ -19,10 +19,10 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// TestCredentialsAreNotIgnoredInAnySpelling: in every spelling of a credential that the upstream
-// receives, the service recognizes it or rejects the request. The client's limit is used up, or the
-// client is on the deny list. Each odd spelling comes from a new address with a fresh limit. So
-// a request that passes must have reached the upstream without the credential.
+// For every spelling of a credential that the upstream receives, the service recognizes the
+// credential or rejects the request. The limit of each credential is used up, or its client is on
+// the deny list. Each odd spelling comes from a new address with a fresh limit. So if a request
+// passes, the service has not recognized the credential, and the upstream must not receive it.
 func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
 	effort.WithoutRace(t)
 	const secret = "a secret of thirty-two bytes or more"
@@ -92,7 +92,7 @@ rules:
 		t.Helper()
 		first, _ := try(target, lines...)
 		if second, _ := try(target, lines...); first != 200 || second != 429 {
-			t.Fatalf("%s %q: status %d, then %d; want 200, then 429", target, lines, first, second)
+			t.Fatalf("%s with %q got %d, then %d; want 200, then 429", target, lines, first, second)
 		}
 	}
 	useUp("/", "Authorization: Bearer "+good)
@@ -108,10 +108,10 @@ rules:
 		status, forwarded := try(target, lines...)
 		plain, _ := url.QueryUnescape(forwarded)
 		if strings.Contains(forwarded, credential) || strings.Contains(plain, credential) {
-			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, forwarded)
+			t.Errorf("%s with %q: the service ignored the credential, but the upstream received it:\n%s", target, lines, forwarded)
 		}
 		if status != 400 && status != 429 && status != 403 && status != 200 {
-			t.Errorf("%s %q: status %d; want 200, 400, 403 or 429", target, lines, status)
+			t.Errorf("%s with %q got %d; want 200, 400, 403 or 429", target, lines, status)
 		}
 		if status == 200 {
 			passed++
@@ -123,7 +123,7 @@ rules:
 		const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 		last := len(token) - 1
 		trailing := token[:last] + string(alphabet[strings.IndexByte(alphabet, token[last])|1])
-		head, _, _ := strings.Cut(token, ".") // of the token; enough to find the token in a request
+		head, _, _ := strings.Cut(token, ".") // the first part of the token, by which a request with the token is found
 		for _, value := range []string{
 			"Bearer\t" + token, "Bearer  " + token, "bearer " + token, "BEARER " + token, "Bearer " + token + " ", "Bearer " + token + "\t", " Bearer " + token,
 			"Bearer " + token + "=", "Bearer " + token + "==", "Bearer " + token + ".", "Bearer " + trailing, "Bearer " + token + ",", "Bearer " + token + ", Bearer " + token,
@@ -158,29 +158,28 @@ rules:
 	// Some servers unescape backslashes in a quoted cookie: they read each of these as s-4711.
 	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
 		if status, forwarded := try("/", "Cookie: sid="+value); status != 400 || forwarded != "" {
-			t.Errorf("Cookie: sid=%s: status %d, and the upstream received %q; want 400 and nothing", value, status, forwarded)
+			t.Errorf("the cookie sid=%s got %d, and the upstream received %q; want 400 and nothing", value, status, forwarded)
 		}
 	}
-	// A proxy removes headers that Connection names. An upstream behind it would see another
-	// client.
+	// A proxy removes headers that Connection names. So an upstream would see another client.
 	for _, lines := range [][]string{
 		{"Authorization: Bearer " + good, "Connection: authorization"}, {"Authorization: Bearer " + good, "Connection: keep-alive ,Authorization"},
 		{"X-API-Key: k-4711", "Connection: X-API-Key"}, {"X-API-Key: k-4711", "Connection: close;x-api-key"}, {"X-API-Key: x", "Connection: a", "Connection:\tX-Api-Key\t"},
 		{"Cookie: sid=s-4711", "Connection: Cookie"}, {"Cookie: sid=x", "Connection: x, cookie"}, {"Connection: X-API-Key"},
 	} {
 		if status, forwarded := try("/", lines...); status != 400 || forwarded != "" {
-			t.Errorf("%q: status %d, and the upstream received %q; want 400 and nothing", lines, status, forwarded)
+			t.Errorf("a request with %q got %d, and the upstream received %q; want 400 and nothing", lines, status, forwarded)
 		}
 	}
 	if status, _ := try("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
 		t.Errorf("a Connection header that names other headers got %d; want it accepted", status)
 	}
-	// Servers split such a query differently: some find no key in it, or another key.
+	// Servers split such a query differently. Some find no key in the query, or another key.
 	for _, query := range []string{
 		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
 	} {
 		if status, forwarded := try("/?" + query); status != 400 || forwarded != "" {
-			t.Errorf("query %s: status %d, and the upstream received %q; want 400 and nothing", query, status, forwarded)
+			t.Errorf("the query %s got %d, and the upstream received %q; want 400 and nothing", query, status, forwarded)
 		}
 	}
 	for _, query := range []string{"x=1;y=2", "x=%zz", "x=api_key;"} {

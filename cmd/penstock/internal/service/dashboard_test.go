@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
 )
 
-// The demo sends requests to itself. Its offender is denied and shown on the dashboard. It can be
-// reset with the token that the log shows.
+// The demo sends requests to itself. The dashboard shows its offender, which is denied. The
+// offender can be reset with the token in the log.
 func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	r := start(t, nil, map[string]string{"demo": "true", "demo-traffic": "true"})
 	export := func() int {
@@ -43,7 +43,10 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		token  string
 		status int // of the reset
 		next   int // status of the next request
-	}{{"wrong", 401, http.StatusTooManyRequests}, {token[1], 200, http.StatusOK}} {
+	}{
+		{token: "wrong", status: http.StatusUnauthorized, next: http.StatusTooManyRequests},
+		{token: token[1], status: http.StatusOK, next: http.StatusOK},
+	} {
 		res, err := http.PostForm("http://"+r.Admin+"/reset", url.Values{"ref": {top.Offenders[0].Ref}, "reason": {"test"}, "token": {c.token}})
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +54,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if next := export(); res.StatusCode != c.status || next != c.next {
-			t.Errorf("with the token %q, the reset is %d, and the next request %d: %s; want %d and %d", c.token, res.StatusCode, next, text, c.status, c.next)
+			t.Errorf("with the token %q, the reset got %d, and the next request %d: %s; want %d and %d", c.token, res.StatusCode, next, text, c.status, c.next)
 		}
 	}
 }
@@ -60,22 +63,22 @@ func TestDashboardIsOnTheAdminAddress(t *testing.T) {
 	r := start(t, hello, nil)
 	for _, path := range []string{"/", "/dashboard", "/rules", "/offenders", "/key", "/explain", "/health"} {
 		if page := r.mustGet("http://"+r.Admin+path, 200); !strings.Contains(page, "<h1>") {
-			t.Errorf("%s is %s; want a page with a heading", path, page)
+			t.Errorf("the page %s is %s; want one with a heading", path, page)
 		}
 	}
 	if status, text, _ := get("http://" + r.Admin + "/nothing"); status != 404 || strings.Contains(text, "<") {
-		t.Errorf("a page that does not exist: %d %s; want 404, in plain text", status, text)
+		t.Errorf("a page that does not exist got %d %s; want 404, in plain text", status, text)
 	}
 	request, _ := http.NewRequest("GET", "http://"+r.Admin+"/dashboard", nil)
 	request.Host = "evil.example"
 	if res, err := http.DefaultClient.Do(request); err != nil || res.StatusCode != http.StatusMisdirectedRequest {
-		t.Errorf("a request with a foreign Host got %v, %v; want 421", res, err)
+		t.Errorf("a request with a foreign Host got %v (error %v); want 421", res, err)
 	} else {
 		res.Body.Close()
 	}
 	remote := startBeside(t, hello, map[string]string{"admin-listen": "0.0.0.0:0"})
 	_, port, _ := strings.Cut(remote.Admin, "]:")
 	if status, text, err := get("http://127.0.0.1:" + port + "/"); status != http.StatusForbidden || !strings.Contains(text, "set operator_token") {
-		t.Errorf("if other machines can reach it, without a token: %d %s, %v; want 403", status, text, err)
+		t.Errorf("without a token at 0.0.0.0, the dashboard returned %d %s (error %v); want 403", status, text, err)
 	}
 }

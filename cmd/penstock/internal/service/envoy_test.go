@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -31,6 +32,7 @@ descriptors:
   rate_limit: {unit: day, requests_per_unit: 2}
 `
 
+// envoyRequest makes a request with one descriptor, for a remote address.
 func envoyRequest(value string) *rlsv3.RateLimitRequest {
 	return &rlsv3.RateLimitRequest{Domain: "web", Descriptors: []*ratelimitv3.RateLimitDescriptor{
 		{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "remote_address", Value: value}}},
@@ -60,18 +62,20 @@ func TestEnvoyGetsDecisionsByGRPCAndJSON(t *testing.T) {
 
 func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 	store := more["store"]
-	r := start(t, nil, map[string]string{"store": store, "prefix": more["prefix"], "grpc-server": more["grpc-server"], "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits)})
+	flags := map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits)}
+	maps.Copy(flags, more)
+	r := start(t, nil, flags)
 	conn := r.grpcClient(nil)
 	client := rlsv3.NewRateLimitServiceClient(conn)
 	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
 		answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("192.0.2.1"))
 		if err != nil || answer.OverallCode != want {
-			t.Fatalf("with %s, call %d is %v, %v; want %v", store, i, answer, err, want)
+			t.Fatalf("with %s, call %d is %v (error %v); want %v", store, i, answer, err, want)
 		}
 	}
 	for _, name := range []string{"", "ratelimit"} {
 		if answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name}); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("health of %q is %v, %v; want serving", name, answer, err)
+			t.Errorf("health of %q is %v (error %v); want serving", name, answer, err)
 		}
 	}
 	post := func(body string) (int, string) {
@@ -84,10 +88,10 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 		return response.StatusCode, string(text)
 	}
 	if code, text := post(`{"domain": "web", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.1"}]}]}`); code != 429 {
-		t.Errorf("/json is %d %s; want 429 from the same counter", code, text)
+		t.Errorf("/json returned %d %s; want 429 by the same counter", code, text)
 	}
 	if code, text := post(`{"domain": "web"}`); code != 400 {
-		t.Errorf("without descriptors, /json is %d %s; want 400", code, text)
+		t.Errorf("without descriptors, /json returned %d %s; want 400", code, text)
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
 	for _, path := range []string{"/json", "/rlconfig"} { // a browser adds Origin to requests of a web page
@@ -98,7 +102,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 			t.Fatal(err)
 		}
 		if response.Body.Close(); response.StatusCode != 401 {
-			t.Errorf("%s answers a request with an Origin with %d; want 401", path, response.StatusCode)
+			t.Errorf("a request with an Origin for %s got %d; want 401", path, response.StatusCode)
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -130,14 +134,14 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	awaitLog("reload of Envoy's rate limits failed")
 	awaitLog("web.yaml:2: unknown key 'foo'")
 	if answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
-		t.Errorf("after a broken file the decision is %v, %v; want the old limits", answer, err)
+		t.Errorf("after a broken file the decision is %v (error %v); want the old limits", answer, err)
 	}
 	// The new file has a limit of 9, and a key in the wrong place, which causes a warning.
 	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
 	awaitLog("unit has no effect in a descriptor")
 	answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("b"))
 	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
-		t.Errorf("after a change the decision is %v, %v; want the new limits", answer, err)
+		t.Errorf("after a change the decision is %v (error %v); want the new limits", answer, err)
 	}
 	if strings.Contains(r.log.String(), "has no limits") {
 		t.Errorf("the log reports a folder without limits, but it has some:\n%s", r.log.String())
@@ -156,7 +160,7 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 		t.Errorf("without a token the error is %v; want Unauthenticated", err)
 	}
 	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
-		t.Errorf("with the token the decision is %v, %v; want 1 left", answer, err)
+		t.Errorf("with the token the decision is %v (error %v); want 1 left", answer, err)
 	}
 	// With the token, the status is 400, because the body has no domain.
 	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
@@ -169,14 +173,15 @@ func testEnvoyNeedsTheToken(t *testing.T, server string) {
 			t.Fatal(err)
 		}
 		if response.Body.Close(); response.StatusCode != want {
-			t.Errorf("/json with %q is %d; want %d", authorization, response.StatusCode, want)
+			t.Errorf("/json with the authorization %q returned %d; want %d", authorization, response.StatusCode, want)
 		}
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// The example of docs/envoy-ratelimit.md is true: five requests pass, and the sixth is denied.
+// The example of docs/envoy-ratelimit.md behaves as described: five requests pass, and the sixth is
+// denied.
 func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/envoy-ratelimit.md")
 	if err != nil {
@@ -188,7 +193,8 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	}
 	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
 	for client := 1; ; client++ { // a new client for each try
-		minute, statuses := time.Now().Unix()/60, ""
+		minute := time.Now().Unix() / 60
+		statuses := ""
 		for range 6 {
 			response, err := http.Post("http://"+r.API+call[1], "", strings.NewReader(strings.Replace(call[2], "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)))
 			if err != nil {
@@ -224,11 +230,11 @@ func TestPolicyDecidesForDomainsWithoutAFile(t *testing.T) {
 	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
 		answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("192.0.2.1"))
 		if err != nil || answer.OverallCode != want || answer.Statuses[0].CurrentLimit.GetName() != "addresses.day" {
-			t.Errorf("call %d is %v, %v; want %v by the policy", i, answer, err, want)
+			t.Errorf("call %d is %v (error %v); want %v by the policy", i, answer, err, want)
 		}
 	}
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
-	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
+	await(t, "the reload to be rejected", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
 }
 
 // A descriptor with hits_addend may report units that were already used. With envoy-reports=force,
@@ -241,11 +247,11 @@ func TestReportsAreForcedUnlessEnvoyReportsIsSpend(t *testing.T) {
 			report := envoyRequest("a")
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(50)
 			if answer, err := client.ShouldRateLimit(callContext(t), report); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("a report of 50 units got %v, %v; want OVER_LIMIT", answer, err)
+				t.Errorf("a report of 50 units got %v (error %v); want OVER_LIMIT", answer, err)
 			}
 			report.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
 			if answer, err := client.ShouldRateLimit(callContext(t), report); err != nil || answer.Statuses[0].LimitRemaining != want {
-				t.Errorf("after the report, the decision is %v, %v; want %d left", answer, err, want)
+				t.Errorf("after the report, the decision is %v (error %v); want %d left", answer, err, want)
 			}
 		})
 	}

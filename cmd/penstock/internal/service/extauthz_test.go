@@ -30,16 +30,23 @@ func TestExtAuthzEnforcesThePolicy(t *testing.T) {
 		r := startLimited(t, nil, oncePerHour, all)
 		for _, c := range []struct {
 			address, path string
-			status        int32 // of a denial
+			status        int32 // of the denied response; 0: the request is allowed
 		}{
-			{"192.0.2.1", "/api/a", 0}, {"192.0.2.1", "/api//a", 429}, {"192.0.2.2", "/api/a", 0}, {"192.0.2.1", "/other", 0}, {"192.0.2.1", "/api%2fa", 400},
+			{address: "192.0.2.1", path: "/api/a", status: 0},
+			{address: "192.0.2.1", path: "/api//a", status: 429},
+			{address: "192.0.2.2", path: "/api/a", status: 0},
+			{address: "192.0.2.1", path: "/other", status: 0},
+			{address: "192.0.2.1", path: "/api%2fa", status: 400},
 		} {
-			if answer := r.authorize(c.address, c.path); int32(answer.GetDeniedResponse().GetStatus().GetCode()) != c.status || (c.status == 0) != (answer.GetOkResponse() != nil) {
-				t.Errorf("%s of %s: %v; want %d", c.path, c.address, answer, c.status)
+			answer := r.authorize(c.address, c.path)
+			status := int32(answer.GetDeniedResponse().GetStatus().GetCode())
+			isAllowed := answer.GetOkResponse() != nil
+			if status != c.status || isAllowed != (c.status == 0) {
+				t.Errorf("a request of %s for %s got %v; want the status %d (0: allowed)", c.address, c.path, answer, c.status)
 			}
 		}
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="api"}`); n != "1" {
-			t.Errorf("%q denials are counted, want 1", n)
+			t.Errorf("%q denials are counted; want 1", n)
 		}
 	})
 }

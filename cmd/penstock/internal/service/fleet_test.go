@@ -28,7 +28,7 @@ rules:
 		upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			key := r.Header.Get("X-API-Key")
 			served[key[0]-'a'].Add(1)
-			time.Sleep(time.Millisecond) // so that some are in flight when one instance stops
+			time.Sleep(time.Millisecond) // so that some requests are in flight when one instance stops
 		})
 		flags := map[string]string{"store": store}
 		flags = limitedBy(t, policy, flags)
@@ -43,7 +43,8 @@ rules:
 			}
 			header := "X-API-Key: " + string(rune('a'+key))
 			res, err := send("POST", "http://"+instance.Listen, header)
-			if err != nil && instance == stops { // it accepts no more connections, but must respond on those that it accepted
+			// The stopped instance accepts no new connections, but must respond on those that it accepted.
+			if err != nil && instance == stops {
 				resent.Add(1)
 				res, err = send("POST", "http://"+stays.Listen, header)
 			}

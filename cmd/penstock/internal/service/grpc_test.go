@@ -29,7 +29,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// An echo is a gRPC service for tests. Its response is what the function returns.
+// An echo is a gRPC service for tests. It responds with what the function returns.
 type echo func(ctx context.Context, text string) (string, error)
 
 const echoMethod = "/penstock.test.Echo/Say"
@@ -86,6 +86,7 @@ func callContext(t *testing.T) context.Context {
 	return ctx
 }
 
+// say calls the echo service with a text.
 func say(ctx context.Context, conn *grpc.ClientConn, text string) (string, error) {
 	answer := new(wrapperspb.StringValue)
 	err := conn.Invoke(ctx, echoMethod, wrapperspb.String(text), answer)
@@ -104,7 +105,7 @@ func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
 	for name, want := range map[string]codes.Code{"": codes.OK, "penstock.test.Echo": codes.OK, "nobody": codes.NotFound} {
 		answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name})
 		if status.Code(err) != want || want == codes.OK && answer.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("health of %q: %v, %v; want %v", name, answer, err, want)
+			t.Errorf("the health of %q is %v (error %v); want %v", name, answer, err, want)
 		}
 	}
 	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(callContext(t))
@@ -162,7 +163,7 @@ func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverU
 func testGRPCOverUnixSocket(t *testing.T, server string) {
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, withEcho(capitalize))
 	if answer, err := say(callContext(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
-		t.Errorf("the response is %q, %v; want HELLO", answer, err)
+		t.Errorf("the response is %q (error %v); want HELLO", answer, err)
 	}
 }
 
@@ -170,9 +171,9 @@ func TestGRPCCallsNeedTheToken(t *testing.T) { withBothGRPCServers(t, testGRPCCa
 
 func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 	const token = "0123456789abcdef"
-	decided := 0
+	reached := 0
 	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, withEcho(func(context.Context, string) (string, error) {
-		decided++
+		reached++
 		return "", nil
 	}))
 	conn := r.grpcClient(nil)
@@ -193,21 +194,21 @@ func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 	} {
 		ctx := metadata.NewOutgoingContext(callContext(t), metadata.MD{"authorization": c.authorization})
 		if _, err := say(ctx, conn, "x"); status.Code(err) != c.want {
-			t.Errorf("with %q: %v; want %v", c.authorization, err, c.want)
+			t.Errorf("a call with the authorization %q returned the error %v; want %v", c.authorization, err, c.want)
 		}
 	}
-	if decided != 2 {
-		t.Errorf("%d calls were decided, want 2", decided)
+	if reached != 2 {
+		t.Errorf("%d calls reached the service; want 2", reached)
 	}
 	if _, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("a health check without the token returned %v; want no error", err)
 	}
 	for reason, want := range map[string]string{"no_token": "1", "wrong_token": "7"} {
 		if n := r.metric(`rate_limiter_grpc_auth_failures_total{reason="` + reason + `"}`); n != want {
-			t.Errorf("%s refusals are counted with reason %s, want %s", n, reason, want)
+			t.Errorf("%s refusals are counted with reason %s; want %s", n, reason, want)
 		}
 		if lines := r.log.Lines("level=WARN", "a gRPC call was refused", "reason="+reason); len(lines) != 1 {
-			t.Errorf("%s: the lines are %q; want one", reason, lines)
+			t.Errorf("the lines about refusals with reason %s are %q; want one", reason, lines)
 		}
 	}
 	if text := r.log.String(); strings.Contains(text, token[1:]) {
@@ -225,7 +226,7 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 		t.Errorf("without a certificate, the error is %v; want Unavailable", err)
 	}
 	if answer, err := say(callContext(t), r.grpcClient(&tls.Config{RootCAs: authority.pool, Certificates: []tls.Certificate{certificate}}), "x"); answer != "X" {
-		t.Errorf("with a certificate, the response is %q, %v; want X", answer, err)
+		t.Errorf("with a certificate, the response is %q (error %v); want X", answer, err)
 	}
 	plain := r.grpcClient(nil)
 	if _, err := say(callContext(t), plain, "x"); status.Code(err) != codes.Unavailable {
@@ -247,14 +248,14 @@ func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
 		t.Errorf("a handler that panics returned %v; want Internal, without the text of the panic", err)
 	}
 	if answer, err := say(callContext(t), conn, "next"); answer != "next" {
-		t.Errorf("after a panic, the next response is %q, %v; want next", answer, err)
+		t.Errorf("after a panic, the next response is %q (error %v); want next", answer, err)
 	}
 	if lines := r.log.Lines("level=ERROR", "panic in a gRPC call", echoMethod, "grpc_test.go"); len(lines) != 1 {
 		t.Errorf("%d lines report the panic with its stack; want 1: %s", len(lines), r.log)
 	}
 	for code, want := range map[string]string{"OK": "1", "Internal": "1", "Unknown": "0"} {
 		if n := r.metric(`rate_limiter_grpc_calls_total{code="` + code + `",service="penstock.test.Echo"}`); n != want {
-			t.Errorf("%s calls with %s are counted, want %s", n, code, want)
+			t.Errorf("%s calls with code %s are counted; want %s", n, code, want)
 		}
 	}
 }
@@ -278,7 +279,7 @@ func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
 	}
 }
 
-// Calls in flight complete before the service stops. Health checks report NOT_SERVING at once.
+// Calls in flight complete before the service stops. Health checks report NOT_SERVING immediately.
 // Open health checks and reflection streams do not keep the service from stopping.
 func TestGRPCCallsAreDrained(t *testing.T) { withBothGRPCServers(t, testGRPCCallsAreDrained) }
 
@@ -295,7 +296,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 		t.Fatal(err)
 	}
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("before the drain, health is %v, %v; want SERVING", answer, err)
+		t.Fatalf("before the drain, health is %v (error %v); want SERVING", answer, err)
 	}
 	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(callContext(t))
 	if err != nil {
@@ -319,7 +320,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	<-entered
 	r.stop()
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("during the drain, health is %v, %v; want NOT_SERVING", answer, err)
+		t.Errorf("during the drain, health is %v (error %v); want NOT_SERVING", answer, err)
 	}
 	if _, err := watch.Recv(); err == nil {
 		t.Error("the health check is still open during the drain")
@@ -427,10 +428,10 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		}
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(patience))
-		io.WriteString(conn, sent) // it may fail: the service has closed the connection
+		io.WriteString(conn, sent) // fails if the service has closed the connection
 		conns[name] = conn
 		if answer, err := say(callContext(t), r.grpcClient(nil), name); answer != strings.ToUpper(name) {
-			t.Errorf("beside a client that sends %s, another got %q, %v; want the same text in capitals", name, answer, err)
+			t.Errorf("beside a client that sends %s, another got %q (error %v); want the same text in capitals", name, answer, err)
 		}
 	}
 	for name, conn := range conns {
@@ -453,19 +454,21 @@ func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	await(t, "all clients to connect", func() bool { return r.metric("rate_limiter_grpc_connections") == strconv.Itoa(n) })
 	for _, conn := range []*grpc.ClientConn{clients[0], clients[n-1], r.grpcClient(nil)} {
 		if answer, err := say(callContext(t), conn, "x"); answer != "X" {
-			t.Errorf("beside idle clients, the response is %q, %v; want X", answer, err)
+			t.Errorf("beside idle clients, the response is %q (error %v); want X", answer, err)
 		}
 	}
 	t.Logf("counted: %d idle gRPC clients", n)
 }
 
-// A health check sends NOT_SERVING before the shutdown ends it. Reflection ends at once.
+// A shutdown ends a health check only after it has sent NOT_SERVING. Reflection ends immediately.
 func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
-			calls := &grpcCalls{counts: metrics.New("test", nil).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, func() int { return 0 }), ending: make(chan struct{})}
+			noConnections := func() int { return 0 }
+			counts := metrics.New("test", nil).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, noConnections)
+			calls := &grpcCalls{counts: counts, ending: make(chan struct{})}
 			err := calls.interceptStream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
 				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {
 					return stream.SendMsg(&healthpb.HealthCheckResponse{Status: status})
@@ -493,7 +496,7 @@ func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 				return nil
 			})
 			if err != nil {
-				t.Errorf("%s: %v", method, err)
+				t.Errorf("%s returned the error %v; want none", method, err)
 			}
 		}
 	})

@@ -65,7 +65,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	}
 	left := next.mustSend("GET", "/").Header.Get("RateLimit")
 	if !strings.Contains(left, fmt.Sprintf("r=%d;", 100_000-requests-expired-1)) || expired > 200 {
-		t.Errorf("after %d requests and %d expired units, the next response has %s; want all other units left, and at most 200 expired", requests, expired, left)
+		t.Errorf("after %d requests and %d expired units, the next response has RateLimit %s; want all other units left, and at most 200 expired, which are two leases", requests, expired, left)
 	}
 	t.Logf("counted: %d requests, %d of them decided by leases", requests, spent)
 }
@@ -96,11 +96,12 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 	const policy = "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n"
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +evalsha +eval +time +get"
 	for _, c := range []struct {
-		reason, breaks, fixes string
+		reason        string
+		breaks, fixes string // commands
 	}{
-		{"out_of_memory", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
-		{"not_ready", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
-		{"permission_denied", rights, rights + " +set +setrange"},
+		{reason: "out_of_memory", breaks: "CONFIG SET maxmemory 1", fixes: "CONFIG SET maxmemory 0"},
+		{reason: "not_ready", breaks: "REPLICAOF 127.0.0.1 1", fixes: "REPLICAOF NO ONE"},
+		{reason: "permission_denied", breaks: rights, fixes: rights + " +set +setrange"},
 	} {
 		t.Run(c.reason, func(t *testing.T) {
 			redis := redistest.Start(t)
@@ -126,19 +127,20 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 			r := start(t, hello, flags)
 			verbose := func() string { return r.mustGet("http://"+r.Admin+"/readyz?verbose", 200) }
 			want := "service ok\nstore degraded: " + c.reason + "\npolicy ok\ndegraded: store\n"
-			for range 3 { // each after a self-test
-				before := evals(t, redis)
-				await(t, "a self-test", func() bool { return evals(t, redis) > before })
+			for range 3 { // each check of /readyz follows a self-test
+				before := rejectedScripts(t, redis)
+				await(t, "a self-test", func() bool { return rejectedScripts(t, redis) > before })
 				if body := verbose(); body != want {
 					t.Errorf("/readyz is %q; want %q", body, want)
 				}
 			}
 			if len(r.log.Lines("the store decides again")) != 0 {
-				t.Errorf("the log reports the end of an outage that goes on: %s", r.log)
+				t.Errorf("the log reports the end of the outage during the outage: %s", r.log)
 			}
 			do(c.fixes)
 			await(t, "the store to decide", func() bool { return verbose() == "service ok\nstore ok\npolicy ok\nok\n" })
-			if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 { // without any request
+			// No request was sent, so the self-test has noticed the end of the outage.
+			if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 {
 				t.Errorf("%d lines report the end of the outage; want 1: %s", n, r.log)
 			}
 			do(c.breaks) // between two self-tests
@@ -149,8 +151,8 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 	}
 }
 
-// evals returns how many script calls a server has rejected.
-func evals(t *testing.T, redis *redistest.Server) (n int) {
+// rejectedScripts returns how many script calls a server has rejected, or ended with an error.
+func rejectedScripts(t *testing.T, redis *redistest.Server) (n int) {
 	t.Helper()
 	text, err := redis.Do("INFO", "commandstats")
 	if err != nil {
@@ -188,16 +190,16 @@ rules:
 	r := startLimited(t, hello, policy, map[string]string{"store": "redis://gate:secret@" + redis.Addr})
 	for i := range 100 {
 		if res := r.mustSend("GET", "/log"); res.StatusCode != 200 { // decided by this instance
-			t.Fatalf("request %d of the rule that lacks a right got %s; want 200", i, res.Status)
+			t.Fatalf("request %d of rule log, which needs a missing right, got %s; want 200", i, res.Status)
 		}
 		if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
-			t.Fatalf("request %d of the other rule got %s; want 200", i, res.Status)
+			t.Fatalf("request %d of rule bucket got %s; want 200", i, res.Status)
 		}
 	}
 	if n := r.metric(`rate_limiter_decisions_total{source="store"}`); n != "100" {
 		t.Errorf("the store made %s decisions; want 100", n)
 	}
 	if n := len(r.log.Lines("level=ERROR", "reason=permission_denied", "needs=+z")); n != 1 {
-		t.Errorf("%d lines name the right; want 1: %s", n, r.log)
+		t.Errorf("%d lines name the missing right; want 1: %s", n, r.log)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ type testService struct {
 	*testing.T
 	Addresses
 	log   *logbuffer.Buffer
-	stop  context.CancelFunc // starts to drain
+	stop  context.CancelFunc // starts the drain
 	ended chan error         // what Run returned
 }
 
@@ -101,7 +102,9 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL
 	}
-	if all["config"] == "" && all["demo"] == "" && all["envoy-config"] == "" && all["envoy-xds"] == "" && (all["resp"] == "" || all["grpc"] != "") {
+	hasRules := all["config"] != "" || all["demo"] != "" || all["envoy-config"] != "" || all["envoy-xds"] != ""
+	hasRESPWithoutGRPC := all["resp"] != "" && all["grpc"] == "" // such a service needs no policy
+	if !hasRules && !hasRESPWithoutGRPC {
 		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
 		replaceFile(t, all["config"], noLimits)
 	}
@@ -150,11 +153,12 @@ func get(url string) (status int, body string, err error) {
 	return res.StatusCode, string(text), err
 }
 
+// mustGet requests a URL, and fails the test unless the response has the status.
 func (r *testService) mustGet(url string, status int) string {
 	r.Helper()
 	got, body, err := get(url)
 	if err != nil || got != status {
-		r.Fatalf("%s: %d %s, %v; want %d", url, got, body, err, status)
+		r.Fatalf("GET %s returned %d %s (error %v); want %d", url, got, body, err, status)
 	}
 	return body
 }
@@ -185,8 +189,10 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// noGoroutineIsLeft waits until no goroutine of the service, of HTTP or of the store's client is
-// left.
+// ourPackages are parts of the names of packages whose goroutines must end with the service.
+var ourPackages = []string{"penstock/cmd", "net/http", "rueidis", "google.golang.org/grpc"}
+
+// noGoroutineIsLeft waits until no goroutine of ourPackages is left.
 func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
@@ -194,7 +200,7 @@ func noGoroutineIsLeft(t *testing.T) {
 		stacks := make([]byte, 1<<20)
 		var left []string
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-			isOurs := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis") || strings.Contains(stack, "google.golang.org/grpc")
+			isOurs := slices.ContainsFunc(ourPackages, func(name string) bool { return strings.Contains(stack, name) })
 			if isOurs && !strings.Contains(stack, "testing.tRunner") {
 				left = append(left, stack)
 			}
@@ -238,13 +244,13 @@ func replaceFile(t *testing.T, name, text string) {
 	}
 }
 
-// onStores runs a test in memory and with a Redis server.
+// onStores runs a test with the memory store and with a Redis server.
 func onStores(t *testing.T, test func(t *testing.T, flags map[string]string)) {
 	t.Run("memory", func(t *testing.T) { test(t, nil) })
 	t.Run("redis", func(t *testing.T) { test(t, map[string]string{"store": redistest.Start(t).URL()}) })
 }
 
-// send sends a request without a body; headers are "Name: value".
+// send sends a request without a body. A header has the form "Name: value".
 func send(method, url string, headers ...string) (*http.Response, error) {
 	r, err := http.NewRequest(method, url, nil)
 	if err != nil {
@@ -263,7 +269,7 @@ func send(method, url string, headers ...string) (*http.Response, error) {
 	return res, err
 }
 
-// mustSend sends to the service's listener.
+// mustSend sends a request to the proxy.
 func (r *testService) mustSend(method, path string, headers ...string) *http.Response {
 	r.Helper()
 	res, err := send(method, "http://"+r.Listen+path, headers...)

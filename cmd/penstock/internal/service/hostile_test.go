@@ -17,25 +17,25 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// slowClients occupy a connection. Each sends begin once, and then drip again and again.
+// slowClients occupy a connection. Each client sends begin once, and then drip every 20 ms.
 var slowClients = []struct{ name, begin, drip string }{
-	{"sends nothing", "", ""},
-	{"sends only a request line", "GET / HTTP/1.1\r\n", ""},
-	{"sends a header byte by byte", "GET / HTTP/1.1\r\nHost: h\r\nX: ", "x"},
-	{"sends endless headers", "GET / HTTP/1.1\r\nHost: h\r\n", "X: y\r\n"},
-	{"sends endless empty lines", "", "\r\n"},
-	{"sends no body", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", ""},
-	{"sends a body byte by byte", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
-	{"sends endless chunks", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n"},
-	{"sends an endless chunk extension", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", "x"},
-	{"sends endless trailers", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"},
-	{"is denied and sends no body", "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100\r\n\r\n", ""},
-	{"is denied and sends a body byte by byte", "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100000\r\n\r\n", "x"},
-	{"sends a body after a 417", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\nExpect: 200-maybe\r\n\r\n", "x"},
-	{"stays idle after its request", "GET / HTTP/1.1\r\nHost: h\r\n\r\n", ""},
-	{"sends half of a second request", "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", ""},
-	{"begins HTTP/2 and stops", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""},
-	{"begins HTTP/2 with half a frame", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00", ""},
+	{name: "sends nothing", begin: "", drip: ""},
+	{name: "sends only a request line", begin: "GET / HTTP/1.1\r\n", drip: ""},
+	{name: "sends a header byte by byte", begin: "GET / HTTP/1.1\r\nHost: h\r\nX: ", drip: "x"},
+	{name: "sends endless headers", begin: "GET / HTTP/1.1\r\nHost: h\r\n", drip: "X: y\r\n"},
+	{name: "sends endless empty lines", begin: "", drip: "\r\n"},
+	{name: "sends no body", begin: "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", drip: ""},
+	{name: "sends a body byte by byte", begin: "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", drip: "x"},
+	{name: "sends endless chunks", begin: "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", drip: "1\r\nx\r\n"},
+	{name: "sends an endless chunk extension", begin: "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", drip: "x"},
+	{name: "sends endless trailers", begin: "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", drip: "X: y\r\n"},
+	{name: "is denied and sends no body", begin: "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100\r\n\r\n", drip: ""},
+	{name: "is denied and sends a body byte by byte", begin: "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100000\r\n\r\n", drip: "x"},
+	{name: "sends a body after a 417", begin: "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\nExpect: 200-maybe\r\n\r\n", drip: "x"},
+	{name: "stays idle after its request", begin: "GET / HTTP/1.1\r\nHost: h\r\n\r\n", drip: ""},
+	{name: "sends half of a second request", begin: "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", drip: ""},
+	{name: "begins HTTP/2 and stops", begin: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", drip: ""},
+	{name: "begins HTTP/2 with half a frame", begin: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00", drip: ""},
 }
 
 func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
@@ -58,10 +58,8 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 				cutOff := make(chan struct{})
 				go func() {
 					defer close(cutOff)
-					if _, err := io.Copy(io.Discard, conn); err != nil {
-						if isTimeout(err) {
-							t.Errorf("a client that %s is still connected; want it cut off", c.name)
-						}
+					if _, err := io.Copy(io.Discard, conn); isTimeout(err) {
+						t.Errorf("after %v, a client that %s is still connected; want it cut off", patience, c.name)
 					}
 				}()
 				for {
@@ -88,10 +86,10 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 				begin := time.Now()
 				status, body, err := get("http://" + r.Listen + "/x")
 				if time.Since(begin) >= timeout {
-					continue // on a busy machine, this client may be a slow one too
+					continue // on a busy machine, this client may be as slow as the others
 				}
 				if status != 200 || body != "hello /x" {
-					t.Errorf("another client got %d %s, %v; want 200 hello /x", status, body, err)
+					t.Errorf("another client got %d %s (error %v); want 200 hello /x", status, body, err)
 					return
 				}
 				served.Add(1)
@@ -114,7 +112,7 @@ func TestStalledBodyGets408(t *testing.T) {
 		conn := r.dial()
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", head)
 		if status, body, err := readResponse(conn); err != nil || status != http.StatusRequestTimeout {
-			t.Errorf("%s: %d %s, %v; want 408", head, status, body, err)
+			t.Errorf("a stalled body with %s got %d %s (error %v); want 408", head, status, body, err)
 		}
 	}
 	if r.log.Lines("level=WARN") != nil {
@@ -160,7 +158,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		transport := &http.Transport{Protocols: protocols}
 		body, feed := io.Pipe()
 		go func() {
-			for range 10 { // the whole takes 1 s, longer than each timeout
+			for range 10 { // the upload takes 1 s, longer than each timeout
 				feed.Write(make([]byte, 1000))
 				time.Sleep(100 * time.Millisecond)
 			}
@@ -172,7 +170,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		}
 		text, err := io.ReadAll(res.Body)
 		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {
-			t.Errorf("the response by HTTP/%d is %q, %v; want the size 10000 five times by HTTP/%d", res.ProtoMajor, text, err, version)
+			t.Errorf("the response by HTTP/%d is %q (error %v); want the size 10000 five times by HTTP/%d", res.ProtoMajor, text, err, version)
 		}
 		transport.CloseIdleConnections()
 	}
@@ -186,7 +184,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		conn := r.dial()
 		io.WriteString(conn, "GET /in HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /in" {
-			t.Fatalf("the response is %q, %v; want hello /in", body, err)
+			t.Fatalf("the response is %q (error %v); want hello /in", body, err)
 		}
 		inside = append(inside, conn)
 	}
@@ -200,7 +198,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	for i, conn := range inside { // connections within the limit are still served
 		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
-			t.Errorf("connection %d got %q, %v; want hello /again", i, body, err)
+			t.Errorf("connection %d got %q (error %v); want hello /again", i, body, err)
 		}
 	}
 	outside[0].SetReadDeadline(time.Now().Add(50 * time.Millisecond))
@@ -211,7 +209,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		inside[i].Close()
 		conn.SetReadDeadline(time.Now().Add(patience))
 		if _, body, err := readResponse(conn); err != nil || body != "hello /out" {
-			t.Errorf("after another connection closed, a waiting one got %q, %v; want hello /out", body, err)
+			t.Errorf("after another connection closed, a waiting one got %q (error %v); want hello /out", body, err)
 		}
 	}
 	r.mustGet("http://"+r.Admin+"/livez", 200)
@@ -225,6 +223,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 	counting := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			now := inFlight.Add(1)
+			// This raises most to now.
 			for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
 				before = most.Load()
 			}
@@ -253,8 +252,8 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 		}
 	}
 	await(t, "the reset requests to end", func() bool { return inFlight.Load() == 0 })
-	const streams = 100 // that a connection may have open; the other client has one request in flight
-	if bound := int64(streams*connections + 1); most.Load() > bound {
+	const streams, others = 100, 1 // streams that a connection may have open, and requests of the other client
+	if bound := int64(streams*connections + others); most.Load() > bound {
 		t.Errorf("%d requests were in flight at once; want at most %d on %d connections", most.Load(), bound, connections)
 	}
 	t.Logf("counted: %d streams opened and reset (at most %d in flight at once)", sent, most.Load())
@@ -263,6 +262,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 // net/http checks the method of HTTP/1.1 requests only.
 func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	r := startLimited(t, hello, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]", nil)
+	// request sends a request by HTTP/2, and returns the status of its response.
 	request := func(method string) (status string) {
 		conn := r.dial()
 		io.WriteString(conn, http2.ClientPreface)
@@ -284,7 +284,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	}
 	for _, c := range []struct{ method, status string }{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
 		if status := request(c.method); status != c.status {
-			t.Errorf("method %s: status %s; want %s", c.method, status, c.status)
+			t.Errorf("a request with the method %q got %s; want %s", c.method, status, c.status)
 		}
 	}
 }
@@ -298,8 +298,8 @@ func encodeRequest(encoder *hpack.Encoder, method, path string) {
 	}
 }
 
-// resetStreams opens streams on one connection and resets each at once, until the server closes the
-// connection.
+// resetStreams opens up to n streams on one connection and resets each immediately. It stops when
+// the server closes the connection.
 func resetStreams(r *testService, n int) (sent int) {
 	conn := r.dial()
 	defer conn.Close()

@@ -18,13 +18,13 @@ func TestInheritedListenerTakesThePlaceOfTheAddress(t *testing.T) {
 	if r.Listen != l.Addr().String() || r.Admin == r.Listen {
 		t.Errorf("the proxy listens on %s and admin on %s; want the proxy on %s", r.Listen, r.Admin, l.Addr())
 	}
-	resp, err := http.Get("http://" + r.Listen)
+	res, err := http.Get("http://" + r.Listen)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Errorf("the status is %d; want 200", resp.StatusCode)
+	res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		t.Errorf("a request to the inherited listener got %d; want 200", res.StatusCode)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }
@@ -38,6 +38,6 @@ func TestInheritedListenerNeedsAnUpstream(t *testing.T) {
 	o := options(t, nil, map[string]string{"api": "127.0.0.1:0"})
 	o.Inherited = l
 	if err := Run(t.Context(), o); !errors.Is(err, settings.ErrInvalid) {
-		t.Errorf("Run returned %v; want ErrInvalid", err)
+		t.Errorf("with an inherited listener and no upstream, Run returned %v; want ErrInvalid", err)
 	}
 }

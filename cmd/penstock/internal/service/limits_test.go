@@ -38,7 +38,7 @@ rules:
 				t.Fatalf("%s with the %s password got %s after %d guesses; want %d", account, password, res.Status, guesses.Load(), want)
 			}
 		}
-		for i := range 50 { // nine wrong passwords among right ones; errors of the upstream do not count
+		for i := range 50 { // nine of the logins have a wrong password; errors of the upstream do not count
 			try("eve", "right", 200)
 			if i%5 == 0 && i < 45 {
 				try("eve", "wrong", 401)
@@ -67,6 +67,7 @@ rules:
     per: {key: header X-API-Key}
     limits: [{name: tokens, rate: 1000/d, cost: {units: 100, actual: X-Tokens-Used}}]
 `
+	const estimate = 100 // units that a request is charged until its true cost is known
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if used := r.Header.Get("X-Cost"); used != "" {
@@ -89,18 +90,19 @@ rules:
 			{[]string{"X-Cost: 5000"}, 0},
 		} {
 			key := fmt.Sprint("X-API-Key: ", i)
-			// This response has the quota before the true cost is known, and the next one has it after.
+			// This response has the quota before the true cost is known. The next response has the quota
+			// after that.
 			res := r.mustSend("GET", "/", append(c.headers, key)...)
 			if quota := res.Header.Get("RateLimit"); res.StatusCode != 200 || !strings.HasPrefix(quota, `"chat.tokens";r=900;`) {
-				t.Errorf("%v got %s with RateLimit %s; want 200 with 900 left", c.headers, res.Status, quota)
+				t.Errorf("a request with %v got %s with RateLimit %s; want 200 with 900 left", c.headers, res.Status, quota)
 			}
 			next := r.mustSend("GET", "/", key)
-			want, status := fmt.Sprintf(`"chat.tokens";r=%d;`, max(0, c.left-100)), 200
-			if c.left < 100 {
+			want, status := fmt.Sprintf(`"chat.tokens";r=%d;`, max(0, c.left-estimate)), 200
+			if c.left < estimate {
 				status = 429
 			}
 			if quota := next.Header.Get("RateLimit"); next.StatusCode != status || !strings.HasPrefix(quota, want) {
-				t.Errorf("after %v: %s, RateLimit: %s; want %d, %s", c.headers, next.Status, quota, status, want)
+				t.Errorf("after a request with %v, the next got %s with RateLimit %s; want %d with %s", c.headers, next.Status, quota, status, want)
 			}
 		}
 	})
@@ -143,7 +145,8 @@ rules:
 				t.Errorf("while %s is open, another request of its client got %s; want 429", what, res.Status)
 			}
 		}
-		awaitFreeSlot := func(conn net.Conn, request string) *bufio.Reader { // sends the request when the slot is free
+		// awaitFreeSlot sends the request again and again until the slot is free.
+		awaitFreeSlot := func(conn net.Conn, request string) *bufio.Reader {
 			t.Helper()
 			reader := bufio.NewReader(conn)
 			var res *http.Response
@@ -171,7 +174,7 @@ rules:
 				message := fmt.Sprintf("message %d\n", i)
 				io.WriteString(conn, message)
 				if got, err := reader.ReadString('\n'); got != message {
-					t.Fatalf("message %q came back as %q, %v", message, got, err)
+					t.Fatalf("message %q came back as %q (error %v)", message, got, err)
 				}
 			}
 			wantBusy("a WebSocket")
@@ -186,7 +189,8 @@ rules:
 			if err != nil {
 				t.Fatal(err)
 			}
-			if stream = res; res.StatusCode == 429 {
+			stream = res
+			if res.StatusCode == 429 {
 				<-next
 				io.Copy(io.Discard, res.Body)
 				res.Body.Close()
@@ -198,7 +202,7 @@ rules:
 		for i := range messages {
 			event := fmt.Sprintf("data: %d\n", i)
 			if got, err := reader.ReadString('\n'); got != event {
-				t.Fatalf("the client received %q, %v; want %q", got, err, event)
+				t.Fatalf("the client received %q (error %v); want %q", got, err, event)
 			}
 			if i+1 < messages {
 				next <- fmt.Sprintf("data: %d\n", i+1) // only after the previous event has arrived
@@ -207,7 +211,7 @@ rules:
 		wantBusy("a stream")
 		close(next)
 		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
-			t.Errorf("after the last event, the stream has %q, %v; want its end", rest, err)
+			t.Errorf("after the last event, the stream has %q (error %v); want its end", rest, err)
 		}
 		t.Logf("counted: %d messages and events through the proxy", (sockets+1)*messages)
 	})

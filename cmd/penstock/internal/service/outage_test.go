@@ -82,7 +82,7 @@ rules:
 	} {
 		var n int
 		if _, err := fmt.Sscan(r.metric(series), &n); err != nil || n < least {
-			t.Errorf("%s is %d, %v; want at least %d", series, n, err, least)
+			t.Errorf("%s is %d (error %v); want at least %d", series, n, err, least)
 		}
 	}
 	if n := len(r.log.Lines("level=ERROR", "the store made no decision")); n == 0 || n > 8 {
@@ -91,5 +91,6 @@ rules:
 	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 || n > 4 {
 		t.Errorf("%d lines about unlimited requests were logged; want 1 to 4:\n%s", n, r.log)
 	}
-	t.Logf("counted: %d clients without a store (%d outages)", 4*outages*rounds, outages)
+	const paths = 4
+	t.Logf("counted: %d clients without a store (%d outages)", paths*outages*rounds, outages)
 }

@@ -15,7 +15,7 @@ func TestCertificateInAPipeIsRejected(t *testing.T) {
 	a.issue(2)
 	pipe := a.path("pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Skip(err)
+		t.Skip("cannot make a pipe: ", err)
 	}
 	files := map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")}
 	for name := range files {
@@ -26,10 +26,10 @@ func TestCertificateInAPipeIsRejected(t *testing.T) {
 		select {
 		case err := <-ended:
 			if err == nil || !strings.Contains(err.Error(), "pipe is not a regular file; write the name of one") {
-				t.Errorf("%s: %v; want an error that the pipe is not a regular file", name, err)
+				t.Errorf("with a pipe as %s, Run returned %v; want an error that it is not a regular file", name, err)
 			}
 		case <-time.After(patience):
-			t.Fatalf("with a pipe as %s the start does not return; want an error", name)
+			t.Fatalf("with a pipe as %s, Run has not returned within %v; want an error", name, patience)
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// withObservedStore calls observe with each charge and the store's decision.
+// withObservedStore makes the service call observe with the first charge of each batch, and with
+// the store's decision.
 func withObservedStore(observe func(penstock.Charge, penstock.Decision)) func(*Options) {
 	return func(o *Options) {
 		o.wrap.core = func(c *core.Core) {
@@ -52,7 +53,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", c.path)
 		defer func() { // after the service has stopped
 			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, c.want) {
-				t.Errorf("%s got %d %s, %v; want 503 and %s", c.path, status, body, err, c.want)
+				t.Errorf("%s got %d %s (error %v); want 503 and %q", c.path, status, body, err, c.want)
 			}
 		}()
 	}
@@ -86,7 +87,8 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			ctx, hangUp := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() {
-				transport, body := http.DefaultTransport, io.Reader(nil)
+				transport := http.DefaultTransport
+				var body io.Reader
 				if i%2 == 1 { // every other client uses HTTP/2 and sends a body
 					transport, body = h2, strings.NewReader("body")
 				}
@@ -139,6 +141,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	ended := make(chan struct{}, 2)
+	// wait sends a request that must wait. want is the number of requests that wait then.
 	wait := func(url string, header http.Header, want string) {
 		request, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 		if err != nil {

@@ -24,10 +24,10 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	warnings := func() int { return len(r.log.Lines("level=WARN", "rules.yaml:1:")) }
 	if n := warnings(); n != 1 {
-		t.Errorf("the start logs %d warnings of the policy; want 1: %s", n, r.log)
+		t.Errorf("the start logs %d warnings about the policy; want 1: %s", n, r.log)
 	}
 	if len(r.log.Lines("listening", "digest="+digestOf(warned))) != 1 {
-		t.Errorf("the line of the start has no digest: %s", r.log)
+		t.Errorf("the line \"listening\" lacks the digest of the policy: %s", r.log)
 	}
 	reloadWith(warned)
 	reloadWith(warned + "# changed\n")
@@ -36,9 +36,9 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 	reloadWith(good)
 	if r.log.Lines("policy reloaded", "digest="+digestOf(good)) == nil {
-		t.Errorf("the line of the reload has no digest: %s", r.log)
+		t.Errorf("the line \"policy reloaded\" lacks the digest of the new policy: %s", r.log)
 	}
-	before := warnings() // 1 or more: the watcher of the file may also have reloaded it, and logged
+	before := warnings() // may be more than 1: the watcher may have reloaded the file too
 	reloadWith(good + "# changed\n")
 	if warnings() != before {
 		t.Errorf("a good policy caused a warning: %s", r.log)
@@ -55,25 +55,26 @@ func digestOf(text string) string {
 	return hex.EncodeToString(sum[:])[:12]
 }
 
-// Without preserve_host, the upstream responds the same to every host, so clients can evade rules
-// by host.
+// Without preserve_host, the upstream cannot see which host a client requests. So clients can evade
+// rules by host.
 func TestWarningForRulesByHostThatClientsCanEvade(t *testing.T) {
 	const byHost = "rules: [{name: api, match: {host: api.example.com}, per: global, limits: [{rate: 10/s}]}]\n"
 	for _, row := range []struct {
-		policy, preserve string
-		isWarned         bool
+		policy       string
+		preserveHost string
+		isWarned     bool
 	}{
-		{byHost, "false", true},
-		{byHost, "true", false},
-		{strings.ReplaceAll(byHost, "match: {", "match: {method: GET, "), "false", true},
-		{strings.ReplaceAll(byHost, "match", "shadow: true, match"), "false", false},
-		{strings.ReplaceAll(byHost, "{host: api.example.com}", "{path: /a}"), "false", false},
+		{policy: byHost, preserveHost: "false", isWarned: true},
+		{policy: byHost, preserveHost: "true", isWarned: false},
+		{policy: strings.ReplaceAll(byHost, "match: {", "match: {method: GET, "), preserveHost: "false", isWarned: true},
+		{policy: strings.ReplaceAll(byHost, "match", "shadow: true, match"), preserveHost: "false", isWarned: false},
+		{policy: strings.ReplaceAll(byHost, "{host: api.example.com}", "{path: /a}"), preserveHost: "false", isWarned: false},
 	} {
-		t.Run(row.preserve, func(t *testing.T) {
-			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserve})
+		t.Run("preserve_host "+row.preserveHost, func(t *testing.T) {
+			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserveHost})
 			r := start(t, hello, flags)
 			if isWarned := r.log.Lines("level=WARN", "rule api matches the host") != nil; isWarned != row.isWarned {
-				t.Errorf("%s: a warning was logged: %v; want %v", row.policy, isWarned, row.isWarned)
+				t.Errorf("with the policy %q, a warning was logged: %t; want %t", row.policy, isWarned, row.isWarned)
 			}
 		})
 	}
@@ -94,7 +95,7 @@ func TestChangedServerSectionNeedsARestart(t *testing.T) {
 		replaceFile(t, flags["config"], c.text)
 		reloadAndWait(reload)
 		if isLogged := r.log.Lines("level=WARN", "server section has changed; restart to apply it") != nil; isLogged != c.isLogged {
-			t.Errorf("after %q, the changed section was logged: %v; want %v:\n%s", c.text, isLogged, c.isLogged, r.log)
+			t.Errorf("after %q, the changed section was logged: %t; want %t:\n%s", c.text, isLogged, c.isLogged, r.log)
 		}
 	}
 }
@@ -158,7 +159,12 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
 	const header = "policy reload failed"
-	cases := []struct{ mistakes, logged, more int }{{1, 1, 0}, {5, 5, 0}, {40, 5, 35}}
+	// The log has the first logged mistakes of a file, and then how many more there are.
+	cases := []struct{ mistakes, logged, more int }{
+		{mistakes: 1, logged: 1, more: 0},
+		{mistakes: 5, logged: 5, more: 0},
+		{mistakes: 40, logged: 5, more: 35},
+	}
 	for _, c := range cases {
 		text := "rules:\n"
 		for i := range c.mistakes {
@@ -178,7 +184,9 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 					break
 				}
 			}
-			return loads > 0 && len(r.log.Lines("level=ERROR", "rules.yaml:")) == mistakeLines && len(r.log.Lines("level=ERROR", "more mistakes; penstock validate shows all")) == moreLines
+			hasMistakes := len(r.log.Lines("level=ERROR", "rules.yaml:")) == mistakeLines
+			hasMore := len(r.log.Lines("level=ERROR", "more mistakes; penstock validate shows all")) == moreLines
+			return loads > 0 && hasMistakes && hasMore
 		})
 		for line := range strings.Lines(r.log.String()) {
 			if len(line) > 500 {
@@ -186,7 +194,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 			}
 		}
 		body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200)
-		const failed = "\npolicy reload failed: the rules of 20" // the beginning of a time
+		const failed = "\npolicy reload failed: the rules of 20" // 20 begins the year
 		if !strings.Contains(body, failed) || !strings.HasSuffix(body, "Z stay in force\nok\n") {
 			t.Errorf("with a broken policy /readyz is %q; want the failed reload, and ok", body)
 		}
@@ -208,7 +216,7 @@ func TestManyRulesStartWithFewLines(t *testing.T) {
 	flags := limitedBy(t, text, nil)
 	r := start(t, hello, flags)
 	if n := len(r.log.Lines("rules.yaml")); n != 2 { // the warning, and the line "listening"
-		t.Errorf("the start of 2,000 rules has %d lines: %.1000s", n, r.log)
+		t.Errorf("the start with 2,000 rules logs %d lines that name the file; want 2: %.1000s", n, r.log)
 	}
 	if n := len(r.log.Lines("level=WARN", "this occurs in 2000 places")); n != 1 {
 		t.Errorf("the warning about 2,000 rules was not logged exactly once: %.1000s", r.log)
@@ -225,7 +233,13 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 	for _, c := range []struct {
 		text string
 		want int // errors logged so far
-	}{{"192.0.2.1\n192.0.2.2\n", 0}, {"# nobody\n", 1}, {"# nobody at all\n", 1}, {"192.0.2.1\n", 1}, {"", 2}} {
+	}{
+		{"192.0.2.1\n192.0.2.2\n", 0},
+		{"# nobody\n", 1},
+		{"# nobody at all\n", 1},
+		{"192.0.2.1\n", 1},
+		{"", 2},
+	} {
 		replaceFile(t, list, c.text)
 		reloadAndWait(reload)
 		if lines() != c.want {
@@ -234,8 +248,8 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 	}
 }
 
-// TestNoPolicyFileEndsARunningService covers three former faults: an alias as a source, a value
-// that contains itself, and a panic of the code that reads the file.
+// Two kinds of policy files once ended the service: those with an alias as a source, and those with
+// a value that contains itself.
 func TestNoPolicyFileEndsARunningService(t *testing.T) {
 	const good = "rules: [{name: all, per: global, limits: [{rate: 10/s}]}]\n"
 	flags := limitedBy(t, good, nil)

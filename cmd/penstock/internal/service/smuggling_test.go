@@ -60,7 +60,8 @@ func (s *strictUpstream) serve(conn net.Conn) {
 		s.mu.Lock()
 		if err == nil {
 			s.got = append(s.got, message)
-		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a client's incomplete body is incomplete here too
+		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			// An incomplete body is no complaint: the service forwards what the client has sent.
 			s.complaints = append(s.complaints, fmt.Sprintf("%s: %v", message, err))
 		}
 		s.mu.Unlock()
@@ -75,7 +76,7 @@ func (s *strictUpstream) serve(conn net.Conn) {
 // A strictReader reads the parts of messages.
 type strictReader struct {
 	*bufio.Reader
-	err error // the first problem; what is read after it does not count
+	err error // the first problem; all results after it are meaningless
 }
 
 func (r *strictReader) fail(err error) {
@@ -84,7 +85,7 @@ func (r *strictReader) fail(err error) {
 	}
 }
 
-// line reads a line that ends in CRLF, and returns it without that.
+// line reads a line that ends in CRLF, and returns it without CRLF.
 func (r *strictReader) line() string {
 	text, err := r.ReadString('\n')
 	text, hasCRLF := strings.CutSuffix(text, "\r\n")
@@ -142,7 +143,7 @@ func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 		return "", "", r.err
 	}
 	if len(words) != 3 || words[2] != "HTTP/1.1" || !strings.HasPrefix(words[1], "/") {
-		return "?", "", fmt.Errorf("the request line %q", words)
+		return "?", "", fmt.Errorf("the request line %q is malformed", words)
 	}
 	message = words[0] + " " + words[1]
 	fields := make(map[string][]string)
@@ -156,18 +157,18 @@ func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 		}
 		name, value, ok := strings.Cut(text, ":")
 		if !ok || name == "" || strings.ContainsAny(name, " \t") {
-			return message, "", fmt.Errorf("the header line %q", text)
+			return message, "", fmt.Errorf("the header line %q is malformed", text)
 		}
 		fields[strings.ToLower(name)] = append(fields[strings.ToLower(name)], strings.TrimSpace(value))
 	}
 	lengths, encodings := fields["content-length"], fields["transfer-encoding"]
 	switch {
 	case len(fields["host"]) != 1:
-		return message, "", fmt.Errorf("the hosts %q", fields["host"])
+		return message, "", fmt.Errorf("the Host fields are %q, not one", fields["host"])
 	case len(lengths)+len(encodings) > 1:
-		return message, "", fmt.Errorf("lengths %q and encodings %q", lengths, encodings)
+		return message, "", fmt.Errorf("the message has the lengths %q and the encodings %q, not one of them", lengths, encodings)
 	case encodings != nil && encodings[0] != "chunked":
-		return message, "", fmt.Errorf("the encoding %q", encodings)
+		return message, "", fmt.Errorf("the encoding %q is not chunked", encodings)
 	case lengths != nil:
 		body = r.bytes(r.size(lengths[0], 10))
 	case encodings != nil:
@@ -178,16 +179,15 @@ func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 
 const (
 	post     = "POST /a HTTP/1.1\r\nHost: h\r\n"
-	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n" // has 35 bytes, 23 in hexadecimal
 )
 
-// attacks try to make two servers disagree about where a message ends. passes are the messages that
-// may reach the upstream.
+// attacks try to make two servers disagree about where a message ends.
 var attacks = []struct {
 	text   string
-	passes []string
+	passes []string // the messages that may reach the upstream
 }{
-	// two readings of a body's length
+	// Lengths of a body that servers may read differently.
 	{post + "Content-Length: 5\r\nContent-Length: 40\r\n\r\nhello" + smuggled, nil},
 	{post + "Content-Length: 40\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
 	{post + "Content-Length: 5, 40\r\n\r\nhello" + smuggled, nil},
@@ -207,7 +207,7 @@ var attacks = []struct {
 	{post + "Content-Length: 35\r\n\r\n" + smuggled, []string{"POST /a"}},
 	{"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled, []string{"GET /a"}},
 
-	// encodings that only some servers understand
+	// Encodings that only some servers understand.
 	{post + "Transfer-Encoding: xchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
@@ -223,13 +223,13 @@ var attacks = []struct {
 	{post + "Transfer-Encoding:\r\n chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 	{post + "Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 
-	// a length and an encoding: the encoding counts. What follows the last chunk is a message of
-	// its own, and passes the limits too
+	// Messages with a length and an encoding: the encoding counts. What follows the last chunk is a
+	// message of its own. It reaches the upstream only if the limits allow it.
 	{post + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", []string{"POST /a"}},
 	{post + "Transfer-Encoding: chunked\r\nContent-Length: 40\r\n\r\n0\r\n\r\n" + smuggled, []string{"POST /a", "GET /smuggled"}},
 	{"POST /a HTTP/1.0\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", []string{"POST /a"}},
 
-	// chunks
+	// Malformed chunks, and some valid ones.
 	{post + "Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
@@ -244,7 +244,7 @@ var attacks = []struct {
 	{post + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n", nil},
 	{post + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n", []string{"POST /a"}},
 
-	// lines
+	// Malformed lines, and one that ends in LF.
 	{"POST /a HTTP/1.1\nHost: h\nContent-Length: 5\n\nhello", []string{"POST /a"}},
 	{post + "X: a\rTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
 	{post + "X\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
@@ -253,7 +253,7 @@ var attacks = []struct {
 	{post + "X: a\x00b\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
 	{post + "X(: a\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
 
-	// request lines and hosts
+	// Malformed request lines and hosts, and some valid ones.
 	{"GET /a\r\n\r\n", nil},
 	{"GET /a HTTP/1.1 HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"GET  /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
@@ -276,14 +276,14 @@ var attacks = []struct {
 	{"GET /" + strings.Repeat("x", 32<<10) + " HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"GET /a HTTP/1.1\r\nHost: h\r\n" + strings.Repeat("X: y\r\n", 8<<10) + "\r\n", nil},
 
-	// several messages on one connection
+	// Several messages on one connection.
 	{"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /a", "GET /b"}},
 	{"\r\nGET /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled + "GET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /b"}},
 	{"POST /denied HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n23\r\n" + smuggled + "\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /b"}},
 	{"POST /denied HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n" + smuggled, nil},
 	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\nExpect: 100-continue\r\n\r\n" + smuggled, nil},
-	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat(smuggled, 1000000/35), nil},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat(smuggled, 1000000/len(smuggled)), nil},
 	{post + "Content-Length: 35\r\nExpect: 100-continue\r\n\r\n" + smuggled, []string{"POST /a"}},
 	{post + "Content-Length: 37\r\nExpect: 200-maybe\r\n\r\n" + smuggled, nil},
 	{"GET /a HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n\r\n" +
@@ -294,8 +294,8 @@ var attacks = []struct {
 
 // A limitRecorder records each request that the limits check, and denies those for /denied.
 type limitRecorder struct {
-	mu     sync.Mutex
-	passed []string
+	mu      sync.Mutex
+	allowed []string // method and path of each request that was not denied
 }
 
 func (g *limitRecorder) wrap(next http.Handler) http.Handler {
@@ -305,7 +305,7 @@ func (g *limitRecorder) wrap(next http.Handler) http.Handler {
 			return
 		}
 		g.mu.Lock()
-		g.passed = append(g.passed, r.Method+" "+r.URL.Path)
+		g.allowed = append(g.allowed, r.Method+" "+r.URL.Path)
 		g.mu.Unlock()
 		next.ServeHTTP(w, r)
 	})
@@ -360,7 +360,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 				t.Errorf("%.200q: the upstream got %q and complains about %q; want %q", attack.text, upstream.got, upstream.complaints, attack.passes)
 			}
 			for _, message := range upstream.got {
-				if !slices.Contains(limits.passed, message) {
+				if !slices.Contains(limits.allowed, message) {
 					t.Errorf("%.200q: %s reached the upstream without a check of the limits", attack.text, message)
 				}
 			}
@@ -372,14 +372,21 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 func TestHugeHeadersAreRefusedWithAReason(t *testing.T) {
 	r := start(t, hello, nil)
 	const request = "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: %s\r\n\r\n"
-	exact := 16<<10 - len(fmt.Sprintf(request, "")) // fills max_header
+	exact := 16<<10 - len(fmt.Sprintf(request, "")) // the header then has the size of max_header
 	for _, c := range []struct {
 		size, status int
-	}{{15 << 10, 200}, {exact, 200}, {exact + 1, 431}, {19 << 10, 431}, {32 << 10, 431}, {10 << 20, 431}} {
+	}{
+		{15 << 10, 200},
+		{exact, 200},
+		{exact + 1, 431},
+		{19 << 10, 431},
+		{32 << 10, 431},
+		{10 << 20, 431},
+	} {
 		conn := r.dial()
 		go fmt.Fprintf(conn, request, strings.Repeat("x", c.size))
 		if status, _, err := readResponse(conn); err != nil || status != c.status {
-			t.Errorf("a header value of %d bytes got status %d, %v; want %d", c.size, status, err, c.status)
+			t.Errorf("a header value of %d bytes got status %d (error %v); want %d", c.size, status, err, c.status)
 		}
 	}
 }

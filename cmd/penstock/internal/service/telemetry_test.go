@@ -18,16 +18,19 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// callerSpan is the span id in all headers of trace.
-const callerSpan = "00f067aa0ba902b7"
+// The ids in the headers of trace: the span, and the trace without its last two digits.
+const (
+	callerSpan  = "00f067aa0ba902b7"
+	tracePrefix = "4bf92f3577b34da6a3ce929d0e0e47"
+)
 
 // trace returns the id and the header traceparent of a sampled trace, by its number.
 func trace(n int) (id, header string) {
-	id = fmt.Sprintf("4bf92f3577b34da6a3ce929d0e0e47%02d", n)
+	id = fmt.Sprintf("%s%02d", tracePrefix, n)
 	return id, "00-" + id + "-" + callerSpan + "-01"
 }
 
-// withCollector makes the service export to a collector.
+// withCollector makes the service export its telemetry to a collector.
 func withCollector(t *testing.T, c *fakecollector.Collector) func(*Options) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
 	return func(o *Options) { o.Telemetry = telemetry.Environment() }
@@ -44,12 +47,12 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		r := start(t, upstream, limitedBy(t, "rules: [{name: all, match: {path: /*}, per: global, limits: [{name: hour, rate: 1/h}]}]", map[string]string{
 			"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits),
 		}), withCollector(t, c))
-		proxied, header := trace(1)
+		proxyTrace, header := trace(1)
 		for range 2 { // the second request is denied
 			r.mustSend("GET", "/secret-4711", "traceparent: "+header)
 		}
 		forwarded := <-received
-		byAPI, header := trace(2)
+		apiTrace, header := trace(2)
 		request, err := http.NewRequestWithContext(callContext(t), "POST", "http://"+r.API+"/v1/check", strings.NewReader(`{"rule": "all", "key": "user:secret-4711"}`))
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +64,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			t.Fatal(err)
 		}
 		response.Body.Close()
-		byGRPC, header := trace(3)
+		grpcTrace, header := trace(3)
 		client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 		if _, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(callContext(t), "traceparent", header), envoyRequest("192.0.2.1")); err != nil {
 			t.Fatal(err)
@@ -79,12 +82,13 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		page, _ := io.ReadAll(response.Body)
 		response.Body.Close()
 		http.DefaultClient.CloseIdleConnections()
-		if !regexp.MustCompile(`rate_limiter_latency_seconds_bucket\{[^}]*rule="all"[^}]*\} \d+ # \{trace_id="4bf92f3577b34da6a3ce929d0e0e470[12]"`).Match(page) {
-			t.Error("the latency histogram has no exemplar with the trace id")
+		exemplar := regexp.MustCompile(`rate_limiter_latency_seconds_bucket\{[^}]*rule="all"[^}]*\} \d+ # \{trace_id="` + tracePrefix + `0[12]"`)
+		if !exemplar.Match(page) {
+			t.Error("the latency histogram of rule all has no exemplar with the id of trace 1 or 2")
 		}
 
-		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxied) })
-		r.wait() // the rest is exported at the end
+		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxyTrace) })
+		r.wait() // the remaining spans are exported at the end
 		spans := c.Spans()
 		spansOf := func(trace, name string) (found []string) {
 			for _, s := range spans {
@@ -94,24 +98,24 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			}
 			return found
 		}
-		if n := len(spansOf(proxied, "GET")); n != 2 {
+		if n := len(spansOf(proxyTrace, "GET")); n != 2 {
 			t.Errorf("the proxy exported %d spans; want 2", n)
 		}
-		decided := spansOf(proxied, "ratelimit.decide")
+		decided := spansOf(proxyTrace, "ratelimit.decide")
 		if len(decided) != 2 || !strings.Contains(decided[0], "ratelimit.outcome=allowed ratelimit.rule=all ratelimit.limit=hour") || !strings.Contains(decided[1], "ratelimit.outcome=denied") {
 			t.Errorf("the decision spans of the proxy are %q; want one allowed, then one denied", decided)
 		}
-		if parts := strings.Split(forwarded, "-"); len(parts) != 4 || parts[1] != proxied || parts[2] == callerSpan {
+		if parts := strings.Split(forwarded, "-"); len(parts) != 4 || parts[1] != proxyTrace || parts[2] == callerSpan {
 			t.Errorf("the upstream got traceparent %q; want the caller's trace id, and a new span id", forwarded)
 		}
 		const method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-		for _, want := range []struct{ trace, name string }{{byAPI, "POST"}, {byAPI, "ratelimit.decide"}, {byGRPC, method}, {byGRPC, "ratelimit.decide"}} {
+		for _, want := range []struct{ trace, name string }{{apiTrace, "POST"}, {apiTrace, "ratelimit.decide"}, {grpcTrace, method}, {grpcTrace, "ratelimit.decide"}} {
 			if n := len(spansOf(want.trace, want.name)); n != 1 {
-				t.Errorf("trace %s has %d spans %s; want 1", want.trace, n, want.name)
+				t.Errorf("trace %s has %d spans with the name %s; want 1", want.trace, n, want.name)
 			}
 		}
 		if all := strings.Join(spans, "\n"); t.Failed() || strings.Contains(all, "4711") {
-			t.Errorf("the spans are\n%s", all)
+			t.Errorf("a check above failed, or a span shows the identity 4711; the spans are\n%s", all)
 		}
 		if !slices.Contains(c.Metrics(), "rate_limiter_requests_total") {
 			t.Errorf("the exported metrics lack rate_limiter_requests_total: %v", c.Metrics())
@@ -133,7 +137,7 @@ func TestSimultaneousCallsHaveTheirOwnTraces(t *testing.T) {
 		for i := range calls {
 			all.Go(func() {
 				_, header := trace(i)
-				ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", header) // calls of a list have the same deadline: none
+				ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", header) // no deadline, so that the calls can be decided together
 				if _, err := client.ShouldRateLimit(ctx, envoyRequest("192.0.2.1")); err != nil {
 					t.Error(err)
 				}
@@ -146,7 +150,7 @@ func TestSimultaneousCallsHaveTheirOwnTraces(t *testing.T) {
 			id, _ := trace(i)
 			for _, name := range []string{"envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", "ratelimit.decide"} {
 				if n := strings.Count(spans, name+" "+id); n != 1 {
-					t.Errorf("call %d has %d spans %s; want 1", i, n, name)
+					t.Errorf("call %d has %d spans with the name %s; want 1", i, n, name)
 				}
 			}
 		}

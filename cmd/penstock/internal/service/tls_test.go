@@ -34,8 +34,14 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	a := &authority{T: t, dir: t.TempDir(), pool: x509.NewCertPool()}
 	a.key, _ = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "authority"},
+		NotAfter:              time.Now().Add(time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
 	if err != nil {
 		t.Fatal(err)
@@ -52,11 +58,15 @@ func (a *authority) write(name, kind string, der []byte) {
 	}
 }
 
-// issue writes a certificate with this serial number to cert.pem and key.pem, and returns it. It is
-// valid for that many hours.
+// issue writes a certificate with this serial number to cert.pem and key.pem, and returns it. The
+// certificate is valid for as many hours as its serial number.
 func (a *authority) issue(serial int64) tls.Certificate {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Duration(serial) * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial),
+		NotAfter:     time.Now().Add(time.Duration(serial) * time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {
 		a.Fatal(err)
@@ -69,7 +79,7 @@ func (a *authority) issue(serial int64) tls.Certificate {
 
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
-// serial connects, and returns the serial number of the server's certificate.
+// serial connects to a server, and returns the serial number of the server's certificate.
 func (a *authority) serial(address string, config *tls.Config) (int64, error) {
 	config.RootCAs = a.pool
 	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", address, config)
@@ -99,11 +109,11 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 	body, _ := io.ReadAll(res.Body)
 	res.Body.Close()
 	if res.ProtoMajor != 2 || string(body) != "https" {
-		t.Errorf("the response is HTTP/%d, %s; want HTTP/2, https", res.ProtoMajor, body)
+		t.Errorf("the response is HTTP/%d with the body %q; want HTTP/2 with \"https\"", res.ProtoMajor, body)
 	}
 	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS11} {
 		if _, err := a.serial(r.Listen, &tls.Config{MinVersion: version, MaxVersion: version}); err == nil {
-			t.Errorf("the connection used %s; want 1.2 or later", tls.VersionName(version))
+			t.Errorf("the server accepted a connection with %s; want TLS 1.2 or later", tls.VersionName(version))
 		}
 	}
 	if status, _, err := get("http://" + r.Listen); err == nil && status != 400 {
@@ -117,14 +127,14 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	a.issue(2)
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
 	if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-		t.Fatalf("the server presents certificate %d, %v; want certificate 2", n, err)
+		t.Fatalf("the server presents certificate %d (error %v); want certificate 2", n, err)
 	}
 	if err := os.WriteFile(a.path("cert.pem"), []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the broken file to be noticed", func() bool {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
-			t.Fatalf("the server presents certificate %d, %v; want certificate 2", n, err)
+			t.Fatalf("the server presents certificate %d (error %v); want certificate 2", n, err)
 		}
 		return r.log.Lines("level=ERROR", "certificate reload failed", "listener=listen ", "file="+a.path("cert.pem")) != nil
 	})
@@ -133,7 +143,9 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 		t.Fatal(err)
 	}
 	series := fmt.Sprintf("\nrate_limiter_certificate_expiry_timestamp_seconds{listener=\"listen\"} %v\n", float64(renewed.NotAfter.Unix()))
-	await(t, "the metrics to have the end of the new certificate, without a client", func() bool { return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), series) })
+	await(t, "the expiry of the new certificate in the metrics, before a client connects", func() bool {
+		return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), series)
+	})
 	await(t, "the new certificate", func() bool {
 		n, err := a.serial(r.Listen, &tls.Config{})
 		if err != nil {
@@ -154,12 +166,12 @@ func TestClientCertificatesAreRequiredIfConfigured(t *testing.T) {
 		certificates []tls.Certificate
 		isServed     bool
 	}{
-		"no client":  {nil, false},
+		"nobody":     {nil, false},
 		"a stranger": {[]tls.Certificate{stranger.issue(2)}, false},
 		"a client":   {[]tls.Certificate{known}, true},
 	} {
 		if _, err := a.serial(r.Listen, &tls.Config{Certificates: c.certificates}); (err == nil) != c.isServed {
-			t.Errorf("%s: %v; want served: %v", name, err, c.isServed)
+			t.Errorf("with the certificate of %s, the error of the connection is %v; want served: %t", name, err, c.isServed)
 		}
 	}
 }

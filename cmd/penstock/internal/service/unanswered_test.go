@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// withEndSignal sends to ended when the handler that applies the limits has returned.
+// withEndSignal makes the service send to ended when the handler that applies the limits has
+// returned.
 func withEndSignal(ended chan<- struct{}) func(*Options) {
 	return func(o *Options) {
 		o.wrap.limits = func(next http.Handler) http.Handler {
@@ -39,9 +40,9 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 		// try sends a request. If it is allowed, it reaches the upstream, and try prevents the response.
 		// If it is denied, it gets status 429.
 		try    func(r *testService, i int, reached <-chan struct{}) (status int)
-		status int // of the proxy's own response; 0 if there is none
+		status int // of the proxy's own response to an allowed request; 0 if there is none
 	}{
-		{"hangs up", nil, func(r *testService, _ int, reached <-chan struct{}) int {
+		{name: "hangs up", try: func(r *testService, _ int, reached <-chan struct{}) int {
 			ctx, hangUp := context.WithCancel(t.Context())
 			defer hangUp()
 			go func() {
@@ -58,8 +59,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			}
 			res.Body.Close()
 			return res.StatusCode
-		}, 0},
-		{"sends a last chunk that is malformed", nil, func(r *testService, i int, reached <-chan struct{}) int {
+		}, status: 0},
+		{name: "sends a last chunk that is malformed", try: func(r *testService, i int, reached <-chan struct{}) int {
 			conn := r.dial()
 			defer conn.Close()
 			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -69,14 +70,15 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			fmt.Fprint(conn, "zz\r\n\r\n")
 			status, _, _ := readResponse(conn)
 			return status
-		}, 400},
-		{"makes the upstream take too long", map[string]string{"upstream-header-timeout": "50ms"}, func(r *testService, _ int, _ <-chan struct{}) int {
+		}, status: 400},
+		{name: "makes the upstream take too long", flags: map[string]string{"upstream-header-timeout": "50ms"}, try: func(r *testService, _ int, _ <-chan struct{}) int {
 			return r.mustSend("GET", "/").StatusCode
-		}, 504},
+		}, status: 504},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var served atomic.Int64
-			reached, over := make(chan struct{}, tries), make(chan struct{})
+			reached := make(chan struct{}, tries)
+			over := make(chan struct{}) // closed when the test ends
 			upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				served.Add(1)
 				reached <- struct{}{}
@@ -101,7 +103,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 				select {
 				case <-ended: // all refunds are done
 				case <-time.After(patience):
-					t.Fatalf("try %d does not end", i+1)
+					t.Fatalf("try %d has not ended within %v", i+1, patience)
 				}
 			}
 			if served.Load() != charged {
@@ -144,8 +146,8 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 	t.Logf("counted: %d requests that were refunded", tries)
 }
 
-// Guards pass on some errors, such as ErrInvalid. Requests that then pass because of on_failure:
-// open are counted and logged too.
+// Guards pass some errors to the caller, such as ErrInvalid. Requests that such an error allows, by
+// on_failure: open, are counted and logged too.
 func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
 	const text = `
 rules:

@@ -23,8 +23,8 @@ import (
 // keeps the client's replies.
 type controlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
-	configs chan *configv3.RateLimitConfig
-	answers chan *discoveryv3.DiscoveryRequest
+	configs chan *configv3.RateLimitConfig     // to send
+	replies chan *discoveryv3.DiscoveryRequest // that the client has sent
 }
 
 func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
@@ -34,7 +34,7 @@ func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer
 			return err
 		}
 		if r.ResponseNonce != "" {
-			p.answers <- r
+			p.replies <- r
 		}
 		select {
 		case config := <-p.configs:
@@ -51,6 +51,7 @@ func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer
 	}
 }
 
+// xdsConfig makes a configuration of one limit. Its name is also its version.
 func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3.RateLimitConfig {
 	return &configv3.RateLimitConfig{Name: name, Domain: "web", Descriptors: []*configv3.RateLimitDescriptor{
 		{Key: "remote_address", RateLimit: &configv3.RateLimitPolicy{Unit: unit, RequestsPerUnit: count}},
@@ -59,7 +60,7 @@ func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3
 
 // startControlPlane starts a control plane, and returns its address.
 func startControlPlane(t *testing.T, options ...grpc.ServerOption) (*controlPlane, string) {
-	p := &controlPlane{configs: make(chan *configv3.RateLimitConfig), answers: make(chan *discoveryv3.DiscoveryRequest, 10)}
+	p := &controlPlane{configs: make(chan *configv3.RateLimitConfig), replies: make(chan *discoveryv3.DiscoveryRequest, 10)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -86,27 +87,27 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 		t.Errorf("before the first configuration, the error is %v; want FailedPrecondition", err)
 	}
 	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
-	if a := <-p.answers; a.VersionInfo != "1" || a.ErrorDetail != nil {
-		t.Errorf("the client's reply is %v; want an ACK", a)
+	if reply := <-p.replies; reply.VersionInfo != "1" || reply.ErrorDetail != nil {
+		t.Errorf("the client's reply is %v; want an ACK of version 1", reply)
 	}
 	answer, err := client.ShouldRateLimit(callContext(t), envoyRequest("a"))
 	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
-		t.Errorf("the decision is %v, %v; want 4 left", answer, err)
+		t.Errorf("the decision is %v (error %v); want 4 units left", answer, err)
 	}
 	p.configs <- xdsConfig("2", configv3.RateLimitUnit_UNKNOWN, 9)
-	if a := <-p.answers; a.VersionInfo != "1" || !strings.Contains(a.GetErrorDetail().GetMessage(), "invalid rate limit unit") {
-		t.Errorf("the client's reply is %v; want a NACK with the mistake", a)
+	if reply := <-p.replies; reply.VersionInfo != "1" || !strings.Contains(reply.GetErrorDetail().GetMessage(), "invalid rate limit unit") {
+		t.Errorf("the client's reply is %v; want a NACK with the mistake, and version 1 still in force", reply)
 	}
-	await(t, "the refusal in the log", func() bool {
+	await(t, "the failed reload in the log", func() bool {
 		return strings.Contains(r.log.String(), "reload of Envoy's rate limits failed") && strings.Contains(r.log.String(), "invalid rate limit unit")
 	})
 	if answer, err = client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
-		t.Errorf("the decision is %v, %v; want the old limits", answer, err)
+		t.Errorf("the decision is %v (error %v); want 3 units left by the old limits", answer, err)
 	}
 }
 
-// Both sides present certificates, which the control plane renews.
-func TestTheConnectionToAControlPlaneUsesTLS(t *testing.T) {
+// Both sides present certificates. The client's files have the latest one.
+func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	a := newAuthority(t)
 	certificate := a.issue(1)
 	p, address := startControlPlane(t, grpc.Creds(credentials.NewTLS(&tls.Config{
@@ -125,11 +126,11 @@ func TestTheConnectionToAControlPlaneUsesTLS(t *testing.T) {
 		"envoy-xds-ca": a.path("ca.pem"), "envoy-xds-cert": a.path("cert.pem"), "envoy-xds-key": a.path("key.pem"),
 	})
 	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
-	if answer := <-p.answers; answer.VersionInfo != "1" || answer.ErrorDetail != nil {
-		t.Errorf("the client's reply is %v; want an ACK", answer)
+	if reply := <-p.replies; reply.VersionInfo != "1" || reply.ErrorDetail != nil {
+		t.Errorf("the client's reply is %v; want an ACK of version 1", reply)
 	}
 
 	stranger := newAuthority(t)
 	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-ca": stranger.path("ca.pem")})
-	await(t, "the refused certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
+	await(t, "the rejected certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
 }
