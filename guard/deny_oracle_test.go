@@ -129,16 +129,19 @@ func (tr *trace) fatal(format string, args ...any) {
 	tr.t.Fatalf("seed %d, step %d, limits %v: %s\nthe last steps:\n%v", tr.seed, tr.step, tr.limits, fmt.Sprintf(format, args...), tr.log)
 }
 
+// note adds a decision to the log, which keeps the last logLength decisions.
 func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 	line := fmt.Sprintf("%v by %v:", time.Now().Format("15:04:05.000000000"), d.Source)
 	for i, c := range charges {
 		line += fmt.Sprintf(" %v %s %s cost %d patience %v: %+v;", c.Mode, c.Key, c.Plan.Name(), c.Cost, c.Patience, d.Status(i))
 	}
 	tr.log = append(tr.log, line+"\n")
-	if len(tr.log) > 12 {
+	if len(tr.log) > logLength {
 		tr.log = tr.log[1:]
 	}
 }
+
+const logLength = 12
 
 // mode returns a random mode, mostly Spend. It returns Reset or Refund only if canFreeUnits is set.
 func (tr *trace) mode(canFreeUnits bool) penstock.Mode {
@@ -164,7 +167,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	for i := range uint64(seeds) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
-			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3]
+			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3] // 0: the default of 1 s
 			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
 			for tr.step = range steps {
 				tr.pause()

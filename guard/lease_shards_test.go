@@ -27,21 +27,17 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 				o := guard.LeaseOptions{Limits: settings}
 				l := newLease(t, store, o)
 				limit := compiled(t, penstock.PerSecond(burst))
-				call := func(s penstock.Store, cost int64) bool {
-					c := one(limit, "k")
-					c[0].Cost = cost
-					return decide(t, s, c...).Allowed
-				}
+				spendOne := func(s penstock.Store) (isAllowed bool) { return decide(t, s, one(limit, "k")...).Allowed }
 				for range 800 {
-					call(l, 1)
+					spendOne(l)
 					time.Sleep(time.Millisecond)
 				}
 				time.Sleep(pause)
 				admitted := int64(0)
-				for call(l, 1) {
+				for spendOne(l) {
 					admitted++
 				}
-				for call(store, 1) {
+				for spendOne(store) {
 					admitted++
 				}
 				if admitted > burst+o.Excess(limit) {

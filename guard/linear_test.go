@@ -38,7 +38,7 @@ type grantedUnits [3]int64
 
 // An operation is a charge of a limit.
 type operation struct {
-	limit int
+	limit int // index in historyLimits, or dataLoss
 	mode  penstock.Mode
 	cost  int64
 }
@@ -305,7 +305,7 @@ func spendsAndPeeks(rng *rand.Rand) []operation {
 	var operations []operation
 	size := 1 + rng.IntN(3)*rng.IntN(2) // in two of three cases 1, else 2 or 3
 	for _, limit := range rng.Perm(len(historyLimits))[:size] {
-		operations = append(operations, operation{limit, modes[rng.IntN(len(modes))], 1 + rng.Int64N(4)})
+		operations = append(operations, operation{limit: limit, mode: modes[rng.IntN(len(modes))], cost: 1 + rng.Int64N(4)})
 	}
 	return operations
 }
@@ -391,24 +391,24 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		limit := rng.IntN(2) // the limits that are leased
 		switch rng.IntN(12) {
 		case 0:
-			return []operation{{limit, penstock.Peek, 0}}
+			return []operation{{limit: limit, mode: penstock.Peek}}
 		case 1:
-			return []operation{{0, penstock.Spend, 1}, {1, penstock.Spend, 1}}
+			return []operation{{limit: 0, mode: penstock.Spend, cost: 1}, {limit: 1, mode: penstock.Spend, cost: 1}}
 		}
-		return []operation{{limit, penstock.Spend, 1}}
+		return []operation{{limit: limit, mode: penstock.Spend, cost: 1}}
 	}
-	gone := make([]int64, n) // units that each instance's leases had lost before this history
+	lostBefore := make([]int64, n) // units that each instance's leases had lost before this history
 	idle := func() int64 {
 		units := int64(n * block)
 		for i, w := range recorders { // add the units that neither the store nor a lease has any more
 			s := stores[i].(*guard.Guarded).Stats().Lease
-			units += w.lostUnits.Swap(0) + s.Expired + s.Lost - gone[i]
-			gone[i] = s.Expired + s.Lost
+			units += w.lostUnits.Swap(0) + s.Expired + s.Lost - lostBefore[i]
+			lostBefore[i] = s.Expired + s.Lost
 		}
 		return units
 	}
 	sources := historyTest{name: "leases", histories: seeds(100), calls: 40, idle: idle, stores: stores, batch: spends, pause: 400 * time.Microsecond}.check(t)
-	if sources[penstock.FromLease] == 0 && slices.Max(gone) == 0 { // on a busy machine, all leases may expire unused
+	if sources[penstock.FromLease] == 0 && slices.Max(lostBefore) == 0 { // on a busy machine, all leases may expire unused
 		t.Error("no lease has answered, and none has expired; want leases")
 	}
 }
@@ -459,6 +459,8 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	}
 }
 
+// behindProxy starts a proxy in front of a server. The proxy cuts only connections that have called
+// a script.
 func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
 	t.Helper()
 	proxy, err := redistest.NewProxy("unix", server.Socket)
@@ -477,7 +479,7 @@ func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 	for name, model := range map[string]porcupine.Model{"exact": historyModel(0), "leased": historyModel(10)} {
 		ops := func(h ...answer) (ops []porcupine.Operation) {
 			for i, out := range h {
-				ops = append(ops, porcupine.Operation{Input: []operation{{0, penstock.Spend, 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})
+				ops = append(ops, porcupine.Operation{Input: []operation{{limit: 0, mode: penstock.Spend, cost: 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})
 			}
 			return ops
 		}

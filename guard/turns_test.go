@@ -167,7 +167,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 						slack = instances * 25 // a block is a quarter of the Count of 400, divided by the instances
 					}
 					bound := storetest.InTurn(limits)
-					var at []time.Time
+					var at []time.Time // when each unit was admitted
 					leased := 0
 					for range 2000 {
 						time.Sleep(time.Duration(rng.ExpFloat64() * float64(time.Millisecond)))
@@ -188,8 +188,9 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 					}
 					for i := range at {
 						for j := range i + 1 {
-							if w := at[i].Sub(at[j]); int64(i-j+1) > bound(w)+slack {
-								t.Fatalf("seed %d: %d units were admitted within %v; want at most %d, and %d more for leases", seed, i-j+1, w, bound(w), slack)
+							units, interval := int64(i-j+1), at[i].Sub(at[j])
+							if units > bound(interval)+slack {
+								t.Fatalf("seed %d: %d units were admitted within %v; want at most %d, and %d more for leases", seed, units, interval, bound(interval), slack)
 							}
 						}
 					}
