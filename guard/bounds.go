@@ -182,8 +182,8 @@ func (b *bounds) capacityOfShares() int64 {
 	return share.Capacity() * b.instances
 }
 
-// unevenExcess returns how much the shares of the other instances admit if one instance has used
-// the whole limit.
+// unevenExcess returns how many units the shares of the other instances admit if one instance has
+// used the whole limit.
 func (b *bounds) unevenExcess() int64 {
 	return b.plan.Capacity() - ceil(b.plan.Capacity(), b.instances)
 }

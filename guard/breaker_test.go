@@ -496,12 +496,12 @@ func TestBreakerUnderManyCallers(t *testing.T) {
 }
 
 func BenchmarkBreakerClosed(b *testing.B) {
-	benchmark(b, guard.Breaker(guard.BreakerOptions{})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Breaker(guard.BreakerOptions{})(immediate), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerClosedOfANode(b *testing.B) {
 	node := func([]penstock.Charge) string { return "127.0.0.1:6379" }
-	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: node})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: node})(immediate), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerOpen(b *testing.B) {

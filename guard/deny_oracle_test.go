@@ -20,9 +20,9 @@ type trace struct {
 	seed     uint64
 	rand     *rand.Rand
 	limits   []*penstock.Plan
-	store    *memstore.Store  // without guards
 	cache    *guard.DenyCache // around store
-	twin     *memstore.Store  // gets the same charges, at the same times, without a cache
+	store    *memstore.Store
+	twin     *memstore.Store // gets the same charges, at the same times, without a cache
 	step     int
 	timeStep time.Duration // pauses are multiples of it; with 1 µs, both stores round all times alike
 	log      []string
@@ -64,7 +64,8 @@ func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOpt
 	return tr
 }
 
-// pause lets some time pass, often about as much as the limits need.
+// pause lets some time pass, often about as much as the limits need. In one of six cases, it lets
+// none pass.
 func (tr *trace) pause() {
 	switch tr.rand.IntN(6) {
 	case 0:

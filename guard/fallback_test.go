@@ -513,7 +513,7 @@ func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 }
 
 func BenchmarkFallbackMirror(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(atOnce), one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(immediate), one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
 }
 
 func BenchmarkFallbackMirrorOfThree(b *testing.B) {
@@ -530,7 +530,7 @@ func BenchmarkFallbackMirrorOfThree(b *testing.B) {
 }
 
 func BenchmarkFallbackWithoutLocal(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(immediate), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkFallbackLocal(b *testing.B) {

@@ -39,8 +39,8 @@ type InstanceCounter struct {
 	known atomic.Int64 // what Instances returns
 
 	mu     sync.Mutex
-	counts []instanceCount // ascending in time, descending in number; the first is the largest remembered
-	last   time.Time       // of the last count
+	counts []instanceCount // the oldest first; later ones are smaller, so the first is the largest
+	last   time.Time       // when the last count came
 }
 
 type instanceCount struct {

@@ -187,7 +187,7 @@ func (w *recorder) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	return d, err
 }
 
-// recordLoss records that the server has lost all data at some time since then.
+// recordLoss records that the server has lost all data at some time between since and now.
 func (h *history) recordLoss(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -63,7 +63,7 @@ func TestCanceledCallerIsNoTimeout(t *testing.T) {
 		time.AfterFunc(time.Millisecond, cancel)
 		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hang)).Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 		if !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("the error is %v; want the caller's cancellation", err)
+			t.Fatalf("the error is %v; want context.Canceled, and not ErrUnavailable", err)
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestDecisionsBeyondInFlightAreShedImmediately(t *testing.T) {
 		}
 		for range maxInFlight {
 			if err := <-ended; reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) {
-				t.Fatalf("a decision in flight ended with %v; want a timeout", err)
+				t.Fatalf("a decision in flight ended with %v; want an ErrUnavailable by the timeout, not ReasonShed", err)
 			}
 		}
 		hung.setFault(nil)
@@ -141,8 +141,8 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// atOnce is a store that answers immediately, so that a benchmark measures the guards around it.
-var atOnce = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+// immediate is a store that answers immediately, so that a benchmark measures the guards around it.
+var immediate = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Single(penstock.Status{Granted: 1}), nil
 })
 
@@ -154,7 +154,7 @@ func benchmark(b *testing.B, store penstock.Store, charges []penstock.Charge) {
 }
 
 func BenchmarkTimeout(b *testing.B) {
-	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(immediate), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 // The context that a store gets behaves like any other, although it has no timer until the first

@@ -98,11 +98,12 @@ func CallerErr(ctx context.Context) error {
 	return nil
 }
 
-// start is when the process began. monotonic is the time now by the monotonic clock: time.Now would
-// read the wall clock too, which takes as long. Compare it with other times by their monotonic
-// readings only.
+// start is when the process began.
 var start = time.Now()
 
+// monotonic returns the time now by the monotonic clock. It takes half as long as time.Now, which
+// reads the wall clock too. Only its monotonic reading is right, so compare it only with times that
+// have one.
 func monotonic() time.Time { return start.Add(time.Since(start)) }
 
 // contextKey is the key of the decision's deadline in a context.
@@ -153,11 +154,11 @@ func Await(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// A Context is a context with a deadline that costs nothing before the first call of Done. A store
-// that waits more cheaply than with a timer for each caller uses Lazy instead.
+// A Context is a context with a deadline. It has no timer before the first call of Done. A store
+// that needs no timer for each caller calls Lazy instead.
 //
-// The deadline is extended by the time that this process loses. So code that waits for it must
-// check it again when the wait ends.
+// The deadline is extended by the time that this process loses. So code that waits for the deadline
+// must check it again when the wait ends.
 type Context struct {
 	context.Context // the caller's
 	lateness        *lateness
