@@ -133,7 +133,10 @@ func (c *call) draft11(to *Response) (policies, states string) {
 		if l.Name == "" {
 			name = `"` + strconv.Itoa(i+1) + `"`
 		}
-		policyList.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10) + ";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
+		policyList.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10))
+		if l.Unit != envoyconfig.UnitUnknown { // calendar windows of a policy have no fixed length
+			policyList.WriteString(";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
+		}
 		stateList.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resets[i], 10))
 	}
 	return policyList.String(), stateList.String()

@@ -97,6 +97,30 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 	}
 }
 
+func TestHeadersOfCalendarWindowsHaveNoLength(t *testing.T) {
+	rules := loadRules(t, `
+rules:
+- name: report
+  match: {descriptor path: /report}
+  per: {user: descriptor user}
+  limits: [{name: month, rate: 9 per calendar month}]
+`)
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectDraft03, envoyrls.DialectDraft11}, Rules: func() *policy.Rules { return rules }})
+	r := request("path=/report user=a")
+	r.Domain = "other"
+	var to envoyrls.Response
+	if err := f.Decide(t.Context(), r, &to); err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]string)
+	for _, h := range to.Headers {
+		got[h.Name] = h.Value
+	}
+	if got["X-RateLimit-Limit"] != "9" || !strings.HasSuffix(got["RateLimit-Policy"], ";q=9") {
+		t.Errorf("the headers are %q; want X-RateLimit-Limit with 9 only, and RateLimit-Policy with ;q=9 at its end", got)
+	}
+}
+
 // The product of the hits and a rule's cost may exceed 64 bits. Then the request is refused: the
 // product must not wrap to a smaller cost.
 func TestTheCostOfARuleTimesTheHitsDoesNotWrap(t *testing.T) {

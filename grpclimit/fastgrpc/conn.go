@@ -275,7 +275,7 @@ func (c *conn) wait() error {
 		err = c.in.fill()
 		switch {
 		case err == nil:
-			c.lastRead, c.isPinged = now, false
+			c.lastRead, c.isPinged = time.Now(), false
 			if c.in.hasFrame() {
 				return nil
 			}

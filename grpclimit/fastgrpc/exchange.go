@@ -63,11 +63,15 @@ func (c *conn) startExchangeLocked(s *stream, r *request, hasRequestEnded bool) 
 func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 	defer e.end()
 	defer func() {
-		if value := recover(); value != nil && value != http.ErrAbortHandler {
-			panicked.Report("a gRPC call is handled", value)
-			e.isCommitted = true
-			e.header = nil // so that end cancels the stream
+		value := recover()
+		if value == nil {
+			return
 		}
+		if value != http.ErrAbortHandler {
+			panicked.Report("a gRPC call is handled", value)
+		}
+		e.isCommitted = true
+		e.header = nil // so that end cancels the stream
 	}()
 	fallback.ServeHTTP(e, r)
 }

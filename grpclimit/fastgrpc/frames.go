@@ -106,8 +106,9 @@ func appendString(b []byte, text string) []byte {
 // maxHeaderList bytes of headers. If the fields do not fit, appendStatusFields omits the details,
 // and if necessary the message.
 func appendStatusFields(b []byte, s *status.Status, maxHeaderList uint32) []byte {
-	const perField = 32                // bytes that HTTP/2 counts for each field, besides its text
-	room := int64(maxHeaderList) - 128 // enough for :status, content-type and grpc-status
+	const perField = 32 // bytes that HTTP/2 counts for each field, besides its text
+	const others = ":status" + "200" + "content-type" + grpcContentType + "grpc-status" + "16"
+	room := int64(maxHeaderList) - int64(len(others)+3*perField)
 	b = appendField(b, "grpc-status", strconv.Itoa(int(s.Code())))
 	if message := percentEncode(s.Message()); message != "" {
 		if room -= int64(len("grpc-message") + len(message) + perField); room < 0 {

@@ -48,6 +48,10 @@ func connectRaw(t testing.TB, address string) *rawClient {
 	}
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(time.Minute))
+	return newRaw(t, conn)
+}
+
+func newRaw(t testing.TB, conn net.Conn) *rawClient {
 	r := &rawClient{TB: t, Conn: conn, Framer: http2.NewFramer(conn, conn)}
 	r.AllowIllegalWrites = true
 	r.ReadMetaHeaders = hpack.NewDecoder(4096, nil) // the size of a header table in bytes: the default of HTTP/2

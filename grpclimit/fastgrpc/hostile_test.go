@@ -107,8 +107,8 @@ func TestRapidResetRunsAtMostMaxStreamsHandlers(t *testing.T) {
 	var running, most atomic.Int64 // handlers
 	release := make(chan struct{})
 	_, address := startFast(t, fastgrpc.Options{MaxStreams: limit, Methods: map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error {
-		if now := running.Add(1); now > most.Load() {
-			most.Store(now)
+		now := running.Add(1)
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
 		}
 		<-release
 		running.Add(-1)

@@ -4,8 +4,11 @@ import (
 	"net"
 	"runtime"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
@@ -51,6 +54,44 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 		t.Errorf("an idle connection takes %d bytes, in the server and the client together; want at most %d", each, bound)
 	}
 	runtime.KeepAlive(connections)
+}
+
+// A request can arrive in parts after its connection was idle for longer than ReadTimeout. The time
+// of the request begins with its first part.
+func TestRequestInPartsAfterAnIdleTimeIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, err := fastgrpc.New(fastgrpc.Options{ReadTimeout: time.Second, Methods: map[string]fastgrpc.Handler{method: handle}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener := bufconn.Listen(1 << 16)
+		served := make(chan struct{})
+		go func() {
+			server.Serve(listener)
+			close(served)
+		}()
+		conn, err := listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRaw(t, conn)
+		r.write([]byte(http2.ClientPreface))
+		r.logError(r.WriteSettings())
+		r.call(1, "x")
+		if got := r.outcome(1); got != good {
+			t.Errorf("the outcome of the first call is %q; want %q", got, good)
+		}
+		time.Sleep(time.Minute)
+		r.headers(3, false, fields())
+		synctest.Wait() // the server has read the headers
+		r.logError(r.WriteData(3, true, message("x")))
+		if got := r.outcome(3); got != good {
+			t.Errorf("the outcome of the call in two parts is %q; want %q", got, good)
+		}
+		conn.Close()
+		server.Close()
+		<-served
+	})
 }
 
 // inUse returns how many bytes the heap and the stacks of this process use.

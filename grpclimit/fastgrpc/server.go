@@ -88,8 +88,9 @@ type Options struct {
 	// calls one after another. Default: 256.
 	Parallel int
 
-	// MaxParallel is how many calls of all connections together are handled in parallel. Each
-	// connection may handle one more in its own goroutine. Default: 16,384.
+	// MaxParallel is how many calls, or lists of calls (see Lists), of all connections together
+	// are handled in parallel. Each connection may handle one more in its own goroutine. The lists
+	// together have at most MaxParallel calls besides their first ones. Default: 16,384.
 	MaxParallel int
 
 	// MaxConnections is how many clients may be connected. Further clients are disconnected. A
