@@ -258,7 +258,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 		all += a.units
 	}
 	if total.Drawn+f.lostUnits > f.drawn {
-		f.t.Errorf("seed %d: %d units were drawn or lost, but the store granted %d; want at most that", f.seed, total.Drawn+f.lostUnits, f.drawn)
+		f.t.Errorf("seed %d: %d units were drawn or lost, and the store granted %d; want at most as many drawn or lost as granted", f.seed, total.Drawn+f.lostUnits, f.drawn)
 	}
 	return total.Spent, all
 }
@@ -286,7 +286,7 @@ func (f *leaseFleet) excess() int64 {
 // may begin at any time, otherwise only at a multiple of its length.
 func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 	period := f.limit.Limit().Period
-	since := f.start.UnixNano()
+	start := f.start.UnixNano() // admissions count from here
 	var sum int64
 	first := 0
 	for i, a := range f.admitted {
@@ -294,7 +294,7 @@ func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 			old := f.admitted[first].at
 			isInWindow := a.at-old < period
 			if !isSliding {
-				isInWindow = (since+int64(old))/int64(period) == (since+int64(a.at))/int64(period)
+				isInWindow = (start+int64(old))/int64(period) == (start+int64(a.at))/int64(period)
 			}
 			if isInWindow {
 				break

@@ -31,8 +31,8 @@ type Event struct {
 }
 
 // Observe calls report for every decision, before the caller gets it. Several goroutines may call
-// report at the same time. It must be fast. Put Observe outermost, so that it sees what the caller
-// sees.
+// report at the same time, and each call must be fast. Put Observe outermost, so that it sees what
+// the caller sees.
 func Observe(report func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if report == nil {

@@ -55,12 +55,12 @@ func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	const early, late = 40, 100
 	for _, row := range []struct {
 		name                    string
-		grants                  int64         // at most
+		grants                  int64         // the most units that the store grants
 		takes                   time.Duration // how long the draw takes
-		earlyLeave, lateLeave   int
-		drawn, left             int64 // units afterwards
-		earlyServed, lateServed int   // callers who get a unit
-		expired                 int64 // units
+		earlyLeave, lateLeave   int           // callers who leave
+		drawn, left             int64         // units afterwards
+		earlyServed, lateServed int           // callers who get a unit
+		expired                 int64         // units
 	}{
 		{name: "all", grants: 1000, drawn: 140, earlyServed: 40, lateServed: 100},
 		{name: "some late callers have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyServed: 40, lateServed: 70},
