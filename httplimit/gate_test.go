@@ -218,7 +218,7 @@ func TestEachKeyHasItsOwnCounter(t *testing.T) {
 	}
 }
 
-func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
+func TestOptionsThatCannotWorkAreRejected(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	limits := []penstock.Limit{penstock.PerSecond(1)}
 	rules := rulesOf(t, perKeyPolicy)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
+func TestWrongProxiesAreRejectedWithAReason(t *testing.T) {
 	t.Parallel()
 	const notANetwork = "is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix"
 	const tooWide = "would let every client choose its address; write the networks of your proxies"
