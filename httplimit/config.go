@@ -37,8 +37,8 @@ type Config struct {
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait at the same time; further ones are denied. Default: 1000."`
 }
 
-// A DeniedConfig defines the response to a request over a limit. Requests that are rejected for other
-// reasons get other responses.
+// A DeniedConfig defines the response to a request over a limit. Requests that are rejected for
+// other reasons get other responses.
 type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for clients that prefer it), text, or a template."`
