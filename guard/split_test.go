@@ -509,15 +509,15 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		split := guard.Split(guard.SplitOptions{Limits: settings(map[string]guard.Settings{"hot": {SplitInto: 4}, "hot-2": {SplitInto: 3}})})(store)
 		year := 365 * 24 * time.Hour
 		hot := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot", Count: 6, Period: year})}
-		other := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot-2", Count: 8, Period: year})}
+		hot2 := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot-2", Count: 8, Period: year})}
 		user := penstock.Charge{Key: "user", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
 		for range 4 {
-			if d := decide(t, split, user, hot, other); !d.Allowed {
+			if d := decide(t, split, user, hot, hot2); !d.Allowed {
 				t.Fatalf("a batch is %v; want each of the user's 4 batches granted", d)
 			}
 		}
 		callsBefore := store.calls.Load()
-		d := decide(t, split, hot, user, other)
+		d := decide(t, split, hot, user, hot2)
 		if d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 {
 			t.Fatalf("a fifth batch of the user: %v; limit hot %+v, limit user %+v; want a denial by limit user, and at least 2 left of limit hot", d, d.Status(0), d.Status(1))
 		}
@@ -526,26 +526,26 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 		}
 		user.Key = "another"
 		for range 2 {
-			if d := decide(t, split, hot, other, user); !d.Allowed {
+			if d := decide(t, split, hot, hot2, user); !d.Allowed {
 				t.Fatalf("a batch is %v; want 2 batches of another user granted", d)
 			}
 		}
-		d = decide(t, split, other, user, hot)
+		d = decide(t, split, hot2, user, hot)
 		if d.Allowed || d.Strictest() != 2 || d.Status(0).RetryAfter != 0 || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 2 {
 			t.Fatalf("a seventh batch: %v; limit hot-2 %+v, limit user %+v, limit hot %+v; want a denial by limit hot only, and 2 left of limit user", d, d.Status(0), d.Status(1), d.Status(2))
 		}
-		other.Mode, user.Mode, hot.Mode = penstock.Peek, penstock.Peek, penstock.Peek
-		d = decide(t, split, user, other, hot)
+		hot2.Mode, user.Mode, hot.Mode = penstock.Peek, penstock.Peek, penstock.Peek
+		d = decide(t, split, user, hot2, hot)
 		for i, want := range []int64{2, 2, 0} {
 			if left := d.Status(i).Remaining; left != want || d.Allowed {
-				t.Errorf("peek of charge %d: %d left, %v; want %d left, and the batch denied", i, left, d, want)
+				t.Errorf("charge %d of a batch that peeks at the limits user, hot-2 and hot: %d left, %v; want %d left, and the batch denied", i, left, d, want)
 			}
 		}
-		user.Mode, other.Mode = penstock.Spend, penstock.Refund
-		if d := decide(t, split, other, user, hot); d.Allowed || d.Status(0).Granted != 0 || d.Status(1).Granted != 0 || d.Status(1).Remaining != 2 {
+		user.Mode, hot2.Mode = penstock.Spend, penstock.Refund
+		if d := decide(t, split, hot2, user, hot); d.Allowed || d.Status(0).Granted != 0 || d.Status(1).Granted != 0 || d.Status(1).Remaining != 2 {
 			t.Errorf("a batch with a Peek that is denied: the Refund has %+v, the Spend %+v; want 0 granted for both, and 2 left for the Spend", d.Status(0), d.Status(1))
 		}
-		if d := decide(t, split, other, user); !d.Allowed || d.Status(0).Granted != 1 || d.Status(0).Remaining != 3 {
+		if d := decide(t, split, hot2, user); !d.Allowed || d.Status(0).Granted != 1 || d.Status(0).Remaining != 3 {
 			t.Errorf("a Refund in a batch: %+v; want 1 granted and 3 left", d.Status(0))
 		}
 	}
@@ -619,13 +619,13 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
-		takes    time.Duration // each call of a shard
+		takes    time.Duration // how long each call of a shard takes
 		deadline time.Duration // of the decision; 0: none
 		calls    int64         // expected; there are 8 shards
 	}{
 		{takes: 5 * time.Millisecond, calls: 8},
 		{takes: 5 * time.Millisecond, deadline: 100 * time.Millisecond, calls: 8},
-		{takes: 5 * time.Millisecond, deadline: 25 * time.Millisecond, calls: 3}, // because a fourth call may last 10 ms
+		{takes: 5 * time.Millisecond, deadline: 25 * time.Millisecond, calls: 3}, // 10 ms are left, and a fourth call may take as long
 		{takes: 20 * time.Millisecond, deadline: 25 * time.Millisecond, calls: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -673,13 +673,13 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 		t.Fatalf("a batch that needs 64 shards: %+v; want 33 granted and 31 left", d.Status(1))
 	}
 	leaky := penstock.Limit{Name: "q", Algorithm: penstock.LeakyBucket, Count: 10, Burst: 9, Period: time.Hour}.MustCompile()
-	seen := ""
+	sentKey := ""
 	split(8)(penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		seen = charges[0].Key
+		sentKey = charges[0].Key
 		return penstock.Decision{}, nil
 	})).Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: leaky, Cost: 1}})
-	if seen != "k" {
-		t.Errorf("a charge of a leaky bucket was sent with key %q; want \"k\", because leaky buckets are not split", seen)
+	if sentKey != "k" {
+		t.Errorf("a charge of a leaky bucket was sent with key %q; want \"k\", because leaky buckets are not split", sentKey)
 	}
 }
 
