@@ -24,7 +24,7 @@ func newActivity(s settings.Settings) *activity.Recorder {
 }
 
 // seedOf returns a number that is the same for all instances with the same secrets. Clients must
-// not know it: they could choose identities that the count of different keys then misses.
+// not know it: they could choose identities that the estimated number of different keys misses.
 func seedOf(s settings.Settings) uint64 {
 	hash := sha256.New()
 	for _, part := range [][]byte{[]byte("penstock activity"), []byte(s.Prefix), s.KeyHashSecret, s.CallerToken} {

@@ -40,7 +40,7 @@ type Options struct {
 	Algorithms []*algorithm.Algorithm
 
 	// SettingsOutsidePolicy returns the guards' settings of a limit that is not in the policy.
-	// Default: such limits have none.
+	// Default: such limits have no settings.
 	SettingsOutsidePolicy func(*penstock.Plan) guard.Settings
 
 	// Version is the version of the program, which other instances show.
@@ -65,7 +65,7 @@ type Core struct {
 	scripts *scriptLoader // nil: the store is memory
 	rules   *rules
 
-	guarded  *guard.Guarded     // nil: the store is memory
+	guarded  *guard.Guarded     // Store, if it is not memory; else nil
 	Activity *activity.Recorder // what happened in this instance
 	fleet    fleet
 
@@ -75,7 +75,7 @@ type Core struct {
 	rejectedTokenLine logthrottle.Line
 
 	mu    sync.Mutex
-	plans map[string][]*penstock.Plan // by owner: the policy, or Envoy's files
+	plans map[string][]*penstock.Plan // by owner: "policy" or "envoy"
 
 	background sync.WaitGroup
 	cancel     context.CancelFunc // ends what runs in the background
@@ -210,7 +210,7 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 }
 
 // probe checks whether the store makes decisions. It fails while scripts are not loaded yet,
-// because no decision is sent to the store then.
+// because no batch is sent to the store then.
 func (c *Core) probe(ctx context.Context) error {
 	if c.scripts != nil && c.scripts.isRejecting.Load() {
 		return c.scripts.unavailable()
@@ -218,7 +218,7 @@ func (c *Core) probe(ctx context.Context) error {
 	return c.probeNow(ctx)
 }
 
-// probeNow sends the store a decision, with the deadline of a decision.
+// probeNow requests a decision from the store, with the usual timeout of a decision.
 func (c *Core) probeNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Settings.StoreTimeout)
 	defer cancel()
@@ -240,8 +240,8 @@ func (c *Core) poll(ctx context.Context) {
 	}
 }
 
-// selfTest sends the store a decision. Without requests, nothing else would notice an outage or its
-// end.
+// selfTest requests a decision from the store. If there are no requests, nothing else notices an
+// outage or its end.
 func (c *Core) selfTest(ctx context.Context) {
 	begin := time.Now()
 	err := c.probe(ctx)
@@ -281,15 +281,15 @@ func (c *Core) Observe(e *admission.Event) {
 	}
 }
 
-// isEnforcedDecision reports whether the store or a guard made a decision that the request obeyed.
+// isEnforcedDecision reports whether the store or a guard made a decision that was enforced.
 // Shadows are not enforced. New identities are counted by this process, not by the store.
 func isEnforcedDecision(e *admission.Event) bool {
 	switch e.Outcome {
 	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
 		return false
 	}
-	hasFailed := e.Err != nil && e.Source == penstock.FromStore
-	return e.Rule != "" && !hasFailed
+	hasNoDecision := e.Err != nil && e.Source == penstock.FromStore // and no guard decided instead
+	return e.Rule != "" && !hasNoDecision
 }
 
 // TokenRejected counts a request whose token is rejected. It logs at most one such request per
@@ -308,7 +308,7 @@ func (c *Core) Digest() string { return c.rules.digestInForce() }
 type StoreState struct {
 	Reason    string                 // why it fails; "" if it works
 	Breakers  map[string]guard.State // by node
-	Memory    *redisstore.Memory     // nil: it is not known
+	Memory    *redisstore.Memory     // of the fullest server; nil: not known
 	Instances int                    // how many instances share the limits if the store fails
 }
 

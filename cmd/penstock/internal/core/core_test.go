@@ -20,7 +20,7 @@ func TestEventsAreCounted(t *testing.T) {
 	core := newCore(Options{Metrics: metrics.New("", nil), Log: log.Logger()})
 	core.rules = &rules{metrics: core.Metrics, log: core.Log}
 	core.Metrics.SetRules([]metrics.Rule{{Name: "a", Algorithm: "x"}})
-	page := func() string {
+	readMetrics := func() string {
 		w := httptest.NewRecorder()
 		core.Metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 		return w.Body.String()
@@ -44,19 +44,19 @@ func TestEventsAreCounted(t *testing.T) {
 	} {
 		c.event.Rule, c.event.Algorithm = "a", "x"
 		core.Observe(&c.event)
-		if page := page(); !strings.Contains(page, c.want) {
-			t.Errorf("after %+v the page lacks %s", c.event, c.want)
+		if page := readMetrics(); !strings.Contains(page, c.want) {
+			t.Errorf("after the event %+v, the metrics lack %s", c.event, c.want)
 		}
 	}
 	if state, _ := core.Checks()[0].Run(t.Context()); state != admin.Degraded {
 		t.Errorf("the store fails, but its check returns %v; want %v", state, admin.Degraded)
 	}
-	if want := `rate_limiter_errors_total{reason="out_of_memory"} 3`; !strings.Contains(page(), want) {
-		t.Errorf("after three store errors the page lacks %s", want)
+	if want := `rate_limiter_errors_total{reason="out_of_memory"} 3`; !strings.Contains(readMetrics(), want) {
+		t.Errorf("after three store errors, the metrics lack %s", want)
 	}
 	core.rules.reloadFailed(errors.New("line 3: no"))
 	core.rules.reloadSucceeded(Policy{Rules: []metrics.Rule{{Name: "b", Algorithm: "x"}}})
-	after := page()
+	after := readMetrics()
 	if !strings.Contains(after, `rule="b"} 0`) || strings.Contains(after, `rule="a"`) {
 		t.Errorf("after a reload, the metrics have not replaced rule a by b:\n%s", after)
 	}

@@ -65,16 +65,19 @@ func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.S
 func (f *fleet) self() *activity.Summary {
 	c := f.core
 	s := c.Activity.Summary()
-	s.Version, s.Host, s.PID, s.Started, s.Written, s.Health = c.Version, f.host, os.Getpid(), f.started, time.Now(), c.health.currentReason()
+	s.Version = c.Version
+	s.Host, s.PID = f.host, os.Getpid()
+	s.Started, s.Written = f.started, time.Now()
+	s.Health = c.health.currentReason()
 	if c.rules != nil {
 		s.Digest = c.rules.digestInForce()
 	}
 	return s
 }
 
-// isStoreAway reports whether the store must not be called: a breaker is not closed, or the store
-// has made no decision since the start.
-func (f *fleet) isStoreAway() bool {
+// isStoreUnusable reports whether the store must not be called: a breaker is not closed, or the
+// store has made no decision since the start.
+func (f *fleet) isStoreUnusable() bool {
 	if f.core.scripts.isRejecting.Load() {
 		return true
 	}
@@ -86,11 +89,11 @@ func (f *fleet) isStoreAway() bool {
 	return false
 }
 
-// write writes the summary of this instance to the store. A failure is only logged: the next write
-// may succeed, and heartbeats report why the store fails.
+// write writes the summary of this instance to the store. A failure is only logged, and at debug
+// level: the next write may succeed, and an outage has log lines of its own.
 func (f *fleet) write(ctx context.Context) {
 	name := f.name.Load()
-	if name == nil || f.isStoreAway() {
+	if name == nil || f.isStoreUnusable() {
 		return
 	}
 	text, err := f.self().Text()
@@ -116,6 +119,7 @@ func (c *Core) Fleet(ctx context.Context) *activity.Fleet {
 	return f.latest
 }
 
+// readLocked returns the fleet as this instance and the store know it. The caller holds mu.
 func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	self := activity.Instance{IsSelf: true, Summary: f.self()}
 	if name := f.name.Load(); name != nil {
@@ -152,7 +156,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	if f.store == nil {
 		return nil, 1, errNoStore
 	}
-	if f.isStoreAway() {
+	if f.isStoreUnusable() {
 		return nil, 0, penstock.NewStoreError(penstock.ReasonBreakerOpen, errors.New("a breaker is not closed"))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for the result too

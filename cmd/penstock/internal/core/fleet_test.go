@@ -45,7 +45,7 @@ func awaitName(t *testing.T, c *Core) string {
 			return *name
 		}
 	}
-	t.Fatal("the instance is not registered")
+	t.Fatal("the instance was not registered within 20 s")
 	return ""
 }
 
@@ -182,6 +182,6 @@ func TestAnInstanceWithoutAStoreShowsItself(t *testing.T) {
 		t.Errorf("the fleet is %+v; want this instance alone, with one denied key", f)
 	}
 	if again := a.Fleet(t.Context()); again != f {
-		t.Errorf("two reads within %v do not return the same fleet", fleetMaxAge)
+		t.Errorf("two reads within %v returned different fleets; want the same", fleetMaxAge)
 	}
 }

@@ -20,7 +20,7 @@ type health struct {
 	calls       int64                  // calls without a decision in this outage
 	reason      string                 // of the latest call that failed, other than by an open breaker
 	cause       error                  // the error of that call
-	reasons     map[string]*reasonLine // of this outage; bounded by the number of reasons
+	reasons     map[string]*reasonLine // log lines of this outage, by reason
 	latest      time.Time              // time of the latest call without a decision
 	failedTests int                    // consecutive self-tests that failed while no other call did
 }
@@ -41,8 +41,8 @@ const (
 	testsToReport = 2
 )
 
-// failed records a call for which the store made no decision. An open breaker is not a reason of
-// its own: such a call counts for the failure that opened it.
+// failed records a call for which the store made no decision. A call that an open breaker rejects
+// counts for the latest other failure.
 func (h *health) failed(err error) {
 	reason := observe.Reason(err)
 	h.mu.Lock()

@@ -22,16 +22,16 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logbuffer.Buffer)
 		h := &health{log: log.Logger()}
-		const seconds, each = 35, 100
+		const seconds, perSecond = 35, 100
 		for range seconds {
-			for range each {
+			for range perSecond {
 				h.failed(noAnswer(penstock.ReasonUnreachable))
 				h.answered() // some calls still succeed
 			}
 			time.Sleep(time.Second)
 		}
 		if n := len(log.Lines("level=ERROR", "the store made no decision")); n != 4 {
-			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
+			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*perSecond, seconds, n, log)
 		}
 		if !strings.Contains(log.String(), "calls=1000") || !h.isFailing.Load() {
 			t.Errorf("isFailing is %v; want true, and a line with calls=1000:\n%s", h.isFailing.Load(), log)
@@ -47,7 +47,7 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 		if n := len(log.Lines("level=ERROR")); n != 5 {
 			t.Errorf("after the next outage began, %d errors are logged; want 5:\n%s", n, log)
 		}
-		t.Logf("counted: %d failures logged in 4 lines", seconds*each)
+		t.Logf("counted: %d failures logged in 4 lines", seconds*perSecond)
 	})
 }
 
@@ -121,7 +121,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if !c.health.isFailing.Load() || len(log.Lines("level=ERROR", "the store made no decision")) != 1 {
-			t.Errorf("two failed self-tests in a row are not reported: %s", log)
+			t.Errorf("two failed self-tests in a row are not reported as an outage, in one line: %s", log)
 		}
 		calls.Store(0)
 		c.storeFailed(down)
@@ -134,7 +134,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if c.health.isFailing.Load() || len(log.Lines("level=INFO", "the store decides again")) != 1 {
-			t.Errorf("the end of the outage is not reported in one line: %s", log)
+			t.Errorf("after a self-test has succeeded, the end of the outage is not reported in one line: %s", log)
 		}
 	})
 }
@@ -204,7 +204,8 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, log := newPolledCore(t, func(context.Context) error { return nil })
 		const line = "requests pass unlimited"
-		counted := func(words ...string) (n, requests int) {
+		// countLines returns how many lines have the words, and the sum of the requests that they report.
+		countLines := func(words ...string) (n, requests int) {
 			for _, line := range log.Lines(words...) {
 				_, after, _ := strings.Cut(line, "requests=")
 				count := 0
@@ -213,12 +214,11 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			}
 			return n, requests
 		}
-		// Both return the number of lines, and the sum of the requests that they report.
-		failOpenLines := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
+		failOpenLines := func() (n, requests int) { return countLines("level=ERROR", "critical=true", line, "rule=search") }
 		endLines := func() (n, requests int) { // the clock of synctest starts at 2000-01-01T00:00:00Z
-			return counted("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
+			return countLines("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
 		}
-		pass := func(n int) {
+		passUnlimited := func(n int) {
 			for range n {
 				c.Observe(&admission.Event{Rule: "search", Outcome: admission.FailedOpen, Source: penstock.FromOpen})
 			}
@@ -229,12 +229,12 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		if n, _ := failOpenLines(); n != 0 {
 			t.Errorf("%d lines report unlimited requests; want none: %s", n, log)
 		}
-		pass(1)
+		passUnlimited(1)
 		if n, requests := failOpenLines(); n != 1 || requests != 1 {
 			t.Errorf("after the first unlimited request, %d lines report %d; want 1 line, 1 request", n, requests)
 		}
 		for range 35 {
-			pass(100)
+			passUnlimited(100)
 			time.Sleep(time.Second)
 		}
 		// The first request after 30 s logs the fourth line. The lines report this request and the 3001
@@ -249,7 +249,7 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		if n, requests := endLines(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
 			t.Errorf("%d lines report a total of %d requests; want 1 line, 3501 requests, and 4 critical lines:\n%s", n, requests, log)
 		}
-		pass(1)
+		passUnlimited(1)
 		if n, requests := failOpenLines(); n != 5 || requests != 3003 {
 			t.Errorf("after the next unlimited request, %d lines report %d; want 5 lines, 3003 requests", n, requests)
 		}

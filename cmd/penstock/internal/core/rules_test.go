@@ -29,14 +29,14 @@ func TestPanicStackIsLogged(t *testing.T) {
 func TestSlowReloadDelaysNothing(t *testing.T) {
 	const patience = 20 * time.Second
 	file := filepath.Join(t.TempDir(), "rules.yaml")
-	write := func(name string) {
+	writeRule := func(name string) {
 		t.Helper()
 		text := "rules: [{name: " + name + ", per: global, limits: [{rate: 1/s}]}]\n"
 		if err := errors.Join(os.WriteFile(file+"~", []byte(text), 0o600), os.Rename(file+"~", file)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("one")
+	writeRule("one")
 	log := new(logbuffer.Buffer)
 	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil), log: log.Logger()}
 	loads := make(chan string, 10) // gets the name of each loaded rule
@@ -65,13 +65,13 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 		}
 	}
 	awaitLoad("one")
-	write("two")
+	writeRule("two")
 	awaitLoad("two")
-	write("three")
+	writeRule("three")
 	release <- struct{}{}
 	awaitLoad("three")
 	release <- struct{}{}
-	write("four")
+	writeRule("four")
 	awaitLoad("four") // this reload is still in progress when close is called
 	if name := r.current().Rules()[0].Name; name != "three" {
 		t.Errorf("during the reload of rule four, rule %s is in force; want three", name)

@@ -15,7 +15,7 @@ import (
 )
 
 // A scriptLoader is a store that loads the scripts of the policy. If Redis is down at the start,
-// the scriptLoader sends no decision before the scripts are loaded.
+// the scriptLoader sends it no batch before the scripts are loaded.
 type scriptLoader struct {
 	*redisstore.Store
 	log   *slog.Logger
@@ -54,8 +54,8 @@ func (s *scriptLoader) DecideMany(ctx context.Context, calls []*many.Call) {
 	s.Store.DecideMany(ctx, calls)
 }
 
-// unavailable returns the error for calls while no decision is sent: the cause of the latest failed
-// attempt. Nothing was charged.
+// unavailable returns the error for calls while decisions are rejected: the cause of the latest
+// failed attempt. Its MayBeCharged is false.
 func (s *scriptLoader) unavailable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,13 +93,13 @@ func (s *scriptLoader) try(ctx context.Context) {
 	s.mu.Lock()
 	limits, changes := s.limits, s.changes
 	s.mu.Unlock()
-	timed, cancel := context.WithTimeout(ctx, scriptsTimeout)
+	loadCtx, cancel := context.WithTimeout(ctx, scriptsTimeout)
 	defer cancel()
-	err := s.Load(timed, limits...)
+	err := s.Load(loadCtx, limits...)
 	if err != nil && ctx.Err() == nil {
-		if down := s.probe(ctx); down != nil {
+		if probeErr := s.probe(ctx); probeErr != nil {
 			s.mu.Lock()
-			s.err = down
+			s.err = probeErr
 			s.mu.Unlock()
 			s.isPending.Store(true)
 			return

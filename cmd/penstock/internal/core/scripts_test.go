@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A stuckLoad is a client whose Load returns only what answer sends, or when its context ends. It
-// records how many scripts each call has.
-type stuckLoad struct {
+// A stuckClient is a Redis client whose Load waits for a value of answer, or for the end of its
+// context. It records how many scripts each call has.
+type stuckClient struct {
 	redisstore.Client
 	answer chan error
 
@@ -24,7 +24,7 @@ type stuckLoad struct {
 	calls []int // number of scripts of each call
 }
 
-func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Script) error {
+func (c *stuckClient) Load(ctx context.Context, _ string, scripts []redisstore.Script) error {
 	c.mu.Lock()
 	c.calls = append(c.calls, len(scripts))
 	c.mu.Unlock()
@@ -36,12 +36,12 @@ func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Scr
 	}
 }
 
-func (c *stuckLoad) Close() error { return nil }
+func (c *stuckClient) Close() error { return nil }
 
 // newStuckCore returns a core whose store makes decisions unless it is down. Loading scripts waits
 // for the answer of the client.
-func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckLoad) {
-	client := &stuckLoad{answer: make(chan error)}
+func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckClient) {
+	client := &stuckClient{answer: make(chan error)}
 	redis, err := redisstore.New(client, redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,8 @@ func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var isDown atomic.Bool
 		c, _ := newStuckCore(t, &isDown)
-		began, loaded := time.Now(), make(chan struct{})
+		began := time.Now()
+		loaded := make(chan struct{})
 		go func() {
 			c.scripts.load(t.Context(), []*penstock.Plan{penstock.PerDay(9).MustCompile()})
 			close(loaded)
@@ -74,7 +75,7 @@ func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 		synctest.Wait()
 		for _, check := range c.Checks() {
 			if state, text := check.Run(t.Context()); state != admin.OK {
-				t.Errorf("%s is %v during a reload: %s", check.Name, state, text)
+				t.Errorf("during a reload, the check %s is %v with the detail %q; want %v", check.Name, state, text, admin.OK)
 			}
 		}
 		if waited := time.Since(began); waited != 0 {

@@ -53,6 +53,7 @@ func (m *storeMonitor) run(ctx context.Context) {
 	}
 }
 
+// check reads the servers' state once.
 func (m *storeMonitor) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, serversTimeout)
 	defer cancel()

@@ -57,7 +57,7 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 // Each missing right is logged once, and the metrics name it as long as it is missing.
 func TestMissingRightsAreLoggedOnce(t *testing.T) {
 	log := new(logbuffer.Buffer)
-	denied := func(hint string) error {
+	newDeniedError := func(hint string) error {
 		e := penstock.NewStoreError(penstock.ReasonPermissionDenied, errors.New("NOPERM"))
 		e.Hint = hint
 		return e
@@ -75,11 +75,11 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 		line               string // a part of the new log line; "": there is none
 	}{
 		{missing: "[]"},
-		{infoErr: denied("+info"), sampleErr: denied("+dbsize +scan"), missing: "[info dbsize scan]", line: `needs="+info +dbsize +scan"`},
-		{infoErr: denied("+info"), missing: "[info]"},
-		{infoErr: errors.New("down"), sampleErr: denied("+scan"), missing: "[]"},
-		{infoErr: denied("~ps*"), sampleErr: denied("+get"), missing: "[]"},
-		{sampleErr: denied("+scan"), missing: "[scan]"},
+		{infoErr: newDeniedError("+info"), sampleErr: newDeniedError("+dbsize +scan"), missing: "[info dbsize scan]", line: `needs="+info +dbsize +scan"`},
+		{infoErr: newDeniedError("+info"), missing: "[info]"},
+		{infoErr: errors.New("down"), sampleErr: newDeniedError("+scan"), missing: "[]"},
+		{infoErr: newDeniedError("~ps*"), sampleErr: newDeniedError("+get"), missing: "[]"},
+		{sampleErr: newDeniedError("+scan"), missing: "[scan]"},
 	} {
 		infoErr, sampleErr = row.infoErr, row.sampleErr
 		before := len(log.Lines("some metrics of the store are missing"))

@@ -21,12 +21,12 @@ import (
 
 const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}]"
 
-// getAdmin sends a read to the admin API, and returns the body of the response.
+// getAdmin reads a path of the admin API, and returns the decoded body of the response.
 func getAdmin[T any](r *testService, path string) (body T) {
 	r.Helper()
 	text := r.mustGet("http://"+r.Admin+adminapi.Prefix+path, 200)
 	if err := json.Unmarshal([]byte(text), &body); err != nil {
-		r.Fatalf("%s: %v in %s", path, err, text)
+		r.Fatalf("the response of %s cannot be decoded: %v: %s", path, err, text)
 	}
 	return body
 }
@@ -95,7 +95,7 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 				}
 			}
 			if strings.Contains(r.log.String(), token) {
-				t.Error("the log contains the token")
+				t.Error("the log shows the operator token")
 			}
 		})
 	}
@@ -255,20 +255,20 @@ func TestAuditFileHasEachReset(t *testing.T) {
 		}
 		return res.StatusCode, string(text)
 	}
-	read := func() string {
+	readAuditFile := func() string {
 		text, _ := os.ReadFile(file)
 		return string(text)
 	}
 	if status, answer := reset(); status != 200 {
 		t.Errorf("a reset returned %d %s; want 200", status, answer)
 	}
-	await(t, "the line in the audit file", func() bool { return strings.HasSuffix(read(), "\n") })
+	await(t, "the line in the audit file", func() bool { return strings.HasSuffix(readAuditFile(), "\n") })
 	var line audit.Line
-	if err := json.Unmarshal([]byte(read()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
-		t.Errorf("the line of the audit file is %s (error %v); want a successful reset with its reason and its actor", read(), err)
+	if err := json.Unmarshal([]byte(readAuditFile()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
+		t.Errorf("the line of the audit file is %s (error %v); want a successful reset with its reason and its actor", readAuditFile(), err)
 	}
-	if strings.Contains(read(), "4711") {
-		t.Errorf("the audit file shows the identity: %s", read())
+	if strings.Contains(readAuditFile(), "4711") {
+		t.Errorf("the audit file shows the identity: %s", readAuditFile())
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)

@@ -32,13 +32,13 @@ func (r *testService) dialAdmin(text string) net.Conn {
 
 // Probes and scrapes are answered, whatever occupies the connections of the admin address.
 func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
-	const get = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	const request = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	const limit, flood = 64, 80 // connections of the listener, and those that the test opens
 	for name, open := range map[string]func(r *testService, i int){
 		"silent":       func(r *testService, _ int) { r.dialAdmin("") },
 		"half headers": func(r *testService, _ int) { r.dialAdmin("GET /livez HTTP/1.1\r\nHost: ") },
 		"idle": func(r *testService, i int) {
-			conn := r.dialAdmin(fmt.Sprintf(get, "/api/v1/health"))
+			conn := r.dialAdmin(fmt.Sprintf(request, "/api/v1/health"))
 			if i >= limit { // it gets its response only after an idle connection was closed
 				return
 			}
@@ -47,16 +47,16 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 			}
 		},
 		"streams": func(r *testService, i int) {
-			conn := r.dialAdmin(fmt.Sprintf(get, []string{"/api/v1/events", "/api/v1/denials"}[i%2]))
+			conn := r.dialAdmin(fmt.Sprintf(request, []string{"/api/v1/events", "/api/v1/denials"}[i%2]))
 			go io.Copy(io.Discard, conn)
 		},
 		// These clients send many requests and read no response. The responses do not fit into the
 		// buffers.
 		"stuck readers of the API": func(r *testService, _ int) {
-			r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/api/v1/openapi.json"), 100))
+			r.dialAdmin(strings.Repeat(fmt.Sprintf(request, "/api/v1/openapi.json"), 100))
 		},
-		"stuck readers of metrics":    func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/metrics"), 400)) },
-		"stuck readers of the probes": func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(get, "/livez"), 5_000)) },
+		"stuck readers of metrics":    func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(request, "/metrics"), 400)) },
+		"stuck readers of the probes": func(r *testService, _ int) { r.dialAdmin(strings.Repeat(fmt.Sprintf(request, "/livez"), 5_000)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -71,11 +71,11 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 				}
 				res, err := client.Get("http://" + r.Admin + path)
 				if err != nil {
-					t.Errorf("%s got no response: %v", path, err)
+					t.Errorf("a request for %s got no response: %v", path, err)
 					return
 				}
 				if res.Body.Close(); res.StatusCode != http.StatusOK {
-					t.Errorf("%s got %s; want 200", path, res.Status)
+					t.Errorf("a request for %s got %s; want 200", path, res.Status)
 				}
 			}
 		})

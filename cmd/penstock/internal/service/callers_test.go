@@ -106,7 +106,7 @@ func TestUnixSocketOfCallers(t *testing.T) {
 	}
 	r.wait()
 	if _, err := os.Stat(path); err == nil {
-		t.Error("the socket still exists after the service has ended")
+		t.Error("the file of the socket still exists after the service has ended")
 	}
 
 	file := filepath.Join(t.TempDir(), "file")
@@ -156,21 +156,21 @@ func TestCallersNeedACertificate(t *testing.T) {
 		"api": "127.0.0.1:0", "caller-tls-cert": authority.path("cert.pem"), "caller-tls-key": authority.path("key.pem"),
 		"caller-client-ca": authority.path("ca.pem"),
 	})
-	client := func(certificates ...tls.Certificate) *http.Client {
+	newClient := func(certificates ...tls.Certificate) *http.Client {
 		return &http.Client{Transport: &http.Transport{
 			DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: authority.pool, Certificates: certificates},
 		}}
 	}
-	if _, err := client().Get("https://" + r.API + "/auth/forward"); err == nil {
+	if _, err := newClient().Get("https://" + r.API + "/auth/forward"); err == nil {
 		t.Error("a caller without a certificate got a response; want a failed handshake")
 	}
-	if status := forwardAuth(t, client(certificate), "https://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+	if status := forwardAuth(t, newClient(certificate), "https://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
 		t.Errorf("a caller with a certificate got %d; want 200", status)
 	}
 }
 
-// redis sends one command to the RESP listener and returns the reply as text.
-func (r *testService) redis(args ...string) string {
+// doRedis sends one command to the RESP listener and returns the reply as text.
+func (r *testService) doRedis(args ...string) string {
 	r.Helper()
 	conn, err := net.Dial("tcp", r.RESP)
 	if err != nil {
@@ -206,7 +206,7 @@ func TestRedisClientsGetDecisions(t *testing.T) {
 			{"CL.THROTTLE user123 0 1 3600", "*5\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n"},
 			{"PING", "+PONG\r\n"},
 		} {
-			if reply := r.redis(strings.Fields(c.command)...); reply != c.reply {
+			if reply := r.doRedis(strings.Fields(c.command)...); reply != c.reply {
 				t.Errorf("the reply to %s is %q; want %q", c.command, reply, c.reply)
 			}
 		}
@@ -215,10 +215,10 @@ func TestRedisClientsGetDecisions(t *testing.T) {
 
 func TestRedisClientsNeedNoPolicy(t *testing.T) {
 	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
-	if reply := r.redis("CL.THROTTLE", "user123", "15", "30", "60", "1"); reply != "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n" {
+	if reply := r.doRedis("CL.THROTTLE", "user123", "15", "30", "60", "1"); reply != "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n" {
 		t.Errorf("the reply to redis-cell's example is %q; want 15 of 16 left", reply)
 	}
-	if reply := r.redis("PENSTOCK.CHECK", "search", "user123"); !strings.Contains(reply, "has no policy") {
+	if reply := r.doRedis("PENSTOCK.CHECK", "search", "user123"); !strings.Contains(reply, "has no policy") {
 		t.Errorf("PENSTOCK.CHECK without a policy replied %q; want an error", reply)
 	}
 }
@@ -242,7 +242,7 @@ rules:
 		{rule: "both", key: "ip:192.0.2.1", reply: "-ERR the limit k does not count under such a key; write one such as key:42\r\n"},
 		{rule: "none", key: "ip:192.0.2.1", reply: "-ERR the policy has no rule of this name\r\n"},
 	} {
-		if reply := r.redis("PENSTOCK.CHECK", c.rule, c.key); reply != c.reply {
+		if reply := r.doRedis("PENSTOCK.CHECK", c.rule, c.key); reply != c.reply {
 			t.Errorf("the reply to PENSTOCK.CHECK %s %s is %q; want %q", c.rule, c.key, reply, c.reply)
 		}
 	}
@@ -251,13 +251,13 @@ rules:
 func TestRedisClientsNeedTheToken(t *testing.T) {
 	const token = "0123456789abcdef"
 	r := startLimited(t, nil, oncePerHour, map[string]string{"resp": "127.0.0.1:0", "caller-token": token})
-	if reply := r.redis("CL.THROTTLE", "k", "1", "1", "60"); !strings.HasPrefix(reply, "-NOAUTH") {
+	if reply := r.doRedis("CL.THROTTLE", "k", "1", "1", "60"); !strings.HasPrefix(reply, "-NOAUTH") {
 		t.Errorf("without the token, the reply is %q; want NOAUTH", reply)
 	}
-	if reply := r.redis("AUTH", token); reply != "+OK\r\n" {
+	if reply := r.doRedis("AUTH", token); reply != "+OK\r\n" {
 		t.Errorf("with the token, the reply is %q; want OK", reply)
 	}
-	if reply := r.redis("AUTH", token[1:]); !strings.HasPrefix(reply, "-WRONGPASS") {
+	if reply := r.doRedis("AUTH", token[1:]); !strings.HasPrefix(reply, "-WRONGPASS") {
 		t.Errorf("with a wrong token, the reply is %q; want WRONGPASS", reply)
 	}
 	if text := r.log.String(); strings.Contains(text, token) {
@@ -283,9 +283,9 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		}
 		checkCounts("at the start", map[string]string{"rate_limiter_allowed_total" + series: "0", "rate_limiter_rejected_total" + series: "0"})
 		for range 20 { // a max_burst of 13 admits 14 calls
-			r.redis("CL.THROTTLE", "k", "13", "1", "3600")
+			r.doRedis("CL.THROTTLE", "k", "13", "1", "3600")
 		}
-		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // reads, and charges nothing
+		r.doRedis("CL.THROTTLE", "k", "13", "1", "3600", "0") // reads, and charges nothing
 		counts := map[string]string{
 			"rate_limiter_allowed_total" + series: "14", "rate_limiter_rejected_total" + series: "6", "rate_limiter_latency_seconds_count" + series: "20",
 			`rate_limiter_allowed_total{algorithm="other",limit="other",rule="other"}`:  "0",
@@ -295,11 +295,11 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		replaceFile(t, all["config"], noLimits)
 		await(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
 		checkCounts("after a reload", counts)
-		r.redis("THROTTLE", "k", "13", "1", "3600")
+		r.doRedis("THROTTLE", "k", "13", "1", "3600")
 		checkCounts("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
 	})
 	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
-	r.redis("CL.THROTTLE", "k", "13", "1", "3600")
+	r.doRedis("CL.THROTTLE", "k", "13", "1", "3600")
 	if n := r.metric("rate_limiter_allowed_total" + series); n != "1" {
 		t.Errorf("without a policy, %q calls are counted; want 1", n)
 	}
@@ -318,10 +318,10 @@ func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
 			o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: level}))
 		})
 		for range 5 {
-			r.redis("AUTH", wrong)
+			r.doRedis("AUTH", wrong)
 		}
-		r.redis("CL.THROTTLE", "k", "1", "1", "60")
-		r.redis("AUTH", token)
+		r.doRedis("CL.THROTTLE", "k", "1", "1", "60")
+		r.doRedis("AUTH", token)
 		for reason, want := range map[string]string{"wrong_password": "5", "no_password": "1"} {
 			if n := r.metric(`rate_limiter_resp_auth_failures_total{reason="` + reason + `"}`); n != want {
 				t.Errorf("%q refusals are counted with reason %s; want %s", n, reason, want)

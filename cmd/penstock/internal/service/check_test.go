@@ -109,7 +109,7 @@ func TestCheckAPIDecidesInJSON(t *testing.T) {
 		}
 		for _, secret := range []string{"secret-42", testCallerToken[1:], testOperatorToken} {
 			if strings.Contains(r.log.String(), secret) || strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), secret) {
-				t.Errorf("the log or the metrics show %q", secret)
+				t.Errorf("the log or the metrics show the identity or token %q", secret)
 			}
 		}
 	})
@@ -189,7 +189,7 @@ func TestInstancesShareReservations(t *testing.T) {
 // The check API responds as docs/failure-modes.md describes while Redis is killed or paused, and
 // after Redis is up again.
 func TestCheckAPIFallsBackWithoutRedis(t *testing.T) {
-	const failing = `
+	const policy = `
 rules:
 - {name: open, match: {path: /open}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: open}]}
 - {name: closed, match: {path: /closed}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: closed}]}
@@ -198,7 +198,7 @@ rules:
 	for _, fault := range []string{"killed", "paused"} {
 		t.Run(fault, func(t *testing.T) {
 			server := redistest.Start(t)
-			flags := limitedBy(t, failing, map[string]string{
+			flags := limitedBy(t, policy, map[string]string{
 				"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": server.URL(), "store-timeout": "250ms",
 			})
 			r := start(t, nil, flags)

@@ -26,15 +26,15 @@ import (
 func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
 	effort.WithoutRace(t)
 	const secret = "a secret of thirty-two bytes or more"
-	token := func(claims string) string {
+	sign := func(claims string) (token string) {
 		signed := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(claims))
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(signed))
 		return signed + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 	}
 	expiry := time.Now().Add(time.Hour).Unix()
-	good := token(fmt.Sprintf(`{"sub":"good","exp":%d}`, expiry))
-	banned := token(fmt.Sprintf(`{"sub":"banned","exp":%d}`, expiry))
+	good := sign(fmt.Sprintf(`{"sub":"good","exp":%d}`, expiry))
+	banned := sign(fmt.Sprintf(`{"sub":"banned","exp":%d}`, expiry))
 	const policyText = `
 http: {trusted_proxies: [127.0.0.1]}
 tokens: {secret: "` + secret + `"}
@@ -77,7 +77,7 @@ rules:
 		conn.Write(request.Bytes())
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
-			t.Fatalf("%q: no response: %v", lines, err)
+			t.Fatalf("a request for %s with %q got no response: %v", target, lines, err)
 		}
 		io.Copy(io.Discard, res.Body)
 		res.Body.Close()

@@ -16,13 +16,13 @@ import (
 // offender can be reset with the token in the log.
 func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	r := start(t, nil, map[string]string{"demo": "true", "demo-traffic": "true"})
-	export := func() int {
+	requestExport := func() (status int) {
 		return r.mustSend("POST", "/api/receipts/export", "X-API-Key: "+demotraffic.Offender).StatusCode
 	}
 	for range 20 {
-		export()
+		requestExport()
 	}
-	if status := export(); status != http.StatusTooManyRequests {
+	if status := requestExport(); status != http.StatusTooManyRequests {
 		t.Fatalf("the offender got %d; want 429", status)
 	}
 	var top adminapi.Offenders
@@ -37,7 +37,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 	}
 	token := regexp.MustCompile(`operator_token=(\w{20,})`).FindStringSubmatch(r.log.String())
 	if token == nil {
-		t.Fatalf("the log has no token: %s", r.log)
+		t.Fatalf("the log has no operator_token: %s", r.log)
 	}
 	for _, c := range []struct {
 		token  string
@@ -53,7 +53,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		}
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
-		if next := export(); res.StatusCode != c.status || next != c.next {
+		if next := requestExport(); res.StatusCode != c.status || next != c.next {
 			t.Errorf("with the token %q, the reset got %d, and the next request %d: %s; want %d and %d", c.token, res.StatusCode, next, text, c.status, c.next)
 		}
 	}

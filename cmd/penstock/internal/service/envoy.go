@@ -195,8 +195,8 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	return nil
 }
 
-// addName adds the name of a limit that a request has created. That happens to limits with
-// detailed_metric or value_to_metric.
+// addName adds an event name that a request has created, because its limit has detailed_metric or
+// value_to_metric.
 func (e *envoy) addName(name envoyrls.EventName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -78,7 +78,7 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 			t.Errorf("health of %q is %v (error %v); want serving", name, answer, err)
 		}
 	}
-	post := func(body string) (int, string) {
+	postJSON := func(body string) (code int, answer string) {
 		response, err := http.Post("http://"+r.API+"/json", "application/json", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -87,10 +87,10 @@ func testEnvoyGetsDecisions(t *testing.T, more map[string]string) {
 		text, _ := io.ReadAll(response.Body)
 		return response.StatusCode, string(text)
 	}
-	if code, text := post(`{"domain": "web", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.1"}]}]}`); code != 429 {
+	if code, text := postJSON(`{"domain": "web", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.1"}]}]}`); code != 429 {
 		t.Errorf("/json returned %d %s; want 429 by the same counter", code, text)
 	}
-	if code, text := post(`{"domain": "web"}`); code != 400 {
+	if code, text := postJSON(`{"domain": "web"}`); code != 400 {
 		t.Errorf("without descriptors, /json returned %d %s; want 400", code, text)
 	}
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
@@ -189,7 +189,7 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	}
 	call := regexp.MustCompile(`curl -s localhost:8084(/json) -d '(.*)'`).FindStringSubmatch(string(page))
 	if call == nil {
-		t.Fatal("the page has no call of /json")
+		t.Fatal("docs/envoy-ratelimit.md has no call of /json")
 	}
 	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
 	for client := 1; ; client++ { // a new client for each try
@@ -216,7 +216,7 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 		return len(got) > 0 && got[0].Rule == envoyrls.Group()
 	})
 	if text := r.log.String(); strings.Contains(text, "level=WARN") {
-		t.Errorf("the example causes a warning: %s", text)
+		t.Errorf("the example of the docs causes a warning: %s", text)
 	}
 	http.DefaultClient.CloseIdleConnections()
 }

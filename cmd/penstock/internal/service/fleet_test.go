@@ -22,8 +22,8 @@ rules:
     per: {key: header X-API-Key}
     limits: [{rate: 60/d}, {name: log, rate: 60/d, algorithm: sliding-log}]
 `
-	const keys, each, limit = 6, 150, 60
-	share := func(t *testing.T, store string) {
+	const keys, requestsPerKey, limit = 6, 150, 60
+	testStore := func(t *testing.T, store string) {
 		var served [keys]atomic.Int64
 		upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			key := r.Header.Get("X-API-Key")
@@ -36,7 +36,7 @@ rules:
 		stops := startBeside(t, upstream, flags)
 		var allowed [keys]atomic.Int64
 		var requests, denied, resent atomic.Int64
-		decide := func(key int) {
+		sendToOne := func(key int) {
 			instance := stays
 			if rand.N(2) == 0 {
 				instance = stops
@@ -64,10 +64,10 @@ rules:
 		}
 		var clients sync.WaitGroup
 		for key := range keys {
-			for range 2 {
+			for range 2 { // each key has two clients
 				clients.Go(func() {
-					for range each / 2 {
-						decide(key)
+					for range requestsPerKey / 2 {
+						sendToOne(key)
 					}
 				})
 			}
@@ -76,7 +76,7 @@ rules:
 		stops.wait()
 		for key := range keys {
 			if allowed, served := allowed[key].Load(), served[key].Load(); allowed != limit || served != limit {
-				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", each, 'a'+key, allowed, served, limit)
+				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", requestsPerKey, 'a'+key, allowed, served, limit)
 			}
 		}
 		if resent.Load() == 0 {
@@ -84,6 +84,8 @@ rules:
 		}
 		t.Logf("counted: %d requests to two instances of which one stopped (%d denied, %d sent again)", requests.Load(), denied.Load(), resent.Load())
 	}
-	t.Run("single", func(t *testing.T) { share(t, redistest.Start(t).URL()) })
-	t.Run("cluster", func(t *testing.T) { share(t, "redis+cluster://"+strings.Join(redistest.StartCluster(t).Addrs(), ",")) })
+	t.Run("single", func(t *testing.T) { testStore(t, redistest.Start(t).URL()) })
+	t.Run("cluster", func(t *testing.T) {
+		testStore(t, "redis+cluster://"+strings.Join(redistest.StartCluster(t).Addrs(), ","))
+	})
 }

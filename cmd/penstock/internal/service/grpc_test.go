@@ -323,10 +323,10 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 		t.Errorf("during the drain, health is %v (error %v); want NOT_SERVING", answer, err)
 	}
 	if _, err := watch.Recv(); err == nil {
-		t.Error("the health check is still open during the drain")
+		t.Error("during the drain, the health check is still open after NOT_SERVING")
 	}
 	if _, err := reflecting.Recv(); err == nil || err == io.EOF {
-		t.Errorf("reflection is still open during the drain: %v", err)
+		t.Errorf("during the drain, reflection ended with %v; want an error that is not EOF", err)
 	}
 	await(t, "the listener to close", func() bool {
 		conn, err := net.Dial("tcp", r.GRPC)
@@ -341,7 +341,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	}
 	r.wait()
 	if lines := r.log.Lines("shutting down", "in_flight=1"); len(lines) != 1 {
-		t.Errorf("the call in flight is not counted: %s", r.log)
+		t.Errorf("the line \"shutting down\" does not count one call in flight: %s", r.log)
 	}
 }
 

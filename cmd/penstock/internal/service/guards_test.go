@@ -23,14 +23,14 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	flags := map[string]string{"store": redis.URL(), "min-instances": "2"}
 	var c *core.Core
 	r := start(t, hello, limitedBy(t, policy, flags), func(o *Options) { o.wrap.core = func(made *core.Core) { c = made } })
-	instances := func() any {
+	countInstances := func() any {
 		n, err := redis.Do("ZCARD", "ps1{%@}instances") // the key of all registrations
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	await(t, "the instance to be counted", func() bool { return instances() == int64(1) })
+	await(t, "the instance to be counted", func() bool { return countInstances() == int64(1) })
 	if n := r.metric("rate_limiter_instances"); n != "2" {
 		t.Errorf("the metric has %s instances; want 2, the value of min-instances", n)
 	}
@@ -53,7 +53,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 		t.Errorf("%d units were drawn and %d spent; want at least 300 spent, and no more than were drawn", drawn, spent)
 	}
 	r.wait()
-	if n := instances(); n != int64(0) {
+	if n := countInstances(); n != int64(0) {
 		t.Errorf("after the instance closed, %v are registered; want 0", n)
 	}
 	next := startBeside(t, hello, limitedBy(t, policy, flags))
@@ -125,12 +125,12 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 			}
 			delete(flags, "require-store")
 			r := start(t, hello, flags)
-			verbose := func() string { return r.mustGet("http://"+r.Admin+"/readyz?verbose", 200) }
+			readiness := func() string { return r.mustGet("http://"+r.Admin+"/readyz?verbose", 200) }
 			want := "service ok\nstore degraded: " + c.reason + "\npolicy ok\ndegraded: store\n"
 			for range 3 { // each check of /readyz follows a self-test
 				before := rejectedScripts(t, redis)
 				await(t, "a self-test", func() bool { return rejectedScripts(t, redis) > before })
-				if body := verbose(); body != want {
+				if body := readiness(); body != want {
 					t.Errorf("/readyz is %q; want %q", body, want)
 				}
 			}
@@ -138,13 +138,13 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 				t.Errorf("the log reports the end of the outage during the outage: %s", r.log)
 			}
 			do(c.fixes)
-			await(t, "the store to decide", func() bool { return verbose() == "service ok\nstore ok\npolicy ok\nok\n" })
+			await(t, "the store to decide", func() bool { return readiness() == "service ok\nstore ok\npolicy ok\nok\n" })
 			// No request was sent, so the self-test has noticed the end of the outage.
 			if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 {
 				t.Errorf("%d lines report the end of the outage; want 1: %s", n, r.log)
 			}
 			do(c.breaks) // between two self-tests
-			if body := verbose(); body != want {
+			if body := readiness(); body != want {
 				t.Errorf("at the next outage /readyz is %q; want %q", body, want)
 			}
 		})

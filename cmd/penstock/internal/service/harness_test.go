@@ -65,7 +65,7 @@ func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, m
 	case err := <-r.ended:
 		t.Fatalf("the service did not start: %v", err)
 	case <-time.After(patience):
-		t.Fatal("the service did not start")
+		t.Fatalf("the service did not start within %v", patience)
 	}
 	t.Cleanup(r.wait)
 	return r
@@ -123,10 +123,10 @@ func (r *testService) wait() {
 	case err := <-r.ended:
 		r.ended <- err
 		if err != nil {
-			r.Errorf("the service ended with %v", err)
+			r.Errorf("the service ended with the error %v; want none", err)
 		}
 	case <-time.After(patience):
-		r.Error("the service did not end")
+		r.Errorf("the service did not end within %v", patience)
 	}
 }
 
@@ -184,7 +184,7 @@ func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for: %s", what)
+			t.Fatalf("waited longer than %v for: %s", patience, what)
 		}
 	}
 }
@@ -209,7 +209,7 @@ func noGoroutineIsLeft(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+			t.Fatalf("%d goroutines of the service are left:\n%s", len(left), strings.Join(left, "\n\n"))
 		}
 	}
 }

@@ -39,13 +39,13 @@ var slowClients = []struct{ name, begin, drip string }{
 }
 
 func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
-	const each = 12
+	const clientsOfEachKind = 12
 	const timeout = 400 * time.Millisecond
 	const policy = "deny: [{header X-Denied: \"yes\"}]\nrules: [{name: none, match: {path: /none}, per: global, limits: [{rate: 1/s}]}]\n"
 	r := startLimited(t, hello, policy, map[string]string{"header-timeout": timeout.String(), "stall-timeout": timeout.String(), "idle-timeout": timeout.String()})
 	var all, others sync.WaitGroup
 	for _, c := range slowClients {
-		for range each {
+		for range clientsOfEachKind {
 			all.Go(func() {
 				conn, err := net.Dial("tcp", r.Listen)
 				if err != nil {
@@ -102,7 +102,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	if served.Load() == 0 {
 		t.Error("no other client was served beside the slow ones; want some")
 	}
-	t.Logf("counted: %d slow clients that were cut off (%d others were served meanwhile)", len(slowClients)*each, served.Load())
+	t.Logf("counted: %d slow clients that were cut off (%d others were served meanwhile)", len(slowClients)*clientsOfEachKind, served.Load())
 }
 
 func TestStalledBodyGets408(t *testing.T) {
@@ -131,7 +131,7 @@ func TestClientThatReadsNoResponseFreesTheUpstream(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(patience):
-		t.Error("the upstream is still sending to a client that reads nothing")
+		t.Errorf("after %v, the upstream is still sending to a client that reads nothing", patience)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		}()
 		res, err := (&http.Client{Transport: transport, Timeout: patience}).Post("http://"+r.Listen, "", body)
 		if err != nil {
-			t.Fatalf("HTTP/%d: no response: %v", version, err)
+			t.Fatalf("the upload by HTTP/%d got no response: %v", version, err)
 		}
 		text, err := io.ReadAll(res.Body)
 		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {
@@ -177,7 +177,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 }
 
 func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
-	const places = 5
+	const places = 5 // the value of max_connections
 	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})
 	var inside []net.Conn
 	for range places {
@@ -220,7 +220,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 
 func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 	var inFlight, most atomic.Int64
-	counting := func(next http.Handler) http.Handler {
+	countRequests := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			now := inFlight.Add(1)
 			// This raises most to now.
@@ -237,14 +237,14 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 			return
 		}
 		io.WriteString(w, "ok")
-	}), nil, func(o *Options) { o.wrap.limits = counting })
+	}), nil, func(o *Options) { o.wrap.limits = countRequests })
 	const resets = 20_000
 	sent, connections := 0, 0
 	for sent < resets {
 		connections++
 		n := resetStreams(r, min(5000, resets-sent))
 		if n == 0 {
-			t.Fatalf("connection %d: no stream was opened", connections)
+			t.Fatalf("connection %d opened no stream", connections)
 		}
 		sent += n
 		if body := r.mustGet("http://"+r.Listen+"/quick", 200); body != "ok" {
@@ -262,8 +262,8 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 // net/http checks the method of HTTP/1.1 requests only.
 func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	r := startLimited(t, hello, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]", nil)
-	// request sends a request by HTTP/2, and returns the status of its response.
-	request := func(method string) (status string) {
+	// statusOf sends a request by HTTP/2, and returns the status of its response.
+	statusOf := func(method string) (status string) {
 		conn := r.dial()
 		io.WriteString(conn, http2.ClientPreface)
 		framer := http2.NewFramer(conn, conn)
@@ -275,7 +275,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 		for {
 			frame, err := framer.ReadFrame()
 			if err != nil {
-				t.Fatalf("method %q: no frame: %v", method, err)
+				t.Fatalf("a request with the method %q got no response: %v", method, err)
 			}
 			if headers, ok := frame.(*http2.MetaHeadersFrame); ok {
 				return headers.PseudoValue("status")
@@ -283,7 +283,7 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ method, status string }{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
-		if status := request(c.method); status != c.status {
+		if status := statusOf(c.method); status != c.status {
 			t.Errorf("a request with the method %q got %s; want %s", c.method, status, c.status)
 		}
 	}

@@ -32,30 +32,30 @@ rules:
 				w.WriteHeader(401)
 			}
 		}), policy, flags)
-		try := func(account, password string, want int) {
+		logIn := func(account, password string, want int) {
 			t.Helper()
 			if res := r.mustSend("POST", "/login", "X-Account: "+account, "X-Password: "+password); res.StatusCode != want {
 				t.Fatalf("%s with the %s password got %s after %d guesses; want %d", account, password, res.Status, guesses.Load(), want)
 			}
 		}
 		for i := range 50 { // nine of the logins have a wrong password; errors of the upstream do not count
-			try("eve", "right", 200)
+			logIn("eve", "right", 200)
 			if i%5 == 0 && i < 45 {
-				try("eve", "wrong", 401)
-				try("eve", "broken", 500)
+				logIn("eve", "wrong", 401)
+				logIn("eve", "broken", 500)
 			}
 		}
-		try("eve", "wrong", 401) // the tenth wrong password
+		logIn("eve", "wrong", 401) // the tenth wrong password
 		before := guesses.Load()
 		for range 20 {
-			try("eve", "wrong", 429)
-			try("eve", "right", 429)
+			logIn("eve", "wrong", 429)
+			logIn("eve", "right", 429)
 		}
 		if guesses.Load() != before {
 			t.Errorf("after ten wrong guesses, %d more reached the upstream; want none", guesses.Load()-before)
 		}
-		try("anna", "wrong", 401)
-		try("anna", "right", 200)
+		logIn("anna", "wrong", 401)
+		logIn("anna", "right", 200)
 		t.Logf("counted: %d logins through the proxy (10 wrong, then 40 denied)", guesses.Load()+40)
 	})
 }
@@ -139,7 +139,7 @@ rules:
 			io.Copy(conn, buffered)
 		}), policy, flags)
 		const key = "X-API-Key: a"
-		wantBusy := func(what string) {
+		checkIsBusy := func(what string) {
 			t.Helper()
 			if res := r.mustSend("GET", "/", key); res.StatusCode != 429 {
 				t.Errorf("while %s is open, another request of its client got %s; want 429", what, res.Status)
@@ -177,7 +177,7 @@ rules:
 					t.Fatalf("message %q came back as %q (error %v)", message, got, err)
 				}
 			}
-			wantBusy("a WebSocket")
+			checkIsBusy("a WebSocket")
 			conn.Close()
 		}
 		var stream *http.Response
@@ -208,7 +208,7 @@ rules:
 				next <- fmt.Sprintf("data: %d\n", i+1) // only after the previous event has arrived
 			}
 		}
-		wantBusy("a stream")
+		checkIsBusy("a stream")
 		close(next)
 		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
 			t.Errorf("after the last event, the stream has %q (error %v); want its end", rest, err)

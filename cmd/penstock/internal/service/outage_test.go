@@ -14,18 +14,19 @@ rules:
   - {name: closed, match: {path: /closed}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: closed}]}
   - {name: local, match: {path: /local}, per: {key: header X-API-Key}, limits: [{rate: 1/d}]}
 `
-	const outages, rounds = 3, 3 // rounds is how often each path is tried in an outage
+	const outages = 3
+	const rounds = 3 // how often each path is tried in an outage
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startLimited(t, hello, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
 	caller := 0
-	// twice returns the statuses of two requests of a new client.
-	twice := func(path string) string {
+	// sendTwice returns the statuses of two requests of a new client.
+	sendTwice := func(path string) string {
 		caller++
 		key := fmt.Sprint("X-API-Key: ", caller)
 		first, second := r.mustSend("GET", path, key), r.mustSend("GET", path, key)
 		if first.StatusCode == 503 && first.Header.Get("Retry-After") == "" {
-			t.Errorf("%s responds with a 503 without Retry-After", path)
+			t.Errorf("a 503 for %s has no Retry-After", path)
 		}
 		return fmt.Sprint(first.StatusCode, " ", second.StatusCode)
 	}
@@ -33,7 +34,7 @@ rules:
 		t.Helper()
 		for range rounds {
 			for path, want := range map[string]string{"/open": "200 200", "/closed": "503 503", "/local": "200 429", "/other": "200 200"} {
-				if got := twice(path); got != want {
+				if got := sendTwice(path); got != want {
 					t.Errorf("%s, two requests for %s got %s; want %s", when, path, got, want)
 				}
 			}
@@ -48,7 +49,7 @@ rules:
 		for _, path := range []string{"/open", "/closed", "/local"} {
 			await(t, when+", Redis to decide again", func() bool {
 				before := r.metric(decisions)
-				return twice(path) == "200 429" && r.metric(decisions) != before && r.metric(state) == "0"
+				return sendTwice(path) == "200 429" && r.metric(decisions) != before && r.metric(state) == "0"
 			})
 		}
 	}

@@ -92,24 +92,24 @@ rules:
 		`rate_limiter_errors_total{reason="unreachable"}`,
 	} {
 		if n := r.metric(series); n == "" || n == "0" {
-			t.Errorf("the test did not cause all events: %s is %q", series, n)
+			t.Errorf("%s is %q; want more than 0, because the test must cause all events", series, n)
 		}
 	}
 	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store made no decision") {
-		t.Errorf("the test did not cause all log lines: %s", log)
+		t.Errorf("the log lacks a line that the test must cause: %s", log)
 	}
 	texts := map[string]string{"metrics": metrics, "log": log}
 	for _, path := range []string{"state", "rules", "instances", "store", "health", "history", "offenders", "offenders?kind=units", "offenders?kind=near_limit&scope=instance"} {
 		texts[path] = r.mustGet("http://"+r.Admin+"/api/v1/"+path, 200)
 	}
 	if !strings.Contains(texts["offenders"], `"count"`) {
-		t.Errorf("the test did not cause offenders: %s", texts["offenders"])
+		t.Errorf("the admin API shows no offender, which the test must cause: %s", texts["offenders"])
 	}
 	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {
 		for where, text := range texts {
 			for line := range strings.Lines(text) {
 				if strings.Contains(strings.ToLower(line), secret) {
-					t.Errorf("%s names a client: %s", where, line)
+					t.Errorf("%s has a line with the identity or secret %q: %s", where, secret, line)
 				}
 			}
 		}

@@ -80,7 +80,7 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 		IdleTimeout:       s.Settings.IdleTimeout,
 		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: 100,                     // of one connection; RFC 9113 recommends no fewer
+			MaxConcurrentStreams: 100,                     // of one connection; RFC 9113 recommends at least 100
 			SendPingTimeout:      s.Settings.StallTimeout, // a client that is silent for this time gets a ping
 			WriteByteTimeout:     s.Settings.StallTimeout,
 		},

@@ -107,7 +107,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			case err := <-ended:
 				t.Fatalf("client %d was rejected, or did not have to wait: %v", i, err)
 			case <-time.After(patience):
-				t.Fatalf("client %d got no decision", i)
+				t.Fatalf("client %d got no decision within %v", i, patience)
 			}
 			await(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
@@ -141,8 +141,8 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	ended := make(chan struct{}, 2)
-	// wait sends a request that must wait. want is the number of requests that wait then.
-	wait := func(url string, header http.Header, want string) {
+	// sendAndWait sends a request that must wait. want is the number of requests that wait then.
+	sendAndWait := func(url string, header http.Header, want string) {
 		request, err := http.NewRequestWithContext(ctx, "GET", url, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -150,17 +150,17 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 		request.Header = header
 		go func() {
 			if res, err := http.DefaultClient.Do(request); err == nil {
-				t.Errorf("%s returned %s to a request that must wait", url, res.Status)
+				t.Errorf("a request for %s got %s; want it to wait", url, res.Status)
 				res.Body.Close()
 			}
 			ended <- struct{}{}
 		}()
 		await(t, want+" requests to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == want })
 	}
-	wait("http://"+r.API+"/auth/forward", http.Header{
+	sendAndWait("http://"+r.API+"/auth/forward", http.Header{
 		"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {"/queue"}, "X-Forwarded-Host": {"example.com"}, "X-Forwarded-For": {"192.0.2.1"},
 	}, "1")
-	wait("http://"+r.Listen+"/queue", http.Header{}, "2")
+	sendAndWait("http://"+r.Listen+"/queue", http.Header{}, "2")
 	leave()
 	<-ended
 	<-ended

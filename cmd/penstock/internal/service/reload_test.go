@@ -32,7 +32,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	reloadWith(warned)
 	reloadWith(warned + "# changed\n")
 	if warnings() != 1 {
-		t.Errorf("an old warning was logged again: %s", r.log)
+		t.Errorf("%d warnings are logged after a reload with the old one; want 1: %s", warnings(), r.log)
 	}
 	reloadWith(good)
 	if r.log.Lines("policy reloaded", "digest="+digestOf(good)) == nil {
@@ -107,13 +107,13 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	flags := limitedBy(t, one, nil)
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
-	allowed := func(key string) (n int) {
+	countAllowed := func(key string) (n int) {
 		for r.mustSend("GET", "/", "X-API-Key: "+key).StatusCode == 200 {
 			n++
 		}
 		return n
 	}
-	if n := allowed("a"); n != 1 || r.metric(successful) != "1" {
+	if n := countAllowed("a"); n != 1 || r.metric(successful) != "1" {
 		t.Fatalf("the first policy allows %d requests, and %s is %s; want 1 and 1", n, successful, r.metric(successful))
 	}
 	first := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds")
@@ -127,24 +127,24 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 		if lines := r.log.Lines("level=ERROR", "policy reload failed; the old rules stay in force", "policy="+flags["config"]); len(lines) <= i {
 			t.Errorf("after %.40q, %d failed reloads are logged; want %d: %s", text, len(lines), i+1, r.log)
 		}
-		if n := allowed(fmt.Sprint("broken", i)); n != 1 || r.metric(successful) != "0" || r.metric(failures) == "0" {
+		if n := countAllowed(fmt.Sprint("broken", i)); n != 1 || r.metric(successful) != "0" || r.metric(failures) == "0" {
 			t.Errorf("after %.40q, %d requests are allowed, %s is %s and %s is %s; want 1, 0, and more than 0", text, n, successful, r.metric(successful), failures, r.metric(failures))
 		}
 	}
 	if now := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds"); now != first {
 		t.Errorf("the time of the last load is %s; want %s", first, now)
 	}
-	if n := allowed("a"); n != 0 {
+	if n := countAllowed("a"); n != 0 {
 		t.Errorf("after broken policies, %d more requests are allowed; want none, because the counters stay", n)
 	}
 
 	replaceFile(t, flags["config"], two)
 	reloadAndWait(reload)
-	if n := allowed("b"); n != 2 || r.metric(successful) != "1" || r.log.Lines("policy reloaded", "rules=1") == nil {
+	if n := countAllowed("b"); n != 2 || r.metric(successful) != "1" || r.log.Lines("policy reloaded", "rules=1") == nil {
 		t.Errorf("the new policy allows %d requests, and %s is %s; want 2 and 1: %s", n, successful, r.metric(successful), r.log)
 	}
 	if page := r.mustGet("http://"+r.Admin+"/metrics", 200); strings.Contains(page, `rule="one"`) || !strings.Contains(page, `rule="two"`) {
-		t.Error("the metrics do not have the new rules")
+		t.Error("the metrics have a series of rule one, or none of rule two; want rule two alone")
 	}
 	replaceFile(t, flags["config"], one) // without a signal
 	await(t, "the changed file to be reloaded", func() bool {

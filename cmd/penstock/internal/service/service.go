@@ -47,8 +47,8 @@ type Options struct {
 	// Version is shown in the metrics.
 	Version string
 
-	// Inherited is a listener for requests that another process has opened, such as systemd. Default:
-	// the service opens one at the settings' address.
+	// Inherited is a listener that another process, such as systemd, has opened for requests. Default:
+	// the service opens one at the address of the settings.
 	Inherited net.Listener
 
 	// Telemetry is what is exported to OpenTelemetry. Default: nothing.
@@ -63,7 +63,7 @@ type Options struct {
 // wrappers are hooks for tests. Each may be nil.
 type wrappers struct {
 	core   func(*core.Core)                // changes the core before servers use it
-	limits func(http.Handler) http.Handler // around the handler that applies the limits
+	limits func(http.Handler) http.Handler // wraps the handler that applies the limits
 
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }

@@ -88,7 +88,7 @@ func TestAdminAddressIsLocalByDefault(t *testing.T) {
 		}
 		if conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), port), time.Second); err == nil {
 			conn.Close()
-			t.Errorf("the admin port is open on %s", ip)
+			t.Errorf("the admin server also listens on %s; want only 127.0.0.1", ip)
 		}
 		tried++
 	}
@@ -126,7 +126,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 		}
 		io.WriteString(w, "done")
 	}), map[string]string{"drain-delay": "300ms", "drain-timeout": "20s"})
-	const slow = 20
+	const slow = 20 // requests in flight
 	answers := make(chan string, slow)
 	for range slow {
 		go func() {
@@ -152,7 +152,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 	})
 	select {
 	case err := <-r.ended:
-		t.Fatalf("the service ended before its requests: %v", err)
+		t.Fatalf("the service ended before its requests in flight: %v", err)
 	default:
 	}
 	close(release)

@@ -328,7 +328,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 				res, err := http.ReadResponse(answers, nil)
 				if err != nil {
 					if isTimeout(err) {
-						t.Errorf("%.200q: the connection hangs", attack.text)
+						t.Errorf("%.200q: the connection was not closed within %v", attack.text, patience)
 					}
 					break
 				}

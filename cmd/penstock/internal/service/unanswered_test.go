@@ -33,7 +33,7 @@ func TestClientThatPreventsTheResponseIsCharged(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
 `
-	const tries, charged = 20, 2
+	const tries, charged = 20, 2 // charged is how many tries the limit allows
 	for _, c := range []struct {
 		name  string
 		flags map[string]string
@@ -149,12 +149,12 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 // Guards pass some errors to the caller, such as ErrInvalid. Requests that such an error allows, by
 // on_failure: open, are counted and logged too.
 func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
-	const text = `
+	const policy = `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 1/d, on_failure: closed}]}
 `
-	r := start(t, hello, limitedBy(t, text, nil), func(o *Options) {
+	r := start(t, hello, limitedBy(t, policy, nil), func(o *Options) {
 		o.wrap.core = func(c *core.Core) {
 			c.Store = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 				return penstock.Decision{}, fmt.Errorf("%w: the test's store rejects the charges", penstock.ErrInvalid)

@@ -37,11 +37,11 @@ rules:
 	// Outcomes that are decided before any rule is matched have no series of a rule.
 	before := regexp.MustCompile(`(?m)^rate_limiter_requests_total\{.*outcome="(unlimited|exempt|refused|malformed)",rule="(.*)"\} 0$`).FindAllStringSubmatch(page, -1)
 	if len(before) == 0 {
-		t.Error("outcomes without a rule have no series")
+		t.Error("the metrics have no series for outcomes that are decided before a rule is matched")
 	}
 	for _, m := range before {
 		if m[2] == "a" || m[2] == "b" {
-			t.Errorf("rule %s has a series with outcome %s", m[2], m[1])
+			t.Errorf("rule %s has a series with outcome %s; want none", m[2], m[1])
 		}
 	}
 }

@@ -129,12 +129,12 @@ func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 			var want Settings
 			if text != "" {
 				if err := row.set(&want, text); err != nil {
-					t.Fatalf("%s: the sample %q is invalid: %v", row.Name, text, err)
+					t.Fatalf("the sample %q of setting %s is invalid: %v", text, row.Name, err)
 				}
 			}
 			isZero := text == "off" || text == "0"
 			if text != row.Default && !isZero && reflect.DeepEqual(want, Settings{}) {
-				t.Errorf("%s: the value %q changes no field of Settings", row.Name, text)
+				t.Errorf("setting %s: the value %q changes no field of Settings", row.Name, text)
 			}
 			tried++
 		}
@@ -164,7 +164,7 @@ func sectionWith(t *testing.T, key, text string) (s *Section) {
 		}
 		return s
 	}
-	t.Fatalf("the file has no key %s", key)
+	t.Fatalf("Section has no field for the key %s", key)
 	return s
 }
 
@@ -231,7 +231,7 @@ func TestNoVariableIsSetByKubernetes(t *testing.T) {
 	for _, row := range Table {
 		for _, prefix := range []string{"PENSTOCK_PORT", "PENSTOCK_SERVICE_"} {
 			if strings.HasPrefix(row.Env(), prefix) {
-				t.Errorf("Kubernetes sets %s if a service is called penstock", row.Env())
+				t.Errorf("the variable %s has the prefix %s, which Kubernetes uses for a service called penstock", row.Env(), prefix)
 			}
 		}
 	}
@@ -293,7 +293,7 @@ func TestSecretsAreNeverShown(t *testing.T) {
 			s, err := load(map[string]string{"store": store, "key-hash-secret": "hunter2", "listen": ":1" + suffix})
 			for _, text := range []string{s.String(), s.StoreName(), errorText(err)} {
 				if strings.Contains(text, "ter2") {
-					t.Errorf("with store %s a secret is shown: %s", store, text)
+					t.Errorf("with --store=%s, a secret is shown: %s", store, text)
 				}
 				texts++
 			}
@@ -320,7 +320,7 @@ func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
 			for _, text := range texts {
 				checked++
 				if strings.Contains(text, "ter2") {
-					t.Errorf("with %s %s the user is shown: %s", row.Name, value, text)
+					t.Errorf("with --%s=%s, the user of the URL is shown: %s", row.Name, value, text)
 				}
 			}
 		}
@@ -424,7 +424,7 @@ func TestAllErrorsAreReportedTogether(t *testing.T) {
 	_, err := load(map[string]string{"listen": "x", "max-header": "y"}, "PENSTOCK_ADMIN_LISTEN=:1", "PENSTOCK_UPSTREAM=z")
 	for _, want := range []string{"listen", "max-header", "admin-listen", "upstream"} {
 		if err == nil || !strings.Contains(err.Error(), "\n"+want) && !strings.Contains(err.Error(), ": "+want) {
-			t.Errorf("the error lacks %s: %v", want, err)
+			t.Errorf("the error has no line about %s: %v", want, err)
 		}
 	}
 }
