@@ -5,7 +5,7 @@ package main
 import (
 	_ "time/tzdata" // many images have no zone data, and policies name time zones
 
-	_ "golang.org/x/crypto/x509roots/fallback" // many images have no CA roots; those of the host come first
+	_ "golang.org/x/crypto/x509roots/fallback" // for images without CA roots; the host's roots take precedence
 
 	"github.com/penstock/penstock/cmd/penstock/command"
 )

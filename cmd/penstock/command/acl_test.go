@@ -9,7 +9,11 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// rightsIn returns the words of a user that begin with '+'.
+// partsOfRow is the number of parts of a table's row with three cells, split at "|". The first and
+// the last part are outside the cells.
+const partsOfRow = 5
+
+// rightsIn returns the rights in the text of a user: the words that begin with '+'.
 func rightsIn(text string) (rights []string) {
 	for _, word := range strings.Fields(text) {
 		if strings.HasPrefix(word, "+") {
@@ -32,7 +36,7 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 	rows := 0
 	for line := range strings.Lines(string(page)) {
 		cells := strings.Split(strings.ReplaceAll(line, `\|`, "\x00"), "|") // \| does not end a cell
-		if len(cells) != 5 || !strings.HasPrefix(cells[1], " `--") {
+		if len(cells) != partsOfRow || !strings.HasPrefix(cells[1], " `--") {
 			continue
 		}
 		wordsOf := func(cell string) []string {
@@ -61,7 +65,7 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		_, line, _ := command("acl", "--role", role, "--format", "acl", "--user", "other")
 		_, secret, _ := command("acl", "--role", role, "--format", "k8s", "--user", "other")
 		if !strings.HasSuffix(secret, "\n    "+line) || !strings.HasPrefix(secret, "apiVersion: v1\nkind: Secret\n") {
-			t.Errorf("%s: printed\n%s\nwant a Secret that ends with the line %s", role, secret, line)
+			t.Errorf("role %s: with --format k8s, acl prints\n%s\nwant a Secret that ends with the line %s", role, secret, line)
 		}
 		file := writeFile(t, "users.acl", "user default on nopass ~* &* +@all\n"+line)
 		s := redistest.Start(t, "--aclfile", file)
@@ -71,13 +75,13 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		for _, user := range []string{"limiter", "other"} {
 			code, _, errors := command("explain", "--store", "redis://"+user+":SECRET@"+s.Addr, "-X", "POST", "/api/rides/request")
 			if code != exitOK {
-				t.Errorf("%s, user %s: exit status %d, %s; want %d", role, user, code, errors, exitOK)
+				t.Errorf("role %s, user %s: explain ends with exit status %d, %s; want %d", role, user, code, errors, exitOK)
 			}
 		}
 		for _, forbidden := range [][]string{{"GET", "ps1{k}x"}, {"FLUSHALL"}, {"CONFIG", "GET", "*"}, {"KEYS", "*"}, {"ACL", "LIST"}} {
 			answer, err := s.Do(append([]string{"ACL", "DRYRUN", "limiter"}, forbidden...)...)
 			if err != nil || answer == "OK" {
-				t.Errorf("%s: ACL DRYRUN of %v returns %v, %v; want no right for it", role, forbidden, answer, err)
+				t.Errorf("role %s: ACL DRYRUN of %v returns %v, %v; want no right for it", role, forbidden, answer, err)
 			}
 		}
 	}
@@ -89,10 +93,10 @@ func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
 		"--client jedis": "write penstock or go-redis", "--user a,b": "is not a valid user name", "extra": "unknown command",
 	} {
 		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
-			t.Errorf("%s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, exitUsage, want)
+			t.Errorf("acl %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, exitUsage, want)
 		}
 	}
 	if code, _, errors := command("acl", "--prefix", "a b"); code != exitUsage || !strings.Contains(errors, "prefix") {
-		t.Errorf("prefix: exit status %d, %s; want %d with %q", code, errors, exitUsage, "prefix")
+		t.Errorf("acl --prefix 'a b': exit status %d, %s; want %d with %q", code, errors, exitUsage, "prefix")
 	}
 }

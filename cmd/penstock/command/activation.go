@@ -13,10 +13,11 @@ import (
 // firstInheritedFD is the first file descriptor that systemd passes: SD_LISTEN_FDS_START.
 const firstInheritedFD = 3
 
-// inheritedListener returns the listener for requests that systemd has opened for this process. It
-// returns nil if there is none. The socket must have the name "listen"; see sd_listen_fds(3).
-// systemd keeps the socket open, so clients can connect while the service restarts.
-func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.Listener, error) {
+// inheritedListener returns the listener for requests that systemd has opened for the process pid.
+// Its file descriptor is firstFD. It returns nil if systemd has passed none to this process. The
+// socket must have the name "listen"; see sd_listen_fds(3). systemd keeps the socket open, so
+// clients can connect while the service restarts.
+func inheritedListener(getenv func(string) string, pid int, firstFD uintptr) (net.Listener, error) {
 	if getenv("LISTEN_PID") != strconv.Itoa(pid) {
 		return nil, nil // no listener was passed, or it is for another process
 	}
@@ -25,7 +26,7 @@ func inheritedListener(getenv func(string) string, pid int, first uintptr) (net.
 		return nil, fmt.Errorf("%w: systemd passes %q sockets with the names %q; write one socket unit with one ListenStream and FileDescriptorName=listen, and use the settings for other addresses",
 			settings.ErrInvalid, getenv("LISTEN_FDS"), strings.Split(names, ":"))
 	}
-	f := os.NewFile(first, names)
+	f := os.NewFile(firstFD, names)
 	defer f.Close() // FileListener duplicates it
 	l, err := net.FileListener(f)
 	if err != nil {

@@ -13,6 +13,9 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
+// ownPID is the process number that the tests pass to inheritedListener as that of this process.
+const ownPID = 42
+
 func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 	opened, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -48,23 +51,23 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		passed, err := syscall.Dup(int(f.Fd())) // inheritedListener closes it if it is used
+		passedFD, err := syscall.Dup(int(f.Fd())) // inheritedListener closes it if it uses it
 		if err != nil {
 			t.Fatal(err)
 		}
 		f.Close()
 		environ := map[string]string{"LISTEN_PID": c.pid, "LISTEN_FDS": c.count, "LISTEN_FDNAMES": c.names}
-		l, err := inheritedListener(func(name string) string { return environ[name] }, 42, uintptr(passed))
+		l, err := inheritedListener(func(name string) string { return environ[name] }, ownPID, uintptr(passedFD))
 		switch {
 		case c.err != "":
 			if !errors.Is(err, settings.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v: %v; want the error %s", environ, err, c.err)
+				t.Errorf("with %v: the error is %v; want one with %q", environ, err, c.err)
 			}
 		case err != nil, (l != nil) != c.isUsed:
-			t.Errorf("%v: the listener is %v, the error %v; want a listener: %v", environ, l, err, c.isUsed)
+			t.Errorf("with %v: the listener is %v, the error %v; want no error, and whether there is a listener: %v", environ, l, err, c.isUsed)
 		case c.isUsed:
 			if l.Addr().String() != opened.Addr().String() {
-				t.Errorf("the listener is on %v; want %v", l.Addr(), opened.Addr())
+				t.Errorf("the listener has the address %v; want that of the socket, %v", l.Addr(), opened.Addr())
 			}
 			l.Close()
 		}
@@ -74,8 +77,8 @@ func TestSocketOfSystemdIsUsedIfItIsForThisProcess(t *testing.T) {
 // TestSocketThatIsNotOpenIsAnError: LISTEN_FDS may count a file descriptor that is not open.
 func TestSocketThatIsNotOpenIsAnError(t *testing.T) {
 	environ := map[string]string{"LISTEN_PID": "42", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "listen"}
-	const closedFD = 1 << 20 // the test opens fewer files
-	if l, err := inheritedListener(func(name string) string { return environ[name] }, 42, closedFD); !errors.Is(err, settings.ErrInvalid) || l != nil {
+	const closedFD = 1 << 20 // not open: the test opens fewer files
+	if l, err := inheritedListener(func(name string) string { return environ[name] }, ownPID, closedFD); !errors.Is(err, settings.ErrInvalid) || l != nil {
 		t.Errorf("the listener is %v, the error %v; want none and %v", l, err, settings.ErrInvalid)
 	}
 }

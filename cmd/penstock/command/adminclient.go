@@ -29,8 +29,8 @@ func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// setDefault sets the address if no flag names one: to that of the environment, or else to the
-// default.
+// setDefault takes the address from the environment if no flag names one. If the environment has
+// none, it takes the default.
 func (f *adminFlags) setDefault() error {
 	if f.Address != "" {
 		return nil
@@ -82,7 +82,7 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 	return nil
 }
 
-// errRefused returns the error for an answer with a status other than 200.
+// errRefused returns the error for an answer with a status other than 200. text is its body.
 func (a *admin) errRefused(status int, text []byte) error {
 	if status == http.StatusUnauthorized && a.isTokenTooShort {
 		return errShortToken
@@ -139,7 +139,8 @@ func operatorToken() (credential, error) {
 	return credential{text: string(s.OperatorToken)}, err
 }
 
-// adminToken returns the token of operators. It fails if a flag is given that only the store needs.
+// adminToken returns the token of operators. It fails if a flag of storeFlags is given, because a
+// running instance has its own settings.
 func adminToken(c *cobra.Command, given *storeFlags) (credential, error) {
 	for name := range given.texts {
 		if c.Flags().Changed(name) {

@@ -37,7 +37,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer, algorithm
 	return exitStatus(command, err)
 }
 
-// New makes the command line, for programs that write its documentation. See Main.
+// New makes the command penstock with all its subcommands, for programs that write their
+// documentation. See Main.
 func New(algorithms ...*algorithm.Algorithm) *cobra.Command { return newRoot(algorithms) }
 
 func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {

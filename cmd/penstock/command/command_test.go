@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// patience is the longest time that a test waits for a command or a process.
 const patience = 20 * time.Second
 
 // command runs a command line in this process.
@@ -148,7 +149,7 @@ func TestSettingsArePrintedWithTheirSources(t *testing.T) {
 }
 
 func TestCompletionKnowsValues(t *testing.T) {
-	const valuesOnly, filesByExtension = 4, 8 // directives to the shell
+	const valuesOnly, filesByExtension = 4, 8 // numbers of cobra's directives to the shell
 	for _, c := range []struct {
 		args      string
 		want      string
@@ -412,7 +413,7 @@ func TestHealthChecksWorkWhenClientsUseManyConnections(t *testing.T) {
 	defer close(block)
 	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
 	p := startProcessBy(t, []string{"sh", "-c", `ulimit -n 100; exec "$0" "$@"`}, "--demo=false", "--admin-listen=127.0.0.1:0", "--config="+config, "--upstream="+upstream.URL)
-	for range 200 {
+	for range 200 { // twice as many as the file descriptors
 		conn, err := net.Dial("tcp", p.listen)
 		if err != nil {
 			t.Fatal(err)

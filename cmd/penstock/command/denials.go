@@ -141,7 +141,7 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 			return err
 		case errors.Is(err, adminclient.ErrNoStream):
 			return instance.errNotTheAPI()
-		case err == nil && !hasConnected:
+		case err == nil && !hasConnected: // the instance answered with another status than 200
 			return instance.errRefused(status, text)
 		case err == nil:
 			err = instance.errRefused(status, text)
@@ -175,7 +175,7 @@ func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 	}
 	line := textOfDenial(&one)
 	if d.output == "json" {
-		text, err := json.Marshal(one) // encoded again: the received bytes may control a terminal
+		text, err := json.Marshal(one) // encoded again: the received bytes may have control characters
 		if err != nil {
 			return nil
 		}

@@ -59,8 +59,13 @@ func TestDenialsAreFollowed(t *testing.T) {
 	stop()
 	all.Wait()
 	line, _, _ := strings.Cut(out.String(), "\n")
-	if !strings.Contains(line, "login.hour key:cu…11#") || !strings.Contains(line, "denied, retry in") || !strings.Contains(line, ", by store") || strings.Contains(line, "4711") {
-		t.Errorf("the text is %s; want the limit, the masked key and the reason", line)
+	for _, want := range []string{"login.hour key:cu…11#", "denied, retry in", ", by store"} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the first denial is %s; want %q in it", line, want)
+		}
+	}
+	if strings.Contains(line, "4711") {
+		t.Errorf("the first denial is %s; want a masked key", line)
 	}
 	checkDenial(t, jsonOut.String())
 	f.await(t, "request denied")
@@ -85,16 +90,18 @@ func TestDenialsAreFollowed(t *testing.T) {
 	}
 }
 
+// checkDenial checks that the first line of a text is a denial in JSON.
 func checkDenial(t *testing.T, text string) {
 	t.Helper()
 	line, _, _ := strings.Cut(text, "\n")
 	var d adminapi.Denial
 	if err := json.Unmarshal([]byte(line), &d); err != nil || d.Outcome != "denied" || d.Rule == "" || d.RetryMS <= 0 {
-		t.Errorf("the JSON is %s: %v; want a denial", line, err)
+		t.Errorf("the first line is %s, %v; want JSON of a denial with its rule and a retry time", line, err)
 	}
 }
 
-// The command opens the stream again when it ends. Texts of clients cannot steer the terminal.
+// The command connects again when the stream of denials ends. Texts of clients cannot control the
+// terminal.
 func TestFollowingConnectsAgain(t *testing.T) {
 	connections := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -123,7 +130,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	}
 }
 
-func TestAnswersCannotSteerTheTerminal(t *testing.T) {
+func TestAnswersCannotControlTheTerminal(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if strings.Contains(q.URL.Path, "offenders") {
 			w.Write([]byte(`{"window": "\u001b[2J", "offenders": [{"rule": "\u001b]0;", "identity": "\u009b", "ref": "\u001b[1m"}]}`))
@@ -142,6 +149,6 @@ func TestAnswersCannotSteerTheTerminal(t *testing.T) {
 	}
 	var out lockedBuffer
 	if err := (&denialsCommand{output: "json"}).print(&out, "denial", []byte("{\"rule\":\r\"\u009ba\",\"x\":1}")); err != nil || strings.ContainsAny(out.String(), "\r\u009b") {
-		t.Errorf("printed %q, %v; want no control characters", out.String(), err)
+		t.Errorf("a denial is printed as %q, %v; want no control characters and no error", out.String(), err)
 	}
 }

@@ -43,27 +43,27 @@ func TestSettingsPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, found := strings.Cut(string(text), begin)
-	have, after, ends := strings.Cut(rest, end)
-	if !found || !ends {
+	before, rest, hasBegin := strings.Cut(string(text), begin)
+	have, after, hasEnd := strings.Cut(rest, end)
+	if !hasBegin || !hasEnd {
 		t.Fatalf("%s has no part between %q and %q", file, begin, end)
 	}
 	var want strings.Builder
-	bounds, groups := 0, 0
+	boundCount, groupCount := 0, 0
 	for _, row := range settings.Table {
 		if group := settingGroups[row.Name]; group != "" {
-			groups++
+			groupCount++
 			fmt.Fprintf(&want, "\n## %s\n", group)
 		}
-		section := settingText(row, boundsOf(t, row, &bounds))
+		section := settingText(row, boundsOf(t, row, &boundCount))
 		want.WriteString(section)
 		if !strings.Contains(have, section) && !*update {
-			t.Errorf("%s should have%s(-update writes it)", file, section)
+			t.Errorf("%s lacks this section; -update writes it:\n%s", file, section)
 		}
 	}
 	want.WriteString("\n")
-	if groups != len(settingGroups) {
-		t.Errorf("%d groups begin with a setting; want %d", groups, len(settingGroups))
+	if groupCount != len(settingGroups) {
+		t.Errorf("%d names of settingGroups are settings; want %d", groupCount, len(settingGroups))
 	}
 	if *update {
 		if err := os.WriteFile(file, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
@@ -72,7 +72,7 @@ func TestSettingsPage(t *testing.T) {
 	} else if have != want.String() && !t.Failed() {
 		t.Errorf("%s has other text between the settings, or another order; -update writes it", file)
 	}
-	t.Logf("counted: %d settings of the docs, with %d bounds", len(settings.Table), bounds)
+	t.Logf("counted: %d settings of the docs, with %d bounds", len(settings.Table), boundCount)
 }
 
 // settingText returns the page's section about one setting.
@@ -122,15 +122,15 @@ func quoted(text string) string {
 }
 
 // boundsOf finds the bounds of a number, a size or a duration, by trying values. It adds the number
-// of bounds to found.
-func boundsOf(t *testing.T, row settings.Row, found *int) string {
+// of bounds that it found to count.
+func boundsOf(t *testing.T, row settings.Row, count *int) string {
 	accepts := func(text string) bool {
 		flags := map[string]string{"upstream": "http://localhost:1", row.Name: text}
 		_, err := settings.Load(settings.Sources{Flags: flags})
 		return err == nil
 	}
 	write := func(n int64) string { return strconv.FormatInt(n, 10) }
-	var candidates []string // for the upper bound
+	var candidates []string // possible upper bounds, in ascending order
 	switch row.Value {
 	case "duration":
 		write, candidates = func(n int64) string { return time.Duration(n).String() }, []string{"1m", "1h", "24h"}
@@ -145,7 +145,7 @@ func boundsOf(t *testing.T, row settings.Row, found *int) string {
 		if accepts(write(inUnits(most) + 1)) {
 			continue
 		}
-		*found += 2
+		*count += 2 // a lower and an upper bound
 		if !accepts(most) {
 			break
 		}
@@ -157,11 +157,11 @@ func boundsOf(t *testing.T, row settings.Row, found *int) string {
 		}
 		return "above 0, up to " + most
 	}
-	t.Errorf("the largest allowed %s is none of %v", row.Name, candidates)
+	t.Errorf("the upper bound of %s is none of %v; add it to the candidates", row.Name, candidates)
 	return ""
 }
 
-// inUnits converts a duration to nanoseconds, or a size to bytes.
+// inUnits converts a duration to nanoseconds, and a size to bytes. It does not change a number.
 func inUnits(text string) int64 {
 	if d, err := time.ParseDuration(text); err == nil {
 		return int64(d)
@@ -247,14 +247,14 @@ func TestRecommendedRedisIsFit(t *testing.T) {
 			args = append(args, "--"+name, strings.Trim(value, `"`))
 		}
 	}
-	if len(args) < 10 {
+	if len(args) < 10 { // a name and a value for each setting
 		t.Fatalf("redis.conf has the settings %q; want at least 5", args)
 	}
 	server := redistest.Start(t, args...)
 	code, out, errors := command("doctor", "--store-timeout", "1m", "--store", server.URL())
 	for _, check := range []string{"eviction", "memory", "persistence"} {
 		if !regexp.MustCompile(`(?m)^ok +` + check + ` `).MatchString(out) {
-			t.Errorf("the check %s is not ok (exit status %d):\n%s%s", check, code, out, errors)
+			t.Errorf("the check %s of doctor is not ok (exit status %d):\n%s%s", check, code, out, errors)
 		}
 	}
 }

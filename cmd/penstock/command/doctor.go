@@ -30,7 +30,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"so that it checks the rights of that user. If a right is missing, it names the right and goes on; penstock acl --role doctor\n" +
 			"prints a user that has all rights for it. It only reads, except for one probe key on each primary, which expires in seconds.\n\n" +
 			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or a check that could not run), 5 no server\n" +
-			"answers, 4 or 2 the configuration or the command line is wrong.",
+			"answers, 4 the configuration is wrong, 2 the command line is wrong.",
 		Example: "  penstock doctor --store redis://localhost:6379\n  penstock doctor --config rules.yaml --strict -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -61,7 +61,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return err
 			case !report.IsReached():
 				return silent(exitUnreachable)
-			case report.Has(doctor.Failed), isStrict && report.Has(doctor.Unknown):
+			case report.Has(doctor.Failed), isStrict && report.Has(doctor.Unknown): // a warning is worse than Unknown
 				return silent(exitProblem)
 			}
 			return nil

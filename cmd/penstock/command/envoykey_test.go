@@ -34,7 +34,7 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if res.Body.Close(); res.StatusCode != want {
-			t.Fatalf("Envoy gets %d, want %d", res.StatusCode, want)
+			t.Fatalf("the request of %s gets status %d; want %d", customer, res.StatusCode, want)
 		}
 	}
 	for name, args := range map[string][]string{"the store": {"--store", "redis://" + redis.Addr, "--envoy-config", dir}, "an instance": {"--admin", p.admin}} {
@@ -61,9 +61,9 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		if code, out, _ := run("status", "--rule", "rides.api_key"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
 			t.Errorf("%s: after the reset: exit status %d, %s; want %d with %q", name, code, out, exitOK, "rides.api_key.day")
 		}
-		for flags, want := range map[string]string{"rides|other=1": "no limit", key + " --rule none": "no "} {
-			if code, out, errors := command(append(append([]string{"status"}, strings.Fields(flags)...), args...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
-				t.Errorf("%s: %s: exit status %d, %s%s; want %d with %q", name, flags, code, out, errors, exitUsage, want)
+		for line, want := range map[string]string{"rides|other=1": "no limit", key + " --rule none": "no "} {
+			if code, out, errors := command(append(append([]string{"status"}, strings.Fields(line)...), args...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
+				t.Errorf("%s: status %s: exit status %d, %s%s; want %d with %q", name, line, code, out, errors, exitUsage, want)
 			}
 		}
 	}

@@ -43,27 +43,27 @@ func silent(status int) error { return &codedError{status: status} }
 
 // exitStatus prints the error, if there is one, and returns the exit status.
 func exitStatus(c *cobra.Command, err error) int {
-	var known *codedError
+	var failure *codedError
 	switch {
 	case err == nil:
 		return exitOK
-	case !errors.As(err, &known):
-		known = &codedError{statusOf(err), err}
+	case !errors.As(err, &failure):
+		failure = &codedError{statusOf(err), err}
 	}
-	if known.cause != nil {
-		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable.Text(textOf(known.cause)))
-		if crash := (*panicked.Error)(nil); errors.As(known.cause, &crash) {
+	if failure.cause != nil {
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable.Text(textOf(failure.cause)))
+		if crash := (*panicked.Error)(nil); errors.As(failure.cause, &crash) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
 		}
-		if known.status == exitUsage {
+		if failure.status == exitUsage {
 			fmt.Fprintf(c.ErrOrStderr(), "Run %q for usage.\n", c.CommandPath()+" --help")
 		}
 	}
-	return known.status
+	return failure.status
 }
 
 // textOf returns the text of an error without the prefixes that only repeat the meaning of the exit
-// status. They may stand at the beginning or after other text.
+// status. Such a prefix may stand at the beginning or after other text.
 func textOf(err error) string {
 	text := err.Error()
 	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {
@@ -83,7 +83,7 @@ func statusOf(err error) int {
 	case errors.Is(err, penstock.ErrUnavailable):
 		return exitUnreachable
 	case strings.HasPrefix(err.Error(), "unknown command"), strings.Contains(err.Error(), "arg(s)"):
-		return exitUsage // cobra has no types for these
+		return exitUsage // cobra has no types for these errors
 	}
 	return exitInternal
 }
@@ -109,8 +109,8 @@ func rejectConfigFlag(c *cobra.Command, example string) {
 	})
 }
 
-// argumentCount returns a check that there are between least and most arguments. Its error names
-// the wanted arguments.
+// argumentCount returns a check that there are between least and most arguments. The error of the
+// check names the wanted arguments.
 func argumentCount(least, most int, wanted string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {

@@ -73,12 +73,12 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	defer p.Close()
 	p.Start(nil)
 	rules := p.Rules
-	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
+	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	descriptor, err := explain.ReadDescriptor(e.descriptor)
 	if err != nil {
 		return coded(exitUsage, fmt.Errorf("--%w", err))
 	}
-	report, charges, err := explain.Explain(rules, request, descriptor, keys, int(s.MinInstances))
+	report, charges, err := explain.Explain(rules, request, descriptor, options, int(s.MinInstances))
 	if err != nil {
 		return coded(exitUsage, err)
 	}
@@ -87,7 +87,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	}
 	var storeErr error
 	if e.store != "" && e.store != "memory" {
-		store, err := redisstore.Open(e.store, keys)
+		store, err := redisstore.Open(e.store, options)
 		if err != nil {
 			return coded(exitUsage, err)
 		}
@@ -96,7 +96,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 		defer cancel()
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
-			storeErr = coded(exitUnreachable, err) // print the report anyway: it helps to fix the store
+			storeErr = coded(exitUnreachable, err) // returned after the report, which helps to fix the store
 		}
 	}
 	if e.output == "json" {
@@ -107,7 +107,8 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	if err == nil && storeErr != nil {
 		return storeErr
 	}
-	if err == nil && (report.List == "deny" || report.Allowed != nil && !*report.Allowed) {
+	isDenied := report.Allowed != nil && !*report.Allowed // nil if it is not known
+	if err == nil && (report.List == "deny" || isDenied) {
 		return silent(exitDenied)
 	}
 	return err

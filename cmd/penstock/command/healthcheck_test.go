@@ -72,11 +72,11 @@ func TestHealthcheckOverUnixSocket(t *testing.T) {
 
 // Docker reserves the exit status 2 of a health check, so every failure has 1.
 func TestEveryFailureOfHealthcheckExitsWith1(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	hanging, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer silent.Close()
+	defer hanging.Close()
 	for args, want := range map[string]string{
 		"--admin 127.0.0.1:1":     "does not answer",
 		"--admin unix:/none.sock": "no such file",
@@ -85,10 +85,10 @@ func TestEveryFailureOfHealthcheckExitsWith1(t *testing.T) {
 		"--admin a/b:1":           "does not answer",
 		"--unknown":               "unknown flag",
 		"127.0.0.1:9180":          "write --admin 127.0.0.1:9180",
-		"--timeout 50ms --admin " + silent.Addr().String(): "deadline exceeded",
+		"--timeout 50ms --admin " + hanging.Addr().String(): "deadline exceeded",
 	} {
 		if code, out, errors := command(append([]string{"healthcheck"}, strings.Fields(args)...)...); code != 1 || out != "" || !strings.Contains(errors, want) {
-			t.Errorf("%s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, 1, want)
+			t.Errorf("healthcheck %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, 1, want)
 		}
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", "off")

@@ -83,23 +83,24 @@ func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	}
 	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
-		return "", nil, coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+		return "", nil, coded(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
 	}
 	p, err := config.Compile()
 	if err != nil {
-		return "", nil, coded(exitInternal, fmt.Errorf("the policy that was made is not valid: %w", err))
+		return "", nil, coded(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
 	}
 	p.Close()
 	return text, notes, nil
 }
 
-// create writes a new file. If the file exists, it fails, or replaces the file if isForced is true.
+// create writes a new file. If the file exists, create replaces it if isForced is true, and fails
+// otherwise.
 func create(name, text string, isForced bool) error {
-	mode := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if isForced {
-		mode = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+		flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
 	}
-	file, err := os.OpenFile(name, mode, 0o644)
+	file, err := os.OpenFile(name, flags, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name", name))
 	}

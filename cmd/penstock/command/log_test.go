@@ -14,7 +14,8 @@ func TestLogHasNoControlCharacters(t *testing.T) {
 	const hostile = "a\x00\x07\x1b[2J\r\n\x7f\u0080\u0085\u009b2J\u009dé"
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer
-		log := newLog(settings.Settings{LogFormat: format, LogLevel: "info"}, &out, false)
+		const isStderr = false
+		log := newLog(settings.Settings{LogFormat: format, LogLevel: "info"}, &out, isStderr)
 		log.Info(hostile, "err", hostile)
 		line := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 		if bytes.ContainsFunc(line, unicode.IsControl) {

@@ -33,22 +33,21 @@ var (
 // labelsOf parses a scrape. Like Prometheus, it adds the labels job and instance to each series.
 func labelsOf(page string) servedLabels {
 	all := make(servedLabels)
-	add := func(name string, labels ...string) {
-		if all[name] == nil {
-			all[name] = map[string]map[string]bool{"job": {"penstock": true}, "instance": {}}
-		}
-		for i := 0; i < len(labels); i += 2 {
-			if all[name][labels[i]] == nil {
-				all[name][labels[i]] = make(map[string]bool)
-			}
-			all[name][labels[i]][labels[i+1]] = true
+	add := func(series string) {
+		if all[series] == nil {
+			all[series] = map[string]map[string]bool{"job": {"penstock": true}, "instance": {}}
 		}
 	}
 	add("up")
 	for _, m := range sampleLine.FindAllStringSubmatch(page, -1) {
-		add(m[1])
-		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
-			add(m[1], p[1], p[2])
+		series, labels := m[1], m[2]
+		add(series)
+		for _, p := range labelPair.FindAllStringSubmatch(labels, -1) {
+			label, value := p[1], p[2]
+			if all[series][label] == nil {
+				all[series][label] = make(map[string]bool)
+			}
+			all[series][label][value] = true
 		}
 	}
 	return all
@@ -56,21 +55,18 @@ func labelsOf(page string) servedLabels {
 
 // check reports each series in a query that no instance serves, and each label and value that a
 // series does not have. It returns the number of series in the query.
-func (all servedLabels) check(t *testing.T, where, query string) (series int) {
+func (all servedLabels) check(t *testing.T, where, query string) (seriesCount int) {
 	t.Helper()
-	groups := ""
+	groupedBy := "" // the labels of all groupings, with commas
 	rest := grafanaNames.ReplaceAllString(query, " ")
 	for _, m := range grouping.FindAllStringSubmatch(rest, -1) {
-		groups += "," + m[1]
+		groupedBy += "," + m[1]
 	}
 	rest = grouping.ReplaceAllString(rest, " ")
 	rest = timeSpan.ReplaceAllString(literalsToSpaces(rest), " ")
-	labels := map[string]bool{}
-	for _, at := range word.FindAllStringSubmatchIndex(rest, -1) {
-		name, suffix := rest[at[2]:at[3]], ""
-		if at[4] >= 0 {
-			suffix = rest[at[4]:at[5]] // a selector, or the "(" of a function
-		}
+	labels := map[string]bool{} // of all series in the query
+	for _, m := range word.FindAllStringSubmatch(rest, -1) {
+		name, suffix := m[1], m[2] // the suffix is a selector, the "(" of a function, or ""
 		switch {
 		case strings.HasSuffix(suffix, "("), slices.Contains([]string{"and", "or", "unless", "bool", "by", "on"}, name):
 			continue
@@ -78,7 +74,7 @@ func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 			t.Errorf("%s: no instance has the series %s, in %s", where, name, query)
 			continue
 		}
-		series++
+		seriesCount++
 		for label := range all[name] {
 			labels[label] = true
 		}
@@ -88,22 +84,26 @@ func (all servedLabels) check(t *testing.T, where, query string) (series int) {
 		_, selector, _ := strings.Cut(query, name+"{")
 		selector, _, _ = strings.Cut(selector, "}")
 		for _, m := range matcher.FindAllStringSubmatch(selector, -1) {
-			if all[name][m[1]] == nil {
-				t.Errorf("%s: %s has no label %s, in %s", where, name, m[1], query)
+			label, values := m[1], m[3]
+			if all[name][label] == nil {
+				t.Errorf("%s: the series %s has no label %s, in %s", where, name, label, query)
 			}
-			for value := range strings.SplitSeq(m[3], "|") {
-				if plainValues.MatchString(m[3]) && !all[name][m[1]][value] {
-					t.Errorf("%s: no %s has %s=%q, in %s", where, name, m[1], value, query)
+			if !plainValues.MatchString(values) {
+				continue
+			}
+			for value := range strings.SplitSeq(values, "|") {
+				if !all[name][label][value] {
+					t.Errorf("%s: no series %s has %s=%q, in %s", where, name, label, value, query)
 				}
 			}
 		}
 	}
-	for label := range strings.SplitSeq(groups, ",") {
+	for label := range strings.SplitSeq(groupedBy, ",") {
 		if label = strings.TrimSpace(label); label != "" && !labels[label] {
 			t.Errorf("%s: no series has the label %s, in %s", where, label, query)
 		}
 	}
-	return series
+	return seriesCount
 }
 
 // literalsToSpaces replaces string literals by spaces, so that all other text keeps its position.
@@ -150,8 +150,8 @@ func queriesOfDashboard(t *testing.T) (queries []string) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range d.Panels {
-		for _, p := range append(p.Panels, p.panel) {
+	for _, outer := range d.Panels {
+		for _, p := range append(outer.Panels, outer.panel) {
 			for _, target := range p.Targets {
 				queries = append(queries, target.Expr)
 			}
@@ -193,18 +193,18 @@ func checkMonitoring(t *testing.T, page string) {
 			queries[path] = append(queries[path], strings.Split(strings.TrimSpace(m[1]), "\n")...)
 		}
 	}
-	series := 0
+	seriesCount := 0
 	for _, where := range slices.Sorted(maps.Keys(queries)) {
 		for _, query := range queries[where] {
 			n := all.check(t, where, query)
 			if n == 0 && !strings.Contains(query, "${") {
 				t.Errorf("%s: no series was found in %s; want at least one", where, query)
 			}
-			series += n
+			seriesCount += n
 		}
 	}
 	if len(queries["rules.yaml"]) < 5 || len(queries["alerts.yaml"]) < 20 || len(queries["dashboard.json"]) < 50 {
 		t.Errorf("found %d rules, %d alerts and %d queries of the dashboard; want at least 5, 20 and 50", len(queries["rules.yaml"]), len(queries["alerts.yaml"]), len(queries["dashboard.json"]))
 	}
-	t.Logf("counted: %d series in queries of the dashboard, alerts, rules and docs that an instance has", series)
+	t.Logf("counted: %d series in queries of the dashboard, alerts, rules and docs that an instance has", seriesCount)
 }

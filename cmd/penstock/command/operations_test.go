@@ -50,44 +50,47 @@ func operationsTables(t *testing.T) map[string][][]string {
 }
 
 var (
-	typeLine = regexp.MustCompile(`(?m)^# TYPE (rate_limiter_\w+) (\w+)$`)
-	series   = regexp.MustCompile(`(?m)^(rate_limiter_\w+)(?:\{(.*)\})? `)
-	pair     = regexp.MustCompile(`(\w+)="([^"]*)"`)
+	typeLine   = regexp.MustCompile(`(?m)^# TYPE (rate_limiter_\w+) (\w+)$`) // with a name and a type
+	seriesLine = regexp.MustCompile(`(?m)^(rate_limiter_\w+)(?:\{(.*)\})? `) // with a name and labels
+	labelPair  = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
 // served parses /metrics. It returns a row for each series, with its type and labels, and a
 // function that returns the values of a label.
 func served(t *testing.T, page string) (rows []string, values func(name, label string) []string) {
-	types, labels, found := make(map[string]string), make(map[string]map[string]bool), make(map[string]map[string]bool)
+	types, labels := make(map[string]string), make(map[string]map[string]bool) // by name
+	valueSets := make(map[string]map[string]bool)                              // by name and label, with a space between
 	for _, m := range typeLine.FindAllStringSubmatch(page, -1) {
-		types[m[1]], labels[m[1]] = m[2], make(map[string]bool)
+		name, kind := m[1], m[2]
+		types[name], labels[name] = kind, make(map[string]bool)
 	}
-	for _, m := range series.FindAllStringSubmatch(page, -1) {
+	for _, m := range seriesLine.FindAllStringSubmatch(page, -1) {
 		name := m[1]
 		if types[name] == "" {
-			name = name[:strings.LastIndex(name, "_")] // a histogram
+			name = name[:strings.LastIndex(name, "_")] // of a histogram, without _bucket, _sum or _count
 		}
 		if types[name] == "" {
 			t.Errorf("the metrics have no TYPE line for %s", m[1])
 			continue
 		}
-		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
-			if p[1] == "le" {
+		for _, p := range labelPair.FindAllStringSubmatch(m[2], -1) {
+			label, value := p[1], p[2]
+			if label == "le" { // the bound of a bucket
 				continue
 			}
-			labels[name][p[1]] = true
-			at := name + " " + p[1]
-			if found[at] == nil {
-				found[at] = make(map[string]bool)
+			labels[name][label] = true
+			at := name + " " + label
+			if valueSets[at] == nil {
+				valueSets[at] = make(map[string]bool)
 			}
-			found[at][p[2]] = true
+			valueSets[at][value] = true
 		}
 	}
 	for name, kind := range types {
 		rows = append(rows, fmt.Sprint(name, " ", kind, " ", slices.Sorted(maps.Keys(labels[name]))))
 	}
 	slices.Sort(rows)
-	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(found[name+" "+label])) }
+	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(valueSets[name+" "+label])) }
 }
 
 // writeCertificate writes a self-signed certificate and its key, and returns the two files.
@@ -112,7 +115,8 @@ func writeCertificate(t *testing.T) (cert, key string) {
 	return writeFile(t, "cert.pem", block("CERTIFICATE", der)), writeFile(t, "key.pem", block("PRIVATE KEY", pkcs8))
 }
 
-// scrape reads the metrics of a process. It waits until they have all series of its Redis.
+// scrape reads the metrics of a process. It waits until they have all series about its Redis, of
+// which the counts of keys come last.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -129,7 +133,7 @@ func scrape(t *testing.T, p *process) string {
 			return string(page)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the metrics never had the keys of rules:\n%s", page)
+			t.Fatalf("after 10 s, the metrics have no series rate_limiter_store_rule_keys:\n%s", page)
 		}
 	}
 }

@@ -20,10 +20,12 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
-// hostileText clears the screen, sets the title, begins a line of its own, and turns text around.
+// hostileText would clear the screen, set the title, forge a line of output, and reverse the
+// direction of text. Its last letter is harmless.
 const hostileText = "a\x1b[2J\x1b]0;x\a\r\nFORGED\u0085FORGED\x7f\u009b31m\u202e\u2066\u2028é"
 
-// fill sets all texts of a value to hostileText, numbers to 1, and gives lists two elements.
+// fill sets all texts of a value to hostileText, and numbers to 1. It gives lists two elements, and
+// follows pointers to a depth of 8, because some types contain themselves.
 func fill(v reflect.Value, depth int) {
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		v.Set(reflect.ValueOf(time.Unix(1_700_000_000, 0)))
@@ -69,12 +71,14 @@ func fill(v reflect.Value, depth int) {
 	}
 }
 
+// hostile returns a value whose texts are all hostileText.
 func hostile[T any]() *T {
 	v := new(T)
 	fill(reflect.ValueOf(v).Elem(), 0)
 	return v
 }
 
+// checkPrintable checks that each line of a text has printable characters only, and is not forged.
 func checkPrintable(t *testing.T, name, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -116,9 +120,9 @@ func startHostileAdmin(t *testing.T, status int) string {
 	return server.Listener.Addr().String()
 }
 
-// TestInstancesCannotSteerTheTerminal: nothing that an instance sends clears the screen, forges a
-// line or turns text around, as text and as JSON.
-func TestInstancesCannotSteerTheTerminal(t *testing.T) {
+// TestInstancesCannotControlTheTerminal: commands print no control characters that an instance
+// sends, neither as text nor as JSON.
+func TestInstancesCannotControlTheTerminal(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{http.StatusOK, http.StatusForbidden, http.StatusServiceUnavailable} {
 		admin := startHostileAdmin(t, status)
@@ -126,8 +130,11 @@ func TestInstancesCannotSteerTheTerminal(t *testing.T) {
 			_, out, errors := command(append(strings.Fields(line), "--admin", admin)...)
 			checkPrintable(t, line, out)
 			checkPrintable(t, line+": errors", errors)
-			if (out == "") == (status == http.StatusOK) || len(errors) > 10_000 {
-				t.Errorf("%s, status %d: printed %q and %.100q; want a text only for status 200, and short messages", line, status, out, errors)
+			if hasOutput := out != ""; hasOutput != (status == http.StatusOK) {
+				t.Errorf("%s, status %d: standard output is %q; want a text only for status 200", line, status, out)
+			}
+			if len(errors) > 10_000 {
+				t.Errorf("%s, status %d: standard error has %d bytes and begins with %.100q; want at most 10,000 bytes", line, status, len(errors), errors)
 			}
 			if strings.HasSuffix(line, "json") && status == http.StatusOK {
 				var read any
@@ -154,7 +161,7 @@ func TestResetPrintsNothingHostile(t *testing.T) {
 	}
 }
 
-// Texts of stores, policies and requests cannot steer the terminal.
+// Texts of stores, policies and requests cannot control the terminal.
 func TestReportsPrintNothingHostile(t *testing.T) {
 	t.Parallel()
 	for name, print := range map[string]func(io.Writer) error{
@@ -166,7 +173,8 @@ func TestReportsPrintNothingHostile(t *testing.T) {
 			return nil
 		},
 		"validate": func(out io.Writer) error {
-			(&result{isValid: true, found: []finding{*hostile[finding]()}, summary: hostileText}).print(out, hostileText, true)
+			const isVerbose = true
+			(&result{isValid: true, found: []finding{*hostile[finding]()}, summary: hostileText}).print(out, hostileText, isVerbose)
 			return nil
 		},
 		"json": func(out io.Writer) error { return writeJSON(out, hostile[adminapi.Key]()) },

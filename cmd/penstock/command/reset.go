@@ -99,7 +99,7 @@ type resetCommand struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
-	Unread []string `json:"unread,omitempty"` // limits of new_identities, which are not reset
+	Unread []string `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, which are not reset
 }
 
 func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
@@ -108,7 +108,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	}
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
-		return noSuchLimit(k.key, k.unread)
+		return errNoSuchLimit(k.key, k.unread)
 	}
 	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
 	if err != nil {
@@ -131,8 +131,8 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	line.End(err, isRefused)
 	if len(line.Limits) > 0 {
 		for _, w := range auditWriters {
-			if _, unwritten := w.Write(line.JSON()); unwritten != nil {
-				err = cmp.Or(err, fmt.Errorf("the key was reset, but the audit line was not written: %w", unwritten))
+			if _, writeErr := w.Write(line.JSON()); writeErr != nil {
+				err = cmp.Or(err, fmt.Errorf("the key was reset, but the audit line was not written: %w", writeErr))
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
 	if len(limits) == 0 {
-		return noSuchLimit(found.Identity, found.Unread)
+		return errNoSuchLimit(found.Identity, found.Unread)
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
 		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread}, "")
@@ -184,8 +184,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	done := new(keylimits.Reset)
 	if err := instance.send(c.Context(), "key/reset", body, done); err != nil {
-		if known, ok := errors.AsType[*codedError](err); ok && known.status == exitUnreachable {
-			return coded(exitUnreachable, fmt.Errorf("%w; whether the key was reset is not known: run penstock status to see", known.cause))
+		if failure, ok := errors.AsType[*codedError](err); ok && failure.status == exitUnreachable {
+			return coded(exitUnreachable, fmt.Errorf("%w; whether the key was reset is not known: run penstock status to see", failure.cause))
 		}
 		return err
 	}
@@ -196,9 +196,9 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread}, caches)
 }
 
-// noSuchLimit returns the error for a key without limits to reset. unread are its limits of
-// new_identities.
-func noSuchLimit(key string, unread []string) error {
+// errNoSuchLimit returns the error for a key without limits to reset. unread has the names of its
+// limits of new_identities.
+func errNoSuchLimit(key string, unread []string) error {
 	key = printable.Line(key)
 	if len(unread) > 0 {
 		return coded(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))

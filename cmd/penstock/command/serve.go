@@ -48,10 +48,10 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 		values[row.Name] = value
 		flag := c.Flags().VarPF(value, row.Name, "", row.Help)
 		if row.Value == "" {
-			flag.NoOptDefVal = "true" // of --name without a value
+			flag.NoOptDefVal = "true" // a bool may be set by --name alone
 		}
-		if strings.Contains(row.Value, "|") {
-			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(strings.Split(row.Value, "|"), cobra.ShellCompDirectiveNoFileComp))
+		if choices := strings.Split(row.Value, "|"); len(choices) > 1 { // such as "text|json"
+			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}
 	c.Flags().BoolVar(&shouldPrint, "print-settings", false, "print each setting with its source, and exit")
@@ -68,8 +68,8 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// serve runs the service with the given flags and logs the notes. If shouldPrint is true, it only
-// prints the settings.
+// serve runs the service with the given flags, and logs each note as a warning. If shouldPrint is
+// true, serve only prints the settings.
 func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrint bool, algorithms []*algorithm.Algorithm) error {
 	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: shouldPrint})
 	if err != nil {
@@ -101,8 +101,8 @@ func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrin
 	})
 }
 
-// A flagValue is the text of a flag. The help shows the form of its values. Package settings checks
-// the text.
+// A flagValue is the text of a flag, which package settings checks. The help shows the form that
+// the text must have, such as duration.
 type flagValue struct{ text, form string }
 
 func (v *flagValue) String() string { return v.text }
@@ -115,8 +115,8 @@ func (v *flagValue) Set(text string) error {
 	return nil
 }
 
-// serverSection returns a function that reads the server section of a policy. It fails if any part
-// of the file is invalid.
+// serverSection returns a function that reads the server section of a policy. The function fails if
+// any part of the file is invalid.
 func serverSection(algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
 	return func(path string) (*settings.Section, error) {
 		p, err := policyfile.Load(path, settings.PolicyOptions(algorithms...))
@@ -147,8 +147,8 @@ func newColoredLog(to io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level, ReplaceAttr: withoutEscapes}))
 }
 
-// withoutEscapes removes the control characters that tint leaves in a log line: ESC in the texts
-// that it colors, and line ends in the message.
+// withoutEscapes replaces the control characters that tint leaves in a log line: ESC in the texts
+// that tint colors, and line ends in the message.
 func withoutEscapes(_ []string, a slog.Attr) slog.Attr {
 	switch text := a.Value.String(); {
 	case a.Key == slog.MessageKey:

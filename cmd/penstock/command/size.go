@@ -24,8 +24,9 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "size --config FILE [flags]",
 		Short: "Compute the memory and servers that the limits of a policy need in Redis",
 		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey. --clients is how many clients\n" +
-			"are active at once, and --requests is how many requests they send together. The figures were measured on Redis 7.0. The\n" +
-			"memory is enough if all clients use their limits fully. With sliding-log and in_flight, most clients need less.",
+			"are active at the same time, and --requests is how many requests per second they send together. The figures were\n" +
+			"measured on Redis 7.0. The memory is enough if all clients use their limits fully. With sliding-log and in_flight, most\n" +
+			"clients need less.",
 		Example: "  penstock size --config rules.yaml --clients 1000000 --requests 20000\n  penstock size --config rules.yaml --rule search -o json",
 		Args:    argumentCount(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -36,7 +37,7 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&s.config, "config", "", "policy file (required)")
 	f.StringVar(&s.rule, "rule", "", "compute only this rule")
-	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at once")
+	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at the same time")
 	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
 	f.IntVar(&s.keyLength, "key-length", 20, "length of a key, such as key:abc, in characters")
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
@@ -112,7 +113,7 @@ func (s *sizeCommand) check() error {
 	return checkOutput(s.output, "text", "json")
 }
 
-// largest returns the variant with the most memory: that of the tier with the largest limit.
+// largest returns the variant that needs the most memory: that of the tier with the largest limit.
 func largest(variants []*penstock.Plan) *penstock.Plan {
 	most := variants[0]
 	for _, v := range variants[1:] {

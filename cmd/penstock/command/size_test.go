@@ -34,8 +34,12 @@ func TestRulesAddUp(t *testing.T) {
 	for _, r := range got.Rules {
 		memory, calls = memory+r.Memory, calls+r.Calls
 	}
-	if got.Total.Memory != memory || got.Total.Calls != calls || memory < 4*100_000*100 || calls != 4000 || got.Total.Servers != 1 {
+	if got.Total.Memory != memory || got.Total.Calls != calls || calls != 4000 || got.Total.Servers != 1 {
 		t.Errorf("the total is %+v of %+v; want the sums, 4000 calls and 1 server", got.Total, got.Rules)
+	}
+	const rules, clients, bytesPerClient = 4, 100_000, 100 // the default number of clients, and fewer bytes than any limit needs
+	if memory < rules*clients*bytesPerClient {
+		t.Errorf("the total memory is %d bytes; want at least %d", memory, rules*clients*bytesPerClient)
 	}
 }
 
@@ -47,10 +51,11 @@ func TestALogCostsMoreThanABucket(t *testing.T) {
 		t.Fatalf("size prints %s%v; want JSON with 2 rules", err, jsonErr)
 	}
 	if log, bucket := got.Rules[0].Memory, got.Rules[1].Memory; log < 400*bucket || log < 90e9 || log > 130e9 {
-		t.Errorf("a million logs of 1,000 take %d bytes, and buckets %d; want about 110 GB, and at least 400 times as much as buckets", log, bucket)
+		t.Errorf("a million logs of 1,000 requests take %d bytes, and a million buckets %d; want 90 to 130 GB for logs, and at least 400 times as much as for buckets", log, bucket)
 	}
 }
 
+// The limits have 2^51 slots. The two rules have 1e9 requests per second each.
 func TestLargeSizesDoNotOverflow(t *testing.T) {
 	file := writeFile(t, "rules.yaml", "rules:\n  - {name: slots, per: global, limits: [{in_flight: 2251799813685248}]}\n  - {name: b, match: {path: /a}, per: ip, limits: [{in_flight: 2251799813685248}]}\n")
 	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")

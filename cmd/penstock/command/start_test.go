@@ -14,9 +14,9 @@ import (
 )
 
 // TestFirstRequestsAreDecidedByTheStore: an empty Redis decides the first requests after a start,
-// even while two loops use two CPUs. No script is composed, missing or sent during a request. With
-// PENSTOCK_SOAK the service starts 100 times with the default timeout; otherwise twice, with a long
-// timeout.
+// even while other processes use two CPUs. No request has to wait until a script is generated or
+// loaded. With PENSTOCK_SOAK the service starts 100 times with the default timeout; otherwise it
+// starts twice, with a long timeout.
 func TestFirstRequestsAreDecidedByTheStore(t *testing.T) {
 	const callers, requestsEach = 32, 2
 	config := writeFile(t, "rules.yaml", `
@@ -76,7 +76,7 @@ rules:
 			for line := range strings.Lines(page) {
 				series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 				if wanted, ok := want[series]; ok && value != wanted {
-					t.Errorf("%s is %s, want %s", series, value, wanted)
+					t.Errorf("%s is %s; want %s", series, value, wanted)
 				}
 				delete(want, series)
 				if strings.HasPrefix(series, "rate_limiter_errors_total{") && value != "0" {

@@ -120,8 +120,8 @@ func (q keyQuery) String() string {
 
 const refUsage = "instead of KEY, with --admin: the ref that penstock denials and the log print beside a masked key"
 
-// checkKeyArgument returns a check that there is one key or, for a running instance, one ref. Its
-// error names the wanted argument.
+// checkKeyArgument returns a check that there is one key or, for a running instance, one ref. The
+// error of the check names the wanted argument.
 func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		switch {
@@ -138,7 +138,7 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 	}
 }
 
-// checkMasked returns an error for a masked key: nothing counts under it.
+// checkMasked returns an error for a masked key, because no limit counts under it.
 func checkMasked(key string) error {
 	if !redact.IsMasked(key) {
 		return nil
@@ -156,7 +156,7 @@ func keyArgument(args []string) string {
 
 // fetchKey reads a key from a running instance.
 func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, error) {
-	query := url.Values{"all": {"true"}}
+	query := url.Values{"all": {"true"}} // also limits that the key has not used
 	for name, value := range map[string]string{"key": wanted.key, "ref": wanted.ref, "rule": wanted.rule} {
 		if value != "" {
 			query.Set(name, value)
@@ -181,10 +181,10 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 // A keyStore is the store and the policy, for one key.
 type keyStore struct {
 	key      string
-	limits   []keylimits.Limit // at least one
+	limits   []keylimits.Limit // limits that count under the key; empty only if unread has a name
 	global   []keylimits.Limit // limits of all clients together, in the same rules
-	unread   []string          // limits of new_identities
-	skipped  int               // limits that are not in limits or global, because there are too many
+	unread   []string          // names of limits of new_identities, which the store does not have
+	skipped  int               // number of limits that are left out, because there are too many
 	store    penstock.Store    // each call has storeTimeout
 	settings settings.Settings
 	redis    *redisstore.Store
@@ -241,7 +241,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if rule != "" && len(envoy) == 0 && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
 		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
-	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
+	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
 	k.unread = keylimits.NewIdentities(rules, k.key, rule)
@@ -258,12 +258,12 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	}
 	for _, limits := range [][]keylimits.Limit{k.limits, k.global} {
 		for i := range limits {
-			if limits[i].Stored, err = redisstore.KeyOf(limits[i].Charge(), keys); err != nil {
+			if limits[i].Stored, err = redisstore.KeyOf(limits[i].Charge(), options); err != nil {
 				return nil, err
 			}
 		}
 	}
-	if k.redis, err = redisstore.Open(s.Store, keys); err != nil {
+	if k.redis, err = redisstore.Open(s.Store, options); err != nil {
 		return nil, coded(exitUsage, err)
 	}
 	split := penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
@@ -275,7 +275,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	return k, nil
 }
 
-// exampleKeys returns a key for each kind of identity of the rules.
+// exampleKeys returns a key for each kind of identity of the rules, or of one rule if it is named.
 func exampleKeys(rules *policy.Rules, rule string) (examples []string) {
 	for _, r := range rules.Rules() {
 		if rule != "" && r.Name != rule {
@@ -307,11 +307,11 @@ func (k *keyStore) close() {
 type keyReport struct {
 	Identity string            `json:"identity"`
 	Source   string            `json:"source"`    // where the numbers are from: the store, or a guard of the instance
-	DeniedBy []string          `json:"denied_by"` // enforced limits, as RULE.LIMIT
+	DeniedBy []string          `json:"denied_by"` // enforced limits that would deny a request, as RULE.LIMIT
 	Limits   []keylimits.Limit `json:"limits"`
 	Global   []keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
-	Unread   []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, in the memory of instances
-	Skipped  int               `json:"skipped"`          // limits that were not read, because there are too many
+	Unread   []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
+	Skipped  int               `json:"skipped"`          // number of limits that were not read, because there are too many
 }
 
 // read reads all limits from the store.
@@ -370,7 +370,8 @@ func (r *keyReport) print(out io.Writer) error {
 	return err
 }
 
-// textOfUnread describes limits that are in the memory of instances. It is "" if there are none.
+// textOfUnread describes the limits of new_identities, which were not read. It returns "" if there
+// are no names.
 func textOfUnread(names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -379,7 +380,8 @@ func textOfUnread(names []string) string {
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
-// printLimit prints a row of the table. clients is "" if the limit counts only this client.
+// printLimit prints a row of the table. clients names the clients that the limit counts. It is ""
+// if the limit counts only the client of the key.
 func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
 	name := l.Name()
 	var notes []string

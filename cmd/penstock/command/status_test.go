@@ -38,7 +38,7 @@ rules:
     limits: [{rate: 10/h}]
 `
 
-// statusFixture is a service with the policy, on a server of its own.
+// A statusFixture is a service with statusPolicy, and a Redis of its own.
 type statusFixture struct {
 	*process
 	redis *redistest.Server
@@ -76,8 +76,9 @@ func (f *statusFixture) run(args ...string) (code int, out, err string) {
 	return command(append(args, f.args...)...)
 }
 
-// status returns each limit as RULE.LIMIT TIER USED+LEFT, and which limits deny.
-func (f *statusFixture) status(t *testing.T, key string, args ...string) (code int, used, denied string) {
+// status returns the exit status of penstock status, each limit as RULE.LIMIT TIER USED+LEFT, and
+// which limits deny.
+func (f *statusFixture) status(t *testing.T, key string, args ...string) (code int, limits, denied string) {
 	t.Helper()
 	code, out, errors := f.run(append([]string{"status", "-o", "json", key}, args...)...)
 	var r struct {
@@ -105,9 +106,9 @@ func (f *statusFixture) status(t *testing.T, key string, args ...string) (code i
 func TestStatusAndResetOfAKey(t *testing.T) {
 	f := startStatus(t)
 	const none = "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, busy.minute 0+60, login.everyone 0+5000"
-	code, used, denied := f.status(t, "key:abc")
-	if code != exitOK || used != none || denied != "" {
-		t.Errorf("an unknown key: exit status %d, %s, denied by %q; want %d, %s", code, used, denied, exitOK, none)
+	code, limits, denied := f.status(t, "key:abc")
+	if code != exitOK || limits != none || denied != "" {
+		t.Errorf("an unknown key: exit status %d, %s, denied by %q; want %d, %s", code, limits, denied, exitOK, none)
 	}
 	if code, out, _ := f.run("reset", "key:abc", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
 		t.Errorf("reset of an unused key: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
@@ -124,9 +125,9 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	if fmt.Sprint(allowed) != "[true true true false]" {
 		t.Fatalf("the service allowed %v; want three of four requests", allowed)
 	}
-	code, used, denied = f.status(t, "key:abc")
-	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; used != want || denied != "login.hour" || code != exitDenied {
-		t.Errorf("exit status %d, denied by %q\n%s; want\n%s", code, denied, used, want)
+	code, limits, denied = f.status(t, "key:abc")
+	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; limits != want || denied != "login.hour" || code != exitDenied {
+		t.Errorf("exit status %d, denied by %q\n%s; want\n%s", code, denied, limits, want)
 	}
 	if code, out, errors := f.run("status", "key:abc"); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free).") || strings.Contains(out+errors, "hunter2") {
 		t.Errorf("as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
@@ -145,11 +146,11 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 			t.Errorf("the audit lines show %q:\n%s", secret, audit)
 		}
 	}
-	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); used != "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, login.everyone 4+4996" {
-		t.Errorf("after the reset, the limits are %s; want login.hour and login.day unused", used)
+	if _, limits, _ := f.status(t, "key:abc", "--rule", "login"); limits != "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, login.everyone 4+4996" {
+		t.Errorf("after the reset, the limits are %s; want login.hour and login.day unused", limits)
 	}
-	if _, used, _ := f.status(t, "key:other", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
-		t.Errorf("the limits of the other key are %s; want its own unit still used", used)
+	if _, limits, _ := f.status(t, "key:other", "--rule", "login"); !strings.HasPrefix(limits, "login.hour premium 1+29") {
+		t.Errorf("the limits of the other key are %s; want its own unit still used", limits)
 	}
 	_, _, audit = f.run("reset", "key:other", "--reason", "support-4711", "--yes")
 	checkAudit(t, audit, "login.hour 1 0", "login.day 1 0", "login.day.candidate 1 0") // limits that are not used are not reset
@@ -161,12 +162,12 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	if !isAllowed {
 		t.Errorf("the service still denies the client %v after the reset", patience)
 	}
-	// All parts of a split limit.
+	// A reset clears all parts of a split limit.
 	if code, out, _ := f.run("reset", "key:abc", "--rule", "busy", "--reason", "r", "--yes", "-o", "json"); code != exitOK || !strings.Contains(out, `"used": 7`) {
 		t.Errorf("a split limit: exit status %d, %s; want %d with 7 used before", code, out, exitOK)
 	}
-	if _, used, _ := f.status(t, "key:abc", "--rule", "busy"); used != "busy.minute 0+60" {
-		t.Errorf("after the reset, the split limit is %s; want it unused", used)
+	if _, limits, _ := f.status(t, "key:abc", "--rule", "busy"); limits != "busy.minute 0+60" {
+		t.Errorf("after the reset, the split limit is %s; want it unused", limits)
 	}
 	if code, out, _ := f.run("reset", "global", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.everyone was reset: ") {
 		t.Errorf("the global key: exit status %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
@@ -203,8 +204,8 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", policy)}
 	f.process = startProcess(t, f.args...)
 	f.request(t, "/login", "abc")
-	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 1+29") {
-		t.Errorf("with the secret, the limits are %s; want 1 unit used", used)
+	if _, limits, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(limits, "login.hour premium 1+29") {
+		t.Errorf("with the secret, the limits are %s; want 1 unit used", limits)
 	}
 	file := filepath.Join(t.TempDir(), "audit.json")
 	t.Setenv("PENSTOCK_AUDIT_FILE", file)
@@ -235,10 +236,9 @@ func TestStatusWithHashedKeys(t *testing.T) {
 func TestStatusOfAnAddress(t *testing.T) {
 	f := startStatus(t)
 	f.request(t, "/near", "")
-	for key, want := range map[string]string{"ip:127.0.0.1": "near.limit 1+9", "ip:2001:db8::1": "near.limit 0+10", "ip:2001:db8::/64": "near.limit 0+10"} {
-		_, used, _ := f.status(t, key)
-		if fields := strings.Fields(used); len(fields) != 2 || fields[1] != strings.Fields(want)[1] {
-			t.Errorf("%s: %s; want %s", key, used, want)
+	for key, want := range map[string]string{"ip:127.0.0.1": "near.hour 1+9", "ip:2001:db8::1": "near.hour 0+10", "ip:2001:db8::/64": "near.hour 0+10"} {
+		if _, limits, _ := f.status(t, key); limits != want {
+			t.Errorf("the limits of %s are %s; want %s", key, limits, want)
 		}
 	}
 	_, out, _ := f.run("status", "ip:2001:db8::1")
@@ -307,10 +307,10 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 	_, want, _ := f.status(t, "key:abc", "--rule", "login")
 	_, port, _ := net.SplitHostPort(guarded.admin)
 	instance := &statusFixture{args: []string{"--admin", local.admin}}
-	code, used, denied := instance.status(t, "key:abc", "--rule", "login")
+	code, limits, denied := instance.status(t, "key:abc", "--rule", "login")
 	for tier := range strings.SplitSeq(want, ", ") {
-		if !strings.Contains(used, tier) {
-			t.Errorf("the instance shows %s; want %s as in the store", used, want)
+		if !strings.Contains(limits, tier) {
+			t.Errorf("the instance shows the limits %s; want %s as in the store", limits, want)
 		}
 	}
 	if code != exitDenied || denied != "login.hour" {
@@ -332,9 +332,9 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
-	for _, one := range []string{"status key:abc", "top", "denials"} {
-		if code, out, errors := command(append(strings.Fields(one), "--admin", "127.0.0.1:"+port)...); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong or too short") {
-			t.Errorf("%s with a short token: exit status %d, %s%s; want %d with %q", one, code, out, errors, exitInvalid, "the token is wrong or too short")
+	for _, line := range []string{"status key:abc", "top", "denials"} {
+		if code, out, errors := command(append(strings.Fields(line), "--admin", "127.0.0.1:"+port)...); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong or too short") {
+			t.Errorf("%s with a short token: exit status %d, %s%s; want %d with %q", line, code, out, errors, exitInvalid, "the token is wrong or too short")
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
@@ -384,8 +384,8 @@ func TestResetByARunningInstance(t *testing.T) {
 			t.Errorf("reset %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
 		}
 	}
-	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 3+27") {
-		t.Errorf("after resets that were refused, the limits are %s; want 3 units used", used)
+	if _, limits, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(limits, "login.hour premium 3+27") {
+		t.Errorf("after resets that were refused, the limits are %s; want 3 units used", limits)
 	}
 
 	code, out, errors := reset("--yes --rule login --limit hour -o json")
@@ -396,8 +396,8 @@ func TestResetByARunningInstance(t *testing.T) {
 	if len(done.Before) != 1 || len(done.After) != 1 || done.Before[0].Used != 3 || done.After[0].Used != 0 || fmt.Sprint(done.Reset.Reset) != "[login.hour]" {
 		t.Errorf("the reset of one limit prints %s; want login.hour with 3 used before and 0 after", out)
 	}
-	if _, used, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(used, "login.hour premium 0+30, login.hour free 0+3, login.day 3+997") {
-		t.Errorf("after the reset of one limit, the limits are %s; want only login.hour unused", used)
+	if _, limits, _ := f.status(t, "key:abc", "--rule", "login"); !strings.HasPrefix(limits, "login.hour premium 0+30, login.hour free 0+3, login.day 3+997") {
+		t.Errorf("after the reset of one limit, the limits are %s; want only login.hour unused", limits)
 	}
 	if code, out, errors := reset("--yes"); code != exitOK || !strings.Contains(out, "login.day was reset: 3 used before") || !strings.Contains(out, "busy.minute was reset: 1 used") {
 		t.Errorf("all limits: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.day was reset: 3 used before")
@@ -506,7 +506,7 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		code, out, errors := command("reset", "key:a", "--reason", "r", "--yes", "--admin", server.Listener.Addr().String())
 		server.Close()
 		if code != c.code || out != "" || !strings.Contains(errors, c.text) {
-			t.Errorf("%s, %s: exit status %d, %q, %s; want %d with %q", c.key, c.reset, code, out, errors, c.code, c.text)
+			t.Errorf("with the responses %s and %s: exit status %d, %q, %s; want %d with %q", c.key, c.reset, code, out, errors, c.code, c.text)
 		}
 	}
 }

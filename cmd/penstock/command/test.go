@@ -64,29 +64,29 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 type caseReport struct {
 	Passed    int            `json:"passed"`
 	Failed    int            `json:"failed"`
-	Unreached []string       `json:"unreached_rules"` // rules that have limits, but charge and deny no request of a case
+	Unreached []string       `json:"unreached_rules"` // rules that have limits, but neither charge nor deny a request of a case
 	Cases     []cases.Result `json:"cases"`
 }
 
-func runCases(policyName string, names []string, algorithms []*algorithm.Algorithm) (*caseReport, error) {
+func runCases(policyName string, caseNames []string, algorithms []*algorithm.Algorithm) (*caseReport, error) {
 	p, err := policyfile.Load(policyName, settings.PolicyOptions(algorithms...))
 	if err != nil {
-		return nil, cmp.Or(checkOrder(policyName, names), err)
+		return nil, cmp.Or(checkOrder(policyName, caseNames), err)
 	}
 	defer p.Close()
 	report := &caseReport{Unreached: []string{}, Cases: []cases.Result{}}
 	var files []*cases.File
 	var mistakes policyfile.Errors
-	for _, name := range names {
+	for _, name := range caseNames {
 		text, err := boundedfile.Read(name, policyfile.MaxFile)
 		if err != nil {
 			return nil, coded(exitInvalid, fmt.Errorf("cannot read the cases: %w", err))
 		}
 		f, err := cases.Parse(name, text, p.Rules)
-		var some policyfile.Errors
+		var ofFile policyfile.Errors
 		switch {
-		case errors.As(err, &some):
-			mistakes = append(mistakes, some...)
+		case errors.As(err, &ofFile):
+			mistakes = append(mistakes, ofFile...)
 		case err != nil:
 			return nil, err
 		}
@@ -118,7 +118,7 @@ func runCases(policyName string, names []string, algorithms []*algorithm.Algorit
 }
 
 // checkOrder returns an error if the file in the place of the policy has cases.
-func checkOrder(policyName string, names []string) error {
+func checkOrder(policyName string, caseNames []string) error {
 	hasCases := func(name string) bool {
 		text, err := boundedfile.Read(name, policyfile.MaxFile)
 		return err == nil && cases.HasCases(text)
@@ -126,14 +126,14 @@ func checkOrder(policyName string, names []string) error {
 	if !hasCases(policyName) {
 		return nil
 	}
-	if at := slices.IndexFunc(names, func(name string) bool { return !hasCases(name) }); at >= 0 {
-		return coded(exitUsage, fmt.Errorf("%s has cases, but the policy comes first; are the files swapped? Then write: penstock test %s %s", policyName, names[at], policyName))
+	if at := slices.IndexFunc(caseNames, func(name string) bool { return !hasCases(name) }); at >= 0 {
+		return coded(exitUsage, fmt.Errorf("%s has cases, but the policy comes first; are the files swapped? Then write: penstock test %s %s", policyName, caseNames[at], policyName))
 	}
 	return coded(exitUsage, fmt.Errorf("%s has cases; write the policy before it, as in: penstock test rules.yaml %s", policyName, policyName))
 }
 
-// findUnreached returns the rules with limits that are not reached: they charged and denied no
-// request of a case.
+// findUnreached returns the names of rules that have limits but were not reached: they neither
+// charged nor denied a request of a case.
 func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string) {
 	for _, r := range rules.Rules() {
 		if !reached[r.Name] && !r.Unlimited {

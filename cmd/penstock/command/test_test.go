@@ -51,8 +51,8 @@ func TestFailedCasesHaveAnExitStatusAndAPlace(t *testing.T) {
 	}
 }
 
-// A rule with always is reached if it charges a request, although another rule decides. It is not
-// reached if that rule denies all requests.
+// A rule with always is reached if it charges a request, although another rule decides the request.
+// It is not reached if the other rule denies all its requests.
 func TestRulesThatChargeAreReached(t *testing.T) {
 	policy := writeFile(t, "policy.yaml", "rules:\n  - {name: deletes, match: {method: DELETE}, always: true, per: ip, limits: [{rate: 1000/min}]}\n"+
 		"  - {name: login, match: {path: /login}, per: ip, limits: [{rate: 5/min}]}\n")

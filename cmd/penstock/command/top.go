@@ -51,7 +51,7 @@ type topCommand struct {
 	rule, output string
 	isOnce       bool
 
-	instance *admin
+	instance *admin // set by run
 }
 
 func (t *topCommand) run(c *cobra.Command) error {
@@ -98,8 +98,8 @@ func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 
 const (
 	topInterval = 500 * time.Millisecond // between two reads of the state
-	topFull     = 2                      // each topFull-th read reads the whole state
-	topTimeout  = 3 * time.Second        // of one read
+	topFull     = 2                      // every second read reads the whole state
+	topTimeout  = 3 * time.Second        // for one read
 )
 
 // follow shows the instance until ctx ends.
@@ -113,14 +113,14 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	defer fmt.Fprint(terminal, "\x1b[?25h\x1b[?1049l") // show the cursor, switch back
 	tick := time.NewTicker(topInterval)
 	defer tick.Stop()
-	answered := time.Now() // time of the latest answer
+	answeredAt := time.Now()
 	for i := 1; ; i++ {
-		view := top.View{Width: 80, Height: 24, IsBold: os.Getenv("NO_COLOR") == ""}
+		view := top.View{Width: 80, Height: 24, IsBold: os.Getenv("NO_COLOR") == ""} // the usual size, if the terminal does not report its own
 		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
 			view.Width, view.Height = width, height
 		}
-		if err != nil {
-			view.Notice = fmt.Sprintf("NO ANSWER for %v, trying again: %s", time.Since(answered).Truncate(time.Second), textOf(err))
+		if err != nil { // the error of the latest read
+			view.Notice = fmt.Sprintf("NO ANSWER for %v, trying again: %s", time.Since(answeredAt).Truncate(time.Second), textOf(err))
 		}
 		if err := draw(terminal, latest.Print(view)); err != nil {
 			return err
@@ -132,7 +132,7 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 		}
 		var next *top.Snapshot
 		if next, err = t.next(ctx, latest, i%topFull == 0); err == nil {
-			latest, answered = next, time.Now()
+			latest, answeredAt = next, time.Now()
 		}
 	}
 }
@@ -157,8 +157,9 @@ func (t *topCommand) read(ctx context.Context) (*top.Snapshot, error) {
 	return s, err
 }
 
-// draw overwrites the screen in one write, so that it does not flicker.
+// draw overwrites the screen in one write, so that the screen does not flicker.
 func draw(to io.Writer, lines []string) error {
-	_, err := io.WriteString(to, "\x1b[H"+strings.Join(lines, "\x1b[K\r\n")+"\x1b[K\x1b[J")
+	const home, clearToLineEnd, clearBelow = "\x1b[H", "\x1b[K", "\x1b[J"
+	_, err := io.WriteString(to, home+strings.Join(lines, clearToLineEnd+"\r\n")+clearToLineEnd+clearBelow)
 	return err
 }

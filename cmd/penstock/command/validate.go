@@ -45,13 +45,13 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return err
 			}
 			all := []finding{}
-			invalid := 0
+			invalidCount := 0
 			add := func(name string, r result) {
 				if isStrict && makeErrors(r.found) > 0 {
 					r.isValid = false
 				}
 				if !r.isValid {
-					invalid++
+					invalidCount++
 				}
 				all = append(all, r.found...)
 				if output == "text" {
@@ -72,11 +72,11 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				if err := writeJSON(c.OutOrStdout(), struct {
 					Valid    bool      `json:"valid"`
 					Findings []finding `json:"findings"`
-				}{invalid == 0, all}); err != nil {
+				}{invalidCount == 0, all}); err != nil {
 					return err
 				}
 			}
-			if invalid > 0 {
+			if invalidCount > 0 {
 				return silent(exitInvalid)
 			}
 			return nil
@@ -118,13 +118,14 @@ type result struct {
 	found       []finding
 	isValid     bool
 	description string // of the rules
-	summary     string // of what is valid
+	summary     string // what a valid file has, such as "3 rules"
 }
 
+// validate checks a policy file. err is why the file is not valid; the result has its text too.
 func validate(file string, algorithms []*algorithm.Algorithm) (r result, err error) {
 	p, err := policyfile.Load(file, settings.PolicyOptions(algorithms...))
 	var mistakes policyfile.Errors
-	var unread *fs.PathError
+	var pathErr *fs.PathError
 	switch {
 	case err == nil:
 		defer p.Close()
@@ -141,8 +142,8 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 		for _, e := range mistakes {
 			r.found = append(r.found, finding{"error", e.File, e.Line, e.Column, e.Message})
 		}
-	case errors.As(err, &unread):
-		r.found = []finding{{Severity: "error", File: file, Message: "cannot read the file: " + unread.Err.Error() + "; write the name of a policy file"}}
+	case errors.As(err, &pathErr):
+		r.found = []finding{{Severity: "error", File: file, Message: "cannot read the file: " + pathErr.Err.Error() + "; write the name of a policy file"}}
 	default:
 		r.found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}

@@ -34,7 +34,7 @@ func TestEveryMistakeHasItsPlaceAndFix(t *testing.T) {
 		}
 	}
 	if want := []string{"7:19", "10:16", "11:11", "13:10", "15:22"}; !slices.Equal(places, want) {
-		t.Errorf("mistakes at %v; want %v:\n%s", places, want, out)
+		t.Errorf("validate reports mistakes at %v; want %v:\n%s", places, want, out)
 	}
 }
 
@@ -52,12 +52,12 @@ func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
 		}
 	}
 	if len(lines) != len(want) {
-		t.Errorf("%d mistakes; want %d:\n%s", len(lines), len(want), out)
+		t.Errorf("validate reports %d mistakes; want %d:\n%s", len(lines), len(want), out)
 	}
 	code, out, _ = command("validate", "-o", "json", file)
 	var got findings
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || *got.Valid || len(got.Findings) != len(want) {
-		t.Errorf("as JSON: exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
+		t.Errorf("as JSON: exit status %d, %v in %s; want %d and %d findings", code, err, out, exitInvalid, len(want))
 	}
 	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
 		t.Errorf("serve prints %q; want an error about log_format", err)
@@ -123,7 +123,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 
 func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 	const good, valid = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
-	const unread = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
+	const missing = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
 	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: {key: header X-Key}, limits: [{rate: 10/s}]}]\n")
 	hinted := writeFile(t, "hinted.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
 	for _, c := range []struct {
@@ -135,7 +135,7 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 		{good + " " + good, exitOK, []string{valid, valid}},
 		{good + " " + fileWithMistakes, exitInvalid,
 			[]string{valid, fileWithMistakes + ":7:", fileWithMistakes + ":10:", fileWithMistakes + ":11:", fileWithMistakes + ":13:", fileWithMistakes + ":15:"}},
-		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
+		{"/none.yaml " + good, exitInvalid, []string{missing, valid}},
 		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
 		{warned, exitOK, []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
 		{hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},

@@ -12,7 +12,7 @@ import (
 
 // Releases set these by -ldflags=-X, because the module proxy does not know the commit.
 var (
-	commit string // all 40 digits
+	commit string // all 40 digits of its hash
 	date   string // of the commit, as 2026-11-30T12:00:00Z
 )
 
@@ -73,7 +73,8 @@ func thisBuild() build {
 	return b
 }
 
-// line describes the build in one line, with the first digits of the commit and its day.
+// line describes the build in one line, with the first 12 digits of the commit, and the day of the
+// commit.
 func (b build) line() string {
 	parts := []string{b.Go, b.Platform}
 	if b.Commit != "" {
@@ -83,10 +84,11 @@ func (b build) line() string {
 	return fmt.Sprintf("penstock %s (%s)\n", b.Version, strings.Join(parts, ", "))
 }
 
-// version returns the module's version. If there is none, it returns devel and the first digits of
-// the commit if it is known, so that builds can be distinguished.
+// version returns the version of this process. See build.version.
 func version() string { return thisBuild().version() }
 
+// version returns the module's version. A build without a version is devel, followed by the first
+// 12 digits of the commit if it is known, so that such builds can be distinguished.
 func (b build) version() string {
 	if b.Version == "devel" && b.Commit != "" {
 		return fmt.Sprintf("devel-%.12s", b.Commit)

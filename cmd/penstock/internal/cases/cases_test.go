@@ -60,8 +60,8 @@ func run(t *testing.T, policyRules *policy.Rules, head string, steps ...string) 
 	return all[0]
 }
 
-// trueCases has cases that pass, by what they show. The first text has the fields of the case, as
-// head reads it. The other texts are its steps.
+// trueCases has cases that pass, by what they show. The first text of a case has its fields, which
+// head reads. The other texts are its steps.
 var trueCases = map[string][]string{
 	"claims and tiers": {"send: GET /api",
 		"claims: {sub: a}, times: 2, expect: allowed, identity: 'user:a', remaining: 0", "claims: {sub: a}, expect: denied, rule: api, limit: hour, retry_after: 30m",
@@ -70,16 +70,16 @@ var trueCases = map[string][]string{
 	"lists": {"send: GET /api", "ip: 203.0.113.9, expect: refused", "ip: 10.1.2.3, times: 5, expect: exempt", "send: GET /else, expect: unlimited"},
 	"only failed logins count": {"send: POST /login", "times: 9, response_status: 200, expect: allowed", "times: 3, response_status: 401, expect: allowed", "expect: denied, remaining: 0",
 		"ip: 192.0.2.2, expect: allowed"},
-	"slots are held":                {"send: GET /slots", "times: 2, hold: true, expect: allowed", "expect: denied, rule: slots, limit: in-flight", "release: true, expect: allowed, remaining: 1"},
-	"requests wait":                 {"send: GET /queue", "expect: allowed, wait: 0s", "expect: allowed, wait: 100ms", "times: 9, expect: allowed, wait: 1s", "expect: denied, retry_after: 100ms"},
-	"new identities":                {"send: GET /new", "headers: 'X-API-Key: a', expect: allowed", "headers: 'X-API-Key: b', expect: allowed", "headers: 'X-API-Key: c', expect: denied_new_identity, retry_after: 30s", "after: 30s, headers: 'X-API-Key: c', expect: allowed"},
-	"actual costs":                  {"send: GET /tokens", "actual_cost: 60, expect: allowed, remaining: 99", "actual_cost: 60, expect: allowed, remaining: 39", "expect: denied"},
-	"bodies":                        {"send: POST /upload", "body_size: 4000, expect: allowed, remaining: 6", "body_size: 6145, expect: denied", "expect: allowed, remaining: 5"},
-	"calendar days":                 {"{send: GET /daily, start: '2026-03-28T22:30:00Z'}", "times: 2, expect: allowed", "expect: denied, retry_after: 30m", "after: 30m, times: 2, expect: allowed", "after: 22h, expect: denied", "after: 1h, expect: allowed"},
-	"candidates":                    {"send: GET /tried", "expect: allowed, shadow_denied: []", "expect: allowed, shadow_denied: tried"},
-	"steps without headers":         {"{send: GET /new, headers: 'X-API-Key: a'}", "expect: allowed, identity: 'key:a'", "headers: [], expect: allowed, identity: unknown"},
-	"malformed":                     {"send: GET /new", "headers: ['X-API-Key: a', 'X-API-Key: b'], expect: malformed"},
-	"each case begins with nothing": {"send: GET /slots", "times: 2, hold: true, expect: allowed"},
+	"slots are held":              {"send: GET /slots", "times: 2, hold: true, expect: allowed", "expect: denied, rule: slots, limit: in-flight", "release: true, expect: allowed, remaining: 1"},
+	"requests wait":               {"send: GET /queue", "expect: allowed, wait: 0s", "expect: allowed, wait: 100ms", "times: 9, expect: allowed, wait: 1s", "expect: denied, retry_after: 100ms"},
+	"new identities":              {"send: GET /new", "headers: 'X-API-Key: a', expect: allowed", "headers: 'X-API-Key: b', expect: allowed", "headers: 'X-API-Key: c', expect: denied_new_identity, retry_after: 30s", "after: 30s, headers: 'X-API-Key: c', expect: allowed"},
+	"actual costs":                {"send: GET /tokens", "actual_cost: 60, expect: allowed, remaining: 99", "actual_cost: 60, expect: allowed, remaining: 39", "expect: denied"},
+	"bodies":                      {"send: POST /upload", "body_size: 4000, expect: allowed, remaining: 6", "body_size: 6145, expect: denied", "expect: allowed, remaining: 5"},
+	"calendar days":               {"{send: GET /daily, start: '2026-03-28T22:30:00Z'}", "times: 2, expect: allowed", "expect: denied, retry_after: 30m", "after: 30m, times: 2, expect: allowed", "after: 22h, expect: denied", "after: 1h, expect: allowed"},
+	"candidates":                  {"send: GET /tried", "expect: allowed, shadow_denied: []", "expect: allowed, shadow_denied: tried"},
+	"steps without headers":       {"{send: GET /new, headers: 'X-API-Key: a'}", "expect: allowed, identity: 'key:a'", "headers: [], expect: allowed, identity: unknown"},
+	"malformed":                   {"send: GET /new", "headers: ['X-API-Key: a', 'X-API-Key: b'], expect: malformed"},
+	"cases begin with free slots": {"send: GET /slots", "times: 2, hold: true, expect: allowed"},
 }
 
 // head returns the fields of a case as lines. Several fields are in braces.
@@ -99,11 +99,12 @@ func TestTrueCasesPass(t *testing.T) {
 	}
 }
 
-// Each case above must fail if one expectation of one step is made wrong. Names of rules and limits
-// are left out: a wrong one is a mistake of the file.
+// Each true case must fail if one expectation of one step is made wrong. Names of rules and limits
+// are left out, because a wrong name makes the file invalid.
 func TestWrongExpectationsFail(t *testing.T) {
 	policyRules := parseRules(t)
-	// By the right text. A 1 before a number makes it another number: remaining: 10, not remaining: 0.
+	// By a text of a right expectation, that of a wrong one. A 1 before a number makes another
+	// number: remaining: 0 becomes remaining: 10.
 	wrong := map[string]string{
 		"expect: allowed": "expect: unlimited", "expect: denied": "expect: allowed", "expect: exempt": "expect: allowed", "expect: refused": "expect: malformed",
 		"expect: unlimited": "expect: allowed", "expect: malformed": "expect: refused", "remaining: ": "remaining: 1", "retry_after: ": "retry_after: 1",
@@ -140,18 +141,18 @@ func TestWrongExpectationsFail(t *testing.T) {
 func TestFailureNamesRequestAndLimit(t *testing.T) {
 	got := run(t, parseRules(t), "send: GET /slots", "expect: allowed, rule: slots", "times: 3, hold: true, expect: allowed", "expect: allowed, rule: login")
 	want := []Failure{
-		{6, 40, "request 4: the outcome is denied by slots.in-flight; expected allowed"},
-		{7, 18, "request 5: the outcome is denied by slots.in-flight; expected allowed"},
+		{Line: 6, Column: 40, Message: "request 4: the outcome is denied by slots.in-flight; expected allowed"},
+		{Line: 7, Column: 18, Message: "request 5: the outcome is denied by slots.in-flight; expected allowed"},
 	}
 	if fmt.Sprint(got.Failures) != fmt.Sprint(want) || got.Requests != 5 {
-		t.Errorf("%v after %d requests; want %v after 5", got.Failures, got.Requests, want)
+		t.Errorf("the failures after %d requests are %v; want %v after 5", got.Requests, got.Failures, want)
 	}
 }
 
 func TestCostWithoutEffectFailsOnce(t *testing.T) {
 	got := run(t, parseRules(t), "send: GET /slots", "times: 50, expect: allowed, actual_cost: 3")
 	if len(got.Failures) != 1 || !strings.Contains(got.Failures[0].Message, "request 1: actual_cost has no effect") {
-		t.Errorf("%v; want one failure", got.Failures)
+		t.Errorf("the failures are %v; want one, of request 1", got.Failures)
 	}
 }
 
@@ -180,7 +181,7 @@ func TestMistakesHaveTheirPlaceAndFix(t *testing.T) {
 		step("expect: denied, headers: {A: 1, B: it's}"):                                                                  "c.yaml:5:35: a header field is one text in quotes; write ['A: 1', 'B: it''s']",
 		step("expect: denied, headers: {A: [1]}"):                                                                         "c.yaml:5:35: a header field is one text in quotes; write 'X-API-Key: a'",
 		step("expect: denied, claims: [a]"):                                                                               "c.yaml:5:34: a list does not belong here; write names with values, as in {sub: alice}",
-		step("expect: denied, headers: 'Authorization: Bearer a', claims: {sub: a}"):                                      "c.yaml:5:70: the request has claims and a header Authorization, where the token is; keep one",
+		step("expect: denied, headers: 'Authorization: Bearer a', claims: {sub: a}"):                                      "c.yaml:5:70: the request has claims, and a header Authorization in which their token would be; keep one of them",
 		step("expect: denied, rule: api, limit: day"):                                                                     `c.yaml:5:44: rule api has no limit "day"; there is hour`,
 		"cases: [{name: a, start: now, send: GET /, steps: [{expect: allowed}]}]":                                         `c.yaml:1:26: "now" is not a time from 1970 to 2100; write it as in 2026-03-01T09:00:00Z`,
 		"cases: [{name: a, steps: [{expect: allowed}]}]":                                                                  "c.yaml:1:27: the step has no request; add send: to the step or to its case, as in send: POST /login",

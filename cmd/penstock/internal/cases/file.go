@@ -20,8 +20,8 @@ import (
 const (
 	maxTimes    = 100_000                   // requests of a step
 	maxRequests = 1_000_000                 // requests of a file
-	maxHeld     = 10_000                    // requests in progress
-	maxAfter    = 10 * 365 * 24 * time.Hour // length of a case
+	maxHeld     = 10_000                    // requests of a file that are held
+	maxDuration = 10 * 365 * 24 * time.Hour // of a case, by its simulated clock
 )
 
 // A File is a file of cases.
@@ -57,7 +57,7 @@ type Step struct {
 	IP       string         `yaml:"ip" jsonschema:"The client's address, in place of the case's."`
 	BodySize *int64         `yaml:"body_size" jsonschema:"The size of the body, in place of the case's."`
 	Claims   map[string]any `yaml:"claims" jsonschema:"The claims, in place of the case's."`
-	Hold     bool           `yaml:"hold" jsonschema:"true: the requests stay in progress until a step with release. By default they end at once."`
+	Hold     bool           `yaml:"hold" jsonschema:"true: the requests stay in progress until a step with release. By default they end immediately."`
 	Status   *int64         `yaml:"response_status" jsonschema:"The status of the upstream's response, for limits with on_status. Default: 200."`
 	Cost     *int64         `yaml:"actual_cost" jsonschema:"The true cost of each request, for limits with actual."`
 
@@ -142,7 +142,7 @@ func (f *File) check() {
 			}
 			f.checkStep(c, s)
 			total += s.After
-			if s.After > maxAfter || total > maxAfter || total < 0 {
+			if s.After > maxDuration || total > maxDuration || total < 0 {
 				f.fail(&s.After, "the case lasts longer than ten years; shorten it")
 				break
 			}
@@ -228,8 +228,11 @@ func (f *File) ruleNames() (names []string) {
 	return names
 }
 
-// makeRequest makes the request of a step. Each field of the step replaces that of its case. The
-// pointers are also the places of mistakes.
+// defaultIP is the client's address in a case that names none.
+const defaultIP = "192.0.2.1"
+
+// makeRequest makes the request of a step. Each field of the step replaces that of its case. A
+// mistake is reported at the field to which its pointer points.
 func (f *File) makeRequest(c *Case, s *Step) {
 	send, headers, ip, size, claims := &c.Send, &c.Headers, &c.IP, c.BodySize, &c.Claims
 	if f.places.Has(&s.Send) {
@@ -259,7 +262,7 @@ func (f *File) makeRequest(c *Case, s *Step) {
 		f.fail(send, "%q is not a method and a path; write them as in POST /login", wording.Clip(*send))
 		return
 	}
-	address, bytes := "192.0.2.1", int64(0)
+	address, bytes := defaultIP, int64(0)
 	if *ip != "" {
 		address = *ip
 	}
@@ -271,13 +274,13 @@ func (f *File) makeRequest(c *Case, s *Step) {
 	}
 	if _, err := explain.NewRequest(method, target, nil, address, bytes); err != nil {
 		at := any(send)
-		if _, err := explain.NewRequest(method, target, nil, "192.0.2.1", bytes); err == nil { // another address is valid
+		if _, err := explain.NewRequest(method, target, nil, defaultIP, bytes); err == nil { // so the address is the mistake
 			at = ip
 		}
 		f.fail(at, "%v", err)
 		return
 	}
-	if slices.Contains(*headers, "") { // it could not be read, and its mistake is recorded
+	if slices.Contains(*headers, "") { // a field that could not be read; its mistake is recorded
 		return
 	}
 	request, err := explain.NewRequest(method, target, *headers, address, bytes)
@@ -297,9 +300,9 @@ func (f *File) addToken(s *Step, claims *map[string]any) {
 	token := tokenOf(*claims)
 	switch {
 	case tokens.Verifier == nil:
-		f.fail(claims, "the policy has no section tokens, so claims are never used; remove them, or add it")
+		f.fail(claims, "the policy has no section tokens, so claims are never used; remove the claims, or add the section")
 	case tokens.Header != "" && s.request.Header[tokens.Header] != nil:
-		f.fail(claims, "the request has claims and a header %s, where the token is; keep one", tokens.Header)
+		f.fail(claims, "the request has claims, and a header %s in which their token would be; keep one of them", tokens.Header)
 	case tokens.Header == "Authorization" || tokens.Header == "Proxy-Authorization":
 		s.request.Header.Set(tokens.Header, "Bearer "+token)
 	case tokens.Header != "":

@@ -56,13 +56,13 @@ func (f *File) Run() ([]Result, error) {
 type runner struct {
 	file   *File
 	result Result
-	rules  map[string]bool
 	gate   *httplimit.Gate
 	store  *memstore.Store
-	now    time.Time
+	now    time.Time // by the simulated clock
 	held   []heldRequest
 
-	mu    sync.Mutex                         // shadows are decided at the same time
+	mu    sync.Mutex                         // needed because shadows are decided concurrently
+	rules map[string]bool                    // names of the rules for result.Rules
 	seen  observation                        // of the latest request
 	waits map[*penstock.Charge]time.Duration // waits of decisions, by their first charge
 }
@@ -70,10 +70,10 @@ type runner struct {
 // A heldRequest is in progress until a step releases it.
 type heldRequest struct {
 	admission *httplimit.Admission
-	status    int
+	status    int // of the upstream's response
 }
 
-// An observation is what the policy decided about the last request.
+// An observation is what the policy decided about the latest request.
 type observation struct {
 	outcome          admission.Outcome
 	rule, limit, key string
@@ -118,8 +118,8 @@ func (r *runner) open() error {
 	return err
 }
 
-// decide lets the store decide. If the request should wait, decide records the wait and admits the
-// request at once.
+// decide lets the store decide. If the store admits the request after a wait, decide records the
+// wait and admits the request without it.
 func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := r.store.Decide(ctx, charges)
 	if err == nil && d.Allowed {
@@ -176,6 +176,7 @@ func (r *runner) observe(e *admission.Event) {
 	}
 }
 
+// step sends the requests of a step, and records its failures.
 func (r *runner) step(s *Step) {
 	r.now = r.now.Add(s.After)
 	if s.Release {
@@ -203,7 +204,7 @@ func (r *runner) send(s *Step) {
 	clear(r.waits)
 	w := httptest.NewRecorder()
 	a := r.gate.Admit(w, s.request.Clone(context.Background()))
-	if a == nil { // rejected; if no limit decided, only the header has the time
+	if a == nil { // rejected; if no limit decided, only the header has the time to retry
 		if seconds, err := strconv.Atoi(w.Header().Get("Retry-After")); err == nil && !r.seen.isDecided {
 			r.seen.retryAfter = time.Duration(seconds) * time.Second
 		}
@@ -308,24 +309,24 @@ type verifier struct {
 	known map[string]bool // tokens that were verified
 }
 
-// issuer takes the place of a signature in the tokens of cases.
-const issuer = "penstock-test"
+// signature is the last part of each token that tokenOf makes, instead of a real signature.
+var signature = base64.RawURLEncoding.EncodeToString([]byte("penstock-test"))
 
 // tokenOf returns a token for claims, in the form that policies accept.
 func tokenOf(claims policy.Claims) string {
-	part := func(v any) string {
+	encode := func(v any) string {
 		text, err := json.Marshal(v)
-		if err != nil { // claims come from YAML, which has no other values
+		if err != nil { // JSON lacks a value of the claims
 			text = []byte("{}")
 		}
 		return base64.RawURLEncoding.EncodeToString(text)
 	}
-	return part(map[string]string{"alg": "none"}) + "." + part(claims) + "." + base64.RawURLEncoding.EncodeToString([]byte(issuer))
+	return encode(map[string]string{"alg": "none"}) + "." + encode(claims) + "." + signature
 }
 
 func (v *verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 	parts := strings.Split(token, ".")
-	if len(parts) != 3 || parts[2] != base64.RawURLEncoding.EncodeToString([]byte(issuer)) {
+	if len(parts) != 3 || parts[2] != signature {
 		return v.Verifier.Claims(token)
 	}
 	v.known[token] = true

@@ -108,13 +108,13 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 	if paths == nil || paths.Kind != yaml.MappingNode || len(paths.Content) == 0 {
 		return fmt.Errorf("%s: the description has no paths; a policy needs at least one", name)
 	}
-	if n := len(paths.Content) / 2; n > maxPaths {
+	if n := len(paths.Content) / 2; n > maxPaths { // keys and values alternate
 		return fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
-	all := schemesOf(root)
+	known := schemesOf(root)
 	var keyName string // the security scheme of d.keyHeader
 	sharedSecurity := field(root, "security")
-	logins := 0
+	loginCount := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
 		key, item := paths.Content[i], resolveAlias(paths.Content[i+1])
 		if strings.HasPrefix(key.Value, "x-") { // an extension such as x-internal
@@ -135,9 +135,9 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			return err
 		}
 		if isLogin(segments) {
-			logins++
+			loginCount++
 		}
-		if logins > maxLogins {
+		if loginCount > maxLogins {
 			return fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, key.Line, key.Column, maxLogins)
 		}
 		for j := 0; j+1 < len(item.Content); j += 2 {
@@ -145,19 +145,19 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			if method == "" {
 				continue
 			}
-			at := resolveAlias(item.Content[j+1])
-			if n := len(at.Content) / 2; n > maxFields {
-				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, at.Line, at.Column, method, wording.Clip(key.Value), n, maxFields)
+			object := resolveAlias(item.Content[j+1]) // of the operation
+			if n := len(object.Content) / 2; n > maxFields {
+				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, object.Line, object.Column, method, wording.Clip(key.Value), n, maxFields)
 			}
-			security := field(at, "security")
+			security := field(object, "security")
 			if security == nil {
 				security = sharedSecurity
 			}
 			if keyName == "" {
-				keyName, d.keyHeader = all.neededKey(security)
+				keyName, d.keyHeader = known.neededKey(security)
 			}
-			d.addTokens(all, security)
-			bases, err := d.basesOf(name, at, pathBases)
+			d.addTokens(known, security)
+			bases, err := d.basesOf(name, object, pathBases)
 			if err != nil {
 				return err
 			}
@@ -232,7 +232,7 @@ func field(n *yaml.Node, name string) *yaml.Node {
 }
 
 // basesOf returns the paths of the servers that an object has, or those that it inherits. It adds
-// new ones to d.bases. Beyond maxBases it adds them to d.otherBases, and does not return them.
+// new paths to d.bases. If d.bases is full, it adds them to d.otherBases, and does not return them.
 func (d *description) basesOf(name string, object *yaml.Node, inherited []string) (bases []string, err error) {
 	servers := field(object, "servers")
 	if servers == nil || servers.Kind != yaml.SequenceNode || len(servers.Content) == 0 {
@@ -269,15 +269,16 @@ func urlOf(server *yaml.Node) string {
 	return ""
 }
 
-// requiredBases returns the indexes in d.bases of the paths without which some operation has no
-// rule. The path "" is not one of them.
-func (d *description) requiredBases() (list []int) {
+// requiredBases returns the indexes in d.bases of the paths that requests must begin with so that a
+// rule matches them. The servers of an operation require none if one of them has the path "".
+func (d *description) requiredBases() (indexes []int) {
 	for i, base := range d.bases {
-		if slices.ContainsFunc(d.operations, func(o operation) bool { return slices.Contains(o.bases, base) && !slices.Contains(o.bases, "") }) {
-			list = append(list, i)
+		requires := func(o operation) bool { return slices.Contains(o.bases, base) && !slices.Contains(o.bases, "") }
+		if slices.ContainsFunc(d.operations, requires) {
+			indexes = append(indexes, i)
 		}
 	}
-	return list
+	return indexes
 }
 
 // basePath returns the path of a server.
@@ -399,10 +400,10 @@ func alternatives(security *yaml.Node) (list []*yaml.Node) {
 }
 
 // addTokens adds the schemes with tokens that a security requirement accepts, up to maxListed.
-func (d *description) addTokens(all schemes, security *yaml.Node) {
+func (d *description) addTokens(known schemes, security *yaml.Node) {
 	for _, alternative := range alternatives(security) {
 		for i := 0; i+1 < len(alternative.Content); i += 2 {
-			if name := alternative.Content[i].Value; all.tokens[name] && len(d.tokens) < maxListed && !slices.Contains(d.tokens, name) {
+			if name := alternative.Content[i].Value; known.tokens[name] && len(d.tokens) < maxListed && !slices.Contains(d.tokens, name) {
 				d.tokens = append(d.tokens, name)
 			}
 		}
@@ -424,6 +425,8 @@ func segmentsOf(path string) (segments []string) {
 	return segments
 }
 
+// isWord reports whether a segment has at most 100 bytes, and only characters that a URL never
+// escapes.
 func isWord(text string) bool {
 	return len(text) <= 100 && !strings.ContainsFunc(text, func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-._~", c)
@@ -444,7 +447,7 @@ type login struct {
 	patterns []string // below each of its servers
 }
 
-// A part is a set of operations of a group that share one rule.
+// A part is the set of a group's operations that share one rule.
 type part struct {
 	methods       []string
 	hasWithKey    bool // some operation needs the API key
@@ -555,13 +558,14 @@ func commonPrefix(operations []operation) int {
 	return n
 }
 
-// patternOf returns the pattern of a path's group, and a name made of its words.
+// patternOf returns the pattern of a path's group, and a name for the group: a word of the path.
+// common is the number of segments in the common prefix of all paths.
 func patternOf(segments []string, common int) (pattern, name string) {
 	end := common
 	for end < len(segments) && segments[end] == "*" {
 		end++
 	}
-	if end == len(segments) { // no word follows
+	if end == len(segments) { // no word follows the common prefix
 		end = common
 	} else {
 		name = segments[end]

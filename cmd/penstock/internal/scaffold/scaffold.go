@@ -18,7 +18,7 @@ type Options struct {
 	Rate string // of each client and rule, such as 100/min
 
 	OpenAPI     string // the name of a file in OpenAPI 3, or ""
-	OpenAPIText []byte
+	OpenAPIText []byte // the content of that file
 }
 
 // Write returns the text of a policy, which validate --strict accepts. The notes tell the user what
@@ -33,12 +33,12 @@ func Write(o Options) (text string, notes []string, err error) {
 			return "", nil, err
 		}
 	}
-	var all []*group
+	var groups []*group
 	if o.OpenAPI != "" {
-		all = makeGroups(d.operations)
+		groups = makeGroups(d.operations)
 	}
 	keyHeader := d.keyHeader
-	if !slices.ContainsFunc(all, (*group).hasRuleByKey) {
+	if !slices.ContainsFunc(groups, (*group).hasRuleByKey) {
 		keyHeader = ""
 	}
 	header, per, err := identityOf(o.Per, keyHeader)
@@ -58,24 +58,24 @@ func Write(o Options) (text string, notes []string, err error) {
 	w.line("#")
 	w.line("# Instances share their counters if serve has --store redis://HOST:6379.")
 	w.line("")
-	w.servers(d)
+	w.warnOfOtherServers(d)
 	if bases := d.requiredBases(); len(bases) > 0 {
-		notes = append(notes, w.bases(d, bases))
+		notes = append(notes, w.explainBases(d, bases))
 	}
 	if o.Per == "" {
-		w.tokens(d.tokens)
+		w.explainTokens(d.tokens)
 	}
-	w.identity(header)
+	w.writeIdentity(header)
 	if o.OpenAPI == "" {
 		w.line("rules:")
 		w.line("  # All requests. A rule with a path is more specific, and takes the place of this one:")
 		w.line("  # match: {method: POST, path: /login}")
-		w.rule("all", "", nil, w.per)
+		w.writeRule("all", "", nil, w.per)
 	} else {
-		w.line("apply: most-specific   # one rule for each request; a rule with always: true applies besides")
+		w.line("apply: most-specific   # one rule for each request; a rule with always: true applies too")
 		w.line("")
 		w.line("rules:   # requests that no rule matches are not limited")
-		w.groups(all)
+		w.writeGroups(groups)
 	}
 	w.line("")
 	w.line("http:")
@@ -94,11 +94,12 @@ func isHeader(name string) bool {
 	return headerName.MatchString(name) && !strings.EqualFold(name, "Host")
 }
 
-// ErrOption is wrapped by the errors for a wrong value of Per or Rate. The name of the flag follows
-// its text.
+// ErrOption is wrapped by the errors for a wrong value of Per or Rate. In the text of these errors,
+// the name of the flag follows that of ErrOption.
 var ErrOption = errors.New("a bad value for")
 
-// identityOf reads Options.Per. The header is "" if none names the client.
+// identityOf reads Options.Per. It returns the identity that the rules limit, and the header that
+// names the client, or "".
 func identityOf(per, keyHeader string) (header, identity string, err error) {
 	switch {
 	case per == "" && keyHeader != "":
@@ -120,16 +121,16 @@ type writer struct {
 	text      strings.Builder
 	rate, per string
 
-	perWithoutKey string          // per of rules that have operations without the API key
-	keyHeader     string          // of that key, or "" if the rules do not depend on it
+	perWithoutKey string          // per of rules with an operation that does not need the API key
+	keyHeader     string          // header of the API key, or "" if the rules do not depend on it
 	logins        map[string]bool // patterns of the rules for logins
-	names         map[string]int  // of rules: how many have this name, or this name with a number
+	names         map[string]int  // how many rules have this name, or this name with a number
 }
 
 func (w *writer) line(text string) { w.text.WriteString(text + "\n") }
 
-// servers warns if the rules do not match the paths of all servers.
-func (w *writer) servers(d *description) {
+// warnOfOtherServers warns in a comment if the rules do not match the paths of all servers.
+func (w *writer) warnOfOtherServers(d *description) {
 	if len(d.otherBases) == 0 {
 		return
 	}
@@ -142,9 +143,9 @@ func (w *writer) servers(d *description) {
 	w.line("")
 }
 
-// bases explains where the paths of the rules begin, and returns the same as one line. required has
-// the indexes of those beginnings in d.bases.
-func (w *writer) bases(d *description, required []int) (note string) {
+// explainBases explains in a comment that the paths of the rules begin with the path of a server,
+// and returns the same on one line. required has the indexes in d.bases of these paths of servers.
+func (w *writer) explainBases(d *description, required []int) (note string) {
 	list := make([]string, 0, len(required))
 	w.line("# The paths of these rules begin with the path of a server in the description:")
 	for _, i := range required {
@@ -159,8 +160,8 @@ func (w *writer) bases(d *description, required []int) (note string) {
 		"if your upstream sees such requests, change the server's url to / in the description and run init again"
 }
 
-// tokens explains how to limit users instead of addresses.
-func (w *writer) tokens(schemes []string) {
+// explainTokens explains in a comment how to limit users instead of addresses.
+func (w *writer) explainTokens(schemes []string) {
 	if len(schemes) == 0 {
 		return
 	}
@@ -180,7 +181,9 @@ func (w *writer) tokens(schemes []string) {
 	w.line("")
 }
 
-func (w *writer) identity(header string) {
+// writeIdentity writes the identity client, which a header names. It writes nothing if the header
+// is "".
+func (w *writer) writeIdentity(header string) {
 	if header == "" {
 		return
 	}
@@ -192,8 +195,8 @@ func (w *writer) identity(header string) {
 	w.line("")
 }
 
-// partRule writes the rule for a part of a group.
-func (w *writer) partRule(name string, patterns []string, p part) {
+// writePartRule writes the rule for a part of a group.
+func (w *writer) writePartRule(name string, patterns []string, p part) {
 	per := w.per
 	if !p.needsKey() {
 		per = w.perWithoutKey
@@ -201,30 +204,30 @@ func (w *writer) partRule(name string, patterns []string, p part) {
 	if p.hasWithKey && p.hasWithoutKey && w.keyHeader != "" {
 		w.line("  # Some of these operations do not need " + w.keyHeader + ", so their clients could make up keys.")
 	}
-	w.rule(name, listOf(patterns), p.methods, per)
+	w.writeRule(name, listOf(patterns), p.methods, per)
 }
 
 // newLoginPatterns returns the patterns that no rule for a login has yet, as YAML. Two logins may
-// have one pattern: /v1/login below the server path / is /login below the server path /v1.
+// have the same pattern: /v1/login with the server path /, and /login with the server path /v1.
 func (w *writer) newLoginPatterns(patterns []string) string {
-	var list []string
-	for _, one := range patterns {
-		if !w.logins[one] {
-			list = append(list, one)
+	var added []string
+	for _, pattern := range patterns {
+		if !w.logins[pattern] {
+			added = append(added, pattern)
 		}
-		w.logins[one] = true
+		w.logins[pattern] = true
 	}
-	if list == nil {
+	if added == nil {
 		return ""
 	}
-	return listOf(list)
+	return listOf(added)
 }
 
 // listOf returns patterns as YAML: a text, or a list.
 func listOf(patterns []string) string {
 	quoted := make([]string, len(patterns))
-	for i, one := range patterns {
-		quoted[i] = fmt.Sprintf("%q", one)
+	for i, pattern := range patterns {
+		quoted[i] = fmt.Sprintf("%q", pattern)
 	}
 	if len(quoted) == 1 {
 		return quoted[0]
@@ -232,8 +235,9 @@ func listOf(patterns []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// rule writes a rule with one limit.
-func (w *writer) rule(name, path string, methods []string, per string) {
+// writeRule writes a rule with one limit. The path is a text of YAML. If it is "", the rule matches
+// all requests.
+func (w *writer) writeRule(name, path string, methods []string, per string) {
 	w.line("  - name: " + name)
 	if path != "" {
 		w.line(fmt.Sprintf("    match: {method: [%s], path: %s}", strings.Join(methods, ", "), path))
@@ -246,22 +250,23 @@ func (w *writer) rule(name, path string, methods []string, per string) {
 	w.line(fmt.Sprintf("      - {rate: %q}", w.rate))
 }
 
-func (w *writer) groups(all []*group) {
-	for i, g := range all {
+// writeGroups writes the rules of all groups.
+func (w *writer) writeGroups(groups []*group) {
+	for i, g := range groups {
 		if i > 0 {
 			w.line("")
 		}
-		name := w.name(g.name)
+		name := w.uniqueName(g.name)
 		for _, l := range g.logins {
-			list := w.newLoginPatterns(l.patterns)
-			if list == "" {
+			patterns := w.newLoginPatterns(l.patterns)
+			if patterns == "" {
 				continue
 			}
 			w.line("  # At most five failed attempts in any minute, for each address. Responses with another status do not count.")
-			w.line("  # The rule of the group applies besides, so successful requests have a limit too.")
+			w.line("  # The rule of the group also applies, so successful requests have a limit too.")
 			w.line("  # While Redis is away, each instance admits its share. To refuse all attempts then, add on_failure: closed.")
-			w.line("  - name: " + w.name(name+"-attempts"))
-			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", list))
+			w.line("  - name: " + w.uniqueName(name+"-attempts"))
+			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", patterns))
 			w.line("    always: true")
 			w.line("    per: ip")
 			w.line("    limits:")
@@ -269,23 +274,24 @@ func (w *writer) groups(all []*group) {
 			w.line("")
 		}
 		if g.isSplit() {
-			w.partRule(w.name(name+"-read"), g.patterns, g.reads)
+			w.writePartRule(w.uniqueName(name+"-read"), g.patterns, g.reads)
 			w.line("")
-			w.partRule(w.name(name+"-write"), g.patterns, g.writes)
+			w.writePartRule(w.uniqueName(name+"-write"), g.patterns, g.writes)
 			continue
 		}
-		w.partRule(name, g.patterns, g.reads.join(g.writes))
+		w.writePartRule(name, g.patterns, g.reads.join(g.writes))
 	}
 }
 
 var notInName = regexp.MustCompile(`[^a-z0-9_.-]+`)
 
-// name makes a name for a rule from a text. No other rule has this name.
-func (w *writer) name(of string) string {
-	base := strings.Trim(notInName.ReplaceAllString(strings.ToLower(of), "-"), "-.")
-	base = strings.ReplaceAll(base, "penstock.", "penstock-") // names that begin so are reserved
-	if len(base) > 40 {
-		base = base[:40]
+// uniqueName makes a name for a rule from a text. No other rule has this name.
+func (w *writer) uniqueName(text string) string {
+	const maxLength = 40 // characters, without the number that makes it unique
+	base := strings.Trim(notInName.ReplaceAllString(strings.ToLower(text), "-"), "-.")
+	base = strings.ReplaceAll(base, "penstock.", "penstock-") // names that begin with penstock. are reserved
+	if len(base) > maxLength {
+		base = base[:maxLength]
 	}
 	if base == "" {
 		base = "rule"
