@@ -2,6 +2,7 @@ package fastgrpc_test
 
 import (
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -84,5 +85,17 @@ func TestFallbackServesStreams(t *testing.T) {
 	}
 	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{}); err != nil {
 		t.Errorf("a unary call on the same connection: %v; want no error", err)
+	}
+}
+
+func TestAbortedFallbackCancelsItsStream(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Write([]byte("part of a response"))
+		panic(http.ErrAbortHandler)
+	})})
+	r := dialRaw(t, address)
+	r.call(1, "x", ":path", "/other.Service/Method")
+	if got := r.outcome(1); got != "reset INTERNAL_ERROR" {
+		t.Errorf("the outcome is %q; want %q", got, "reset INTERNAL_ERROR")
 	}
 }
