@@ -233,7 +233,7 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 // A seed reproduces the same configurations and requests, independent of the responses.
 func TestSeedReproducesRequests(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	run := func() (text string, requests []*rls.RateLimitRequest) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		d := newDomain(r, "d7")

@@ -3,6 +3,8 @@ package main
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 func TestLoadersAreCompared(t *testing.T) {
@@ -30,7 +32,7 @@ func TestLoadersAreCompared(t *testing.T) {
 // Penstock's loader accepts the random configurations of the generator.
 func TestRandomConfigurationsLoad(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	for i := range 2000 {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		text := newDomain(r, "d").yaml(r)

@@ -315,10 +315,11 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
 	runs, crashes, pauses := 0, 0, 0
 	var leased, all, most int64
+	seed := effort.Seed()
 	for range 2 {
 		for n := 1; n <= 8; n++ {
 			for range effort.Of(1, 60) {
-				seed := rand.Uint64()
+				seed++
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 0))
 					limit := penstock.PerSecond(50 + rng.Int64N(4000)).WithBurst(100 + rng.Int64N(4000))
@@ -351,7 +352,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	runs := 0
+	seed, runs := effort.Seed(), 0
 	var leased, all int64
 	for _, row := range []struct {
 		limit     penstock.Limit
@@ -363,7 +364,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		{penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, true},
 	} {
 		for range effort.Of(1, 160) {
-			seed := rand.Uint64()
+			seed++
 			synctest.Test(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 0))
 				n := 1 + rng.IntN(8)

@@ -457,8 +457,8 @@ func checkManySpenders(t *testing.T, store penstock.Store) {
 func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 	effort.WithoutRace(t)
 	calls, leased := 0, 0
-	for range effort.Of(15, 50) {
-		seed := rand.Uint64()
+	for i := range uint64(effort.Of(15, 50)) {
+		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(50))})

@@ -165,8 +165,8 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	g := standard(t, redis, withLongTimeout(redis, guard.Options{DenyCacheTTL: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
-	for range seeds(100) {
-		seed := rand.Uint64()
+	for i := range uint64(seeds(100)) {
+		seed := effort.Seed() + i
 		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
 		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15)) // in µs: a time from 2023 to 2055
 		// The memory keeps its state, because Redis expires keys by the real clock.
@@ -209,7 +209,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	server := redistest.Start(t)
 	var decided, cached atomic.Int64
 	t.Run("traces", func(t *testing.T) {
-		for trace := range 8 {
+		for trace := range uint64(8) {
 			t.Run(fmt.Sprint(trace), func(t *testing.T) {
 				t.Parallel()
 				var lastRead time.Time // the time of the last decision of Redis
@@ -222,8 +222,8 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 				t.Cleanup(g.Close)
 				var at time.Time // the time of the next decision of memory
 				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})
-				for range seeds(4) {
-					seed := rand.Uint64()
+				for i := range uint64(seeds(4)) {
+					seed := effort.Seed() + 1000*trace + i
 					c := newCaller(t, seed, 7*time.Millisecond, 40*time.Millisecond, 200*time.Millisecond, time.Hour)
 					for step := range 150 {
 						time.Sleep(time.Duration(c.Int64N(int64(2 * time.Millisecond))))

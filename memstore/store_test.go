@@ -159,7 +159,7 @@ func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
 // by less than maxStep.
 func compareStores(t *testing.T, first, second memstore.Options, maxStep time.Duration) {
 	t.Helper()
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	clock := newManualClock()
 	first.Now, second.Now = clock.Now, clock.Now
@@ -234,7 +234,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	clock := newManualClock()
 	for _, locks := range []int{1, 2, 256} {
 		s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks})
-		seed := rand.Uint64()
+		seed := effort.Seed()
 		var used [keys * numLimits]atomic.Int64 // the units granted and not refunded, by key and limit
 		var all sync.WaitGroup
 		for goroutine := range goroutines {

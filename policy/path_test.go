@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 var (
@@ -238,7 +240,7 @@ func (s speller) byte(c byte) string {
 
 func TestAnyMixOfSpellingsIsOnePath(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	n := 0
 	for _, row := range []struct {
 		segments  []string

@@ -270,7 +270,7 @@ func FuzzKey(f *testing.F) {
 func TestNeighboringKeysDiffer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s, plan := keyStore(t, ""), planOf(t, penstock.PerSecond(1))
 	for range 50_000 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
@@ -143,7 +144,7 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 // The enforced batch and its shadow each get the answer that they would get alone.
 func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 	server := redistest.Shared(t)
-	seed := rand.Uint64()
+	seed := effort.Seed()
 	random := rand.New(rand.NewPCG(seed, 1))
 	for _, algorithm := range []func(penstock.Limit) penstock.Limit{
 		func(l penstock.Limit) penstock.Limit { return l },

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/memstore"
 )
@@ -46,7 +47,7 @@ descriptors:
 `
 	keys := []string{"small", "large", "zero", "free", "shadow", "quota", "unknown"}
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
-		seed := uint64(time.Now().UnixNano())
+		seed := effort.Seed()
 		synctest.Test(t, func(t *testing.T) {
 			o := envoyrls.Options{Mode: mode}
 			store := &listStore{Store: memstore.New(memstore.Options{})}

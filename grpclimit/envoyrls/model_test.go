@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -62,7 +63,7 @@ func (m model) send(r *envoyrls.Request) string {
 
 // To repeat a run, set PENSTOCK_SEED to the seed of its failure message.
 func TestModeExactEqualsTheModel(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := effort.Seed()
 	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
 		seed, _ = strconv.ParseUint(text, 10, 64)
 	}

@@ -307,7 +307,7 @@ func (p *testPattern) yaml() string {
 
 func TestRulesAgreeWithASecondImplementation(t *testing.T) {
 	effort.WithoutRace(t)
-	seed := uint64(time.Now().UnixNano())
+	seed := effort.Seed()
 	r := rand.New(rand.NewPCG(seed, 1))
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
 	segment := func() string { return pick("a", "a", "b", "ab", "a*", "*b", "a*b", "{x}", "*") }
@@ -772,7 +772,7 @@ rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-41
 
 func TestEvaluationCanBeReused(t *testing.T) {
 	rules := rulesOf(t, richPolicy)
-	seed := uint64(time.Now().UnixNano())
+	seed := effort.Seed()
 	r := rand.New(rand.NewPCG(seed, 2))
 	var again policy.Evaluation
 	for i := range 3000 {
