@@ -1,6 +1,6 @@
 // Package activity records the activity of this instance: how many requests each limit allowed and
 // denied, by the second and by the minute, and which keys were denied, were near their limit, or
-// used most. No request waits for it, and its memory is bounded.
+// used most. Recording delays no request, and its memory is bounded.
 package activity
 
 import (
@@ -62,26 +62,25 @@ type Options struct {
 	Seed uint64
 }
 
-// A limit is a limit of the policy.
+// A limit has the names of one limit, and counts its requests.
 type limit struct {
 	Rule, Name string
-	near       atomic.Uint64 // requests that were allowed near it
-	waited     atomic.Uint64 // requests that had to wait for it
+	near       atomic.Uint64 // requests that were allowed near the limit
+	waited     atomic.Uint64 // requests that were admitted after a wait
 }
 
 // A Recorder records the events of one instance. Many goroutines may call Observe at once.
 //
 // Observe costs less than 30 ns for nearly all events, allocates no memory and waits for nothing.
-// Keys are sampled if there are more than maxSamples events of a kind in a second: the gap is how
-// many events one sample stands for.
+// If a kind has more than maxSamples events in a second, the Recorder samples their keys.
 type Recorder struct {
 	options Options
 	seed    maphash.Seed
 	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
 	other   limit                             // all limits that are not in limits
-	kept    []*penstock.Plan                  // those that SetLimits does not remove
-	streams [kindCount]stream
-	denied  *distinctCounter // keys
+	kept    []*penstock.Plan                  // plans of the limits that SetLimits does not remove
+	streams [kindCount]stream                 // by Kind
+	denied  *distinctCounter                  // the different keys that were denied
 
 	limitsMu sync.Mutex // held while limits and kept change
 
@@ -95,20 +94,20 @@ type Recorder struct {
 
 // A stream finds the heaviest keys of one kind.
 type stream struct {
-	gap     atomic.Uint32 // a power of 2
+	gap     atomic.Uint32 // how many events one sample stands for; a power of 2
 	samples atomic.Int32  // in this second
 	missed  atomic.Uint64 // weight that was not added, because another sample was being added
 
 	mu         sync.Mutex
 	sketch     *sketch // of the current minute
 	appendName func(b []byte, key string) []byte
-	room       [MaxName + 16]byte // for a name
+	nameBuffer [MaxName + 16]byte // for appendName
 }
 
 const (
 	sketchSize = 256     // items of a sketch, 200 bytes each
-	maxSamples = 1 << 11 // of a kind, in a second: at most 0.1 % of a CPU
-	maxGap     = 1 << 20 // enough for 2^31 events in a second
+	maxSamples = 1 << 11 // samples of a kind in a second; they take at most 0.1 % of a CPU
+	maxGap     = 1 << 20 // with maxSamples, enough for 2^31 events in a second
 )
 
 // New makes a Recorder.
@@ -130,8 +129,8 @@ func New(o Options) *Recorder {
 	return r
 }
 
-// Keep adds a limit that is not in the policy. SetLimits does not remove it. All plans with its
-// names and its algorithm count as this limit.
+// Keep adds a limit that is not in the policy. SetLimits does not remove it. Every plan with the
+// same names and the same algorithm counts as this limit.
 func (r *Recorder) Keep(plan *penstock.Plan) {
 	r.limitsMu.Lock()
 	defer r.limitsMu.Unlock()
@@ -225,7 +224,8 @@ func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
 	}
 }
 
-// observeUnits adds the units that a request has spent, without slots, which are returned.
+// observeUnits adds the units that a request has spent. Slots do not count, because they are
+// returned.
 func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	for i := range charges {
 		if c := &charges[i]; c.Cost > 0 && !c.Plan.Algorithm().NeedsHolder() {
@@ -234,13 +234,13 @@ func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	}
 }
 
-// isNear reports whether a charge has left its limit nearly used up.
+// isNear reports whether, after a charge, at least Options.NearPercent of the limit is used.
 func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	capacity := c.Plan.Capacity()
 	if remaining > capacity>>1 { // the usual case, without a multiplication
 		return false
 	}
-	if c.Cost == 0 || c.Mode > penstock.Draw { // it spends nothing
+	if c.Cost == 0 || c.Mode > penstock.Draw { // only Spend and Draw are new requests
 		return false
 	}
 	leftPercent := int64(100 - r.options.NearPercent)
@@ -297,7 +297,7 @@ func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 // globalKey is the key of limits that all clients share. It identifies no client.
 const globalKey = "global"
 
-// add adds a sample. It stands for gap events, each with the weight.
+// add adds a sample, which stands for gap events of this weight each.
 func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64, gap uint32) {
 	if r.options.Names == nil || key == globalKey {
 		return
@@ -315,11 +315,12 @@ func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64,
 	defer s.mu.Unlock()
 	if e := s.sketch.add(hash, weight, uint64(gap)); e != nil {
 		e.limit = l
-		e.length = uint8(copy(e.name[:], s.appendName(s.room[:0], key)))
+		e.length = uint8(copy(e.name[:], s.appendName(s.nameBuffer[:0], key)))
 	}
 }
 
-// times multiplies a weight by a gap. The product is at most 2^62: larger weights are cut.
+// times multiplies a weight by a gap. A weight above 2^42 counts as 2^42, so the product is at most
+// 2^62.
 func times(weight, gap uint64) uint64 { return min(weight, 1<<42) * gap }
 
 // Tick samples the counters and drops old minutes. It must be called about once a second with the
@@ -345,7 +346,8 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if minute := int64(at / time.Minute); minute > r.windows.minute {
-		r.windows.end(minute, r.readLocked(true))
+		const isLast = true
+		r.windows.end(minute, r.readLocked(isLast))
 	}
 }
 

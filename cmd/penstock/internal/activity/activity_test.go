@@ -66,7 +66,7 @@ func (attributes) Address() netip.Addr { return netip.Addr{} }
 
 var get, root = []string{"GET"}, []string{"/"}
 
-// A fixture is a Recorder that reads the events of a controller in memory.
+// A fixture is a Recorder that reads the events of a controller, whose store is in memory.
 type fixture struct {
 	*Recorder
 	*admission.Controller
@@ -91,8 +91,8 @@ func (f *fixture) decide(key string) admission.Outcome {
 	return outcome
 }
 
-// none is for a Tick of an instance without counters.
-func none(func(Series, uint64)) {}
+// noCounters is for a Tick of an instance without counters.
+func noCounters(func(Series, uint64)) {}
 
 // A denial by new_identities has the name of its limit, as in the log.
 func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
@@ -101,10 +101,10 @@ func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 	for _, key := range []string{"a", "b", "c"} {
 		f.decide(key)
 	}
-	f.Tick(time.Second, none)
+	f.Tick(time.Second, noCounters)
 	got := f.Activity(FiveMinutes).Tops[Denied].Items
 	if len(got) != 1 || got[0].Rule != "api" || got[0].Limit != policy.NewIdentities || got[0].Weight != 2 {
-		t.Errorf("denied were %+v; want 2 by api.%s", got, policy.NewIdentities)
+		t.Errorf("the denied keys are %+v; want one with 2 denials by api.%s", got, policy.NewIdentities)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 		f.decide("a-b")
 	}
 	f.decide("c")
-	f.Tick(time.Second, none)
+	f.Tick(time.Second, noCounters)
 	got := f.Activity(FiveMinutes)
 	for kind, want := range map[Kind][]Item{
 		Denied: {{Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 4}},
@@ -124,7 +124,7 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 		ShadowDenied: {{Rule: "api", Limit: "hour.candidate", Name: "key:a-b", Weight: 9}}, // of 14 requests, 5 fit
 	} {
 		if !slices.Equal(got.Tops[kind].Items, want) {
-			t.Errorf("%v: %+v, want %+v", kind, got.Tops[kind].Items, want)
+			t.Errorf("the keys of the kind %v are %+v; want %+v", kind, got.Tops[kind].Items, want)
 		}
 	}
 	if n, deviation := got.Denied.Count(); n != 1 || deviation != 0 {
@@ -150,7 +150,7 @@ func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	}
 	want := []Item{{Rule: "kept", Limit: "kept", Name: "k", Weight: 3}, {Rule: Overflow, Limit: Overflow, Name: "k", Weight: 3}}
 	if got := f.Activity(FiveMinutes).Tops[Denied].Items; !slices.Equal(got, want) {
-		t.Errorf("denied are %+v, want %+v", got, want)
+		t.Errorf("the denied keys are %+v; want %+v", got, want)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
 	for range 5 {
 		f.decide("a")
 	}
-	f.Tick(time.Second, none)
+	f.Tick(time.Second, noCounters)
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
 		t.Errorf("a limit that all clients share has offenders: %+v", a.Tops)
 	} else if n, _ := a.Denied.Count(); n != 0 {
@@ -193,9 +193,9 @@ func TestWindowsDropOldActivity(t *testing.T) {
 			f.observeDenied(f.rules.Plans()[0], "k", rand.Uint32())
 		}
 	}
-	check := func(minute int, recent, hour uint64) {
+	check := func(minute int, recent, hour uint64) { // recent and hour are the denials of the windows
 		t.Helper()
-		f.Tick(time.Duration(minute)*time.Minute, none)
+		f.Tick(time.Duration(minute)*time.Minute, noCounters)
 		if a, b := denied(FiveMinutes), denied(Hour); a != recent || b != hour {
 			t.Errorf("in minute %d there are %d denials in 5 minutes and %d in an hour; want %d and %d", minute, a, b, recent, hour)
 		}
@@ -233,7 +233,7 @@ func TestRecorderSamplesFloods(t *testing.T) {
 		f.observeDenied(plan, key, r.Uint32())
 	}
 	if gap := f.streams[Denied].gap.Load(); gap < 4 {
-		t.Errorf("after %d events in a second, the gap is %d; want more than 1", events, gap)
+		t.Errorf("after %d events in a second, the gap is %d; want at least 4", events, gap)
 	}
 	a := f.Activity(FiveMinutes)
 	found := 0
@@ -253,7 +253,7 @@ func TestRecorderSamplesFloods(t *testing.T) {
 		t.Errorf("%.0f ± %.0f different keys; want %d", n, deviation, len(exact))
 	}
 	for second := range 30 {
-		f.Tick(time.Duration(second)*time.Second, none)
+		f.Tick(time.Duration(second)*time.Second, noCounters)
 	}
 	if gap := f.streams[Denied].gap.Load(); gap != 1 {
 		t.Errorf("after 30 quiet seconds, the gap is %d; want 1", gap)
@@ -297,7 +297,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 		})
 	}
 	for i := range 50 {
-		f.Tick(time.Duration(i)*time.Second, none)
+		f.Tick(time.Duration(i)*time.Second, noCounters)
 		f.Activity(Hour)
 	}
 	all.Wait()
@@ -353,10 +353,10 @@ func TestObserveAllocatesNothing(t *testing.T) {
 			r := New(Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
 			r.SetLimits(rulesOf(t, load.policy).Plans())
 			without, with, n := decisions(t, load.policy, nil), decisions(t, load.policy, r.Observe), 0
-			runs := func(decide func(int)) float64 {
+			allocations := func(decide func(int)) float64 {
 				return testing.AllocsPerRun(20_000, func() { decide(n); n++ })
 			}
-			if a, b := runs(without), runs(with); b > a {
+			if a, b := allocations(without), allocations(with); b > a {
 				t.Errorf("%s: a decision takes %v allocations, and %v with a recorder; want no more", load.name, a, b)
 			}
 		}
@@ -383,7 +383,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			r.observeDenied(plan, e.Charges[0].Key, rand.Uint32())
 			r.Observe(&e)
 		}
-		r.Tick(time.Duration(minute)*time.Minute, none)
+		r.Tick(time.Duration(minute)*time.Minute, noCounters)
 	}
 	keys := heap() - before
 	r.Tick(70*time.Minute, func(add func(Series, uint64)) {

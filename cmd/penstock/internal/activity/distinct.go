@@ -9,14 +9,14 @@ import (
 )
 
 // A distinctCounter counts how many different hashes were added. The count is exact up to
-// distinctSize; above that, it is estimated from the distinctSize smallest hashes. A hash that is
-// larger than all kept ones, or that was added recently, takes no lock.
+// distinctSize; above that, it is estimated from the distinctSize smallest hashes. Adding a hash
+// takes no lock if the hash was added recently, or is larger than all hashes that are kept.
 //
 // An item has two hashes: a local hash, which finds recent items, and the hash that is counted.
 type distinctCounter struct {
 	recent  [1 << 12]atomic.Uint64 // local hashes
 	largest atomic.Uint64          // hashes above it are not kept
-	missed  atomic.Uint64
+	missed  atomic.Uint64          // items that were not added, because another one was being added
 
 	mu     sync.Mutex
 	hashes []DistinctHash // a heap; the largest first
@@ -43,8 +43,8 @@ func (d *distinctCounter) isRecent(local uint64) bool {
 	return d.recent[local%uint64(len(d.recent))].Load() == local
 }
 
-// add adds an item. If another goroutine is adding one, it does not wait, and counts a missed
-// event.
+// add adds an item. If another goroutine is adding one, add does not wait: the item counts as
+// missed.
 func (d *distinctCounter) add(local uint64, h DistinctHash) {
 	if h.Hash > d.largest.Load() {
 		d.recent[local%uint64(len(d.recent))].Store(local)
@@ -86,17 +86,17 @@ func (d *distinctCounter) siftUp(at int) {
 // siftDown moves a hash away from the root of the heap until its children are smaller.
 func (d *distinctCounter) siftDown(at int) {
 	for {
-		most := at
+		largest := at
 		for child := 2*at + 1; child <= 2*at+2 && child < len(d.hashes); child++ {
-			if d.hashes[child].Hash > d.hashes[most].Hash {
-				most = child
+			if d.hashes[child].Hash > d.hashes[largest].Hash {
+				largest = child
 			}
 		}
-		if most == at {
+		if largest == at {
 			return
 		}
-		d.hashes[at], d.hashes[most] = d.hashes[most], d.hashes[at]
-		at = most
+		d.hashes[at], d.hashes[largest] = d.hashes[largest], d.hashes[at]
+		at = largest
 	}
 }
 
@@ -148,12 +148,12 @@ func (d *Distinct) Count() (n, deviation float64) {
 // ByLimit calls f with the count of each limit.
 func (d *Distinct) ByLimit(f func(rule, limit string, n, deviation float64)) {
 	type key struct{ rule, limit string }
-	found := make(map[key]float64)
+	kept := make(map[key]float64) // how many hashes each limit has
 	for _, h := range d.Hashes {
-		found[key{h.Rule, h.Limit}]++
+		kept[key{h.Rule, h.Limit}]++
 	}
 	all, _ := d.Count()
-	for k, n := range found {
+	for k, n := range kept {
 		if d.IsExact() {
 			f(k.rule, k.limit, n, 0)
 			continue
@@ -171,8 +171,8 @@ func (d *Distinct) Cut(n int) {
 	d.Size = min(d.Size, n)
 }
 
-// MergeDistinct merges the counts of several instances, or of several times. All must use the same
-// seed.
+// MergeDistinct merges the counts of several instances, or of several minutes. All must use the
+// same seed.
 func MergeDistinct(parts ...*Distinct) *Distinct {
 	all := &Distinct{Size: distinctSize}
 	seen := make(map[uint64]bool)

@@ -34,11 +34,11 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 			}
 		}
 		counted := one.read(false)
-		tops := make([]*Distinct, len(parts))
+		read := make([]*Distinct, len(parts))
 		for i, p := range parts {
-			tops[i] = p.read(true)
+			read[i] = p.read(true)
 		}
-		merged := MergeDistinct(tops...)
+		merged := MergeDistinct(read...)
 		for what, d := range map[string]*Distinct{"one": counted, "merged of ten": merged} {
 			n, deviation := d.Count()
 			if d.IsExact() != (want < distinctSize) {

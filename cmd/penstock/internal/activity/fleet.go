@@ -9,7 +9,7 @@ type Fleet struct {
 	Ignored    Ignored     // summaries that could not be used
 	Problem    string      // why the summaries of other instances could not be read; "" if they were
 	Activity   []*Activity // activity of all instances, by window, in the order of Windows
-	At         time.Time
+	At         time.Time   // when the summaries were read
 }
 
 // Ignored counts summaries that could not be used, since the start.

@@ -8,18 +8,17 @@ import (
 	"time"
 )
 
-// A Series names a counter that is sampled: an outcome of a limit, or a number of the whole
-// instance, whose Rule is "".
+// A Series names a counter that is sampled. It belongs to a limit. If Rule is "", it belongs to the
+// whole instance.
 type Series struct{ Rule, Limit, Name string }
 
-// The names of the series of the whole instance begin with these: decisions by their source, and
-// errors of the store by their reason.
+// The series of the whole instance have names with these prefixes.
 const (
-	SourcePrefix = "source:"
-	ErrorPrefix  = "error:"
+	SourcePrefix = "source:" // decisions, by their source
+	ErrorPrefix  = "error:"  // errors of the store, by their reason
 )
 
-// Overflow is the name of the rule and of the limit under which all counters without a ring count.
+// Overflow is the rule, and the limit, of the series that add up all counters without a ring.
 const Overflow = "other"
 
 // The bounds of a History.
@@ -29,7 +28,7 @@ const (
 	MaxSeries = 1024 // with rings of their own, 8 KB each
 )
 
-// A History records how much counters have grown, by the second and by the minute. It samples
+// A History records the growth of counters, by the second and by the minute. It samples
 // existing counters, so it adds no work to requests. Its time is the process' monotonic clock since
 // the start, so steps of the wall clock do not matter.
 //
@@ -57,7 +56,7 @@ func NewHistory() *History {
 }
 
 // Sample reads all counters at a time since the start. each calls add once for each counter. The
-// growth since the last sample counts for the current second, also if that sample is older than a
+// growth since the last sample counts for the current second, even if that sample is older than a
 // second. A counter that has become smaller was restarted from zero.
 func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
 	h.mu.Lock()
@@ -81,7 +80,7 @@ func (h *History) addLocked(s Series, value uint64) {
 	h.countLocked(r, grown)
 }
 
-// countLocked adds growth to the current second.
+// countLocked adds growth to the current second and minute.
 func (h *History) countLocked(r *ring, grown uint64) {
 	if grown == 0 {
 		return
@@ -140,10 +139,10 @@ func (r *ring) advance(second int64) {
 	r.second = max(r.second, second)
 }
 
-// clearSlots clears the slots from after+1 to to.
-func clearSlots(slots []uint32, after, to int64) {
+// clearSlots clears the slots of the seconds or minutes after old, up to now.
+func clearSlots(slots []uint32, old, now int64) {
 	n := int64(len(slots))
-	for i := max(after+1, to-n+1); i <= to; i++ {
+	for i := max(old+1, now-n+1); i <= now; i++ {
 		slots[i%n] = 0
 	}
 }
@@ -162,15 +161,15 @@ func (h *History) Second() int64 {
 }
 
 // BySecond returns how much series have grown in each of the last n seconds, up to the latest
-// sample. It selects the series for which has returns true; nil selects all. n is at most Seconds.
-func (h *History) BySecond(n int, has func(Series) bool) []Line {
-	return h.read(has, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
+// sample. It returns the series that isSelected selects; nil selects all. n is at most Seconds.
+func (h *History) BySecond(n int, isSelected func(Series) bool) []Line {
+	return h.read(isSelected, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
 }
 
 // ByMinute does what BySecond does, for minutes. The last number of a Line is for the current
 // minute. n is at most Minutes.
-func (h *History) ByMinute(n int, has func(Series) bool) []Line {
-	return h.read(has, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
+func (h *History) ByMinute(n int, isSelected func(Series) bool) []Line {
+	return h.read(isSelected, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
 }
 
 // Since returns the growth in the last n seconds of every series that has grown in them.
@@ -190,11 +189,11 @@ func (h *History) Since(n int) map[Series]uint64 {
 	return sums
 }
 
-func (h *History) read(has func(Series) bool, counts func(*ring) []uint32) (lines []Line) {
+func (h *History) read(isSelected func(Series) bool, counts func(*ring) []uint32) (lines []Line) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for s, r := range h.rings {
-		if has == nil || has(s) {
+		if isSelected == nil || isSelected(s) {
 			r.advance(h.second)
 			lines = append(lines, Line{s, counts(r)})
 		}
@@ -203,12 +202,12 @@ func (h *History) read(has func(Series) bool, counts func(*ring) []uint32) (line
 	return lines
 }
 
-// last returns a copy of the n slots that end with slot to.
-func last(slots []uint32, to int64, n int) []uint32 {
+// last returns a copy of the slots of n seconds or minutes. The last one is now.
+func last(slots []uint32, now int64, n int) []uint32 {
 	n = min(n, len(slots))
 	out := make([]uint32, n)
 	for i := range out {
-		if at := to - int64(n-1-i); at >= 0 {
+		if at := now - int64(n-1-i); at >= 0 {
 			out[i] = slots[at%int64(len(slots))]
 		}
 	}

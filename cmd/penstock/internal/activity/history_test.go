@@ -21,7 +21,7 @@ func (m model) add(s Series, second int64, n uint64) {
 	m[s][second] += n
 }
 
-// counts returns the growth in each of the last n units of time; unit is in seconds.
+// counts returns the growth in each of the last n units of time. now and unit are in seconds.
 func (m model) counts(s Series, now, unit int64, n int) []uint32 {
 	counts := make([]uint32, n)
 	for second, grown := range m[s] {
@@ -80,14 +80,14 @@ func TestHistoryAgreesWithAModel(t *testing.T) {
 			n := 1 + r.IntN(Seconds)
 			for _, line := range h.BySecond(n, nil) {
 				if want := m.counts(line.Series, second, 1, n); !slices.Equal(line.Counts, want) {
-					t.Fatalf("second %d, %v by second\n%v, want\n%v", second, line.Series, line.Counts, want)
+					t.Fatalf("in second %d, the growth of %v by second is\n%v; want\n%v", second, line.Series, line.Counts, want)
 				}
 				checks++
 			}
 			n = 1 + r.IntN(Minutes)
 			for _, line := range h.ByMinute(n, nil) {
 				if want := m.counts(line.Series, second, 60, n); !slices.Equal(line.Counts, want) {
-					t.Fatalf("second %d, %v by minute\n%v, want\n%v", second, line.Series, line.Counts, want)
+					t.Fatalf("in second %d, the growth of %v by minute is\n%v; want\n%v", second, line.Series, line.Counts, want)
 				}
 			}
 		}
@@ -119,28 +119,28 @@ func TestHistoryCountsEveryGrowthOnce(t *testing.T) {
 			sample()
 		}
 		if n := sum(h.BySecond(Seconds, nil)); n != 600 {
-			t.Errorf("after 300 s there are %d in the last 10 minutes; want 600", n)
+			t.Errorf("after 300 s, the growth of the last 10 minutes is %d; want 600", n)
 		}
 		if n := h.Since(60)[Series{Name: "x"}]; n != 120 {
-			t.Errorf("after 300 s there are %d in the last minute; want 120", n)
+			t.Errorf("after 300 s, the growth of the last minute is %d; want 120", n)
 		}
 		time.Sleep(9 * time.Minute) // suspended: a ticker drops what was missed
 		counter++
 		<-tick.C
 		sample()
 		if n := sum(h.BySecond(Seconds, nil)); n == 0 || n > 130 {
-			t.Errorf("after a pause of 9 minutes there are %d in the last 10; want those of about a minute", n)
+			t.Errorf("after a pause of 9 minutes, the growth of the last 10 minutes is %d; want 1 to 130, because one minute of them was busy", n)
 		}
 		if n := sum(h.ByMinute(Minutes, nil)); n != 601 {
-			t.Errorf("after a pause of 9 minutes there are %d in the last day; want 601", n)
+			t.Errorf("after a pause of 9 minutes, the growth of the last day is %d; want 601", n)
 		}
 		if n := h.Since(60)[Series{Name: "x"}]; n != 1 {
-			t.Errorf("after a pause there are %d in the last minute; want 1", n)
+			t.Errorf("after a pause of 9 minutes, the growth of the last minute is %d; want 1", n)
 		}
 		time.Sleep(25 * time.Hour)
 		sample()
 		if n := sum(h.ByMinute(Minutes, nil)) + sum(h.BySecond(Seconds, nil)); n != 0 {
-			t.Errorf("after an idle day there are %d requests; want 0", n)
+			t.Errorf("after an idle day, the growth of the last day and 10 minutes is %d; want 0", n)
 		}
 	})
 }

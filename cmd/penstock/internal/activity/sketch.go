@@ -7,9 +7,10 @@ import (
 )
 
 // A sketch finds the heaviest items of a stream in bounded memory, by the Space-Saving algorithm.
-// It keeps size items. A new item replaces the lightest one, starts with its weight, and records
-// that weight as its error. The true weight of an item is at most its weight, and at least its
-// weight minus its error. Every item heavier than total/size is kept.
+// It keeps size items. If it is full, a new item replaces the lightest one. The new item starts
+// with the weight of the old one, and that weight is its error. The true weight of an item is at
+// most its weight, and at least its weight minus its error. Every item heavier than total/size is
+// kept.
 type sketch struct {
 	entries []entry
 	heap    []int32 // indexes of entries; the lightest first
@@ -22,9 +23,9 @@ type entry struct {
 	hash     uint64
 	limit    *limit
 	weight   uint64
-	error    uint64
+	error    uint64  // the weight is too large by at most this
 	variance float64 // of the weight, because events are sampled
-	largest  uint64  // weight of one sample
+	largest  uint64  // the largest weight of one sample; 0: every event was added
 	place    int32   // in the heap
 	length   uint8   // of the name
 	name     [MaxName]byte
@@ -101,7 +102,8 @@ func (s *sketch) reset() {
 	s.table.clear()
 }
 
-// clone copies the sketch, so that its lock need not be held for long.
+// clone copies the sketch, so that its lock need not be held for long. The copy can only be read,
+// because its table is that of the sketch.
 func (s *sketch) clone() sketch {
 	c := *s
 	c.entries = append(make([]entry, 0, cap(s.entries)), s.entries...)
@@ -140,11 +142,11 @@ type Item struct {
 	Weight   uint64  // at least the weight that was added
 	Error    uint64  // Weight is too large by at most this
 	Variance float64 // of the weight, because events were sampled
-	Largest  uint64  // weight of one sample; 0: nothing was sampled
+	Largest  uint64  // the largest weight of one sample; 0: every event was added
 }
 
-// doubt sets the probability that a true sampled weight is out of its bounds: e^-doubt, or one in
-// three million, by Chernoff's bounds.
+// doubt is for items whose events are sampled. By Chernoff's bounds, the true weight of an item is
+// out of its Bounds with a probability of e^-doubt: one in three million.
 const doubt = 15.0
 
 // Bounds returns the least and the largest true weight of an item. If its events were not sampled,
@@ -185,12 +187,13 @@ func (t *Top) Cut(n int) {
 
 // MergeTops merges the results of several sketches of one kind, such as those of several instances.
 // It keeps the size heaviest items. If a part does not have an item, the item may have had a weight
-// of up to the Floor of that part. So the floors of such parts are added to the item's error.
+// of up to the Floor of that part. So the floors of such parts are added to the weight and the
+// error of the item.
 func MergeTops(size int, parts ...*Top) *Top {
 	type key struct{ rule, limit, name string }
 	type merged struct {
 		Item
-		floors uint64 // of the parts that have it
+		floors uint64 // of the parts that have the item
 	}
 	all := make(map[key]*merged)
 	t := new(Top)
@@ -210,7 +213,7 @@ func MergeTops(size int, parts ...*Top) *Top {
 	}
 	t.Items = make([]Item, 0, len(all))
 	for _, m := range all {
-		elsewhere := t.Floor - min(m.floors, t.Floor) // the floors of the parts that do not have it
+		elsewhere := t.Floor - min(m.floors, t.Floor) // the floors of the parts that do not have the item
 		m.Weight, m.Error = sum(m.Weight, elsewhere), sum(m.Error, elsewhere)
 		t.Items = append(t.Items, m.Item)
 	}

@@ -72,7 +72,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 	}
 	for key, n := range exact {
 		if !listed[key] && n > top.Floor {
-			t.Fatalf("%s: %s is missing with a count of %d; want it listed above the floor of %d", what, key, n, top.Floor)
+			t.Fatalf("%s: %s is missing with a count of %d; want it listed, because the floor is only %d", what, key, n, top.Floor)
 		}
 		if !listed[key] && n > bound {
 			t.Fatalf("%s: the heavy item %s is missing with a count of %d of %d", what, key, n, total)
@@ -146,8 +146,8 @@ func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 	}
 }
 
-// The true weight of less than one in three million items is out of its bounds. If one event of gap
-// is sampled, the number of samples has about a Poisson distribution.
+// Fewer than one in three million items have a true weight that is out of their bounds. If one in
+// gap events is sampled, the number of samples has about a Poisson distribution.
 func TestBoundsOfSamplesHold(t *testing.T) {
 	const gap, rare = 64, 1.0 / 3e6
 	atMost := func(n int, mean float64) (p float64) { // the probability of at most n samples
@@ -162,13 +162,13 @@ func TestBoundsOfSamplesHold(t *testing.T) {
 		item := Item{Weight: weight, Variance: float64(weight) * gap, Largest: gap}
 		least, most := item.Bounds()
 		if p := atMost(n, float64(most)/gap); p > rare {
-			t.Errorf("%d samples: an item of weight %d has so few with probability %g; want at most %g", n, most, p, rare)
+			t.Errorf("%d samples: an item of weight %d has so many or fewer with probability %g; want at most %g", n, most, p, rare)
 		}
 		if p := 1 - atMost(n-1, float64(least)/gap); p > rare {
-			t.Errorf("%d samples: an item of weight %d has so many with probability %g; want at most %g", n, least, p, rare)
+			t.Errorf("%d samples: an item of weight %d has so many or more with probability %g; want at most %g", n, least, p, rare)
 		}
 		if float64(most) > 3*float64(weight)+40*gap {
-			t.Errorf("%d samples: the bound %d is useless; want a tighter one", n, most)
+			t.Errorf("%d samples: the upper bound is %d; want at most 3 times the weight %d, plus 40 gaps", n, most, weight)
 		}
 	}
 }

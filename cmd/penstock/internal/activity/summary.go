@@ -41,15 +41,15 @@ type Count struct {
 // The bounds of a summary.
 const (
 	MaxSummary   = 16 << 10  // bytes of a text
-	maxUnpacked  = 256 << 10 // bytes
+	maxUnpacked  = 256 << 10 // bytes of an unpacked text
 	maxCounts    = 400
-	maxText      = 128 // bytes of a version, a name of a host, …
-	summaryItems = 50  // of a Top
-	summaryKeys  = 256 // of a Distinct
-	minKeys      = 16  // of a Distinct: fewer would make its estimate useless
+	maxField     = 128 // bytes of a field, such as a version or a name
+	summaryItems = 50  // items of a Top
+	summaryKeys  = 256 // hashes of a Distinct
+	minKeys      = 16  // hashes of a Distinct: fewer would make its estimate useless
 )
 
-// headerSize is the length of the header of a text: the format version, and a checksum of 4 bytes.
+// headerSize is the size of the header of a text in bytes: the format version, and a checksum of 4.
 const headerSize = 1 + 4
 
 // formatVersion is the first byte of a text. Instances ignore texts with another first byte.
@@ -77,7 +77,7 @@ func (r *Recorder) Summary() *Summary {
 	return s
 }
 
-// packed is the form of a summary in JSON. Lists of numbers are shorter than objects.
+// packed is the form of a summary in JSON. Short names of fields keep it small.
 type packed struct {
 	*Summary
 	Counts  []packedCount    `json:"counts"`
@@ -117,12 +117,13 @@ type packedItem struct {
 type packedDistinct struct {
 	Size   int        `json:"size"`
 	Missed uint64     `json:"missed,omitempty"`
-	Hashes string     `json:"hashes"` // base64 of 8 bytes each
-	Limits []uint16   `json:"of"`     // of each hash: its place in Names
-	Names  [][]string `json:"names"`  // rule and limit
+	Hashes string     `json:"hashes"` // in base64, 8 bytes each
+	Limits []uint16   `json:"of"`     // for each hash, the place of its limit in Names
+	Names  [][]string `json:"names"`  // for each limit, its rule and its name
 }
 
-// Text packs the summary. If the text would be too long, Text leaves out the lightest items.
+// Text packs the summary. If the text would be too long, Text leaves out the lightest items and
+// some hashes.
 func (s *Summary) Text() (string, error) {
 	items, keys := summaryItems, summaryKeys
 	for {
@@ -131,7 +132,7 @@ func (s *Summary) Text() (string, error) {
 			return text, err
 		}
 		if items == 0 {
-			return "", fmt.Errorf("the summary has %d bytes without any items; the longest has %d", len(text), MaxSummary)
+			return "", fmt.Errorf("the summary has %d bytes without any items; at most %d are allowed", len(text), MaxSummary)
 		}
 		items, keys = items/2, keys/2
 	}
@@ -177,8 +178,8 @@ func (s *Summary) pack(items, keys int) (string, error) {
 	return out.String(), err
 }
 
-// cut returns at most the first maxText bytes of a text.
-func cut(text string) string { return text[:min(len(text), maxText)] }
+// cut returns at most the first maxField bytes of a text.
+func cut(text string) string { return text[:min(len(text), maxField)] }
 
 func packDistinct(d Distinct, keys int) packedDistinct {
 	d.Cut(keys)
@@ -204,7 +205,7 @@ func packDistinct(d Distinct, keys int) packedDistinct {
 // that may write to the store can have written it.
 func ParseSummary(text string) (*Summary, error) {
 	if len(text) > MaxSummary {
-		return nil, fmt.Errorf("the summary has %d bytes; the longest has %d", len(text), MaxSummary)
+		return nil, fmt.Errorf("the summary has %d bytes; at most %d are allowed", len(text), MaxSummary)
 	}
 	if len(text) < headerSize || text[0] != formatVersion {
 		return nil, ErrFormat
@@ -226,12 +227,17 @@ func ParseSummary(text string) (*Summary, error) {
 	return p.unpack()
 }
 
-var errCorrupt = errors.New("the summary is out of its bounds")
+var errCorrupt = errors.New("the summary has a value that Penstock does not write")
 
 func (p *packed) unpack() (*Summary, error) {
 	s := p.Summary
-	if s == nil || len(p.Counts) > maxCounts || len(p.Windows) != len(Windows()) || len(s.Version) > maxText || len(s.Host) > maxText || len(s.Digest) > maxText || len(s.Health) > maxText {
+	if s == nil || len(p.Counts) > maxCounts || len(p.Windows) != len(Windows()) {
 		return nil, errCorrupt
+	}
+	for _, field := range []string{s.Version, s.Host, s.Digest, s.Health} {
+		if len(field) > maxField {
+			return nil, errCorrupt
+		}
 	}
 	for _, c := range p.Counts {
 		if !isLabel(c.Rule) || !isLabel(c.Limit) || !isLabel(c.Name) || c.Last10 > c.Last60 {
@@ -267,7 +273,8 @@ func (p *packedTop) unpack() (*Top, error) {
 	}
 	t := &Top{Total: p.Total, Floor: p.Floor, Missed: p.Missed, Items: make([]Item, 0, len(p.Items))}
 	for _, i := range p.Items {
-		if !isLabel(i.Rule) || !isLabel(i.Limit) || !isName(i.Name) || i.Error > i.Weight || !(i.Variance >= 0) || math.IsInf(i.Variance, 0) {
+		hasVariance := i.Variance >= 0 && !math.IsInf(i.Variance, 0) // false for NaN
+		if !isLabel(i.Rule) || !isLabel(i.Limit) || !isName(i.Name) || i.Error > i.Weight || !hasVariance {
 			return nil, errCorrupt
 		}
 		t.Items = append(t.Items, Item(i))
@@ -278,15 +285,22 @@ func (p *packedTop) unpack() (*Top, error) {
 
 func (p *packedDistinct) unpack() (*Distinct, error) {
 	hashes, err := base64.RawStdEncoding.DecodeString(p.Hashes)
-	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size || p.Size < minKeys || p.Size > distinctSize {
+	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size {
+		return nil, errCorrupt
+	}
+	if p.Size < minKeys || p.Size > distinctSize {
 		return nil, errCorrupt
 	}
 	d := &Distinct{Size: p.Size, Missed: p.Missed}
 	for i, place := range p.Limits {
-		if int(place) >= len(p.Names) || len(p.Names[place]) != 2 || !isLabel(p.Names[place][0]) || !isLabel(p.Names[place][1]) {
+		if int(place) >= len(p.Names) || len(p.Names[place]) != 2 {
 			return nil, errCorrupt
 		}
-		h := DistinctHash{binary.BigEndian.Uint64(hashes[8*i:]), p.Names[place][0], p.Names[place][1]}
+		rule, limit := p.Names[place][0], p.Names[place][1]
+		if !isLabel(rule) || !isLabel(limit) {
+			return nil, errCorrupt
+		}
+		h := DistinctHash{binary.BigEndian.Uint64(hashes[8*i:]), rule, limit}
 		if i > 0 && h.Hash <= d.Hashes[i-1].Hash {
 			return nil, errCorrupt
 		}
@@ -298,7 +312,7 @@ func (p *packedDistinct) unpack() (*Distinct, error) {
 // isLabel reports whether a text may be the name of a rule, a limit or a series: printable ASCII
 // without spaces.
 func isLabel(text string) bool {
-	if len(text) > maxText {
+	if len(text) > maxField {
 		return false
 	}
 	for i := range len(text) {

@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// busy returns the summary of an instance with many limits, and many denied keys with long names.
-func busy(t testing.TB) *Summary {
+// busySummary returns the summary of an instance with many limits, and many denied keys with long
+// names.
+func busySummary(t testing.TB) *Summary {
 	f := newFixture(t, testPolicy, Options{Names: plainNames, Seed: 1})
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 3000 {
@@ -34,10 +35,10 @@ func busy(t testing.TB) *Summary {
 
 func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 	quiet := New(Options{}).Summary()
-	for name, s := range map[string]*Summary{"quiet": quiet, "busy": busy(t)} {
+	for name, s := range map[string]*Summary{"quiet": quiet, "busy": busySummary(t)} {
 		text, err := s.Text()
 		if err != nil || len(text) > MaxSummary {
-			t.Fatalf("%s: the summary has %d bytes, %v; want at most %d", name, len(text), err, MaxSummary)
+			t.Fatalf("%s: the summary has %d bytes and the error %v; want at most %d and no error", name, len(text), err, MaxSummary)
 		}
 		read, err := ParseSummary(text)
 		if err != nil {
@@ -45,7 +46,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 		}
 		t.Logf("counted: %s: %d bytes, %d counts, %d offenders", name, len(text), len(read.Counts), len(read.Activity[0].Tops[Denied].Items))
 		if again, err := read.Text(); err != nil || len(again) > MaxSummary {
-			t.Errorf("%s: written again, the summary has %d bytes, %v; want at most %d", name, len(again), err, MaxSummary)
+			t.Errorf("%s: written again, the summary has %d bytes and the error %v; want at most %d and no error", name, len(again), err, MaxSummary)
 		}
 		if read.Version != s.Version || !read.Started.Equal(s.Started) || read.Seed != s.Seed {
 			t.Errorf("%s: %+v was read as %+v; want the same", name, s, read)
@@ -83,7 +84,7 @@ func forge(plain string) string {
 }
 
 func TestBadSummariesAreRejected(t *testing.T) {
-	good, err := busy(t).Text()
+	good, err := busySummary(t).Text()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 		"empty": "", "another version": "\x02" + good[1:], "short": good[:4],
 	} {
 		if _, err := ParseSummary(text); !errors.Is(err, ErrFormat) {
-			t.Errorf("%s: %v; want ErrFormat", name, err)
+			t.Errorf("%s: the error is %v; want ErrFormat", name, err)
 		}
 	}
 	tops := `{"total":0,"floor":0,"items":[]}`
@@ -101,7 +102,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 	}
 	none := `{"size":16,"hashes":"","of":[],"names":[]}`
 	if _, err := ParseSummary(forge(windows(tops, none))); err != nil {
-		t.Fatalf("the forged summary without faults: %v; want no error", err)
+		t.Fatalf("a forged summary without faults has the error %v; want none", err)
 	}
 	wrong := []byte(forge(windows(tops, none)))
 	wrong[2] ^= 1
@@ -109,7 +110,7 @@ func TestBadSummariesAreRejected(t *testing.T) {
 		"a wrong checksum": string(wrong),
 		"cut off":          good[:len(good)-10], "changed": good[:100] + "x" + good[101:], "too long": good + strings.Repeat("x", MaxSummary),
 		"a bomb": forge(`{"version":"` + strings.Repeat("x", 8*maxUnpacked) + `"}`), "no JSON": forge("x"), "null": forge("null"), "an array": forge("[]"), "no windows": forge("{}"),
-		"a long version":  forge(strings.Replace(windows(tops, none), "{", `{"version":"`+strings.Repeat("x", maxText+1)+`",`, 1)),
+		"a long version":  forge(strings.Replace(windows(tops, none), "{", `{"version":"`+strings.Repeat("x", maxField+1)+`",`, 1)),
 		"a key with HTML": forge(windows(`{"items":[{"r":"a","l":"b","k":"<b> x","w":1}]}`, none)),
 		"a long key":      forge(windows(`{"items":[{"r":"a","l":"b","k":"`+strings.Repeat("x", MaxName+1)+`","w":1}]}`, none)),
 		"a large error":   forge(windows(`{"items":[{"r":"a","l":"b","k":"x","w":1,"e":2}]}`, none)),

@@ -5,7 +5,7 @@ package activity
 type table struct {
 	hashes  []uint64
 	numbers []int32 // number plus 1; 0: the place is free
-	mask    uint64
+	mask    uint64  // the size minus 1
 }
 
 // newTable makes a table for at most n hashes.
@@ -41,7 +41,7 @@ func (t *table) remove(hash uint64) {
 		return
 	}
 	for i := (free + 1) & t.mask; t.numbers[i] != 0; i = (i + 1) & t.mask {
-		// The hash at i may move to free if its own place is not between them.
+		// The hash at i stays if its search begins between free and i.
 		if (i-t.hashes[i])&t.mask >= (i-free)&t.mask {
 			t.hashes[free], t.numbers[free] = t.hashes[i], t.numbers[i]
 			free = i

@@ -81,9 +81,9 @@ type Times struct {
 // Since returns the times of the last n seconds.
 func (t *Timing) Since(n int) Times {
 	var counts [failures + 1]uint64
-	for s, n := range t.history.Since(n) {
+	for s, grown := range t.history.Since(n) {
 		i, _ := strconv.Atoi(s.Name)
-		counts[i] = n
+		counts[i] = grown
 	}
 	return timesOf(&counts)
 }

@@ -5,7 +5,7 @@ import "time"
 // A Window is the span of time of an Activity, up to now.
 type Window struct {
 	Name   string
-	Length time.Duration // the most that it covers; FiveMinutes may cover 1 min less, and Hour 10 min
+	Length time.Duration // the most that it covers; FiveMinutes may cover 1 min less, Hour 10 min less
 }
 
 // The windows.
@@ -19,8 +19,8 @@ func Windows() []Window { return []Window{FiveMinutes, Hour} }
 
 const (
 	recentMinutes = 5
-	partMinutes   = 10
-	hourParts     = 60 / partMinutes
+	partMinutes   = 10               // minutes of a part of an hour
+	hourParts     = 60 / partMinutes // parts of an hour
 )
 
 // An Activity has the most active keys of a window.
@@ -29,7 +29,7 @@ type Activity struct {
 	Denied *Distinct
 }
 
-// MergeActivities merges the activities of several instances or times. It keeps the size heaviest
+// MergeActivities merges the activities of several instances or minutes. It keeps the size heaviest
 // items of each Top.
 func MergeActivities(size int, parts ...*Activity) *Activity {
 	merged, distinct := new(Activity), make([]*Distinct, 0, len(parts))
@@ -88,7 +88,8 @@ func since(all []datedActivity, first int64) []datedActivity {
 func (r *Recorder) Activity(w Window) *Activity {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	parts := []*Activity{r.readLocked(false)}
+	const isLast = false // the current minute goes on
+	parts := []*Activity{r.readLocked(isLast)}
 	ended := r.windows.recent
 	if w == Hour {
 		ended = r.windows.parts

@@ -41,8 +41,8 @@ type Check struct {
 type Options struct {
 	Checks  []Check      // of readiness
 	Metrics http.Handler // serves /metrics
-	API     http.Handler // serves /api/v1/; nil: nothing is there
-	Pages   http.Handler // serves all other paths: the dashboard; nil: nothing is there
+	API     http.Handler // serves /api/v1/; nil: 404
+	Pages   http.Handler // serves the dashboard at all other paths; nil: 404
 
 	// Pprof wraps /debug/pprof in the access checks of the admin API. Default: no profiles are served.
 	Pprof func(http.Handler) http.Handler
@@ -55,7 +55,7 @@ type Options struct {
 
 // New makes the handler of
 //
-//	/livez      200 while the process can answer. It checks nothing else: a restart would not fix it
+//	/livez      200 while the process can answer; checks nothing that a restart would not fix
 //	/readyz     200 "ok" or "degraded: store"; 503 "down: …". With ?verbose, a line for each check
 //	/healthz    the same as /readyz
 //	/metrics    for Prometheus
@@ -110,8 +110,8 @@ func probe(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// limitRequests returns middleware that lets at most max requests be in flight at once, in all
-// handlers that it wraps together. 0 means no bound.
+// limitRequests returns middleware that lets at most max requests be in flight at the same time.
+// All handlers that it wraps share this bound. 0 means no bound.
 func limitRequests(max int) func(http.Handler) http.Handler {
 	var inFlight atomic.Int64
 	return func(next http.Handler) http.Handler {
