@@ -1,5 +1,5 @@
 // Package adminapi serves the admin API in JSON: the rules in force, the keys that were denied, and
-// the health of the instance and its store. It also resets keys. It never delays a request.
+// the health of the instance and its store. It also resets keys. Decisions never wait for it.
 package adminapi
 
 import (
@@ -41,19 +41,21 @@ type Options struct {
 	// IsLocal is true if only this machine can reach the handler. Then reads need no token.
 	IsLocal bool
 
-	Identities string // ShowOff, ShowMasked or ShowFull
-	MaskSecret []byte // makes masked identities differ
+	Identities string // how identities are shown: ShowOff, ShowMasked or ShowFull
+	MaskSecret []byte // the key of the hashes in masked identities and refs
 
 	Store     penstock.Store // with its guards
 	Rules     func() *policy.Rules
-	Digest    func() string // of the rules
+	Digest    func() string // of the policy
 	Recorder  *activity.Recorder
 	Fleet     func(context.Context) *activity.Fleet
 	Health    func(context.Context) Health
 	StoreInfo func(context.Context) StoreState
-	Waiting   func() int    // requests that wait now
+	Waiting   func() int    // requests that wait for their turn
 	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
-	Explain   func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
+
+	// Explain returns which limits apply to a request, and what they would decide.
+	Explain func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
 
 	// MaxReaders is how many readers of events and denials there may be at once. Default: 32.
 	MaxReaders int
@@ -75,7 +77,8 @@ type Options struct {
 	// Audit records each reset, and each request for a reset that was rejected.
 	Audit func(Audit)
 
-	// Name returns the name that a key has in the store. Key is its inverse; ok is false for a hash.
+	// Name returns the name that a key has in the store. Key is its inverse; ok is false if the name
+	// is a hash.
 	Name func(key string) string
 	Key  func(name string) (key string, ok bool)
 }
@@ -148,7 +151,7 @@ type route struct {
 	respond       func(h *Handler, ctx context.Context, v Viewer, query url.Values) (any, error)
 }
 
-// A parameter is one of the query.
+// A parameter describes a parameter of a query.
 type parameter struct {
 	name, doc  string
 	choices    []string // the first is the default; nil: any text
@@ -171,21 +174,21 @@ var routes = []route{
 	{"rules", "The rules in force, their limits with bounds, and their recent counts.", nil, Rules{}, (*Handler).makeRules},
 	{"history", "Counts of this instance by the second or by the minute.", []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
-		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
+		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 seconds or 1440 minutes"},
 		{name: "rule", doc: "only counts of this rule"},
 		{name: "limit", doc: "only counts of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
-		{name: "sum", doc: "rules: one sum for the limits of each rule, and one sum for all rules, which has no rule name", choices: []string{"none", "rules"}},
+		{name: "sum", doc: "none: a line for each limit; rules: a line for each rule, which is the sum of its limits, and a line without a rule, which is the sum of all rules", choices: []string{"none", "rules"}},
 	}, History{}, (*Handler).makeHistory},
 	{"timings", "How long the store and the upstream took, by the second or by the minute.", []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
-		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 or 1440"},
+		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 seconds or 1440 minutes"},
 	}, Timings{}, (*Handler).makeTimings},
-	{"offenders", "The keys that were denied, were near their limit, or used most.", []parameter{
+	{"offenders", "The keys with the most denied requests, requests near their limit, or units.", []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "shadow_denied", "near_limit", "units"}},
 		{name: "window", doc: "the time that is counted, up to now", choices: []string{"5m", "1h"}},
-		{name: "scope", doc: "of all instances, or of this one", choices: []string{"fleet", "instance"}},
-		{name: "limit", doc: "how many; default 20, at most 100"},
+		{name: "scope", doc: "fleet: all instances; instance: this one", choices: []string{"fleet", "instance"}},
+		{name: "limit", doc: "how many offenders; default 20, at most 100"},
 	}, Offenders{}, (*Handler).makeOffenders},
 	{"key", "The state of one key in all limits. It charges nothing.", []parameter{
 		{name: "key", doc: "as explain writes it, such as key:abc"},
@@ -221,7 +224,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		failWith(w, err)
 		return
 	}
-	if req.URL.Path != Prefix+resetPath { // it checks the viewer itself, and records refused writes
+	if req.URL.Path != Prefix+resetPath { // serveReset checks the viewer itself, and records refused writes
 		if _, refused := h.ViewerOf(req); refused != nil {
 			failWith(w, refused)
 			return
@@ -276,9 +279,9 @@ func isForeign(req *http.Request) bool {
 	return err != nil || u.Host != req.Host
 }
 
-// ViewerOf returns the client that sends a request, or an error if it may not read. An operator
-// sends the token, or the cookie of a session. Options.AuthFailed counts each error, so one request
-// must not call ViewerOf twice if it fails.
+// ViewerOf returns the client that sends a request, or an error if the client may not read. An
+// operator sends the token, or the cookie of a session. Options.AuthFailed counts each error, so
+// one request must not call ViewerOf twice if it fails.
 func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 	headers := req.Header.Values("Authorization")
 	token, hasToken := bearer.Token(headers)
@@ -356,14 +359,17 @@ func (r *route) values(query string) (url.Values, error) {
 		if i < 0 {
 			return nil, refuse(http.StatusBadRequest, "unknown parameter %.40q; the parameters are: %s", name, r.names())
 		}
-		p := r.parameters[i]
+		p, most := r.parameters[i], 1
+		if p.isRepeated {
+			most = maxRepeats
+		}
 		switch {
-		case len(list) > 1 && !p.isRepeated || len(list) > maxRepeats:
-			return nil, refuse(http.StatusBadRequest, "%s is given %d times", name, len(list))
+		case len(list) > most:
+			return nil, refuse(http.StatusBadRequest, "%s is given %d times; the most is %d", name, len(list), most)
 		case slices.ContainsFunc(list, func(v string) bool { return len(v) > maxValue }):
 			return nil, refuse(http.StatusBadRequest, "%s is longer than %d bytes", name, maxValue)
 		case p.choices != nil && !slices.Contains(p.choices, list[0]):
-			return nil, refuse(http.StatusBadRequest, "%s is unknown; write %s", name, strings.Join(p.choices, " or "))
+			return nil, refuse(http.StatusBadRequest, "the value of %s is unknown; write %s", name, strings.Join(p.choices, " or "))
 		}
 	}
 	for _, p := range r.parameters {

@@ -103,12 +103,9 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 // spend charges a key n times, and passes the events to the recorder.
 func (f *fixture) spend(limit, key string, n int) {
 	f.t.Helper()
-	i := slices.IndexFunc(f.options.Rules().Plans(), func(p *penstock.Plan) bool {
-		return p.Group()+"."+p.Name() == limit && p.Limit().Count <= 1000
-	})
-	plan := f.options.Rules().Plans()[i]
-	for _, p := range f.options.Rules().Plans() { // the last tier
-		if p.ID() == plan.ID() {
+	var plan *penstock.Plan // of the last tier
+	for _, p := range f.options.Rules().Plans() {
+		if p.Group()+"."+p.Name() == limit {
 			plan = p
 		}
 	}
@@ -183,7 +180,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 			tried++
 			w := c.f.get(path, c.header)
 			if w.Code != c.status {
-				t.Errorf("%s with %q, local %v: %d, want %d: %s", path, c.header, c.f.options.IsLocal, w.Code, c.status, w.Body)
+				t.Errorf("%s with %q, local %v: the status is %d, want %d: %s", path, c.header, c.f.options.IsLocal, w.Code, c.status, w.Body)
 			}
 			if hint := w.Header().Get("WWW-Authenticate"); (hint != "") != (c.status == 401) {
 				t.Errorf("%s with %q: WWW-Authenticate is %q; want it only with a 401", path, c.header, hint)
@@ -209,11 +206,11 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 func TestMalformedParametersAreRejected(t *testing.T) {
 	f := newFixture(t, nil)
 	for path, want := range map[string]string{
-		"offenders?kind=x":                           "kind is unknown; write denied or shadow_denied or near_limit or units",
+		"offenders?kind=x":                           "the value of kind is unknown; write denied or shadow_denied or near_limit or units",
 		"offenders?limit=0":                          "limit is not a number from 1 to 100",
 		"offenders?limit=9999":                       "limit is not a number from 1 to 100",
 		"offenders?knd=denied":                       `unknown parameter "knd"; the parameters are: kind, window, scope, limit`,
-		"offenders?kind=units&kind=denied":           "kind is given 2 times",
+		"offenders?kind=units&kind=denied":           "kind is given 2 times; the most is 1",
 		"history?last=601":                           "last is not a number from 1 to 600",
 		"history?span=minutes&last=1441":             "last is not a number from 1 to 1440",
 		"key":                                        "name one key",
@@ -263,7 +260,9 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 			t.Errorf("%s with %q: the response about the key is %d %s; want 200, with the full key: %v", c.identities, c.header, w.Code, w.Body, isFull)
 		}
 		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
-			if body := f.get(path, c.header).Body.String(); strings.Contains(body, "4711") != (c.shown == ShowFull && strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)) {
+			body := f.get(path, c.header).Body.String()
+			hasOffender := strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)
+			if strings.Contains(body, "4711") != (hasOffender && c.shown == ShowFull) {
 				t.Errorf("%s with %q: %s is %s; want the identity only in full lists of offenders", c.identities, c.header, path, body)
 			}
 		}
@@ -279,7 +278,7 @@ func TestShortListsOfOffendersBoundTheOthers(t *testing.T) {
 	for limit, want := range map[int]uint64{1: 4, 2: 2, 3: 0} {
 		got := read[Offenders](f, fmt.Sprint("offenders?kind=denied&window=1h&limit=", limit), "")
 		if len(got.Offenders) != limit || got.OthersAtMost != want || got.Offenders[0].AtMost != 6 {
-			t.Errorf("limit %d: %+v; want %d for the others", limit, got, want)
+			t.Errorf("limit %d: the offenders are %+v; want %d offenders, and at most %d for each other key", limit, got, limit, want)
 		}
 	}
 }
@@ -307,7 +306,7 @@ func TestMasksHideTheIdentity(t *testing.T) {
 	}
 	name := hashed.Name("key:abc")
 	if got := hashed.identity(Viewer{isOperator: true}, name); got != name {
-		t.Errorf("a hashed key is shown as %s; want no part of it", got)
+		t.Errorf("a key that the store has as a hash is shown as %s; want the hash %s", got, name)
 	}
 }
 
@@ -402,7 +401,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 		status int
 	}{{tag, 304}, {`"x", W/` + tag, 304}, {"*", 304}, {`"x"`, 200}, {"", 200}} {
 		if w := f.get("state", "If-None-Match: "+c.tag); w.Code != c.status || (w.Body.Len() > 0) != (c.status == 200) {
-			t.Errorf("If-None-Match %s: %d with %d bytes; want %d", c.tag, w.Code, w.Body.Len(), c.status)
+			t.Errorf("If-None-Match %s: the status is %d with %d bytes; want %d, and a body only with 200", c.tag, w.Code, w.Body.Len(), c.status)
 		}
 	}
 	f.stateCache.made = time.Time{} // a second later
@@ -421,11 +420,11 @@ func checkSchema(where string, schema, schemas object, value any) error {
 	if ref, ok := schema["$ref"].(string); ok {
 		return checkSchema(where, schemas[strings.TrimPrefix(ref, "#/components/schemas/")].(object), schemas, value)
 	}
-	if any, ok := schema["anyOf"].([]any); ok {
+	if choices, ok := schema["anyOf"].([]any); ok {
 		if value == nil {
 			return nil
 		}
-		return checkSchema(where, any[0].(object), schemas, value)
+		return checkSchema(where, choices[0].(object), schemas, value)
 	}
 	var ok bool
 	switch v := value.(type) {
@@ -559,7 +558,7 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 	for _, c := range []struct {
 		isReset bool
 		header  string
-		want    string
+		want    string // the calls of AuthFailed: none or wrong, by the token
 	}{
 		{false, "", "none"}, {false, "Authorization: Bearer guess", "wrong"}, {false, "Authorization: Basic x", "wrong"}, {false, operator, ""},
 		{true, "", "none"}, {true, "Authorization: Bearer guess", "wrong"}, {true, operator, ""},

@@ -19,7 +19,7 @@ type Denial struct {
 	Ref      string    `json:"ref,omitempty" doc:"a short name of the key, for /api/v1/key?ref="`
 	Outcome  string    `json:"outcome" doc:"denied, denied_new_identity or failed_closed"`
 	Source   string    `json:"source" doc:"who decided: store, deny_cache, lease, fallback, closed, or instance for new_identities"`
-	RetryMS  int64     `json:"retry_after_ms" doc:"0: not known; -1: never"`
+	RetryMS  int64     `json:"retry_after_ms" doc:"in milliseconds; 0: not known; -1: never"`
 	TraceID  string    `json:"trace_id,omitempty"`
 	Skipped  int64     `json:"skipped" doc:"denials before this one that were not sent, because there were too many"`
 }
@@ -27,13 +27,13 @@ type Denial struct {
 // denialsRoute describes the path that sends denials.
 var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
 	{name: "rule", doc: "only denials of this rule"},
-	{name: "key", doc: "only of this key, such as key:abc; needs the token"},
+	{name: "key", doc: "only denials of this key, such as key:abc; needs the token"},
 	{name: "ref", doc: "instead of key: the ref of an offender"},
 }, body: Denial{}}
 
 const (
 	deniedPerSecond = 50 // the most denials that each reader gets in a second
-	deniedPerLimit  = 40 // the most of one limit among them
+	deniedPerLimit  = 40 // the most of them that one limit may have
 )
 
 // Without the token, a guessed key could be compared with the masked keys.

@@ -19,12 +19,12 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		return nil, err
 	}
 	limits, skipped := h.limitsOf(key, q.Get("rule"))
-	unread := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
-	if q.Has("rule") && len(limits) == 0 && len(unread) == 0 {
+	newIdentities := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
+	if q.Has("rule") && len(limits) == 0 && len(newIdentities) == 0 {
 		return nil, refuse(http.StatusNotFound, "no limit of a rule of this name counts under such a key; %srules lists them", Prefix)
 	}
 	name := h.Name(key)
-	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: unread, Skipped: skipped}
+	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: newIdentities, Skipped: skipped}
 	if q.Has("key") && !v.isOperator { // otherwise a client could compare a guess with the refs of offenders
 		found.Ref, found.Stored = "", ""
 	}

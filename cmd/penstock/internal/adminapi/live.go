@@ -11,8 +11,8 @@ import (
 const (
 	maxReaders       = 32               // of events and denials
 	snapshotInterval = time.Second      // from one snapshot to the next
-	commentInterval  = 15 * time.Second // from one comment to the next; comments keep connections open in proxies
-	writeTimeout     = 5 * time.Second  // of one event; a slower reader is dropped
+	commentInterval  = 15 * time.Second // between comments, which keep connections open in proxies
+	writeTimeout     = 5 * time.Second  // for one event; a slower reader is dropped
 )
 
 // A broadcaster sends the state to readers of server-sent events. Each reader has room for one
@@ -75,7 +75,7 @@ func follow[T any](w http.ResponseWriter, req *http.Request, from <-chan T, enco
 		}
 		return control.Flush()
 	}
-	if send([]byte("retry: 3000\n\n")) != nil {
+	if send([]byte("retry: 3000\n\n")) != nil { // after a lost connection, browsers wait 3000 ms
 		return
 	}
 	comment := time.NewTicker(commentInterval)

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// A pipeListener accepts connections in memory. They have no buffers, so a reader that does not
-// read stops its writer at once.
+// A pipeListener accepts connections in memory. They have no buffers, so each write waits until its
+// bytes are read.
 type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -96,7 +96,7 @@ func TestEventsSendTheStateEverySecond(t *testing.T) {
 			snapshots++
 			var state State
 			if err := json.Unmarshal([]byte(data), &state); err != nil || state.Health.Status != "ok" {
-				t.Fatalf("the snapshot %s: %v; want one with health ok", data, err)
+				t.Fatalf("the snapshot is %s, with the error %v; want one with health ok", data, err)
 			}
 		}
 		if took := time.Since(start); snapshots != 60 || took < 58*time.Second || took > 61*time.Second || comments < 3 {
@@ -142,7 +142,7 @@ func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 		other, response := s.open(t, "state")
 		defer other.Close()
 		if took := time.Since(began); response.StatusCode != 200 || took != 0 {
-			t.Errorf("beside slow readers, /state took %v and got %d; want 200 at once", took, response.StatusCode)
+			t.Errorf("beside slow readers, /state took %v and got %d; want 200 without a wait", took, response.StatusCode)
 		}
 		time.Sleep(4 * time.Second)
 		s.live.mu.Lock()
@@ -185,10 +185,10 @@ func TestReadersShareSnapshots(t *testing.T) {
 			f.get("state")
 		}
 		if made > before+1 {
-			t.Errorf("5 readers at once read the store %d times; want at most once", made-before)
+			t.Errorf("5 reads within a second read the store %d times; want at most once", made-before)
 		}
 		if made < 9 || made > 12 {
-			t.Errorf("10 readers read the store %d times in 10 s; want 9 to 12", made)
+			t.Errorf("for 10 readers, the store was read %d times in 10 s; want 9 to 12, as for one", made)
 		}
 	})
 }

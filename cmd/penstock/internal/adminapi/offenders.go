@@ -18,16 +18,16 @@ func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (an
 		return nil, err
 	}
 	found := Offenders{Kind: q.Get("kind"), Window: q.Get("window"), Scope: q.Get("scope"), Identities: h.shown(v), Offenders: []Offender{}, Instances: 1}
-	window := slices.IndexFunc(activity.Windows(), func(w activity.Window) bool { return w.Name == found.Window })
-	kind := slices.IndexFunc(activity.Kinds(), func(k activity.Kind) bool { return k.String() == found.Kind })
+	windowIndex := slices.IndexFunc(activity.Windows(), func(w activity.Window) bool { return w.Name == found.Window })
+	kindIndex := slices.IndexFunc(activity.Kinds(), func(k activity.Kind) bool { return k.String() == found.Kind })
 	var a *activity.Activity
 	if found.Scope == "instance" {
-		a = h.Recorder.Activity(activity.Windows()[window])
+		a = h.Recorder.Activity(activity.Windows()[windowIndex])
 	} else {
 		fleet := h.Fleet(ctx)
-		a, found.Instances, found.Problem = fleet.Activity[window], len(fleet.Instances), fleet.Problem
+		a, found.Instances, found.Problem = fleet.Activity[windowIndex], len(fleet.Instances), fleet.Problem
 	}
-	top := *a.Tops[kind]
+	top := *a.Tops[kindIndex]
 	// The count of a key outside top.Items is at most Floor plus Missed.
 	found.Total, found.OthersAtMost, found.Missed = top.Total, top.Floor+top.Missed, top.Missed
 	for i, item := range top.Items {

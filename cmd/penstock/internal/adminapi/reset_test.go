@@ -50,8 +50,8 @@ func (f *fixture) used(limit string) int64 {
 func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 	for _, c := range []struct {
 		body      string
-		reset     []string
-		hour, day int64
+		reset     []string // the limits that are reset
+		hour, day int64    // units that are used afterwards
 	}{
 		{resetAll, []string{"api.hour", "api.day"}, 0, 0},
 		{`{"key": "key:customer-4711", "rule": "api", "reason": "r"}`, []string{"api.hour", "api.day"}, 0, 0},
@@ -74,11 +74,11 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		}
 		for _, l := range done.After {
 			if l.Used != 0 || l.IsDenied {
-				t.Errorf("%s: after the reset, the limit is %+v; want the full rate", c.body, l)
+				t.Errorf("%s: after the reset, the limit is %+v; want no unit used, and no denial", c.body, l)
 			}
 		}
 		if hour, day := f.used("hour"), f.used("day"); hour != c.hour || day != c.day {
-			t.Errorf("%s: %d and %d are used; want %d and %d", c.body, hour, day, c.hour, c.day)
+			t.Errorf("%s: %d units of limit hour are used and %d of day; want %d and %d", c.body, hour, day, c.hour, c.day)
 		}
 		if len(f.audits) != 1 || f.audits[0].Problem != "" || len(f.audits[0].Limits) != len(c.reset) || f.audits[0].Actor.Address == "" {
 			t.Errorf("%s: the audit lines are %+v; want one with %d limits and an address", c.body, f.audits, len(c.reset))
@@ -121,7 +121,7 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		f.spend("api.hour", "key:customer-4711", 5)
 		w := f.post(resetAll, c.headers...)
 		if w.Code != c.status || f.used("hour") != 5 {
-			t.Errorf("%v: %d %s, %d used; want %d and 5 used", c.headers, w.Code, w.Body, f.used("hour"), c.status)
+			t.Errorf("with %v: the response is %d %s, and %d units are used; want %d, and 5 units", c.headers, w.Code, w.Body, f.used("hour"), c.status)
 		}
 		tried++
 		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
@@ -182,7 +182,7 @@ func TestResetNeedsTheStore(t *testing.T) {
 	for _, store := range []penstock.Store{failing, local} {
 		f := newFixture(t, func(o *Options) { o.Store = store })
 		if w := f.post(resetAll, operator); w.Code != 503 || len(f.audits) != 1 || f.audits[0].Problem == "" {
-			t.Errorf("%d %s, audits %+v; want 503 and one audit line", w.Code, w.Body, f.audits)
+			t.Errorf("the response is %d %s, and the audit lines are %+v; want 503, and one line with the problem", w.Code, w.Body, f.audits)
 		}
 	}
 }

@@ -76,11 +76,11 @@ func TestPagesResetLikeTheAPI(t *testing.T) {
 	q.RemoteAddr = "192.0.2.9:1"
 	for _, wrong := range []string{"", "wrong"} {
 		if done, err := f.Reset(q, wrong, wanted); err == nil || done != nil || StatusOf(err) != 401 || f.used("hour") != 10 {
-			t.Errorf("with the wrong token %q: %v, %v; want 401, and no reset", wrong, done, err)
+			t.Errorf("with the wrong token %q, Reset returns %v, %v; want 401, and no reset", wrong, done, err)
 		}
 	}
 	if _, err := f.Reset(q, token, ResetRequest{Key: wanted.Key}); StatusOf(err) != 400 || f.used("hour") != 10 {
-		t.Errorf("without a reason: %v; want 400", err)
+		t.Errorf("without a reason, Reset returns %v; want 400", err)
 	}
 	if done, err := f.Reset(q, token, wanted); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
 		t.Errorf("Reset returns %+v, %v; want one reset limit", done, err)
@@ -124,7 +124,7 @@ func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
 		w := httptest.NewRecorder()
 		c.f.Protect(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {})).ServeHTTP(w, q)
 		if w.Code != c.status {
-			t.Errorf("local %v, with %q: %d; want %d", c.f.IsLocal, c.header, w.Code, c.status)
+			t.Errorf("local %v, with %q: the status is %d; want %d", c.f.IsLocal, c.header, w.Code, c.status)
 		}
 	}
 }
@@ -134,10 +134,10 @@ func TestGuessedKeysCannotBeComparedWithMaskedOnes(t *testing.T) {
 		f := newFixture(t, func(o *Options) { withDenials(o); o.Identities = show })
 		w := f.get("key?key=key:customer-4711")
 		if body := w.Body.String(); w.Code != 200 || strings.Contains(body, `"ref"`) || strings.Contains(body, `"stored"`) {
-			t.Errorf("%s: without the token: %d %s; want no ref and no stored", show, w.Code, body)
+			t.Errorf("%s: without the token, the response is %d %s; want 200 without the fields ref and stored", show, w.Code, body)
 		}
 		if body := f.get("key?key=key:customer-4711", operator).Body.String(); !strings.Contains(body, `"ref":"`+f.ref("key:customer-4711")) {
-			t.Errorf("%s: with the token: %s; want a ref", show, body)
+			t.Errorf("%s: with the token, the body is %s; want one with a ref", show, body)
 		}
 		if w := f.get("denials?key=key:customer-4711"); w.Code != 401 || !strings.Contains(w.Body.String(), "needs the operator token") {
 			t.Errorf("%s: denials of a key without the token: %d %s; want 401", show, w.Code, w.Body)

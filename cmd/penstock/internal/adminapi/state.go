@@ -46,7 +46,7 @@ func (h *Handler) state(ctx context.Context) encoded {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	fleet := h.Fleet(ctx)
-	current := &State{Health: h.Health(ctx), Store: h.storeState(ctx), Counts: h.counts(), AllTotal: totals(fleet), Waiting: h.Waiting(),
+	current := &State{Health: h.Health(ctx), Store: h.storeState(ctx), Counts: h.counts(), FleetCounts: totals(fleet), Waiting: h.Waiting(),
 		Fleet: FleetState{Shown: len(fleet.Instances), Registered: fleet.Registered, Problem: fleet.Problem}}
 	if name := h.Upstream(); name != "" {
 		current.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
@@ -55,8 +55,8 @@ func (h *Handler) state(ctx context.Context) encoded {
 	sum := sha256.Sum256(stable)
 	current.Time = time.Now().UTC()
 	const isSummed = true
-	current.Recent = h.history("seconds", recent, isSummed, nil) // of all series
-	current.Times = h.timings("seconds", recent)
+	current.Recent = h.history("seconds", recentSeconds, isSummed, nil) // of all series
+	current.Times = h.timings("seconds", recentSeconds)
 	s.state = current
 	text, _ := json.Marshal(current)
 	s.latest = encoded{append(text, '\n'), `"` + hex.EncodeToString(sum[:12]) + `"`}
@@ -64,8 +64,8 @@ func (h *Handler) state(ctx context.Context) encoded {
 	return s.latest
 }
 
-// recent is how many of the last seconds the state lists one by one.
-const recent = 10
+// recentSeconds is how many of the last seconds the state lists one by one.
+const recentSeconds = 10
 
 // storeState returns the state of the store as this instance sees it.
 func (h *Handler) storeState(ctx context.Context) StoreState {
@@ -82,7 +82,7 @@ func (h *Handler) storeState(ctx context.Context) StoreState {
 }
 
 func latencyOf(t *activity.Timing) Latency {
-	times := t.Since(recent)
+	times := t.Since(recentSeconds)
 	return Latency{Calls: times.Calls, Failed: times.Failed, P50: times.P50.Microseconds(), P95: times.P95.Microseconds(), P99: times.P99.Microseconds()}
 }
 
@@ -215,8 +215,10 @@ func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, e
 	if err != nil {
 		return nil, err
 	}
-	return h.history(span, n, q.Get("sum") == "rules", func(s activity.Series) bool {
-		return (!q.Has("rule") || s.Rule == q.Get("rule")) && (!q.Has("limit") || s.Limit == q.Get("limit")) && (!q.Has("name") || s.Name == q.Get("name"))
+	matches := func(parameter, value string) bool { return !q.Has(parameter) || q.Get(parameter) == value }
+	isSummed := q.Get("sum") == "rules"
+	return h.history(span, n, isSummed, func(s activity.Series) bool {
+		return matches("rule", s.Rule) && matches("limit", s.Limit) && matches("name", s.Name)
 	}), nil
 }
 
@@ -228,7 +230,7 @@ func (h *Handler) makeTimings(_ context.Context, _ Viewer, q url.Values) (any, e
 	return h.timings(span, n), nil
 }
 
-// spanOf returns the span that a request names, and how many of its seconds or minutes.
+// spanOf returns the span that a request names, and how many seconds or minutes it wants.
 func spanOf(q url.Values) (span string, n int, err error) {
 	most := activity.Seconds
 	if span = q.Get("span"); span == "minutes" {
@@ -238,17 +240,16 @@ func spanOf(q url.Values) (span string, n int, err error) {
 	return span, n, err
 }
 
-// history returns the last n counts of each series for which has returns true. If has is nil, it
-// returns those of all series.
-func (h *Handler) history(span string, n int, isSummed bool, has func(activity.Series) bool) History {
+// history returns the last n counts of each series that isSelected selects; nil selects all.
+func (h *Handler) history(span string, n int, isSummed bool, isSelected func(activity.Series) bool) History {
 	found := History{Span: span, End: time.Now().UTC().Truncate(time.Second), Lines: []Line{}}
 	all := h.Recorder.History()
-	read, length := all.BySecond, int64(1) // length of a unit in seconds
+	read, unitSeconds := all.BySecond, int64(1)
 	if span == "minutes" {
-		read, length = all.ByMinute, 60
+		read, unitSeconds = all.ByMinute, 60
 	}
 	var lines []activity.Line
-	found.Last = readAt(all.Second, func() { lines = read(n, has) }) / length
+	found.Last = readAt(all.Second, func() { lines = read(n, isSelected) }) / unitSeconds
 	if isSummed {
 		lines = sumRules(lines)
 	}
@@ -293,9 +294,9 @@ func sumRules(lines []activity.Line) []activity.Line {
 // timings returns how long the calls of the last n seconds or minutes took.
 func (h *Handler) timings(span string, n int) Timings {
 	found := Timings{Span: span, End: time.Now().UTC().Truncate(time.Second)}
-	length := int64(1) // of a unit in seconds
+	unitSeconds := int64(1)
 	if span == "minutes" {
-		length = 60
+		unitSeconds = 60
 	}
 	fill := func(t *activity.Timing) *Times {
 		read := t.BySecond
@@ -303,7 +304,7 @@ func (h *Handler) timings(span string, n int) Timings {
 			read = t.ByMinute
 		}
 		var all []activity.Times
-		found.Last = readAt(t.Second, func() { all = read(n) }) / length
+		found.Last = readAt(t.Second, func() { all = read(n) }) / unitSeconds
 		return timesOf(all)
 	}
 	found.Store = *fill(&h.Recorder.Store)

@@ -24,12 +24,12 @@ func TestTimingsOfStoreAndUpstream(t *testing.T) {
 	state := read[State](f, "state")
 	// A quantile is the upper end of the range that has the time: 7 µs are in the range up to 8 µs.
 	if want := (Latency{Calls: 100, P50: 8, P95: 8, P99: 8}); state.Store.Latency != want {
-		t.Errorf("the store is %+v, want %+v", state.Store.Latency, want)
+		t.Errorf("the latency of the store is %+v; want %+v", state.Store.Latency, want)
 	}
 	if want := (Upstream{"http://127.0.0.1:3000", Latency{Calls: 1, Failed: 1, P50: 6, P95: 6, P99: 6}}); *state.Upstream != want {
-		t.Errorf("the upstream is %+v, want %+v", state.Upstream, want)
+		t.Errorf("the upstream is %+v; want %+v", state.Upstream, want)
 	}
-	if state.Waiting != 3 || state.Times.Last != 3 || state.Recent.Last != 3 || len(state.Times.Store.Calls) != recent {
+	if state.Waiting != 3 || state.Times.Last != 3 || state.Recent.Last != 3 || len(state.Times.Store.Calls) != recentSeconds {
 		t.Errorf("the state is %+v; want 3 waiting requests, and times of the last seconds", state)
 	}
 	got := read[Timings](f, "timings?last=5")

@@ -24,16 +24,16 @@ type Check struct {
 
 // A State is the current state of the instance and the store.
 type State struct {
-	Time     time.Time  `json:"time"`
-	Health   Health     `json:"health"`
-	Store    StoreState `json:"store"`
-	Fleet    FleetState `json:"fleet"`
-	Counts   []Count    `json:"counts" doc:"of this instance"`
-	AllTotal []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
-	Waiting  int        `json:"waiting" doc:"requests that wait for their turn at this instance"`
-	Upstream *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
-	Recent   History    `json:"recent" doc:"the last 10 seconds, by rule, and the sum of all rules as the rule that has no name"`
-	Times    Timings    `json:"recent_timings" doc:"the last 10 seconds"`
+	Time        time.Time  `json:"time"`
+	Health      Health     `json:"health"`
+	Store       StoreState `json:"store"`
+	Fleet       FleetState `json:"fleet"`
+	Counts      []Count    `json:"counts" doc:"of this instance"`
+	FleetCounts []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
+	Waiting     int        `json:"waiting" doc:"requests that wait for their turn at this instance"`
+	Upstream    *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
+	Recent      History    `json:"recent" doc:"the last 10 seconds: a line for each rule, and a line without a rule, which is the sum of all rules"`
+	Times       Timings    `json:"recent_timings" doc:"how long calls took in the last 10 seconds"`
 }
 
 // An Upstream is what this instance forwards requests to.
@@ -48,8 +48,8 @@ type Latency struct {
 	Calls  uint64 `json:"calls_10s"`
 	Failed uint64 `json:"failed_10s"`
 	P50    int64  `json:"p50_us" doc:"microseconds, rounded up by at most a quarter; 0 without calls"`
-	P95    int64  `json:"p95_us"`
-	P99    int64  `json:"p99_us"`
+	P95    int64  `json:"p95_us" doc:"like p50_us"`
+	P99    int64  `json:"p99_us" doc:"like p50_us"`
 }
 
 // A FleetState is how many instances share the store.
@@ -71,8 +71,8 @@ type Count struct {
 // A StoreState is what this instance knows of its store.
 type StoreState struct {
 	Name      string            `json:"name" doc:"the URL without its password and options, or memory"`
-	IsFailing bool              `json:"failing" doc:"a call has failed within the last 10 s, or fails now"`
-	Reason    string            `json:"reason,omitempty" doc:"why it fails: a reason of rate_limiter_errors_total"`
+	IsFailing bool              `json:"failing" doc:"the latest call failed, or a call failed within the last 10 s"`
+	Reason    string            `json:"reason,omitempty" doc:"why calls fail: a reason of rate_limiter_errors_total"`
 	Breakers  map[string]string `json:"breakers" doc:"state by node: closed, open or half_open"`
 	Memory    *Memory           `json:"memory,omitempty" doc:"only if the Redis user has the right +info; up to a minute old"`
 	Instances int               `json:"instances" doc:"how many instances share the limits if the store fails"`
@@ -137,23 +137,23 @@ type Limit struct {
 
 // A Bound is how much a limit admits at most in one situation.
 type Bound struct {
-	When string `json:"when"`
+	When string `json:"when" doc:"the situation, such as: store fails"`
 	Over *int64 `json:"over" doc:"units in excess of the limit; null: no bound"`
-	Text string `json:"text"`
+	Text string `json:"text" doc:"the bound in words"`
 }
 
 // Offenders are the keys that were most active.
 type Offenders struct {
-	Kind         string     `json:"kind" doc:"denied, shadow_denied, near_limit: requests; units: units"`
+	Kind         string     `json:"kind" doc:"what is counted: units, or requests that were denied, shadow_denied or near_limit"`
 	Window       string     `json:"window" doc:"5m or 1h"`
 	Scope        string     `json:"scope" doc:"fleet or instance"`
 	Identities   string     `json:"identities" doc:"how identities are shown: off, masked or full"`
 	Offenders    []Offender `json:"offenders" doc:"the most active first"`
-	Total        uint64     `json:"total" doc:"of all keys"`
+	Total        uint64     `json:"total" doc:"the count of all keys together"`
 	OthersAtMost uint64     `json:"others_at_most" doc:"a key that is not listed has at most this count"`
 	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; at_most and others_at_most include them"`
 	Distinct     *Distinct  `json:"distinct,omitempty" doc:"with kind denied: how many different keys were denied, once for each limit"`
-	Instances    int        `json:"instances"`
+	Instances    int        `json:"instances" doc:"how many instances were counted"`
 	Problem      string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
 }
 
@@ -164,8 +164,8 @@ type Offender struct {
 	Identity string `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
 	Ref      string `json:"ref" doc:"a short name of the key, for /api/v1/key?ref="`
 	Count    uint64 `json:"count" doc:"an estimate, never below what was counted"`
-	AtLeast  uint64 `json:"at_least"`
-	AtMost   uint64 `json:"at_most"`
+	AtLeast  uint64 `json:"at_least" doc:"the lower bound of the true count"`
+	AtMost   uint64 `json:"at_most" doc:"the upper bound of the true count"`
 	IsExact  bool   `json:"exact" doc:"at_least and at_most are certain; otherwise events were sampled, and the bounds hold for all but one of three million keys"`
 }
 
@@ -181,7 +181,7 @@ type DistinctLimit struct {
 	Rule      string `json:"rule"`
 	Limit     string `json:"limit"`
 	Count     uint64 `json:"count"`
-	Deviation uint64 `json:"standard_error"`
+	Deviation uint64 `json:"standard_error" doc:"0: the count is exact"`
 }
 
 // A Key is the state of one key in all limits.
@@ -208,7 +208,7 @@ type Instances struct {
 // Ignored counts summaries of other instances.
 type Ignored struct {
 	OtherVersion int64 `json:"other_version" doc:"of another version of Penstock"`
-	Corrupt      int64 `json:"corrupt"`
+	Corrupt      int64 `json:"corrupt" doc:"that are damaged"`
 	OtherSecret  int64 `json:"other_secret" doc:"of an instance with another key_hash_secret or caller_token"`
 }
 
@@ -221,7 +221,7 @@ type Instance struct {
 	PID     int       `json:"pid,omitempty" doc:"number of its process on the host"`
 	Digest  string    `json:"digest" doc:"of its policy"`
 	Started time.Time `json:"started"`
-	Written time.Time `json:"written" doc:"by the clock of that instance"`
+	Written time.Time `json:"written" doc:"when the summary was written, by the clock of that instance"`
 	Reason  string    `json:"store_reason,omitempty" doc:"why the store fails, as that instance sees it"`
 	Counts  []Count   `json:"counts"`
 }
@@ -257,8 +257,8 @@ type Times struct {
 	Calls  []uint64 `json:"calls"`
 	Failed []uint64 `json:"failed"`
 	P50    []int64  `json:"p50_us" doc:"microseconds, rounded up by at most a quarter; 0 without calls"`
-	P95    []int64  `json:"p95_us"`
-	P99    []int64  `json:"p99_us"`
+	P95    []int64  `json:"p95_us" doc:"like p50_us"`
+	P99    []int64  `json:"p99_us" doc:"like p50_us"`
 }
 
 // A Problem is the body of an error, application/problem+json.

@@ -60,7 +60,7 @@ const (
 
 func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
 	state := h.API.ReadState(ctx)
-	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.AllTotal)}
+	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.FleetCounts)}
 	for _, r := range h.API.Rules().Rules() {
 		if len(o.RuleNames) < maxRules || r.Name == o.Rule {
 			o.RuleNames = append(o.RuleNames, r.Name)
@@ -91,7 +91,7 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 		})...)
 	}
 	o.Charts = makeCharts(o.Rule, state.Upstream != nil, history, timings)
-	o.Limits = limitRows(state.AllTotal)
+	o.Limits = limitRows(state.FleetCounts)
 	if more := len(o.Limits) - maxLimitRows; more > 0 {
 		o.Limits, o.MoreLimits = o.Limits[:maxLimitRows], more
 	}

@@ -446,7 +446,7 @@ type limitName struct{ rule, limit string }
 // rates returns the rates of all limits.
 func (s *Snapshot) rates() map[limitName]limitRates {
 	all := make(map[limitName]limitRates)
-	for _, c := range s.State.AllTotal {
+	for _, c := range s.State.FleetCounts {
 		n := all[limitName{c.Rule, c.Limit}]
 		switch per := rate(c.Last10) / 10; {
 		case c.Name == "allowed", c.Name == "failed_open", c.Name == "shadow_allowed":

@@ -31,7 +31,7 @@ func sample() *Snapshot {
 		State: adminapi.State{
 			Time: at, Health: adminapi.Health{Status: "degraded", Checks: []adminapi.Check{{Name: "service", Status: "ok"}, {Name: "store", Status: "degraded", Detail: "degraded: unreachable"}}},
 			Store: adminapi.StoreState{Name: "redis://localhost:6379", IsFailing: true, Reason: "unreachable", Breakers: map[string]string{"localhost:6379": "open"}, Instances: 2},
-			AllTotal: []adminapi.Count{
+			FleetCounts: []adminapi.Count{
 				{Rule: "login", Limit: "hour", Name: "allowed", Last10: 1234, Last60: 5000}, {Rule: "login", Limit: "hour", Name: "denied", Last10: 25},
 				{Rule: "login", Limit: "hour", Name: "near_limit", Last10: 3}, {Rule: "login", Limit: "hour.candidate", Name: "shadow_denied", Last10: 7},
 			},
