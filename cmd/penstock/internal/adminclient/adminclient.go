@@ -119,11 +119,12 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 var ErrNoStream = errors.New("the response is not a stream of events")
 
 // errSilent ends a stream that sends nothing for streamTimeout.
-var errSilent = errors.New("it has sent nothing for too long")
+var errSilent = errors.New("the instance has sent nothing for too long")
 
-// Follow reads server-sent events until ctx ends, the stream ends or is silent for a minute, or use
-// fails. A status other than 200 is returned with its answer.
-func (c *Client) Follow(ctx context.Context, path string, use func(event string, data []byte) error) (status int, answer []byte, err error) {
+// Follow reads server-sent events, and calls handle with each. It returns when ctx ends, handle
+// fails, or the stream ends or is silent for a minute. A status other than 200 is returned with its
+// answer.
+func (c *Client) Follow(ctx context.Context, path string, handle func(event string, data []byte) error) (status int, answer []byte, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	res, err := c.open(ctx, path, nil)
@@ -151,7 +152,7 @@ func (c *Client) Follow(ctx context.Context, path string, use func(event string,
 		case "event":
 			event = string(value)
 		case "data": // the admin API sends each datum on one line
-			if err := use(event, value); err != nil {
+			if err := handle(event, value); err != nil {
 				return res.StatusCode, nil, err
 			}
 		}
@@ -162,7 +163,7 @@ func (c *Client) Follow(ctx context.Context, path string, use func(event string,
 	case err == nil:
 		err = io.ErrUnexpectedEOF
 	}
-	return res.StatusCode, nil, fmt.Errorf("%s has ended the stream: %w", c.address, err)
+	return res.StatusCode, nil, fmt.Errorf("the stream of %s has ended: %w", c.address, err)
 }
 
 func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Response, error) {
@@ -238,8 +239,8 @@ type target struct {
 	scheme, host, path string // of requests; the path has no slash at its end
 }
 
-// targetOf reads an address. For an address that listens on all addresses of the machine, the
-// target is the loopback address.
+// targetOf reads an address. If its host is empty, 0.0.0.0 or ::, the target is the loopback
+// address.
 func targetOf(text string) (t target, err error) {
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
 		if path = strings.TrimPrefix(path, "//"); path == "" {
@@ -251,7 +252,12 @@ func targetOf(text string) (t target, err error) {
 	hostPort := text
 	if strings.Contains(text, "://") {
 		u, err := url.Parse(text)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		if err != nil {
+			return t, errAddress(text)
+		}
+		isHTTP := u.Scheme == "http" || u.Scheme == "https"
+		hasMoreThanPath := u.User != nil || u.RawQuery != "" || u.Fragment != ""
+		if !isHTTP || hasMoreThanPath || u.Hostname() == "" {
 			return t, errAddress(text)
 		}
 		t.scheme, t.path = u.Scheme, strings.TrimSuffix(u.EscapedPath(), "/")

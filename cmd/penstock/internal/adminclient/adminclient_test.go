@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// An authority signs itself, a server's and a client's certificate.
+// An authority signs its own certificate, that of a server and that of a client.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -38,7 +38,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue writes NAME.pem and NAME-key.pem.
+// issue signs a certificate. It writes the certificate to NAME.pem, and its key to NAME-key.pem.
 func (a *authority) issue(t *testing.T, name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -92,9 +92,9 @@ func TestClientReachesTheInstance(t *testing.T) {
 	secure.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}
 	secure.Config.ErrorLog, plain.Config.ErrorLog = nil, nil
 	secure.StartTLS()
-	name := filepath.Join(t.TempDir(), "a.sock")
+	socketPath := filepath.Join(t.TempDir(), "a.sock")
 	socket.Listener.Close()
-	if socket.Listener, err = net.Listen("unix", name); err != nil {
+	if socket.Listener, err = net.Listen("unix", socketPath); err != nil {
 		t.Fatal(err)
 	}
 	socket.Start()
@@ -102,13 +102,14 @@ func TestClientReachesTheInstance(t *testing.T) {
 		t.Cleanup(s.Close)
 	}
 	_, port, _ := net.SplitHostPort(plain.Listener.Addr().String())
-	// The keys are the wanted texts. Some end in a space, or are cut, because keys must differ.
+	// The keys are the wanted answers, as the handler writes them, and then the wanted errors. Some
+	// end in a space, or are cut, because keys must differ.
 	for want, o := range map[string]Options{
 		"GET /x Bearer t 0":  {Address: plain.Listener.Addr().String(), Token: "t"},
 		"GET /x  0":          {Address: "0.0.0.0:" + port},
 		"GET /gate/x  0":     {Address: plain.URL + "/gate/"},
-		"POST /x Bearer s 0": {Address: "unix:" + name, Token: "s"},
-		"GET /x Bearer u 0":  {Address: "unix://" + name, Token: "u"},
+		"POST /x Bearer s 0": {Address: "unix:" + socketPath, Token: "s"},
+		"GET /x Bearer u 0":  {Address: "unix://" + socketPath, Token: "u"},
 		"GET /x Bearer 2 0":  {Address: secure.URL, CA: a.path("ca"), Token: "2"},
 		"GET /x  1":          {Address: secure.Listener.Addr().String(), CA: a.path("ca"), Cert: a.path("client"), Key: a.path("client-key")},
 
@@ -142,7 +143,7 @@ func TestClientReachesTheInstance(t *testing.T) {
 			got = err.Error()
 		}
 		if !strings.Contains(got, strings.TrimSpace(want)) || (err == nil) != (got == want) {
-			t.Errorf("%+v: %s; want %s", o, got, want)
+			t.Errorf("with %+v, the answer or error is %q; want %q", o, got, want)
 		}
 	}
 }
@@ -176,14 +177,14 @@ func TestFollowReadsEvents(t *testing.T) {
 		t.Errorf("Follow returns %v; want the error of the caller, %v", err, enough)
 	}
 	if status, text, err := c.Follow(t.Context(), "/refused", use); status != 503 || string(text) != "full" || err != nil {
-		t.Errorf("a refused stream: %d, %s, %v; want 503 with its text", status, text, err)
+		t.Errorf("Follow of a refused stream returns %d, %s, %v; want 503 with its text", status, text, err)
 	}
 	if _, _, err := c.Follow(t.Context(), "/page", use); err == nil || !strings.Contains(err.Error(), "not a stream") {
-		t.Errorf("Follow of a page: %v; want an error that it is not a stream", err)
+		t.Errorf("Follow of a page returns %v; want an error that it is not a stream", err)
 	}
 }
 
-// TestHostileInstancesAreBounded: no answer fills the memory, and no silence lasts.
+// An instance cannot fill the memory of a client, or keep a client waiting.
 func TestHostileInstancesAreBounded(t *testing.T) {
 	t.Parallel()
 	endless := func(w http.ResponseWriter, text string) {
@@ -237,7 +238,7 @@ func TestHostileInstancesAreBounded(t *testing.T) {
 	}
 	for path, want := range map[string]string{"/objects": "objects", "/zipped": "bytes", "/endless": "bytes", "/header": "header"} {
 		if _, answer, err := c.Send(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %d bytes, %v; want an error about %s", path, len(answer), err, want)
+			t.Errorf("Send of %s returns %d bytes and the error %v; want an error about %s", path, len(answer), err, want)
 		}
 	}
 	use := func(string, []byte) error { return nil }
@@ -247,11 +248,11 @@ func TestHostileInstancesAreBounded(t *testing.T) {
 			c.streamTimeout = streamTimeout
 		}
 		if _, _, err := c.Follow(t.Context(), path, use); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v; want %q", path, err, want)
+			t.Errorf("Follow of %s returns %v; want %q", path, err, want)
 		}
 	}
 	c.streamTimeout = streamTimeout
 	if status, answer, err := c.Follow(t.Context(), "/refused", use); status != http.StatusServiceUnavailable || len(answer) > maxLine || err != nil {
-		t.Errorf("/refused: %d, %d bytes, %v; want 503 with at most %d bytes", status, len(answer), err, maxLine)
+		t.Errorf("Follow of /refused returns %d, %d bytes and the error %v; want 503 with at most %d bytes", status, len(answer), err, maxLine)
 	}
 }

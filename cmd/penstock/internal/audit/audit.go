@@ -53,9 +53,9 @@ type Result string
 // The results.
 const (
 	OK      Result = "ok"
-	Refused Result = "refused" // nothing was changed: the actor may not, or the request is wrong
+	Refused Result = "refused" // nothing was changed: the actor may not write, or the request is wrong
 	Failed  Result = "failed"  // nothing more was changed: the store gave no answer
-	Unknown Result = "unknown" // the answer of the store was lost, so the last limit may be changed or not
+	Unknown Result = "unknown" // the answer of the store was lost, so the last limit may have been changed
 )
 
 // A Change is what a write has changed in one limit.

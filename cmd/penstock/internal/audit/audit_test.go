@@ -24,7 +24,8 @@ func sample() Line {
 // The JSON log and the audit file have the same fields with the same values.
 func TestLogAndFileHaveOneForm(t *testing.T) {
 	l := sample()
-	l.End(errors.New("why"), true)
+	const isRefused = true
+	l.End(errors.New("why"), isRefused)
 	l.Unlogged = 3
 	var out bytes.Buffer
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("m", l.Attributes()...)

@@ -22,7 +22,7 @@ func TestAPipeInPlaceOfTheFileIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := f.Write([]byte("a\n")); err == nil {
-		t.Error("a line was written to a pipe that has no reader")
+		t.Error("a line was written to a pipe that has no reader; want an error")
 	}
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -25,12 +25,12 @@ type chart struct {
 
 // A line has the sum of some series of the history, or one field of the timings.
 type line struct {
-	Label  string   `json:"label"`
-	Style  int      `json:"style"`            // color and dashes: 1 to 6, as in dashboard.css
-	Rule   string   `json:"rule,omitempty"`   // "": the sum of all
-	Series []string `json:"series,omitempty"` // names in the history
-	Field  string   `json:"field,omitempty"`  // of the timings
-	points []float64
+	Label  string    `json:"label"`
+	Style  int       `json:"style"`            // color and dashes: 1 to 6, as in dashboard.css
+	Rule   string    `json:"rule,omitempty"`   // "": the sum of all
+	Series []string  `json:"series,omitempty"` // names in the history
+	Field  string    `json:"field,omitempty"`  // name in the timings
+	points []float64 // of the picture, the oldest first; -1: not known
 }
 
 // A row has the mean of each line over some time.
@@ -60,7 +60,7 @@ func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings
 			{Label: "Allowed", Style: 1, Rule: rule, Series: passed},
 			{Label: "Denied", Style: 2, Rule: rule, Series: denied},
 			{Label: "Allowed after a wait", Style: 3, Rule: rule, Series: []string{"waited"}},
-			{Label: "Rejected otherwise", Style: 6, Rule: rule, Series: other},
+			{Label: "Rejected otherwise", Style: 6, Rule: rule, Series: rejected},
 		}},
 		{ID: "denied", Title: "Denied by rule", Unit: "/s", Source: "history", Lines: deniedLines(history)},
 		{ID: "sources", Title: "Who decided", Note: "Local: the fallback of this instance. Open and closed: no limit was consulted.", Unit: "/s", Source: "history", Lines: []line{

@@ -207,7 +207,7 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	}
 	s.mustHave(denied, "api .hour tier free 10 per 1h, burst 10 10 0")
 	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {
-		t.Error("the limit that denies is not the first one")
+		t.Errorf("the limit of tier premium is listed before that of tier free; want the one that denies first: %s", denied)
 	}
 	s.mustHave(s.text("key?key=key:fresh", 200), "Admitted now")
 	s.mustHave(s.text("key?key=nothing", 200), "No limit counts under such a key")
@@ -233,7 +233,7 @@ func (s *site) used(key string) int64 {
 			return l.Used
 		}
 	}
-	s.Fatal("there is no such limit")
+	s.Fatalf("the key %s has no limit hour of the tier free", key)
 	return 0
 }
 
@@ -263,8 +263,10 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		s.spend(key, 14)
 		w := s.send("POST", "reset", c.form, c.header)
 		isReset := strings.HasPrefix(c.want, "Reset.")
-		// A form that cannot be read has no token either, so 401 is right too.
-		if got := plain(w); w.Code != c.status && !(c.status == 400 && w.Code == 401) || !strings.Contains(got, c.want) && w.Code == c.status {
+		got := plain(w)
+		isRight := w.Code == c.status && strings.Contains(got, c.want)
+		hasNoToken := c.status == 400 && w.Code == 401 // a form that cannot be read has no token either
+		if !isRight && !hasNoToken {
 			t.Errorf("%.60s with %q: %d %s; want %d with %q", c.form, c.header, w.Code, got, c.status, c.want)
 		}
 		if used := s.used(key); (used == 0) != isReset {
@@ -291,7 +293,7 @@ func TestRemoteViewersMustLogIn(t *testing.T) {
 		t.Errorf("the form to log in is %s; want the requested page as next", w.Body)
 	}
 	if w := s.send("POST", "login", "token=wrong&next=rules"); w.Code != 401 || w.Header().Get("Set-Cookie") != "" || !strings.Contains(plain(w), "not the operator token") {
-		t.Errorf("a wrong token: %d %s; want 401 without a cookie", w.Code, plain(w))
+		t.Errorf("the login with a wrong token returns %d %s; want 401 without a cookie", w.Code, plain(w))
 	}
 	if w := s.send("POST", "login", "token="+token, "Sec-Fetch-Site: cross-site"); w.Code != 403 || w.Header().Get("Set-Cookie") != "" {
 		t.Errorf("a login by a page of another origin returns %d with the cookie %q; want 403 and none", w.Code, w.Header().Get("Set-Cookie"))
@@ -329,7 +331,7 @@ func TestPagesRejectOtherPathsMethodsAndParameters(t *testing.T) {
 		{"GET", "dashboard?span=x", 400}, {"GET", "offenders?kind=x", 400}, {"GET", "key?key=" + strings.Repeat("k", 5000), 400}, {"GET", "rules?%zz", 400}, {"GET", "favicon.ico", 200}, {"HEAD", "dashboard", 200},
 	} {
 		if w := s.send(c.method, c.path, ""); w.Code != c.status {
-			t.Errorf("%s %.40s: %d, want %d", c.method, c.path, w.Code, c.status)
+			t.Errorf("%s %.40s: the status is %d; want %d", c.method, c.path, w.Code, c.status)
 		}
 	}
 	if w := s.send("GET", "dashboard/", ""); w.Code != 303 || w.Header().Get("Location") != "../dashboard" {
@@ -402,7 +404,7 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	for i := range counts {
 		counts[i] = uint32(i / 30)
 	}
-	history := adminapi.History{Span: "seconds", Last: 5000, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}, {Rule: "a", Name: "denied", Counts: counts}, {Rule: "b", Name: "denied", Counts: counts[:600:600]}}}
+	history := adminapi.History{Span: "seconds", Last: 5000, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}, {Rule: "a", Name: "denied", Counts: counts}, {Rule: "b", Name: "denied", Counts: counts}}}
 	times := adminapi.Times{Calls: make([]uint64, 600), Failed: make([]uint64, 600), P50: make([]int64, 600), P95: make([]int64, 600), P99: make([]int64, 600)}
 	times.Calls[599], times.P50[599] = 1, 2500
 	charts := makeCharts("", false, history, adminapi.Timings{Store: times})
@@ -437,7 +439,7 @@ func TestNumbersAreShort(t *testing.T) {
 		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(niceEnd(0), niceEnd(3), niceEnd(21), niceEnd(501)): "0.01 3 30 600",
 	} {
 		if got != want {
-			t.Errorf("%q, want %q", got, want)
+			t.Errorf("a number is written as %q; want %q", got, want)
 		}
 	}
 }

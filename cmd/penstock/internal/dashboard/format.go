@@ -59,7 +59,7 @@ func count(n any) string {
 // number writes a number with about three digits.
 func number(v float64) string {
 	switch {
-	case v < 0:
+	case v < 0: // not known
 		return "–"
 	case v == 0:
 		return "0"
@@ -101,7 +101,7 @@ func percent(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64) + "\u00a0%"
 }
 
-// microseconds writes a time in milliseconds.
+// microseconds writes a time that is given in microseconds. The text is in milliseconds.
 func microseconds(us int64) string {
 	if us == 0 {
 		return "–"
@@ -109,7 +109,7 @@ func microseconds(us int64) string {
 	return number(float64(us)/1000) + "\u00a0ms"
 }
 
-// after writes a duration in milliseconds, such as "5 min". -1 means never.
+// after writes a duration that is given in milliseconds, as in "5 min". -1 means never.
 func after(ms int64) string {
 	d := time.Duration(ms) * time.Millisecond
 	switch {

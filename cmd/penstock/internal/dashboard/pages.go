@@ -86,9 +86,11 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 		if err != nil {
 			return nil, err
 		}
-		history.Lines = append(history.Lines, slices.DeleteFunc(ofRule.Lines, func(l adminapi.Line) bool {
-			return l.Rule == "" || slices.ContainsFunc(history.Lines, func(other adminapi.Line) bool { return other.Rule == l.Rule && other.Name == l.Name })
-		})...)
+		hasLine := func(l adminapi.Line) bool {
+			return slices.ContainsFunc(history.Lines, func(other adminapi.Line) bool { return other.Rule == l.Rule && other.Name == l.Name })
+		}
+		missing := slices.DeleteFunc(ofRule.Lines, func(l adminapi.Line) bool { return l.Rule == "" || hasLine(l) })
+		history.Lines = append(history.Lines, missing...)
 	}
 	o.Charts = makeCharts(o.Rule, state.Upstream != nil, history, timings)
 	o.Limits = limitRows(state.FleetCounts)
@@ -115,9 +117,9 @@ func share(part, all uint64) float64 {
 // Outcomes of requests that passed, of those that a limit has denied, and of those that were
 // rejected for another reason.
 var (
-	passed = []string{"allowed", "failed_open", "exempt", "unlimited"}
-	denied = []string{"denied", "denied_new_identity"}
-	other  = []string{"failed_closed", "refused", "malformed", "abandoned"}
+	passed   = []string{"allowed", "failed_open", "exempt", "unlimited"}
+	denied   = []string{"denied", "denied_new_identity"}
+	rejected = []string{"failed_closed", "refused", "malformed", "abandoned"}
 )
 
 func ratesOf(counts []adminapi.Count) (r rates) {
