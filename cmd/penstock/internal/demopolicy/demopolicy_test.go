@@ -18,8 +18,12 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 		t.Error("rides.yaml differs from examples/rides.yaml; copy it here")
 	}
 	for hasTraffic, rules := range map[bool]int{false: 4, true: 6} {
-		if p, err := Load(policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}, hasTraffic); err != nil || len(p.Rules.Rules()) != rules || p.Warnings != nil {
-			t.Errorf("with traffic %v: %v, with warnings %v; want %d rules", hasTraffic, err, p.Warnings, rules)
+		p, err := Load(policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}, hasTraffic)
+		if err != nil {
+			t.Fatalf("with traffic %v, Load returns %v; want no error", hasTraffic, err)
+		}
+		if n := len(p.Rules.Rules()); n != rules || p.Warnings != nil {
+			t.Errorf("with traffic %v, there are %d rules and the warnings %v; want %d rules and no warnings", hasTraffic, n, p.Warnings, rules)
 		}
 	}
 }

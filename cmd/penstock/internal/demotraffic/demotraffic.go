@@ -16,8 +16,8 @@ import (
 // Offender is the API key of the client that is over the limit of receipt-export.
 const Offender = "partner-export-2291"
 
-// clients are the API keys of the other clients. All of them have one address. There are fewer than
-// the new_identities of the demo policy allows for an address.
+// clients are the API keys of the other clients. All of them have one address. They are fewer than
+// new_identities of the demo policy allows for an address.
 var clients = []string{
 	"rider-app-ios-1184", "rider-app-android-7720", "driver-app-0931", "driver-app-legacy-0042", "fleet-console-3310", "partner-maps-5167", "support-desk-0007",
 }

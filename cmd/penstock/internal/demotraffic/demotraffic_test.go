@@ -53,6 +53,6 @@ func TestTrafficStaysWithinABound(t *testing.T) {
 		}
 	}
 	if len(clients)+1 >= 20 {
-		t.Errorf("there are %d clients; want less than 20, because new_identities of the sample rules denies more", len(clients)+1)
+		t.Errorf("there are %d clients; want fewer than 20, because new_identities of the sample rules denies more", len(clients)+1)
 	}
 }

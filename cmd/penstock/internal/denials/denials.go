@@ -1,5 +1,5 @@
-// Package denials samples denied requests, for the log and for operators who watch them live. It
-// never delays a request, and its memory is bounded.
+// Package denials samples denied requests, for the log and for operators who watch them live. No
+// request waits for the samples, and their memory is bounded.
 package denials
 
 import (
@@ -68,8 +68,9 @@ type Rate struct {
 	PerLimit  int32 // of one limit in a second, so that it does not hide the others; 0: PerSecond
 }
 
-// slots is how many counts there are for Rate.PerLimit. Limits with equal hashes share a count.
-const slots = 64
+// limitCounters is how many counters a Reader has for Rate.PerLimit. Limits with equal hashes share
+// a counter.
+const limitCounters = 64
 
 // maxQueued is the most denials that wait for a reader.
 const maxQueued = 64
@@ -84,9 +85,9 @@ type Reader struct {
 
 	filter   Filter
 	rate     Rate
-	left     atomic.Int32        // of PerSecond
-	perLimit [slots]atomic.Int32 // denials in this second, by a hash of the limit
-	skipped  atomic.Int64
+	left     atomic.Int32                // denials that the reader may still get in this second
+	perLimit [limitCounters]atomic.Int32 // denials in this second, by a hash of the limit
+	skipped  atomic.Int64                // denials since the last one that the reader got
 }
 
 // Join adds a reader. It returns nil if there are too many.
@@ -125,7 +126,7 @@ func (r *Recorder) Tick() {
 	}
 }
 
-// Observe passes the denial of an event, if it is one, to the readers.
+// Observe passes an event to the readers, if it is a denial.
 func (r *Recorder) Observe(e *admission.Event) {
 	switch e.Outcome {
 	case admission.Denied, admission.DeniedNewIdentity, admission.FailedClosed:
@@ -141,20 +142,20 @@ func (r *Recorder) Observe(e *admission.Event) {
 
 // countDenial counts a denial, and reports whether the reader may get it in this second.
 func (r *Reader) countDenial(e *admission.Event) bool {
-	slot := uint64(0)
+	counter := uint64(0)
 	if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
-		slot = e.Charges[e.Decision.Strictest()].Plan.ID()[0] % slots
+		counter = e.Charges[e.Decision.Strictest()].Plan.ID()[0] % limitCounters
 	}
 	// Most denials of a flood end at these two reads, which cost less than the additions below.
-	isUsedUp := r.left.Load() <= 0 || r.perLimit[slot].Load() >= r.rate.PerLimit
-	if isUsedUp || r.perLimit[slot].Add(1) > r.rate.PerLimit || r.left.Add(-1) < 0 {
+	isUsedUp := r.left.Load() <= 0 || r.perLimit[counter].Load() >= r.rate.PerLimit
+	if isUsedUp || r.perLimit[counter].Add(1) > r.rate.PerLimit || r.left.Add(-1) < 0 {
 		r.skipped.Add(1)
 		return false
 	}
 	return true
 }
 
-// offer gives the reader a denial, unless it has no room for it.
+// offer gives the reader a denial, or skips the denial if C is full.
 func (r *Reader) offer(d Denial) {
 	d.Skipped = r.skipped.Swap(0)
 	select {
@@ -164,7 +165,8 @@ func (r *Reader) offer(d Denial) {
 	}
 }
 
-// denialOf makes a Denial from an event. It copies the key, which the event may reuse.
+// denialOf makes a Denial from an event. It copies the key, because the caller may reuse the key's
+// memory.
 func (r *Recorder) denialOf(e *admission.Event) Denial {
 	d := Denial{Time: time.Now(), Rule: e.Rule, Limit: e.Limit, Key: strings.Clone(e.Key), Outcome: e.Outcome, Source: e.Source}
 	if e.Decision != nil {

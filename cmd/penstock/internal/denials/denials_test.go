@@ -84,11 +84,11 @@ func TestReadersGetOnlyWhatTheyChoose(t *testing.T) {
 		r.Observe(e)
 	}
 	if a, b, c := len(take(all)), len(take(rule)), len(take(key)); a != 4 || b != 2 || c != 2 {
-		t.Errorf("%d denials of all, %d of a rule, %d of a key; want 4, 2 and 2", a, b, c)
+		t.Errorf("the readers of all denials, of a rule and of a key get %d, %d and %d; want 4, 2 and 2", a, b, c)
 	}
 }
 
-// A reader that takes nothing costs bounded memory, and learns what it missed.
+// A reader that takes nothing costs bounded memory, and learns how many denials it missed.
 func TestSlowReadersSkip(t *testing.T) {
 	r := New(Options{})
 	slow := r.Join(Filter{}, Rate{PerSecond: 1000})
@@ -97,7 +97,7 @@ func TestSlowReadersSkip(t *testing.T) {
 		r.Observe(e)
 	}
 	if n := len(take(slow)); n != maxQueued {
-		t.Errorf("%d denials wait; want %d", n, maxQueued)
+		t.Errorf("%d denials wait for the slow reader; want %d", n, maxQueued)
 	}
 	r.Observe(e)
 	if d := take(slow); len(d) != 1 || d[0].Skipped != 500-maxQueued {
@@ -110,7 +110,7 @@ func TestSlowReadersSkip(t *testing.T) {
 		}
 	}
 	if len(joined) != MaxReaders-1 {
-		t.Errorf("%d readers; want %d", len(joined)+1, MaxReaders)
+		t.Errorf("%d readers have joined; want %d", len(joined)+1, MaxReaders)
 	}
 }
 

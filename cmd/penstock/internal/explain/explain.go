@@ -33,7 +33,7 @@ type Report struct {
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Shadows []Charge `json:"shadows,omitempty"`
-	Allowed *bool    `json:"allowed,omitempty"` // by the store, if it was read
+	Allowed *bool    `json:"allowed,omitempty"` // by the store; nil: the store was not read
 }
 
 // A Rule is a rule that matches.
@@ -56,7 +56,7 @@ type Charge struct {
 	Ceiling        string  `json:"ceiling,omitempty"` // with on_failure open
 	Lease          int64   `json:"lease,omitempty"`
 	SplitInto      int     `json:"split_into,omitempty"`
-	DenyCacheTTLMS *int64  `json:"deny_cache_ttl_ms,omitempty"` // 0: never
+	DenyCacheTTLMS *int64  `json:"deny_cache_ttl_ms,omitempty"` // 0: denials are not cached; nil: the default
 	Kind           string  `json:"kind"`                        // enforced, shadow or candidate
 	Note           string  `json:"note,omitempty"`
 	Key            string  `json:"key"`               // in Redis
@@ -260,7 +260,7 @@ func isCorrupt(err error) bool {
 	return e != nil && e.Reason == penstock.ReasonCorrupt
 }
 
-// milliseconds rounds up. penstock.Never is -1.
+// milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
 func milliseconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1

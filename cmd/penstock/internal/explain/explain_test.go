@@ -59,7 +59,8 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	if from := r.Header.Get("From"); from != "" {
 		r.RemoteAddr = from + ":1024"
 	}
-	report, charges, err := Explain(rules, r, nil, redisstore.Options{}, 3)
+	const instances = 3
+	report, charges, err := Explain(rules, r, nil, redisstore.Options{}, instances)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestReportHasTheChargesOfARequest(t *testing.T) {
 	} {
 		report, charges := explained(t, text, c.target, c.header...)
 		if got := brief(report); got != c.want {
-			t.Errorf("%s %v:\n%s\nwant\n%s", c.target, c.header, got, c.want)
+			t.Errorf("%s with %q: the report is\n%s\nwant\n%s", c.target, c.header, got, c.want)
 		}
 		if len(charges) != len(report.Charges) {
 			t.Errorf("%s: there are %d charges, and %d in the report; want the same", c.target, len(charges), len(report.Charges))
@@ -115,7 +116,7 @@ func TestReportHasTheReasonOfEachRule(t *testing.T) {
 		{"all", true, "applies in addition to other rules (always: true)"},
 	}
 	if !slices.Equal(report.Rules, want) {
-		t.Errorf("%v\nwant %v", report.Rules, want)
+		t.Errorf("the rules are %v\nwant %v", report.Rules, want)
 	}
 	var kinds []string
 	for _, c := range report.Shadows {
@@ -138,7 +139,7 @@ func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
 	}
 	store := penstock.StoreFunc(nil) // must not be called
 	if err := report.Peek(t.Context(), store, charges); err != nil || report.Allowed != nil {
-		t.Errorf("Peek of no charges: allowed %v, %v; want nil and no error", report.Allowed, err)
+		t.Errorf("Peek of no charges sets Allowed to %v and returns %v; want nil and no error", report.Allowed, err)
 	}
 	if got := printed(t, report); !strings.Contains(got, "no rule matches: the request is not limited") {
 		t.Errorf("the text is\n%s\nwant that no rule matches", got)
@@ -176,7 +177,7 @@ func TestPeekHasTheDecisionOfTheStore(t *testing.T) {
 	}
 	charges[1].Cost = 7
 	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != -1 || !strings.Contains(got, "retry after         never") {
-		t.Errorf("the report of a cost above the limit is\n%s\nwant it denied, with a retry never", got)
+		t.Errorf("the report of a cost above the limit is\n%s\nwant it denied, with no retry", got)
 	}
 }
 

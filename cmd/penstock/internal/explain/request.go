@@ -44,7 +44,8 @@ func NewRequest(method, target string, headers []string, from string, size int64
 	if err != nil {
 		return nil, fmt.Errorf("%q is not an address; write 192.0.2.1 or 2001:db8::1", from)
 	}
-	r.RemoteAddr = netip.AddrPortFrom(address, 1024).String()
+	const anyPort = 1024
+	r.RemoteAddr = netip.AddrPortFrom(address, anyPort).String()
 	return r, nil
 }
 

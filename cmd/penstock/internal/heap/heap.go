@@ -15,8 +15,8 @@ import (
 const room = 64 << 20
 
 // Tune lets the heap grow to twice the memory in use, as Go does by default, or by room if that is
-// more. It adjusts this after each collection. The environment variable GOGC turns it off, and
-// GOMEMLIMIT still bounds the memory.
+// more. It adjusts this after each collection. If the environment variable GOGC is set, Tune does
+// nothing. GOMEMLIMIT still bounds the memory.
 func Tune() {
 	if os.Getenv("GOGC") == "" {
 		new(tuner).adjust()
@@ -26,7 +26,8 @@ func Tune() {
 // A tuner sets the percentage of garbage that starts a collection.
 type tuner struct{ percent int }
 
-// A marker is freed by the next collection, which then calls adjust.
+// A marker is freed by the next collection, which then calls adjust. It has a pointer, because Go
+// allocates tiny objects without pointers together, and frees them together.
 type marker struct{ _ *marker }
 
 func (t *tuner) adjust() {
@@ -44,10 +45,10 @@ func liveHeap() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// percentOf returns the percentage for a heap of some bytes. It is a multiple of 10, because
-// setting a new one stops the process for a moment.
+// percentOf returns the percentage for a heap of live bytes. It is a multiple of 10, so that it
+// seldom changes: setting a new one stops the process for a moment.
 func percentOf(live uint64) int {
-	const most = 3200 // reached by a heap of 2 MB or less
+	const most = 3200 // for a heap of 2 MB or less
 	percent := min(room*100/max(live, 1), most) / 10 * 10
 	return int(max(percent, 100))
 }

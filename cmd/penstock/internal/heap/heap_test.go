@@ -10,7 +10,7 @@ import (
 func TestPercentOf(t *testing.T) {
 	for live, want := range map[uint64]int{0: 3200, 1 << 20: 3200, 4 << 20: 1600, 30 << 20: 210, 64 << 20: 100, 10 << 30: 100} {
 		if got := percentOf(live); got != want {
-			t.Errorf("percentOf(%d) = %d, want %d", live, got, want)
+			t.Errorf("percentOf(%d) returns %d; want %d", live, got, want)
 		}
 	}
 }

@@ -29,17 +29,17 @@ type Limit struct {
 	Tier      string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
 	Rate      string `json:"rate"`
 	Algorithm string `json:"algorithm"`
-	Stored    string `json:"stored,omitempty" doc:"the name of its state in Redis, if penstock status has read the store itself"`
+	Stored    string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself"`
 	Used      int64  `json:"used" doc:"units; 0 if used_unknown"`
 	IsUnknown bool   `json:"used_unknown,omitempty" doc:"the store gives no answer: left is what the instance admits alone, such as its share"`
 	Left      int64  `json:"left" doc:"units"`
-	ResetMS   int64  `json:"reset_after_ms" doc:"until nothing is used any more"`
-	RetryMS   int64  `json:"retry_after_ms" doc:"until one unit is left; 0: now; -1: never"`
+	ResetMS   int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
+	RetryMS   int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
 	IsDenied  bool   `json:"denies" doc:"it would deny a request of one unit now"`
 
 	key    string
 	plan   *penstock.Plan
-	policy *policy.Limit // of a limit of the policy; nil for others
+	policy *policy.Limit // nil if the limit is not in the policy, but in Envoy's files
 	guard  guard.Settings
 }
 
@@ -61,7 +61,7 @@ func KindOf(l *policy.Limit) string {
 	return Enforced
 }
 
-// Normalize returns the key under which a policy counts. For an address it is the network that is
+// Normalize returns the key under which a policy counts. An address becomes the network that is
 // limited as one client.
 func Normalize(rules *policy.Rules, key string) string {
 	kind, value, _ := strings.Cut(key, ":")
@@ -242,7 +242,7 @@ func (l *Limit) DenyCacheTTL() time.Duration {
 // them.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
-// milliseconds rounds up. penstock.Never is -1.
+// milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
 func milliseconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1

@@ -64,7 +64,7 @@ func spend(t *testing.T, store penstock.Store, limits []Limit, name string, unit
 	c := limits[i].Charge()
 	c.Cost, c.Mode = units, penstock.Spend
 	if d, err := store.Decide(t.Context(), []penstock.Charge{c}); err != nil || !d.Allowed {
-		t.Fatalf("to spend %s: %+v, %v; want it allowed", name, d, err)
+		t.Fatalf("a charge of %s returns %+v, %v; want it allowed", name, d, err)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	}
 	for _, l := range limits {
 		if !l.IsUnknown || l.Used != 0 || l.Left != 2 {
-			t.Errorf("%s: %d used, %d left, unknown: %v; want an unknown use", l.Name(), l.Used, l.Left, l.IsUnknown)
+			t.Errorf("%s has %d units used and %d left, and IsUnknown is %v; want 0, 2 and true", l.Name(), l.Used, l.Left, l.IsUnknown)
 		}
 	}
 }

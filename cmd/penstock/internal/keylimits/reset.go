@@ -35,8 +35,8 @@ func CheckReason(reason string) error {
 	return nil
 }
 
-// Resettable returns the limits of a name, or all if it is "". A limit of requests in flight must
-// be named, because its slots may still be in use.
+// Resettable returns the limits of this name, or all if name is "". A limit of requests in flight
+// must be named, because its slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
 		if l.Limit == name || name == "" && !l.needsHolder() {
@@ -74,7 +74,7 @@ func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (stat
 }
 
 // Clear resets the states that are in use. It resets one at a time, so that a missing right does
-// not hide what was reset. It reports each reset, also a failed one, and ends after the first
+// not hide what was reset. It reports each reset, even a failed one, and ends after the first
 // failure.
 func Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
 	result := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
@@ -113,10 +113,11 @@ func readStored(ctx context.Context, store penstock.Store, limits []Limit) error
 	return checkStored(source)
 }
 
-// checkStored returns an error unless a decision came from the store, now or a moment ago.
+// checkStored returns an error unless a decision came from the store. Denials of the deny cache and
+// leased units have come from the store too.
 func checkStored(s penstock.Source) error {
 	if s == penstock.FromStore || s == penstock.FromDenyCache || s == penstock.FromLease {
 		return nil
 	}
-	return fmt.Errorf("%w: the answer is not that of the store, but of %s", penstock.ErrUnavailable, s)
+	return fmt.Errorf("%w: the answer is from %s, and not from the store", penstock.ErrUnavailable, s)
 }

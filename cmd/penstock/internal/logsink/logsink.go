@@ -1,5 +1,5 @@
 // Package logsink writes log lines in the background. A caller never waits for the reader of the
-// log, and never fails with it.
+// log, and gets no error if a line cannot be written.
 package logsink
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// maxLines is how many lines may wait to be written. Lines beyond it are lost.
+// maxLines is how many lines may wait to be written. Further lines are lost.
 const maxLines = 1024
 
 // closeTimeout is how long Close waits until the queued lines are written.

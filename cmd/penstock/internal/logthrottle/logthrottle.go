@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// A Line is a log line of one text that is due once per interval. It counts the lines that it
-// skips. It may be used by many goroutines at once.
+// A Line is one kind of log line. It may be logged once in an interval, and counts how often it was
+// skipped. Many goroutines may use it at once.
 type Line struct {
-	Every time.Duration // default: 1 s
+	Every time.Duration // the interval; default: 1 s
 
 	mu      sync.Mutex
 	next    time.Time
