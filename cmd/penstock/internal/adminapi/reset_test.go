@@ -191,7 +191,8 @@ func TestResetNeedsTheStore(t *testing.T) {
 func TestMaskedKeysAreRejected(t *testing.T) {
 	f := newFixture(t, withDenials)
 	for _, name := range []string{"key:customer-4711", "ip:192.0.2.1"} {
-		masked := f.masks.Of(false, name)
+		const isOperator = false
+		masked := f.masks.Of(isOperator, name)
 		for _, path := range []string{"key?key=", "denials?key="} {
 			if w := f.get(path+url.QueryEscape(masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
 				t.Errorf("%s%s: %d %s; want 400 with the advice to use the ref", path, masked, w.Code, w.Body)

@@ -9,13 +9,13 @@ func (m *Metrics) AddAdmin() (authFailed func(hasToken bool)) {
 		Name: "rate_limiter_admin_auth_failures_total",
 		Help: "Requests to the admin address that were refused because of a wrong token, or because they had none.",
 	}, []string{"reason"})
-	without, wrong := failures.WithLabelValues("no_token"), failures.WithLabelValues("wrong_token")
+	noToken, wrongToken := failures.WithLabelValues("no_token"), failures.WithLabelValues("wrong_token")
 	m.registry.MustRegister(failures)
 	return func(hasToken bool) {
 		if hasToken {
-			wrong.Inc()
+			wrongToken.Inc()
 		} else {
-			without.Inc()
+			noToken.Inc()
 		}
 	}
 }

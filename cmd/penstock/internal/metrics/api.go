@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/checkapi"
 )
 
-// AddAPI registers the series of programs that call in JSON. It returns a function that counts a
-// call that was refused for its token. AddAPI is called once.
+// AddAPI registers the series of calls in JSON. It returns a function that counts a call that was
+// refused for its token. AddAPI is called once.
 func (m *Metrics) AddAPI() (authFailed func(checkapi.AuthFailure)) {
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_api_auth_failures_total",

@@ -88,9 +88,11 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.AddRESP(func() int { return 8 })
 	m.AuthFailed(resplimit.AuthFailures()[0])
 	m.AddAPI()(checkapi.AuthFailures()[1])
-	m.AddAdmin()(true)
+	const hasToken = true
+	m.AddAdmin()(hasToken)
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))
+	const sources = int(penstock.FromClosed) + 1
 	n := 0 // of the event: gives each one a source and a latency
 	for _, rule := range []Rule{busy, envoy, {Name: "gone", Limit: "x", Algorithm: "y"}} {
 		for _, o := range admission.Outcomes() {
@@ -98,7 +100,7 @@ func TestPageIsAsBefore(t *testing.T) {
 				n++
 				e := admission.Event{
 					Rule: rule.Name, Limit: rule.Limit, Algorithm: rule.Algorithm,
-					Outcome: o, Source: penstock.Source(n % 6), Latency: time.Duration(n) * 100 * time.Microsecond,
+					Outcome: o, Source: penstock.Source(n % sources), Latency: time.Duration(n) * 100 * time.Microsecond,
 				}
 				if o == admission.Abandoned {
 					e.Err = context.Canceled
@@ -145,7 +147,7 @@ func TestPageHasTheProcess(t *testing.T) {
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
 	for _, name := range []string{"\ngo_goroutines ", "\nprocess_open_fds "} {
 		if !strings.Contains(recorder.Body.String(), name) {
-			t.Errorf("the page lacks %s", name)
+			t.Errorf("the page lacks %q", name)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // StoreHealth is what is known of the store's servers. Numbers that are not known have no series.
 type StoreHealth struct {
-	IsDegraded bool                  // the store makes no decisions, or made none a moment ago
+	IsDegraded bool                  // the store fails to make decisions, or failed a moment ago
 	Servers    []redisstore.Server   // nil: not known
 	Keys       *redisstore.KeySample // nil: not known
 	Missing    []string              // of StoreRights: those that the user lacks
@@ -41,7 +41,7 @@ func newServerSeries(name string, kind prometheus.ValueType, help string, value 
 }
 
 var (
-	storeDegraded = prometheus.NewDesc("rate_limiter_store_degraded", "1 if the store makes no decisions, or made none within the last 10 s, else 0.", nil, nil)
+	storeDegraded = prometheus.NewDesc("rate_limiter_store_degraded", "1 if the store fails to make decisions, or failed within the last 10 s, else 0.", nil, nil)
 	storeRights   = prometheus.NewDesc("rate_limiter_store_right_missing", "1 if the store's user lacks a right that some metrics need, else 0.", []string{"right"}, nil)
 	storeRuleKeys = prometheus.NewDesc("rate_limiter_store_rule_keys", "Keys of a rule in the store, estimated from a sample.", []string{"rule"}, nil)
 

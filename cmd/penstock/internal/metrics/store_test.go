@@ -48,7 +48,7 @@ func TestStoreHasMetrics(t *testing.T) {
 	}
 	health = StoreHealth{}
 	if page := pageOf(m); strings.Contains(page, "rate_limiter_store_keys") || strings.Contains(page, "rate_limiter_store_rule_keys") || !strings.Contains(page, "rate_limiter_store_degraded 0") {
-		t.Error("numbers that are not known any more have series")
+		t.Errorf("after the numbers of the store became unknown, the page is %s; want degraded 0, and no series of keys", page)
 	}
 }
 

@@ -41,7 +41,8 @@ func Fprintf(to io.Writer, format string, args ...any) {
 	safe := make([]any, len(args))
 	for i, arg := range args {
 		safe[i] = arg
-		if kind := reflect.ValueOf(arg).Kind(); kind < reflect.Bool || kind > reflect.Complex128 { // no number
+		kind := reflect.ValueOf(arg).Kind()
+		if isNumber := kind >= reflect.Bool && kind <= reflect.Complex128; !isNumber {
 			safe[i] = Line(fmt.Sprint(arg))
 		}
 	}

@@ -20,7 +20,7 @@ const (
 // Identities shows keys in the form that a setting chooses. All fields must be set.
 type Identities struct {
 	Show   string // ShowOff, ShowMasked or ShowFull
-	Secret []byte // makes masked identities differ
+	Secret []byte // the key of the hashes in masks and refs
 
 	// Name returns the name that a key has in the store. Key is its inverse; ok is false if the name
 	// is a hash.
@@ -55,14 +55,14 @@ func (i *Identities) Of(isOperator bool, name string) string {
 // Ref returns a short text that stands for the name of a key. Equal names have equal refs.
 func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:refDigits] }
 
-// hash returns the HMAC of a text. Its purpose keeps hashes of different uses apart.
+// hash returns the HMAC of a text. Each purpose gives a text another hash.
 func (i *Identities) hash(purpose, text string) string {
 	mac := hmac.New(sha256.New, i.Secret)
 	mac.Write([]byte(purpose + "\x00" + text))
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// Mask hides the values of an identity and keeps the kinds: of "org:7,ip:192.0.2.1" it makes
+// Mask hides the values of an identity and keeps the kinds: "org:7,ip:192.0.2.1" becomes
 // "org:…,ip:192.0.2.0/24".
 func Mask(key string) string {
 	parts := strings.Split(key, ",")
@@ -100,11 +100,11 @@ func IsMasked(key string) bool {
 }
 
 const (
-	shownLetters = 2 // of a value, at its beginning and at its end
+	shownLetters = 2 // letters at the beginning of a value, and as many at its end
 	minHidden    = 8 // letters between them; of a value with fewer, no letter is shown
 
-	maskDigits = 8 // of the hash in the result of Of
-	refDigits  = 16
+	maskDigits = 8  // digits of the hash in the result of Of
+	refDigits  = 16 // digits of a ref
 )
 
 const maxKind = 20 // bytes of the kind of an identity, as in a policy
@@ -125,7 +125,7 @@ func maskValue(value string) string {
 	return string(letters[:shownLetters]) + "…" + string(letters[len(letters)-shownLetters:])
 }
 
-// network returns the network that an address with a prefix of bits may be shown as.
+// network returns the network that is shown for an address, or for a network of this many bits.
 func network(addr netip.Addr, bits int) string {
 	addr = addr.Unmap().WithZone("")
 	most := 24

@@ -8,11 +8,12 @@ import (
 func TestMaskedKeysAreRecognized(t *testing.T) {
 	name := func(key string) string { return key }
 	identities := Identities{Show: ShowMasked, Secret: []byte("secret"), Name: name, Key: func(name string) (string, bool) { return name, true }}
+	const isOperator = false
 	for _, key := range []string{"key:customer-4711", "key:abc", "ip:192.0.2.1", "ip:2001:db8::/64", "org:7,ip:192.0.2.1", "unknown", "rides|api_key=customer"} {
 		if IsMasked(key) {
 			t.Errorf("IsMasked(%q) is true; want false, because it is a key", key)
 		}
-		for _, masked := range []string{identities.Of(false, key), Mask(key)} {
+		for _, masked := range []string{identities.Of(isOperator, key), Mask(key)} {
 			if isNetwork := !strings.Contains(masked, "…") && !strings.Contains(masked, "#"); !isNetwork && !IsMasked(masked) {
 				t.Errorf("IsMasked(%q) is false; want true for the mask of %s", masked, key)
 			}

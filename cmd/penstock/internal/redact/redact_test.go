@@ -14,7 +14,7 @@ func TestQuotedTextIsRemoved(t *testing.T) {
 		`cut off: "secr`: `cut off: "…"`,
 	} {
 		if got := Quoted(text); got != want {
-			t.Errorf("%s became %s; want %s", text, got, want)
+			t.Errorf("Quoted changes %s to %s; want %s", text, got, want)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 	)
 	for name, handler := range map[string]http.HandlerFunc{
 		"reads the body": echo,
-		"answers at once": func(w http.ResponseWriter, r *http.Request) {
+		"answers before it reads": func(w http.ResponseWriter, r *http.Request) {
 			http.NewResponseController(w).EnableFullDuplex()
 			w.Header().Set("Connection", "close")
 			io.WriteString(w, "at once")

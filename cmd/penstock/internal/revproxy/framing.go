@@ -24,7 +24,7 @@ type framedConn struct {
 
 	mu       sync.Mutex
 	head     headParser
-	unread   []byte                  // changed bytes that Read has not returned yet
+	pending  []byte                  // changed bytes that Read has not returned yet
 	giveUp   context.CancelCauseFunc // cancels the request whose response has not begun; nil if there is none
 	isSent   bool                    // part of that request may have been written
 	hasEnded bool                    // a read has failed
@@ -79,9 +79,9 @@ func (c *framedConn) Write(p []byte) (int, error) {
 
 func (c *framedConn) Read(p []byte) (int, error) {
 	c.mu.Lock()
-	if len(c.unread) > 0 {
-		n := copy(p, c.unread)
-		c.unread = c.unread[n:]
+	if len(c.pending) > 0 {
+		n := copy(p, c.pending)
+		c.pending = c.pending[n:]
 		c.mu.Unlock()
 		return n, nil
 	}
@@ -96,7 +96,7 @@ func (c *framedConn) Read(p []byte) (int, error) {
 	}
 	changed := append(append(bytes.Clone(p[:at]), connectionClose...), p[at:n]...)
 	n = copy(p, changed)
-	c.unread = changed[n:] // err is not lost: a later read of the connection returns it again
+	c.pending = changed[n:] // err is not lost: a later read of the connection returns it again
 	return n, nil
 }
 

@@ -18,7 +18,7 @@ import (
 // the connection when it has received a second request.
 type mortalUpstream struct {
 	url      string
-	requests atomic.Int32   // received
+	requests atomic.Int32   // that it has received
 	first    sync.WaitGroup // first requests that must arrive before any response
 }
 
@@ -88,7 +88,7 @@ func TestRequestIsSentOnce(t *testing.T) {
 			all.Wait()
 			res, _ := sendRaw(t, site, request)
 			if got := up.requests.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
-				t.Errorf("%q, reset %v: the upstream got it %d times, the client got %s; want once and a 502", request, shouldReset, got, res.Status)
+				t.Errorf("%q, with reset %v: the upstream got the request %d times, and the client %s; want once, and 502", request, shouldReset, got, res.Status)
 			}
 		}
 	}
@@ -115,7 +115,8 @@ func TestRequestOverHTTP2IsSentOnce(t *testing.T) {
 	}
 }
 
-// TestRefusedStreamIsRepeatedOnce: the upstream says that it has not processed the request.
+// TestRefusedStreamIsRepeatedOnce: the upstream reports that it has not processed the request, so
+// the proxy may repeat it.
 func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
 	const protocolError, refusedStream = 1, 7
 	for _, code := range []byte{protocolError, refusedStream} {

@@ -55,7 +55,7 @@ type Options struct {
 
 	// Observe is called for each request that was sent to the upstream, with the time until the
 	// headers of its response. status is 0 if there is no response. Observe is not called if the
-	// client disconnects before that. Default: nothing is called.
+	// client disconnects before these headers arrive. Default: nothing is called.
 	Observe func(status int, took time.Duration)
 
 	// AddHeaders is called before the proxy responds by itself, to add headers to that response.

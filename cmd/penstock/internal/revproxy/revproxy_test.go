@@ -234,7 +234,7 @@ func TestHostIsTheUpstreamsUnlessPreserveHost(t *testing.T) {
 		t.Errorf("the upstream got the path %s; want it unchanged, %s", got.URI, want)
 	}
 	if got := sendToEcho(t, startProxy(t, revproxy.Options{PreserveHost: true}, up), request); got.Host != "shop.example" {
-		t.Errorf("the upstream got Host %s; want the client's", got.Host)
+		t.Errorf("with PreserveHost, the upstream got Host %s; want shop.example", got.Host)
 	}
 	if got := sendToEcho(t, startProxy(t, revproxy.Options{}, up+"/base"), request); !strings.HasPrefix(got.URI, "/base/a%2Fb//c") {
 		t.Errorf("the upstream with a base path got %s; want the path after /base", got.URI)
@@ -323,7 +323,7 @@ func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil || string(body) != "hello" || !slices.Equal(codes, []int{103, 100}) {
-		t.Errorf("got %v, then %q, %v; want 103, 100, then hello", codes, body, err)
+		t.Errorf("the client got the interim statuses %v, then %q, %v; want 103 and 100, then hello", codes, body, err)
 	}
 	if got := res.Header["Ratelimit"]; !slices.Equal(got, []string{"own"}) {
 		t.Errorf("after interim responses the client got RateLimit: %q; want the proxy's", got)
@@ -334,7 +334,7 @@ func TestNo100ContinueBeforeTheUpstreamSendsIt(t *testing.T) {
 	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	res, _ := sendRaw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
 	if res.StatusCode != http.StatusForbidden {
-		t.Errorf("got %s; want the upstream's 403, without 100 Continue before it", res.Status)
+		t.Errorf("the client got %s; want the upstream's 403, without 100 Continue before it", res.Status)
 	}
 }
 
@@ -376,7 +376,7 @@ func TestTrailersPassBothWays(t *testing.T) {
 	res, body := sendRaw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: s\r\n\r\n")
 	want := http.Header{"X-Announced": {"a"}, "X-Late": {"l"}, "X-Of-Request": {"s"}}
 	if string(body) != "hello" || fmt.Sprint(res.Trailer) != fmt.Sprint(want) {
-		t.Errorf("got %q and trailers %v; want hello and %v", body, res.Trailer, want)
+		t.Errorf("the client got %q and trailers %v; want hello and %v", body, res.Trailer, want)
 	}
 }
 
@@ -602,9 +602,9 @@ func TestIncompleteResponseIsNotPassedAsComplete(t *testing.T) {
 
 // Each text of the log has its own count of skipped lines.
 func TestSkippedLinesAreCountedByText(t *testing.T) {
-	var begins atomic.Bool // true: its responses begin, and end early
+	var shouldBegin atomic.Bool // true: responses of the upstream begin, and end early; false: it sends none
 	up := listen(t, func(conn net.Conn) {
-		if begins.Load() {
+		if shouldBegin.Load() {
 			fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
 		}
 	})
@@ -619,7 +619,7 @@ func TestSkippedLinesAreCountedByText(t *testing.T) {
 	for range 3 {
 		request()
 	}
-	begins.Store(true)
+	shouldBegin.Store(true)
 	request()
 	if got := log.String(); !strings.Contains(got, "no response from the upstream") {
 		t.Errorf("the log is %s; want a line about the failed requests", got)
@@ -644,7 +644,7 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 		{"both, with a long line", "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 	} {
-		for _, size := range []int{1 << 20, 7, 1} { // of each write of the response
+		for _, size := range []int{1 << 20, 7, 1} { // bytes in each write of the response
 			if size == 1 && len(c.head) > 1000 { // takes too long
 				continue
 			}
@@ -681,11 +681,15 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 				body, err := io.ReadAll(res.Body)
 				res.Body.Close()
 				if string(body) != "hello" || err != nil || res.StatusCode != 200 {
-					t.Errorf("%s, in pieces of %d: %s %q, %v; want 200 hello", c.name, size, res.Status, body, err)
+					t.Errorf("%s, in pieces of %d bytes: %s %q, %v; want 200 hello", c.name, size, res.Status, body, err)
 				}
 			}
-			if got := connections.Load(); (got == 1) != c.isReused || !c.isReused && got != 3 {
-				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; want the connection reused: %v", c.name, size, got, c.isReused)
+			want := int64(3) // one for each response
+			if c.isReused {
+				want = 1
+			}
+			if got := connections.Load(); got != want {
+				t.Errorf("%s, in pieces of %d bytes: there are %d connections for 3 responses; want %d", c.name, size, got, want)
 			}
 		}
 	}
@@ -808,7 +812,7 @@ func TestUpstreamsOfAllSchemes(t *testing.T) {
 		}
 	}
 	if res, _ := sendRaw(t, startProxy(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
-		t.Errorf("an upstream with an unknown certificate: %s; want 502", res.Status)
+		t.Errorf("with an unknown certificate of the upstream, the client gets %s; want 502", res.Status)
 	}
 }
 
@@ -828,7 +832,7 @@ func TestEarlyResponseReachesAClientThatStillSends(t *testing.T) {
 		}()
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || res.StatusCode != http.StatusRequestEntityTooLarge {
-			t.Errorf("while %d bytes were sent: %v, %v; want the upstream's 413", length, res, err)
+			t.Errorf("while it sends %d bytes, the client gets %v, %v; want the upstream's 413", length, res, err)
 		}
 		conn.Close()
 	}

@@ -144,7 +144,7 @@ type unreachedError struct{ error }
 
 func (e *unreachedError) Unwrap() error { return e.error }
 
-// bufferSize is how many bytes of a response's body are buffered at once.
+// bufferSize is the size of a buffer for the body of a response, in bytes.
 const bufferSize = 32 << 10
 
 // buffers are reused by httputil. Passing them by pointer avoids an allocation.

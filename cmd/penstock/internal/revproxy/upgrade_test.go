@@ -54,14 +54,14 @@ func TestWebSocketsPassInBothDirections(t *testing.T) {
 		io.WriteString(conn, message)
 		got := make([]byte, len(message))
 		if _, err := io.ReadFull(reader, got); err != nil || string(got) != message {
-			t.Fatalf("message %d came back as %q, %v", i, got, err)
+			t.Fatalf("message %d came back as %q, %v; want it unchanged", i, got, err)
 		}
 	}
 	conn.Close()
 	select {
 	case <-ended:
 	case <-time.After(patience):
-		t.Error("the client closed its end; the upstream's is still open")
+		t.Error("the client closed its connection, but that to the upstream is still open; want it closed")
 	}
 }
 
