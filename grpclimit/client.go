@@ -21,31 +21,33 @@ type ClientOptions struct {
 	// target of the connection, so that all its calls share the limits.
 	Key func(ctx context.Context, conn *grpc.ClientConn, method string) string
 
-	// Cost returns how many units a call or a message takes. The message is nil when a stream begins.
+	// Cost returns how many units a call or a message costs. The message is nil when a stream begins.
 	// Default: 1.
 	Cost func(ctx context.Context, method string, message any) int64
 
 	// MaxWait is how long a call or a message may wait before it is sent. A context that ends earlier
-	// ends the wait. Default: 30 seconds. Below 0, it is sent at once or fails.
+	// ends the wait. Default: 30 seconds. If MaxWait is negative, a call or a message never waits: it
+	// fails if the limits do not admit it.
 	MaxWait time.Duration
 
-	// Messages also charges the messages that the client sends on a stream. The first message is
-	// charged with the stream.
+	// Messages is whether the messages that the client sends on a stream are charged too. The first
+	// message is charged with the stream.
 	Messages bool
 
-	// FailClosed sends nothing while the Limiter's store is unavailable. By default calls are sent,
-	// because the server has its own limits. It has no effect if guard.Standard is around the
-	// store: then its settings decide.
+	// FailClosed is whether calls fail while the Limiter's store is unavailable. By default they are
+	// sent, because the server has its own limits. If guard.Standard is around the store, FailClosed
+	// has no effect: the settings of guard.Standard decide.
 	FailClosed bool
 }
 
 const defaultMaxWait = 30 * time.Second
 
-// A NotSentError is the error of a call or message that was not sent, because it would have waited
-// too long. It is safe to repeat. Its status is RESOURCE_EXHAUSTED with the detail RetryInfo, or
-// UNAVAILABLE if the store gave no answer.
+// A NotSentError is the error of a call or message that was not sent: it would have waited for
+// longer than MaxWait, or the store gave no answer and FailClosed is set. The server has not
+// received it, so sending it again is safe. The gRPC status is RESOURCE_EXHAUSTED with the detail
+// RetryInfo, or UNAVAILABLE if the store gave no answer.
 type NotSentError struct {
-	Key        string        // of the Limiter
+	Key        string        // the Limiter's key for the call
 	RetryAfter time.Duration // penstock.Never if the cost is larger than the limit; 0 if the time is unknown
 	Err        error         // a *penstock.DeniedError, context.DeadlineExceeded after MaxWait, or an error of the store
 }
@@ -111,7 +113,7 @@ func (s *clientStream) SendMsg(message any) error {
 	return s.ClientStream.SendMsg(message)
 }
 
-// admit waits until a call or message may be sent.
+// admit waits until a call or message may be sent. An error is the reason why it must not be sent.
 func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, conn *grpc.ClientConn, method string, message any) error {
 	key, cost := "", int64(1)
 	if o.Key != nil {
@@ -136,13 +138,13 @@ func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, co
 			return &NotSentError{Key: key, Err: err}
 		}
 		return nil
-	case errors.Is(err, context.DeadlineExceeded): // MaxWait is over
+	case errors.Is(err, context.DeadlineExceeded): // MaxWait has passed
 		return &NotSentError{Key: key, Err: err}
 	}
 	return status.Error(codes.InvalidArgument, fmt.Sprintf("grpclimit: %v", err))
 }
 
-// wait charges the units. It waits until they are available.
+// wait charges cost units. It waits until the units are available, but at most for MaxWait.
 func (o *ClientOptions) wait(ctx context.Context, limiter *penstock.Limiter, key string, cost int64) error {
 	if o.MaxWait < 0 {
 		d, err := limiter.AllowN(ctx, key, cost)

@@ -28,6 +28,7 @@ func limiterOf(t testing.TB, store penstock.Store, limit penstock.Limit) *pensto
 	return limiter
 }
 
+// limited returns the options of a connection whose calls a Limiter limits.
 func limited(limiter *penstock.Limiter, o grpclimit.ClientOptions) []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(grpclimit.UnaryClient(limiter, o)), grpc.WithChainStreamInterceptor(grpclimit.StreamClient(limiter, o))}
 }
@@ -35,7 +36,7 @@ func limited(limiter *penstock.Limiter, o grpclimit.ClientOptions) []grpc.DialOp
 func TestClientsWithNegativeMaxWaitFailAtOnce(t *testing.T) {
 	served := atomic.Int64{}
 	s := &shop{buy: func(context.Context, string) (string, error) { served.Add(1); return "", nil }}
-	limiter := limiterOf(t, stopped(), penstock.PerHour(2))
+	limiter := limiterOf(t, fixedClockStore(), penstock.PerHour(2))
 	conn := dial(t, serve(t, s), limited(limiter, grpclimit.ClientOptions{MaxWait: -1})...)
 	for range 2 {
 		if r := buy(t, conn, "Buy", "a"); r.err != nil {
@@ -45,17 +46,17 @@ func TestClientsWithNegativeMaxWaitFailAtOnce(t *testing.T) {
 	r := buy(t, conn, "Buy", "a")
 	var notSent *grpclimit.NotSentError
 	if !errors.As(r.err, &notSent) || notSent.RetryAfter != 30*time.Minute || notSent.Key != conn.Target() || !errors.As(r.err, new(*penstock.DeniedError)) {
-		t.Errorf("the third call: %#v; want a NotSentError", r.err)
+		t.Errorf("the third call: %#v; want a NotSentError with the key %q, RetryAfter 30m and a DeniedError", r.err, conn.Target())
 	}
 	if status.Code(r.err) != codes.ResourceExhausted || detail[*errdetails.RetryInfo](t, r.err).RetryDelay.AsDuration() != 30*time.Minute {
 		t.Errorf("the status of the third call: %v; want RESOURCE_EXHAUSTED, and RetryInfo of 30 minutes", status.Convert(r.err))
 	}
 	stream, err := conn.NewStream(patient(t), &grpc.StreamDesc{}, "/test.Shop/Chat")
 	if !errors.As(err, &notSent) {
-		t.Errorf("a stream: %v, %v; want a NotSentError", stream, err)
+		t.Errorf("NewStream returns %v and the error %v; want a NotSentError", stream, err)
 	}
 	if served.Load() != 2 {
-		t.Errorf("%d calls were sent, want 2", served.Load())
+		t.Errorf("%d calls reached the server; want 2", served.Load())
 	}
 }
 
@@ -70,10 +71,10 @@ func TestClientsWaitUpToMaxWait(t *testing.T) {
 	stream := chat(t, conn)
 	for range 20 {
 		if answer, err := say(stream, "a"); answer != "a" {
-			t.Errorf("a message: %q, %v; want that it waits and is sent", answer, err)
+			t.Errorf("a message: response %q, error %v; want that it waits and is sent", answer, err)
 		}
 	}
-	slow := limiterOf(t, stopped(), penstock.PerHour(1))
+	slow := limiterOf(t, fixedClockStore(), penstock.PerHour(1))
 	conn = dial(t, serve(t, new(shop)), limited(slow, grpclimit.ClientOptions{MaxWait: time.Minute})...)
 	buy(t, conn, "Buy", "a")
 	if r := buy(t, conn, "Buy", "a"); !errors.As(r.err, new(*grpclimit.NotSentError)) {
@@ -93,17 +94,17 @@ func TestRetriesOfAClientAreNotCharged(t *testing.T) {
 		attempts.Add(1)
 		return "", status.Error(codes.Unavailable, "busy")
 	}}
-	limiter := limiterOf(t, stopped(), penstock.PerHour(100))
+	limiter := limiterOf(t, fixedClockStore(), penstock.PerHour(100))
 	conn := dial(t, serve(t, s), append(limited(limiter, grpclimit.ClientOptions{MaxWait: -1}), grpc.WithDefaultServiceConfig(retrying))...)
 	buy(t, conn, "Buy", "a")
 	d, err := limiter.Peek(t.Context(), conn.Target())
 	if err != nil || attempts.Load() != 3 || d.Remaining() != 99 {
-		t.Errorf("%d attempts, %d units left, %v; want 3 and 99", attempts.Load(), d.Remaining(), err)
+		t.Errorf("the server got %d attempts, and %d units are left, %v; want 3 attempts, 99 units and no error", attempts.Load(), d.Remaining(), err)
 	}
 }
 
 func TestClientChargesItsKeysAndCosts(t *testing.T) {
-	limiter := limiterOf(t, stopped(), penstock.PerHour(10))
+	limiter := limiterOf(t, fixedClockStore(), penstock.PerHour(10))
 	conn := dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{
 		MaxWait: -1, Messages: true,
 		Key: func(_ context.Context, _ *grpc.ClientConn, method string) string { return method },
@@ -126,32 +127,32 @@ func TestClientChargesItsKeysAndCosts(t *testing.T) {
 	}
 	for key, want := range map[string]int64{"/test.Shop/Buy": 7, "/test.Shop/Chat": 3, "/test.Shop/Look": 10} {
 		if d, err := limiter.Peek(t.Context(), key); err != nil || d.Remaining() != want {
-			t.Errorf("%s has %d left, %v; want %d", key, d.Remaining(), err, want)
+			t.Errorf("the key %s has %d units left, %v; want %d and no error", key, d.Remaining(), err, want)
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
 		t.Errorf("CloseSend: %v; want no error", err)
 	}
 	if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
-		t.Errorf("the stream ended with %v; want no error", err)
+		t.Errorf("the stream ended with %v; want io.EOF, so no error", err)
 	}
 }
 
 func TestFailClosedSendsNothingWhileTheStoreFails(t *testing.T) {
 	limiter := limiterOf(t, unavailable{}, penstock.PerHour(1))
 	if r := buy(t, dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{})...), "Buy", "a"); r.err != nil {
-		t.Errorf("by default: %v; want that the call is sent", r.err)
+		t.Errorf("a call without FailClosed: %v; want that it is sent", r.err)
 	}
 	r := buy(t, dial(t, serve(t, new(shop)), limited(limiter, grpclimit.ClientOptions{FailClosed: true})...), "Buy", "a")
 	if status.Code(r.err) != codes.Unavailable || !errors.Is(r.err, penstock.ErrUnavailable) {
-		t.Errorf("with FailClosed: %v; want UNAVAILABLE", r.err)
+		t.Errorf("a call with FailClosed: %v; want UNAVAILABLE with an ErrUnavailable", r.err)
 	}
 }
 
-// This test calls ContextLimiter like the middleware of go-grpc-middleware, which makes every error
-// a denial.
+// This test calls ContextLimiter as go-grpc-middleware does. That middleware turns every error into
+// RESOURCE_EXHAUSTED.
 func TestContextLimiterDeniesOverTheLimit(t *testing.T) {
-	var limiter interface{ Limit(context.Context) error } = grpclimit.ContextLimiter{Limiter: limiterOf(t, stopped(), penstock.PerHour(1))}
+	var limiter interface{ Limit(context.Context) error } = grpclimit.ContextLimiter{Limiter: limiterOf(t, fixedClockStore(), penstock.PerHour(1))}
 	middleware := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if err := limiter.Limit(ctx); err != nil {
 			return nil, status.Error(codes.ResourceExhausted, err.Error())
@@ -171,9 +172,9 @@ func TestContextLimiterDeniesOverTheLimit(t *testing.T) {
 	cancel()
 	down := grpclimit.ContextLimiter{Limiter: limiterOf(t, unavailable{}, penstock.PerHour(1)), Key: func(context.Context) string { return "k" }}
 	if err := down.Limit(t.Context()); err != nil {
-		t.Errorf("while the store fails: %v; want nil", err)
+		t.Errorf("Limit while the store fails returns %v; want nil", err)
 	}
 	if err := down.Limit(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("a call that has ended: %v; want the error of the context", err)
+		t.Errorf("Limit with a context that has ended returns %v; want context.Canceled", err)
 	}
 }

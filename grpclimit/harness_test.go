@@ -41,8 +41,8 @@ func rulesOf(t testing.TB, text string) func() *policy.Rules {
 	return func() *policy.Rules { return p.Rules }
 }
 
-// stopped returns a memory store whose clock does not advance.
-func stopped() penstock.Store {
+// fixedClockStore returns a memory store whose clock does not advance.
+func fixedClockStore() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
@@ -57,10 +57,10 @@ func gateOf(t testing.TB, store penstock.Store, text string, o grpclimit.Options
 }
 
 // A shop is the service of the tests. Its methods /test.Shop/Buy and /test.Shop/Look are unary. Its
-// method /test.Shop/Chat is a stream that returns each message.
+// method /test.Shop/Chat is a stream.
 type shop struct {
-	buy  func(ctx context.Context, text string) (string, error) // default: the text
-	chat func(stream grpc.ServerStream) error                   // default: the same messages
+	buy  func(ctx context.Context, text string) (string, error) // handles Buy and Look; default: returns the text
+	chat func(stream grpc.ServerStream) error                   // handles Chat; default: returns each message
 }
 
 func (s *shop) handleUnary(ctx context.Context, text string) (string, error) {
@@ -170,7 +170,7 @@ type reply struct {
 	header, trailer metadata.MD
 }
 
-// buy calls a method of the shop. Pairs are its metadata.
+// buy calls a unary method of the shop. The metadata of the call are pairs of a name and a value.
 func buy(t testing.TB, conn *grpc.ClientConn, method, text string, pairs ...string) (r reply) {
 	t.Helper()
 	answer := new(wrapperspb.StringValue)
@@ -199,7 +199,7 @@ func say(stream grpc.ClientStream, text string) (string, error) {
 	return answer.Value, err
 }
 
-// detail returns the detail of a type. Without it, the test fails.
+// detail returns the detail of type T that an error has. If it has none, the test fails.
 func detail[T any](t testing.TB, err error) (found T) {
 	t.Helper()
 	for _, d := range status.Convert(err).Details() {
@@ -211,20 +211,20 @@ func detail[T any](t testing.TB, err error) (found T) {
 	return found
 }
 
-// events collects what a Gate observes.
+// events collects the outcomes of the calls that a Gate decides.
 type events struct {
-	mu   sync.Mutex
-	list []string
+	mu       sync.Mutex
+	outcomes []string
 }
 
 func (e *events) observe(event *admission.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.list = append(e.list, event.Outcome.String())
+	e.outcomes = append(e.outcomes, event.Outcome.String())
 }
 
 func (e *events) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return strings.Join(e.list, " ")
+	return strings.Join(e.outcomes, " ")
 }

@@ -21,9 +21,10 @@ type ContextLimiter struct {
 	Key func(ctx context.Context) string
 }
 
-// Limit charges one unit. If the limits deny it, Limit returns a *penstock.DeniedError. While the
-// store gives no answer, Limit returns nil. With guard.Standard around the store, its fallback
-// decides instead.
+// Limit charges one unit. If the limits deny the call, Limit returns a *penstock.DeniedError. If
+// ctx ends before there is a decision, Limit returns the error of ctx. While the store gives no
+// answer, Limit returns nil; with guard.Standard around the store, the guard's fallback decides
+// instead.
 func (l ContextLimiter) Limit(ctx context.Context) error {
 	key := ""
 	if l.Key != nil {

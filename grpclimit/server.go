@@ -29,20 +29,20 @@ type Options struct {
 	AddressHeader string
 
 	// Dialects are the formats of the metadata about limits: draft-11, draft-07, draft-06,
-	// x-ratelimit, or only none, to send none of them. Default: draft-11.
+	// x-ratelimit, or none alone, which sends no such metadata. Default: draft-11.
 	Dialects []string
 
 	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
-	// Exempt tells whether calls of a method ("/package.Service/Method") are not limited. Default:
-	// calls of health checks, reflection and channelz.
+	// Exempt tells whether calls of a method ("/package.Service/Method") are exempt from all limits.
+	// Default: calls of health checks, reflection and channelz are exempt.
 	Exempt func(method string) bool
 
-	// Cost returns what a call costs, in place of the header Call-Cost. Limits whose cost has this
-	// header charge the result, up to their max. The message is the request of a unary call, or a
-	// message of a stream. It is nil when a stream begins. Default: clients may send call-cost
-	// themselves.
+	// Cost returns the cost of a call. Rules find it in the header Call-Cost, where it replaces what
+	// the client sent. A limit with cost: {header: Call-Cost, max: N} charges it, but at most N. The
+	// message is the request of a unary call, or a message of a stream. It is nil when a stream
+	// begins. Default: rules find the call-cost that the client sent.
 	Cost func(ctx context.Context, method string, message any) int64
 
 	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
@@ -52,7 +52,7 @@ type Options struct {
 	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
 	MaxMessageWait time.Duration
 
-	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
+	// MaxWaiting is how many calls may wait at the same time for limits with max_wait. Default: 1,000.
 	MaxWaiting int
 
 	// HasFallback, Observe and TokenRejected are as in admission.Options.
@@ -113,7 +113,7 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
 	// A call that fails must not get a header: clients would not retry it.
 	if fields != nil && err == nil {
-		grpc.SetHeader(ctx, fields) // it fails if the handler has sent the header
+		grpc.SetHeader(ctx, fields) // has no effect if the handler has already sent the header
 	} else if fields != nil {
 		grpc.SetTrailer(ctx, fields)
 	}
@@ -167,7 +167,7 @@ type serverStream struct {
 	gate   *calls.Gate
 	call   *serverCall
 	method string
-	fields metadata.MD // to be sent; nil if there are none, or once they are sent
+	fields metadata.MD // about limits, still to be sent; nil if there are none
 
 	messages calls.Messages
 }
@@ -209,7 +209,7 @@ func (s *serverStream) RecvMsg(message any) error {
 
 // A serverCall is the state that all Gates of one call share.
 type serverCall struct {
-	hasPushback atomic.Bool // the trailer has a pushback; with a second one, clients do not retry at all
+	hasPushback atomic.Bool // the trailer has a pushback; clients that get a second one do not retry
 }
 
 type serverCallKey struct{}
@@ -223,11 +223,11 @@ func withServerCall(ctx context.Context) (*serverCall, context.Context) {
 	return c, context.WithValue(ctx, serverCallKey{}, c)
 }
 
-// pushbackField tells a client with a retry policy when to retry.
+// pushbackField is the trailer field that tells a client with a retry policy when to retry.
 const pushbackField = "grpc-retry-pushback-ms"
 
-// refuse returns the error of a refused call. All metadata is in one trailer: with a header, or
-// with two values of the pushback, a client would not retry.
+// refuse returns the error of a refused call. It sets all metadata in the trailer, and the pushback
+// only once for each call. A client that gets a header or two pushbacks does not retry.
 func (c *serverCall) refuse(r *calls.Refusal, setTrailer func(metadata.MD)) error {
 	trailer := make(metadata.MD, len(r.Fields)+1)
 	for name, values := range r.Fields {
@@ -249,7 +249,7 @@ func (c *serverCall) refuse(r *calls.Refusal, setTrailer func(metadata.MD)) erro
 type admissionKey struct{}
 
 // DecisionOf returns the decision about the call that has this context. The bool is false if no
-// limit applied.
+// limit applied to the call.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
 		return a.Decision()
@@ -259,11 +259,11 @@ func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
 // charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
-// It fails if no limit can be settled.
+// Settle returns an error if no limit of the call can be settled.
 func Settle(ctx context.Context, actual int64) error {
 	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
 	if !ok {
-		return fmt.Errorf("%w: grpclimit: no limit applies to the call; settle only those that came through a Gate", penstock.ErrInvalid)
+		return fmt.Errorf("%w: grpclimit: no limit applies to the call; settle only calls that came through a Gate", penstock.ErrInvalid)
 	}
 	return a.Settle(actual)
 }

@@ -27,13 +27,13 @@ import (
 )
 
 func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
-	gate := gateOf(t, stopped(), `rules: [{name: shop, match: {path: "/test.Shop/Buy"}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, grpclimit.Options{Domain: "shop.example"})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: shop, match: {path: "/test.Shop/Buy"}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, grpclimit.Options{Domain: "shop.example"})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for i, left := range []string{"1", "0"} {
 		r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
 		want := metadata.MD{"ratelimit-policy": {`"shop.hour";q=2;w=3600`}, "ratelimit": {`"shop.hour";r=` + left + `;t=3600`}}
 		if r.err != nil || r.text != "a" || !slices.Equal(r.header["ratelimit"], want["ratelimit"]) || !slices.Equal(r.header["ratelimit-policy"], want["ratelimit-policy"]) {
-			t.Errorf("call %d: %+v; want %v", i, r, want)
+			t.Errorf("call %d: %+v; want the header %v", i, r, want)
 		}
 	}
 	r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
@@ -45,11 +45,11 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 	}
 	info := detail[*errdetails.ErrorInfo](t, r.err)
 	if info.Reason != "RATE_LIMIT_EXCEEDED" || info.Domain != "shop.example" || info.Metadata["rule"] != "shop" || info.Metadata["policies"] != "shop.hour" {
-		t.Errorf("ErrorInfo: %v; want RATE_LIMIT_EXCEEDED of shop.example, with the rule and the policy", info)
+		t.Errorf("ErrorInfo: %v; want RATE_LIMIT_EXCEEDED of shop.example, with the rule shop and the policy shop.hour", info)
 	}
 	quota := detail[*errdetails.QuotaFailure](t, r.err)
 	if len(quota.Violations) != 1 || quota.Violations[0].QuotaId != "shop.hour" || quota.Violations[0].QuotaValue != 2 || quota.Violations[0].Subject != "rule:shop" {
-		t.Errorf("QuotaFailure: %v; want one violation of shop.hour, with the value 2", quota)
+		t.Errorf("QuotaFailure: %v; want one violation of shop.hour, with the value 2 and the subject rule:shop", quota)
 	}
 	for name, want := range map[string]string{"grpc-retry-pushback-ms": "3600000", "retry-after": "3600", "ratelimit": `"shop.hour";r=0;t=3600`} {
 		if got := r.trailer[name]; !slices.Equal(got, []string{want}) {
@@ -57,7 +57,7 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 		}
 	}
 	if text := fmt.Sprint(r.err, status.Convert(r.err).Details(), r.trailer); strings.Contains(text, "secret-of-a") {
-		t.Errorf("the response contains the key: %s; want none", text)
+		t.Errorf("the response contains the client's key: %s; want that it does not", text)
 	}
 	if r := buy(t, conn, "Look", "a", "x-key", "secret-of-a"); r.err != nil || r.header["ratelimit"] != nil {
 		t.Errorf("another method: %+v; want no error and no metadata about limits", r)
@@ -87,9 +87,9 @@ func TestRulesMatchCalls(t *testing.T) {
 		{`header X-Kind: small`, ""},
 		{`ip: 127.0.0.0/8`, "Buy Look Chat"},
 		{`ip: 192.0.2.0/24`, ""},
-		{`header X-Data-Bin: "text"`, ""},
+		{`header X-Data-Bin: "text"`, ""}, // metadata in -bin are bytes, which rules do not read
 	} {
-		gate := gateOf(t, stopped(), `rules: [{name: r, match: {`+c.match+`}, per: ip, limits: [{rate: 100/h}]}]`, grpclimit.Options{})
+		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, match: {`+c.match+`}, per: ip, limits: [{rate: 100/h}]}]`, grpclimit.Options{})
 		conn := dial(t, serve(t, new(shop), guarded(gate)...), grpc.WithAuthority("shop.example:443"))
 		var matched []string
 		for _, method := range []string{"Buy", "Look"} {
@@ -101,7 +101,7 @@ func TestRulesMatchCalls(t *testing.T) {
 		}
 		stream := chat(t, conn, "x-kind", "big", "x-data-bin", "text")
 		if answer, err := say(stream, "a"); answer != "a" {
-			t.Errorf("%s: a stream: %q, %v; want the message a", c.match, answer, err)
+			t.Errorf("%s: a stream: response %q, error %v; want the message a", c.match, answer, err)
 		}
 		if header, err := stream.Header(); err != nil {
 			t.Errorf("%s: the header of a stream: %v; want no error", c.match, err)
@@ -116,23 +116,26 @@ func TestRulesMatchCalls(t *testing.T) {
 
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	const byAddress = `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`
+	noOptions := grpclimit.Options{}
 	trusting := grpclimit.Options{TrustedProxies: []string{"127.0.0.0/8", "unix"}}
+	realIP := grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}
+	forwarded := func(addresses string) []string { return []string{"x-forwarded-for", addresses} }
 	for _, c := range []struct {
 		name          string
 		options       grpclimit.Options
 		isUnix        bool     // the server listens on a unix socket
 		first, second []string // metadata of the two calls
-		isSame        bool     // both calls have the same address
+		isSame        bool     // the two calls are of one client, so the second is denied
 	}{
-		{"a forged header", grpclimit.Options{}, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
-		{"a proxy", trusting, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, false},
-		{"a forged part of a list", trusting, false, []string{"x-forwarded-for", "192.0.2.1, 203.0.113.7"}, []string{"x-forwarded-for", "192.0.2.2, 203.0.113.7"}, true},
-		{"another header", grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}, false, []string{"x-real-ip", "192.0.2.1"}, []string{"x-real-ip", "192.0.2.2"}, false},
-		{"the wrong header", grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
-		{"a unix socket", trusting, true, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, false},
-		{"a unix socket that is not trusted", grpclimit.Options{}, true, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
+		{name: "an untrusted peer", options: noOptions, first: forwarded("192.0.2.1"), second: forwarded("192.0.2.2"), isSame: true},
+		{name: "a trusted proxy", options: trusting, first: forwarded("192.0.2.1"), second: forwarded("192.0.2.2")},
+		{name: "a list whose first part is forged", options: trusting, first: forwarded("192.0.2.1, 203.0.113.7"), second: forwarded("192.0.2.2, 203.0.113.7"), isSame: true},
+		{name: "the header X-Real-IP", options: realIP, first: []string{"x-real-ip", "192.0.2.1"}, second: []string{"x-real-ip", "192.0.2.2"}},
+		{name: "another header than AddressHeader", options: realIP, first: forwarded("192.0.2.1"), second: forwarded("192.0.2.2"), isSame: true},
+		{name: "a trusted unix socket", options: trusting, isUnix: true, first: forwarded("192.0.2.1"), second: forwarded("192.0.2.2")},
+		{name: "an untrusted unix socket", options: noOptions, isUnix: true, first: forwarded("192.0.2.1"), second: forwarded("192.0.2.2"), isSame: true},
 	} {
-		gate := gateOf(t, stopped(), byAddress, c.options)
+		gate := gateOf(t, fixedClockStore(), byAddress, c.options)
 		var target string
 		if c.isUnix {
 			path := filepath.Join(t.TempDir(), "s")
@@ -150,20 +153,20 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 			t.Errorf("%s: the first call: %v; want no error", c.name, r.err)
 		}
 		if r := buy(t, conn, "Buy", "a", c.second...); (status.Code(r.err) == codes.ResourceExhausted) != c.isSame {
-			t.Errorf("%s: the second call: %v; want a denial: %t", c.name, r.err, c.isSame)
+			t.Errorf("%s: the second call: %v; want that it is denied: %t", c.name, r.err, c.isSame)
 		}
 	}
 }
 
 func TestHealthChecksAreNotLimited(t *testing.T) {
 	const oneCall = `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`
-	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), oneCall, grpclimit.Options{}))...))
+	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, fixedClockStore(), oneCall, grpclimit.Options{}))...))
 	for range 3 {
 		if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); err != nil {
 			t.Errorf("a health check: %v; want no error", err)
 		}
 	}
-	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), oneCall, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
+	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, fixedClockStore(), oneCall, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
 	for range 3 {
 		if r := buy(t, conn, "Look", "a"); r.err != nil {
 			t.Errorf("an exempt method: %v; want no error", r.err)
@@ -175,33 +178,48 @@ func TestHealthChecksAreNotLimited(t *testing.T) {
 	}
 }
 
-// retrying is a retry policy of the client: three attempts, and a short backoff. A pushback of the
+// retrying is a service config for clients: three attempts, and a short backoff. A pushback of the
 // server replaces the backoff.
 const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
 func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
-	const soon = `rules: [{name: r, per: global, limits: [{rate: 30/min, burst: 1}]}]`
+	const oneEachTwoSeconds = `rules: [{name: r, per: global, limits: [{rate: 30/min, burst: 1}]}]`
 	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
 	for _, c := range []struct {
 		name     string
 		rules    string
 		shop     *shop
-		isUsedUp bool       // a call before has used the limit up
+		isUsedUp bool       // an earlier call has used up the limit
 		isNested bool       // there are two gates, one inside the other
 		isBroken bool       // the store gives no answer
-		want     string     // the outcome of each attempt
-		code     codes.Code // of the call
+		want     string     // the outcomes of all attempts
+		code     codes.Code // the code that the call ends with
 	}{
-		{"a denial is retried when it fits", soon, new(shop), true, false, false, "denied allowed", codes.OK},
-		{"a denial of two nested gates too", soon, new(shop), true, true, false, "denied allowed", codes.OK},
-		{"what never fits is not retried", `rules: [{name: r, per: global, limits: [{rate: 2/h, cost: {body: 1B}}]}]`, new(shop), false, false, false, "denied", codes.ResourceExhausted},
-		{"a handler's own failure is retried", `rules: [{name: r, per: ip, limits: [{rate: 100/h}]}]`, failing, false, false, false, "allowed allowed allowed", codes.Unavailable},
-		{"limits that cannot be checked are retried", `rules: [{name: r, per: global, limits: [{rate: 100/h, on_failure: closed}]}]`, new(shop), false, false, true, "failed_closed failed_closed failed_closed", codes.Unavailable},
+		{
+			name: "a denied call is retried when the limit has room", rules: oneEachTwoSeconds,
+			shop: new(shop), isUsedUp: true, want: "denied allowed", code: codes.OK,
+		},
+		{
+			name: "a call denied by one of two nested gates is retried too", rules: oneEachTwoSeconds,
+			shop: new(shop), isUsedUp: true, isNested: true, want: "denied allowed", code: codes.OK,
+		},
+		{
+			name: "a call that costs more than the limit is not retried", rules: `rules: [{name: r, per: global, limits: [{rate: 2/h, cost: {body: 1B}}]}]`,
+			shop: new(shop), want: "denied", code: codes.ResourceExhausted,
+		},
+		{
+			name: "a call that the handler fails is retried", rules: `rules: [{name: r, per: ip, limits: [{rate: 100/h}]}]`,
+			shop: failing, want: "allowed allowed allowed", code: codes.Unavailable,
+		},
+		{
+			name: "a call whose limits cannot be checked is retried", rules: `rules: [{name: r, per: global, limits: [{rate: 100/h, on_failure: closed}]}]`,
+			shop: new(shop), isBroken: true, want: "failed_closed failed_closed failed_closed", code: codes.Unavailable,
+		},
 	} {
 		for _, method := range []string{"Buy", "Chat"} {
 			if method == "Chat" && (c.shop == failing || strings.Contains(c.rules, "body")) {
-				continue // a stream has no body when it begins
+				continue // failing fails only Buy, and a stream has no body when it begins
 			}
 			t.Run(c.name+" "+method, func(t *testing.T) {
 				t.Parallel()
@@ -220,7 +238,7 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 					if r := buy(t, dial(t, address), "Look", "a"); r.err != nil {
 						t.Fatal(r.err)
 					}
-					seen.list = nil
+					seen.outcomes = nil
 				}
 				conn := dial(t, address, grpc.WithDefaultServiceConfig(retrying))
 				var err error
@@ -231,7 +249,7 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 					err = buy(t, conn, "Buy", "a").err
 				}
 				if got := seen.String(); got != c.want || status.Code(err) != c.code {
-					t.Errorf("%s: %q, %v; want %q, %v", method, got, err, c.want, c.code)
+					t.Errorf("%s: outcomes %q, error %v; want %q, %v", method, got, err, c.want, c.code)
 				}
 			})
 		}
@@ -251,7 +269,7 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		conn := dial(t, serve(t, new(shop), guarded(gate)...))
 		r := buy(t, conn, "Buy", "a")
 		if status.Code(r.err) != want {
-			t.Errorf("%s: %v; want %v", mode, r.err, want)
+			t.Errorf("on_failure %s: %v; want %v", mode, r.err, want)
 		}
 		if mode == "closed" {
 			if info := detail[*errdetails.ErrorInfo](t, r.err); info.Reason != "RATE_LIMITS_UNAVAILABLE" {
@@ -263,14 +281,14 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		}
 		if mode == "local" {
 			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
-				t.Errorf("the second call with local: %v; want RESOURCE_EXHAUSTED", r.err)
+				t.Errorf("on_failure local: the second call: %v; want RESOURCE_EXHAUSTED", r.err)
 			}
 		}
 	}
 }
 
 func TestDeniedAndMalformedCallsAreRefused(t *testing.T) {
-	gate := gateOf(t, stopped(), `
+	gate := gateOf(t, fixedClockStore(), `
 deny: [{header X-Key: bad}]
 rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.Options{})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
@@ -286,11 +304,11 @@ rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.
 	}
 }
 
-// A limit with on_status counts only calls that end with such a code.
+// A limit with on_status counts only calls whose code has a listed HTTP status.
 func TestOnStatusCountsCodes(t *testing.T) {
 	code := codes.OK
 	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "for the test") }}
-	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
 	conn := dial(t, serve(t, s, guarded(gate)...))
 	for _, free := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.PermissionDenied, codes.Canceled} {
 		code = free
@@ -345,11 +363,11 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 		first := call()
 		<-entered
 		if r := buy(t, conn, "Look", "a"); status.Code(r.err) != codes.ResourceExhausted {
-			t.Errorf("a second call: %v; want no slot", r.err)
+			t.Errorf("a call while the slot is taken: %v; want RESOURCE_EXHAUSTED", r.err)
 		}
 		leave <- struct{}{}
 		if err := <-first; err != nil {
-			t.Errorf("a call with the slot: %v; want no error", err)
+			t.Errorf("the call that has the slot: %v; want no error", err)
 		}
 		if r := buy(t, conn, "Buy", "panic"); status.Code(r.err) != codes.Internal {
 			t.Errorf("a call whose handler panics: %v; want INTERNAL", r.err)
@@ -358,7 +376,7 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 	stream := chat(t, conn)
 	<-entered
 	if r := buy(t, conn, "Look", "a"); status.Code(r.err) != codes.ResourceExhausted {
-		t.Errorf("a call during a stream: %v; want no slot", r.err)
+		t.Errorf("a call while a stream has the slot: %v; want RESOURCE_EXHAUSTED", r.err)
 	}
 	leave <- struct{}{}
 	if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
@@ -373,10 +391,10 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 }
 
 func TestMessagesOfStreams(t *testing.T) {
-	const five = `rules: [{name: r, per: global, limits: [{rate: 5/h, algorithm: fixed-window}, {name: slots, in_flight: 1}]}]`
+	const fivePerHour = `rules: [{name: r, per: global, limits: [{rate: 5/h, algorithm: fixed-window}, {name: slots, in_flight: 1}]}]`
 	for mode, want := range map[grpclimit.MessageMode]int{grpclimit.IgnoreMessages: 20, grpclimit.FailMessages: 5} {
 		var seen events
-		gate := gateOf(t, stopped(), five, grpclimit.Options{Messages: mode, Observe: seen.observe})
+		gate := gateOf(t, fixedClockStore(), fivePerHour, grpclimit.Options{Messages: mode, Observe: seen.observe})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		passed := 0
 		var err error
@@ -405,8 +423,8 @@ func TestMessagesOfStreams(t *testing.T) {
 	}
 }
 
-// A handler that continues after a denial gets more denials. The client gets only one pushback,
-// because with two it would not retry.
+// A handler that receives more messages after a denial gets more denials. The client gets only one
+// pushback, because a client that gets two does not retry.
 func TestOnePushbackForAStream(t *testing.T) {
 	s := &shop{chat: func(stream grpc.ServerStream) error {
 		for range 5 {
@@ -414,18 +432,19 @@ func TestOnePushbackForAStream(t *testing.T) {
 		}
 		return status.Error(codes.ResourceExhausted, "enough")
 	}}
-	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 2/h}]}]`, grpclimit.Options{Messages: grpclimit.FailMessages})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [{rate: 2/h}]}]`, grpclimit.Options{Messages: grpclimit.FailMessages})
 	stream := chat(t, dial(t, serve(t, s, guarded(gate, gate)...)))
 	for range 5 {
 		stream.SendMsg(wrapperspb.String("a"))
 	}
 	stream.RecvMsg(new(wrapperspb.StringValue))
 	if got := stream.Trailer()["grpc-retry-pushback-ms"]; len(got) != 1 {
-		t.Errorf("the trailer has the pushbacks %q; want one", got)
+		t.Errorf("the trailer has the pushbacks %q; want exactly one", got)
 	}
 }
 
-// Waiting messages all arrive, in buckets that can be booked and in windows that cannot.
+// All messages arrive after their waits: under a token bucket, which makes reservations, and under
+// algorithms that make none.
 func TestMessagesWait(t *testing.T) {
 	for _, limit := range []string{"{rate: 200/s, burst: 1}", "{rate: 10/50ms, algorithm: fixed-window}", "{rate: 10/50ms, algorithm: sliding-log}"} {
 		t.Run(limit, func(t *testing.T) {
@@ -434,17 +453,17 @@ func TestMessagesWait(t *testing.T) {
 			stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 			for i := range 60 {
 				if answer, err := say(stream, fmt.Sprint(i)); answer != fmt.Sprint(i) {
-					t.Fatalf("message %d: %q, %v; want the same message", i, answer, err)
+					t.Fatalf("the response to message %d is %q, error %v; want the same message", i, answer, err)
 				}
 			}
 		})
 	}
 }
 
-// A message that would wait for longer than MaxMessageWait is refused at once.
+// A message that would wait for longer than MaxMessageWait is refused without a wait.
 func TestMessagesWaitOnlySoLong(t *testing.T) {
 	for _, limit := range []string{"{rate: 1/h}", "{rate: 1/h, algorithm: fixed-window}"} {
-		gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
+		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		if _, err := say(stream, "a"); err != nil {
 			t.Fatal(err)
@@ -453,7 +472,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 			t.Errorf("%s: the second message: %v; want RESOURCE_EXHAUSTED", limit, err)
 		}
 	}
-	// The end of the stream ends the wait.
+	// A message stops waiting when its client cancels the stream.
 	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
 	ended := make(chan error, 1)
 	s := &shop{chat: func(stream grpc.ServerStream) error {
@@ -488,11 +507,11 @@ func TestCostsComeFromAFunction(t *testing.T) {
 		}
 		return 1
 	}
-	gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 10/h, cost: {header: Call-Cost, max: 8}}]}]`, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 10/h, cost: {header: Call-Cost, max: 8}}]}]`, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for _, c := range []struct{ text, left string }{{"12345", "5"}, {"1234", "1"}} {
 		if r := buy(t, conn, "Buy", c.text, "call-cost", "0"); r.err != nil || !strings.Contains(strings.Join(r.header["ratelimit"], ""), ";r="+c.left+";") {
-			t.Errorf("%d units: %+v; want %s left", len(c.text), r, c.left)
+			t.Errorf("a call that costs %d units: %+v; want %s units left", len(c.text), r, c.left)
 		}
 	}
 	stream := chat(t, conn)
@@ -500,7 +519,7 @@ func TestCostsComeFromAFunction(t *testing.T) {
 		t.Errorf("the first message: %v; want no error", err)
 	}
 	if _, err := say(stream, "1"); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one unit more: %v; want RESOURCE_EXHAUSTED", err)
+		t.Errorf("a message that costs a unit when none is left: %v; want RESOURCE_EXHAUSTED", err)
 	}
 }
 
@@ -514,11 +533,12 @@ func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
 		}
 		return fmt.Sprint(ok, d.Remaining()), nil
 	}}
-	gate := gateOf(t, stopped(), `rules: [{name: r, match: {path: /test.Shop/Buy}, per: global, limits: [{rate: 10/h, cost: {units: 1, actual: X-Cost}}]}]`, grpclimit.Options{})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, match: {path: /test.Shop/Buy}, per: global, limits: [{rate: 10/h, cost: {units: 1, actual: X-Cost}}]}]`, grpclimit.Options{})
 	conn := dial(t, serve(t, s, guarded(gate)...))
+	// want is whether a limit applied, and the units left when the handler runs.
 	for _, c := range []struct{ text, want string }{{"settle", "true 9"}, {"", "true 4"}} {
 		if r := buy(t, conn, "Buy", c.text); r.text != c.want {
-			t.Errorf("the handler saw %q, %v; want %q", r.text, r.err, c.want)
+			t.Errorf("the handler sees the decision %q, error %v; want %q", r.text, r.err, c.want)
 		}
 	}
 	if r := buy(t, conn, "Look", "settle"); r.err == nil {
@@ -542,19 +562,19 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		{grpclimit.Options{Dialects: []string{"none", "draft-11"}}, "none alone"},
 		{grpclimit.Options{Dialects: []string{"draft-11", "draft-07"}}, "choose one"},
 		{grpclimit.Options{Dialects: []string{"draft-11", "draft-11"}}, "twice"},
-		{grpclimit.Options{Messages: 3}, "use one of the modes"},
+		{grpclimit.Options{Messages: grpclimit.WaitForMessages + 1}, "use IgnoreMessages, FailMessages or WaitForMessages"},
 	} {
-		if _, err := grpclimit.New(stopped(), rules, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v; want %q", c.options, err, c.want)
+		if _, err := grpclimit.New(fixedClockStore(), rules, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("New with %+v returns %v; want ErrInvalid with %q", c.options, err, c.want)
 		}
 	}
 	if _, err := grpclimit.New(nil, rules, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a store: %v; want ErrInvalid", err)
+		t.Errorf("New without a store returns %v; want ErrInvalid", err)
 	}
-	if _, err := grpclimit.New(stopped(), func() *policy.Rules { return nil }, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without rules: %v; want ErrInvalid", err)
+	if _, err := grpclimit.New(fixedClockStore(), func() *policy.Rules { return nil }, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("New without rules returns %v; want ErrInvalid", err)
 	}
-	gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
+	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
 	if r := buy(t, dial(t, serve(t, new(shop), guarded(gate)...)), "Buy", "a"); r.header["x-ratelimit-limit"] == nil || r.header["ratelimit-limit"] == nil || r.header["ratelimit"] != nil {
 		t.Errorf("the metadata is %v; want that of the dialects x-ratelimit and draft-06", r.header)
 	}

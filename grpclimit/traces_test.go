@@ -27,8 +27,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// Over gRPC, each call of a random trace is decided as the bare store decides its charges, and the
-// client sees that decision.
+// For each of many random calls, the Gate decides as a bare store decides the same charges. The
+// client gets that decision.
 func TestCallsAreDecidedAsTheBareStoreDecides(t *testing.T) {
 	seed := effort.Seed()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -58,7 +58,8 @@ rules:
 			if err != nil {
 				t.Errorf("the bare store: %v; want a decision", err)
 			}
-			if expected = d; d.Allowed != e.Decision.Allowed || d.Len() != e.Decision.Len() {
+			expected = d
+			if d.Allowed != e.Decision.Allowed || d.Len() != e.Decision.Len() {
 				t.Errorf("PENSTOCK_SEED=%d: the gate decides %v; want %v as the bare store", seed, *e.Decision, d)
 			}
 			for i := range d.Len() {
@@ -84,7 +85,7 @@ rules:
 		}
 		for j, name := range []string{"bucket", "window", "log", "sliding"} {
 			if item := fmt.Sprintf(`"shop.%s";r=%d`, name, max(expected.Status(j).Remaining, 0)); !strings.Contains(fields.Get("ratelimit")[0], item) {
-				t.Fatalf("PENSTOCK_SEED=%d: call %d: %q; want %s", seed, i, fields.Get("ratelimit"), item)
+				t.Fatalf("PENSTOCK_SEED=%d: call %d has ratelimit: %q; want one that contains %s", seed, i, fields.Get("ratelimit"), item)
 			}
 		}
 	}
@@ -94,7 +95,8 @@ rules:
 	t.Logf("counted: %d calls over gRPC decided as by the bare store", allowed+denied)
 }
 
-// While Redis is killed or hangs, on_failure decides. When Redis is back, it decides again.
+// While Redis is killed or stopped, the on_failure of each limit decides. When Redis works again,
+// the store decides.
 func TestCallsWhileRedisIsAway(t *testing.T) {
 	for _, outage := range []string{"killed", "stopped"} {
 		t.Run(outage, func(t *testing.T) {
@@ -119,10 +121,10 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn := dial(t, serve(t, new(shop), guarded(gate)...))
-			expect := func(when, method, key string, want codes.Code) {
+			expect := func(method, key string, want codes.Code) {
 				t.Helper()
 				if r := buy(t, conn, method, "a", "x-key", key); status.Code(r.err) != want {
-					t.Errorf("%s: %s: %v; want %v", when, method, r.err, want)
+					t.Errorf("while Redis is %s, a call of %s: %v; want %v", outage, method, r.err, want)
 				}
 			}
 			for _, method := range []string{"Buy", "Look"} {
@@ -134,8 +136,8 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				server.Pause()
 			}
 			for range 5 {
-				expect(outage, "Buy", "b", codes.OK)
-				expect(outage, "Look", "b", codes.Unavailable)
+				expect("Buy", "b", codes.OK)
+				expect("Look", "b", codes.Unavailable)
 			}
 			if outage == "killed" {
 				if err := server.Restart(); err != nil {
@@ -158,12 +160,12 @@ func decide(t *testing.T, conn *grpc.ClientConn, method, key string, want codes.
 		r := buy(t, conn, method, "a", "x-key", key)
 		if code := status.Code(r.err); code != codes.Unavailable {
 			if code != want {
-				t.Errorf("%s of %s: %v; want %v", method, key, r.err, want)
+				t.Errorf("a call of %s with the key %s: %v; want %v", method, key, r.err, want)
 			}
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("after %v the store does not decide: %v; want a decision", patience, r.err)
+			t.Fatalf("a call of %s still gets %v after %v; want that the store decides", method, r.err, patience)
 		}
 	}
 }
@@ -178,7 +180,7 @@ func TestLongStreams(t *testing.T) {
 		answer := new(wrapperspb.StringValue)
 		for i := range messages {
 			if err := stream.RecvMsg(answer); err != nil || answer.Value != strconv.Itoa(i) {
-				received <- fmt.Errorf("message %d: %q, %w; want its number", i, answer.Value, err)
+				received <- fmt.Errorf("the response to message %d is %q, %v; want its number", i, answer.Value, err)
 				return
 			}
 		}
@@ -202,14 +204,14 @@ func TestLongStreams(t *testing.T) {
 	if err := <-received; err != nil {
 		t.Fatal(err)
 	}
-	const most = 8 << 20 // bytes: what a run varies
-	if after := heap(); after > before+most {
-		t.Errorf("the heap has grown from %d to %d bytes; want at most %d more", before, after, most)
+	const maxGrowth = 8 << 20 // bytes; without a leak, the heap varies by less than this
+	if after := heap(); after > before+maxGrowth {
+		t.Errorf("the heap has grown from %d to %d bytes; want at most %d more", before, after, maxGrowth)
 	}
 	t.Logf("counted: %d messages of one stream charged", messages)
 }
 
-// Connections that are opened and not used remain usable, and new ones are served.
+// With many idle connections open, the server serves calls on them, and on a new one.
 func TestManyConnections(t *testing.T) {
 	n := effort.Of(200, 10_000)
 	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 1M/s}]}]`, grpclimit.Options{})
@@ -222,7 +224,7 @@ func TestManyConnections(t *testing.T) {
 	for _, conn := range conns {
 		for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
 			if !conn.WaitForStateChange(patient(t), state) {
-				t.Fatalf("a connection is %v; want READY", state)
+				t.Fatalf("a connection stays %v; want READY", state)
 			}
 		}
 	}
@@ -231,5 +233,5 @@ func TestManyConnections(t *testing.T) {
 			t.Errorf("a call: %v; want no error", r.err)
 		}
 	}
-	t.Logf("counted: %d connections opened and not used", n)
+	t.Logf("counted: %d idle connections", n)
 }

@@ -29,21 +29,21 @@ type Options struct {
 	// single address. Default: X-Forwarded-For.
 	AddressHeader string
 
-	// Dialects are the forms of the headers about limits: draft-11, draft-07, draft-06, x-ratelimit,
-	// or only none, to send none of them. Default: draft-11.
+	// Dialects are the formats of the headers about limits: draft-11, draft-07, draft-06, x-ratelimit,
+	// or none alone, which sends no such headers. Default: draft-11.
 	Dialects []string
 
 	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
-	// Exempt tells whether calls of a procedure ("/package.Service/Method") are not limited.
-	// Default: calls of health checks, reflection and channelz.
+	// Exempt tells whether calls of a procedure ("/package.Service/Method") are exempt from all
+	// limits. Default: calls of health checks, reflection and channelz are exempt.
 	Exempt func(procedure string) bool
 
-	// Cost returns what a call costs, in place of the header Call-Cost. Limits whose cost has this
-	// header charge the result, up to their max. The message is the request of a unary call, or a
-	// message of a stream. It is nil when a stream begins. Default: clients may send Call-Cost
-	// themselves.
+	// Cost returns the cost of a call. Rules find it in the header Call-Cost, where it replaces what
+	// the client sent. A limit with cost: {header: Call-Cost, max: N} charges it, but at most N. The
+	// message is the request of a unary call, or a message of a stream. It is nil when a stream
+	// begins. Default: rules find the Call-Cost that the client sent.
 	Cost func(ctx context.Context, procedure string, message any) int64
 
 	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
@@ -53,7 +53,7 @@ type Options struct {
 	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
 	MaxMessageWait time.Duration
 
-	// MaxWaiting is how many calls may wait at once for limits with max_wait. Default: 1,000.
+	// MaxWaiting is how many calls may wait at the same time for limits with max_wait. Default: 1,000.
 	MaxWaiting int
 
 	// HasFallback, Observe and TokenRejected are as in admission.Options.
@@ -74,8 +74,9 @@ const (
 	WaitForMessages = calls.WaitForMessages // Receive waits, so flow control slows the client down
 )
 
-// A Gate is a connect.Interceptor that admits calls within the limits of a policy. It does nothing
-// if it is given to a client. Make one with New. Many goroutines may use it at once.
+// A Gate is a connect.Interceptor that admits calls within the limits of a policy. It limits only
+// handlers: as an interceptor of a client it has no effect. Make one with New. Many goroutines may
+// use it at once.
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
@@ -88,7 +89,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, er
 	return &Gate{gate}, nil
 }
 
-// Waiting returns how many calls wait.
+// Waiting returns how many calls and messages wait.
 func (g *Gate) Waiting() int { return g.calls.Waiting() }
 
 // WrapUnary implements connect.Interceptor.
@@ -153,13 +154,13 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	}
 }
 
-// A stream charges the messages that it receives. It sets the headers about limits when the
-// handler sends its first message, because a stream that fails earlier must not have them.
+// A stream charges the messages that it receives. It sets the headers about limits when the handler
+// sends its first message. If a stream fails with headers, clients do not retry it.
 type stream struct {
 	connect.StreamingHandlerConn
 	ctx      context.Context
 	gate     *calls.Gate
-	fields   map[string][]string
+	fields   map[string][]string // about limits, still to be sent; nil if there are none
 	messages calls.Messages
 }
 
@@ -196,7 +197,7 @@ func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Cal
 	}
 }
 
-// setFields sets header fields. Their names in fields are in lower case.
+// setFields copies fields, whose names are in lower case, to a header.
 func setFields(header http.Header, fields map[string][]string) {
 	for name, values := range fields {
 		header[http.CanonicalHeaderKey(name)] = values
@@ -225,7 +226,8 @@ func errorOf(r *calls.Refusal) *connect.Error {
 	return err
 }
 
-// statusOf returns the HTTP status that on_status compares for an error.
+// statusOf returns the HTTP status of a call that ends with err. The setting on_status lists such
+// statuses.
 func statusOf(err error) int {
 	if err == nil {
 		return http.StatusOK
@@ -236,7 +238,7 @@ func statusOf(err error) int {
 type admissionKey struct{}
 
 // DecisionOf returns the decision about the call that has this context. The bool is false if no
-// limit applied.
+// limit applied to the call.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
 		return a.Decision()
@@ -246,11 +248,11 @@ func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
 // charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
-// It fails if no limit can be settled.
+// Settle returns an error if no limit of the call can be settled.
 func Settle(ctx context.Context, actual int64) error {
 	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
 	if !ok {
-		return fmt.Errorf("%w: connectlimit: no limit applies to the call; settle only those that came through a Gate", penstock.ErrInvalid)
+		return fmt.Errorf("%w: connectlimit: no limit applies to the call; settle only calls that came through a Gate", penstock.ErrInvalid)
 	}
 	return a.Settle(actual)
 }

@@ -41,15 +41,16 @@ func gateOf(t *testing.T, store penstock.Store, rules string, o connectlimit.Opt
 	return gate
 }
 
-// stopped returns a memory store whose clock does not advance.
-func stopped() penstock.Store {
+// fixedClockStore returns a memory store whose clock does not advance.
+func fixedClockStore() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
 const procedure, streamProcedure = "/test.Shop/Buy", "/test.Shop/Chat"
 
-// serve serves the two methods with a Gate. It returns a URL and a client for HTTP/2.
+// serve serves the procedures with a Gate until the test ends. By default, Buy returns its message;
+// Chat returns each message. serve returns the URL of the server and a client for HTTP/2.
 func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *connect.Request[text]) (*connect.Response[text], error)) (string, *http.Client) {
 	t.Helper()
 	if buy == nil {
@@ -80,11 +81,11 @@ func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *con
 	return server.URL, server.Client()
 }
 
-// protocols are the protocols of connect-go.
+// protocols are the client options for each protocol of connect-go.
 var protocols = map[string][]connect.ClientOption{"Connect": nil, "gRPC": {connect.WithGRPC()}, "gRPC-Web": {connect.WithGRPCWeb()}}
 
-// field returns a field of an error's metadata: from its header or its trailer, as the protocol has
-// it.
+// field returns the values of a field of an error's metadata. Some protocols send the metadata in
+// the header, and others in the trailer.
 func field(err error, name string) []string {
 	var failed *connect.Error
 	if !errors.As(err, &failed) {
@@ -96,7 +97,7 @@ func field(err error, name string) []string {
 func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 	for name, options := range protocols {
 		t.Run(name, func(t *testing.T) {
-			gate := gateOf(t, stopped(), `rules: [{name: shop, match: {path: /test.Shop/*, method: POST}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
+			gate := gateOf(t, fixedClockStore(), `rules: [{name: shop, match: {path: /test.Shop/*, method: POST}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
 			url, client := serve(t, gate, nil)
 			buy := connect.NewClient[text, text](client, url+procedure, options...)
 			call := func(key string) (*connect.Response[text], error) {
@@ -107,7 +108,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 			for _, left := range []string{"1", "0"} {
 				answer, err := call("k")
 				if err != nil || answer.Header().Get("RateLimit") != `"shop.hour";r=`+left+`;t=3600` {
-					t.Fatalf("a call: %v, %v; want %s left", answer, err, left)
+					t.Fatalf("a call: response %v, error %v; want %s units left", answer, err, left)
 				}
 			}
 			_, err := call("k")
@@ -140,7 +141,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 				kinds = append(kinds, d.Type())
 			}
 			if len(kinds) != 3 {
-				t.Errorf("the details are %q; want three", kinds)
+				t.Errorf("the error has the details %q; want RetryInfo, QuotaFailure and ErrorInfo", kinds)
 			}
 			if _, err := call("other"); err != nil {
 				t.Errorf("a call with another key: %v; want no error", err)
@@ -151,7 +152,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 
 // With the Connect protocol, a denial has status 429 with Retry-After.
 func TestConnectDenialsHaveStatus429(t *testing.T) {
-	url, client := serve(t, gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
+	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
 	for _, want := range []int{200, 429} {
 		response, err := client.Post(url+procedure, "application/json", strings.NewReader(`"a"`))
 		if err != nil {
@@ -188,18 +189,18 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 			for range 3 {
 				first, err := begin()
 				if err != nil || first.ResponseHeader().Get("RateLimit") == "" {
-					t.Fatalf("a stream: %v, %v; want no error, and the header RateLimit", err, first.ResponseHeader())
+					t.Fatalf("a stream: error %v, header %v; want no error, and the field RateLimit", err, first.ResponseHeader())
 				}
 				second, err := begin()
 				if connect.CodeOf(err) != connect.CodeResourceExhausted {
-					t.Errorf("a second stream: %v; want no slot", err)
+					t.Errorf("a stream while the slot is taken: %v; want RESOURCE_EXHAUSTED", err)
 				}
 				end(second)
 				end(first)
 			}
 			last, err := begin()
 			if connect.CodeOf(err) != connect.CodeResourceExhausted || field(err, "Retry-After") == nil {
-				t.Errorf("the fourth stream: %v; want a denial with Retry-After", err)
+				t.Errorf("the fourth stream of an hour: %v; want RESOURCE_EXHAUSTED with Retry-After", err)
 			}
 			end(last)
 		})
@@ -209,7 +210,7 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 // The first message is charged with its stream. Each further message is charged as a separate call.
 func TestMessagesOfStreamsAreCharged(t *testing.T) {
 	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
-		gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
+		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
 		url, client := serve(t, gate, nil)
 		stream := connect.NewClient[text, text](client, url+streamProcedure).CallBidiStream(t.Context())
 		count := 0
@@ -222,7 +223,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 			count++
 		}
 		if count != want || want < 20 && connect.CodeOf(err) != connect.CodeResourceExhausted {
-			t.Errorf("mode %d: %d messages came back, then %v; want %d", mode, count, err, want)
+			t.Errorf("mode %d: %d messages came back, then the error %v; want %d messages", mode, count, err, want)
 		}
 		stream.CloseRequest()
 		stream.CloseResponse()
@@ -256,11 +257,14 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 }
 
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
-	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} {
+	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} { // 0: no error
 		url, client := serve(t, gateOf(t, unavailable{}, `rules: [{name: r, per: ip, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, connectlimit.Options{}), nil)
 		_, err := connect.NewClient[text, text](client, url+procedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
-		if want == 0 && err != nil || want != 0 && (connect.CodeOf(err) != want || !slices.Equal(field(err, "Retry-After"), []string{"1"})) {
-			t.Errorf("%s: %v; want %v", mode, err, want)
+		switch {
+		case want == 0 && err != nil:
+			t.Errorf("on_failure %s: %v; want no error", mode, err)
+		case want != 0 && (connect.CodeOf(err) != want || !slices.Equal(field(err, "Retry-After"), []string{"1"})):
+			t.Errorf("on_failure %s: %v; want %v with Retry-After: 1", mode, err, want)
 		}
 	}
 }
@@ -277,7 +281,7 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 		}
 		return nil, connect.NewError(code, errors.New("for the test"))
 	}
-	url, client := serve(t, gateOf(t, stopped(), `rules: [
+	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [
 		{name: r, match: {header X-Kind: status}, per: ip, limits: [{rate: 1/h, on_status: [401]}]},
 		{name: s, match: {header X-Kind: settle}, per: ip, limits: [{rate: 4/h, cost: {units: 1, actual: X-Cost}}]}]`, connectlimit.Options{}), handler)
 	buy := connect.NewClient[text, text](client, url+procedure)
@@ -287,9 +291,10 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 		_, err := buy.CallUnary(t.Context(), r)
 		return err
 	}
-	for _, c := range []struct{ handled, want connect.Code }{ // of the handler, and of the client
-
-		{connect.CodeNotFound, connect.CodeNotFound}, {connect.CodeInternal, connect.CodeInternal}, {connect.CodeUnauthenticated, connect.CodeUnauthenticated},
+	for _, c := range []struct{ handled, want connect.Code }{ // the codes that the handler returns and that the client gets
+		{connect.CodeNotFound, connect.CodeNotFound},
+		{connect.CodeInternal, connect.CodeInternal},
+		{connect.CodeUnauthenticated, connect.CodeUnauthenticated}, // status 401, which is charged
 		{connect.CodeNotFound, connect.CodeResourceExhausted},
 	} {
 		code = c.handled
@@ -301,7 +306,7 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 		t.Errorf("the first call that settles: %v; want no error", err)
 	}
 	if err := call("settle"); connect.CodeOf(err) != connect.CodeResourceExhausted {
-		t.Errorf("after a call that was settled for 4 units: %v; want a denial", err)
+		t.Errorf("a call after one that settled 4 units: %v; want RESOURCE_EXHAUSTED", err)
 	}
 	if err := connectlimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("Settle outside a call: %v; want ErrInvalid", err)
@@ -329,8 +334,8 @@ func TestPanicsReturnSlots(t *testing.T) {
 }
 
 func TestWrongOptionsAreRefused(t *testing.T) {
-	if _, err := connectlimit.New(stopped(), func() *policy.Rules { return nil }, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
+	if _, err := connectlimit.New(fixedClockStore(), func() *policy.Rules { return nil }, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
 		!strings.Contains(err.Error(), "connectlimit") {
-		t.Errorf("for a wrong dialect the error is %v; want one of connectlimit", err)
+		t.Errorf("New with an unknown dialect returns %v; want ErrInvalid with the name of the package", err)
 	}
 }

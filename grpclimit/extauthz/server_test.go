@@ -42,8 +42,8 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// stopped returns a memory store whose clock does not advance.
-func stopped() penstock.Store {
+// fixedClockStore returns a memory store whose clock does not advance.
+func fixedClockStore() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
@@ -86,7 +86,7 @@ func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 func authorize(t testing.TB, text string) authv3.AuthorizationClient {
 	t.Helper()
 	rules := rulesOf(t, text)
-	return serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{}))
+	return serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{}))
 }
 
 // checkRequest returns Envoy's CheckRequest for a request of the client 192.0.2.1.
@@ -189,7 +189,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 	rules := rulesOf(t, text)
 	n, counts := 0, make(map[int]int)
 	for _, target := range spellings.All() {
-		overHTTP, err := forwardauth.New(stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
+		overHTTP, err := forwardauth.New(fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -329,7 +329,7 @@ rules:
 func TestUntrustedPeersAreRefused(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
-	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
 		t.Errorf("an untrusted peer: %v; want that it is refused", answer)
 	}
@@ -345,7 +345,7 @@ func TestRulesThatCannotBeEnforcedAreAnError(t *testing.T) {
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 `)
-	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	for range 3 {
 		if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 500 {
 			t.Errorf("with slots: %v; want an error", answer)
@@ -405,7 +405,7 @@ func FuzzCheck(f *testing.F) {
 		f.Add(text)
 	}
 	rules := rulesOf(f, strings.Replace(hourly, "127.0.0.1", "unix", 1))
-	s := serverOf(f, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
+	s := serverOf(f, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		q := new(authv3.CheckRequest)
 		if proto.Unmarshal(text, q) != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Options are the common options of all servers. Packages grpclimit and connectlimit document
-// them.
+// Options are the options of a Gate. Packages grpclimit and connectlimit have the same options, and
+// document them.
 type Options struct {
 	TrustedProxies []string
 	AddressHeader  string
@@ -56,8 +56,8 @@ type Gate struct {
 	proxies       *clientaddress.Proxies
 	addressHeader string // in lower case
 	writer        *quotaheaders.Writer
-	lowerNames    sync.Map // from the name of a header in a rule to the same name in lower case
-	compiled      atomic.Pointer[compiledRules]
+	lowerNames    sync.Map                      // from the name of a header in a rule to the same name in lower case
+	compiled      atomic.Pointer[compiledRules] // nil until policies is first called
 }
 
 // compiledRules are the rules in force, with what a Gate computes from them once.
@@ -66,7 +66,7 @@ type compiledRules struct {
 	policies quotaheaders.Policies
 }
 
-// New makes a Gate that counts in the store. pkg is the name of the package in error texts.
+// New makes a Gate that counts in the store. pkg is the name of the caller's package, for errors.
 func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
 	var errs []error
 	for _, text := range o.TrustedProxies {
@@ -80,7 +80,7 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 		errs = append(errs, fmt.Errorf("AddressHeader: %.40q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", o.AddressHeader))
 	}
 	if o.Messages > WaitForMessages {
-		errs = append(errs, fmt.Errorf("Messages is %d; use one of the modes", o.Messages))
+		errs = append(errs, fmt.Errorf("Messages: the mode %d is unknown; use IgnoreMessages, FailMessages or WaitForMessages", o.Messages))
 	}
 	dialects, err := dialectsOf(o.Dialects)
 	errs = append(errs, err)
@@ -108,10 +108,11 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 	return g, nil
 }
 
-// dialectsOf checks the names of dialects.
+// dialectsOf converts the names of dialects. It returns nil, which means the default, if there are
+// no names, and an empty slice for the name none.
 func dialectsOf(names []string) (dialects []quotaheaders.Dialect, err error) {
 	if len(names) == 0 {
-		return nil, nil // the default
+		return nil, nil
 	}
 	dialects = []quotaheaders.Dialect{}
 	for i, name := range names {
@@ -142,10 +143,10 @@ func IsInfrastructure(method string) bool {
 	return false
 }
 
-// Exempts tells whether calls of a method are not limited.
+// Exempts tells whether calls of a method are exempt from all limits.
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
 
-// Waiting returns how many calls wait.
+// Waiting returns how many calls and messages wait.
 func (g *Gate) Waiting() int { return g.controller.Waiting() }
 
 // A Call is one call, or one message of a stream.
@@ -155,19 +156,19 @@ type Call struct {
 	Authority  string
 	Peer       clientaddress.Peer
 	Header     func(lower string) []string // metadata by its name in lower case
-	Message    any                         // nil if it is not known yet
+	Message    any                         // nil when a stream begins
 
-	IsContinued bool          // another message of a stream that was admitted
-	Patience    time.Duration // how long the message may wait; 0: as the rules say
+	IsContinued bool          // the Call is a further message of a stream that was admitted
+	Patience    time.Duration // how long the message may wait; 0: as the max_wait of each limit allows
 }
 
-// Admit decides a call. The caller must call Done of the Admission, which is nil if there is a
-// Refusal.
+// Admit decides a call. It returns an Admission or a Refusal; the other one is nil. The caller must
+// call Done of the Admission.
 func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refusal) {
 	rules := g.rules()
 	host, ok := policy.CleanHost(c.Authority)
 	if !ok {
-		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, and a port if need be")
+		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, with an optional port")
 	}
 	path, err := rules.Paths().Clean(c.Method)
 	if err != nil {
@@ -193,10 +194,12 @@ func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 	return &Refusal{Outcome: admission.Malformed, Message: detail}
 }
 
-// Fields returns the metadata about the limits of an admitted call; nil if clients see none.
+// Fields returns the metadata about the limits of an admitted call, or nil if no limit is visible
+// to clients.
 func (g *Gate) Fields(a *admission.Admission) map[string][]string { return g.fields(a, false, 0) }
 
-// fields returns the metadata about the limits of a call. retryAfter counts only for a denial.
+// fields returns the metadata about the limits of a call. retryAfter has an effect only on a
+// denial.
 func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Duration) map[string][]string {
 	// With up to 8 limits, which is more than usual, the buffers stay on the stack.
 	var statusBuf [8]admission.LimitStatus
@@ -231,7 +234,7 @@ type attributes struct {
 	gate   *Gate
 	call   *Call
 	ctx    context.Context
-	single [policy.KindRawQuery + 1]string // by kind: the values of kinds that have only one
+	single [policy.KindRawQuery + 1]string // by kind: the value of each kind that has only one
 }
 
 // Lookup implements policy.Attributes. Calls have no query and no cookies.
@@ -270,7 +273,7 @@ func (g *Gate) lowerName(name string) string {
 	return lower
 }
 
-// Address is the client's address.
+// Address implements policy.Attributes: it returns the client's address.
 func (a *attributes) Address() netip.Addr {
 	g, peer := a.gate, a.call.Peer
 	if !g.proxies.Trusts(peer) {
@@ -279,7 +282,8 @@ func (a *attributes) Address() netip.Addr {
 	return g.proxies.Client(peer, map[string][]string{g.addressHeader: a.call.Header(g.addressHeader)})
 }
 
-// BodySize is the size of the message in bytes. It is 0 for a stream that begins.
+// BodySize implements policy.Attributes: it returns the size of the message in bytes, or 0 when a
+// stream begins.
 func (a *attributes) BodySize() int64 {
 	if message, ok := a.call.Message.(proto.Message); ok {
 		return int64(proto.Size(message))

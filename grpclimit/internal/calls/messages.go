@@ -25,13 +25,14 @@ const defaultMessageWait = time.Minute
 func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessages }
 
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream
-// without messages so far. Its method must not be called concurrently.
+// that has received no message. Received must not be called concurrently.
 type Messages struct {
 	hasFirst bool // the first message, which was charged with the stream, has been received
 }
 
 // Received decides a message that was received, and may wait. Call it only if ChargesMessages. If
-// it returns a Refusal or an error, the message must not be processed. The error is that of ctx.
+// Received returns a Refusal or an error, the message must not be processed. An error is the error
+// of ctx, which ended during the wait.
 func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, error) {
 	if !m.hasFirst {
 		m.hasFirst = true

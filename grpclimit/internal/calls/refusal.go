@@ -19,14 +19,14 @@ import (
 	"github.com/penstock/penstock/internal/quotaheaders"
 )
 
-// A Refusal is the reason why a call was not admitted, and what its client gets. The outcome
-// admission.Refused, a client on the deny list, is only one of the reasons.
+// A Refusal is the reason why a call was not admitted, and the response to its client. It is not
+// only for admission.Refused: every outcome that does not admit a call has a Refusal.
 type Refusal struct {
 	Outcome    admission.Outcome
-	Err        error // of the context, if the call was abandoned
+	Err        error // the error of the context, if the client abandoned the call
 	Message    string
-	RetryAfter time.Duration       // exact; 0 if unknown, penstock.Never if a retry cannot succeed
-	Fields     map[string][]string // metadata about the limits, with retry-after
+	RetryAfter time.Duration       // not rounded; 0 if unknown, penstock.Never if a retry cannot succeed
+	Fields     map[string][]string // metadata about the limits, and retry-after
 	Details    []protoadapt.MessageV1
 }
 
@@ -97,7 +97,7 @@ func (g *Gate) errorInfo(reason string, why *admission.Rejection) *errdetails.Er
 	return info
 }
 
-// Code is the status code of the call.
+// Code returns the status code of the call.
 func (r *Refusal) Code() codes.Code {
 	switch r.Outcome {
 	case admission.Denied, admission.DeniedNewIdentity:
@@ -115,7 +115,7 @@ func (r *Refusal) Code() codes.Code {
 	return codes.InvalidArgument
 }
 
-// IsTemporary tells whether a limit denied the call and may admit it after RetryAfter.
+// IsTemporary tells whether a limit denied the call and may admit the same call after RetryAfter.
 func (r *Refusal) IsTemporary() bool {
 	return r.Outcome == admission.Denied && r.RetryAfter > 0 && r.RetryAfter != penstock.Never
 }
@@ -155,11 +155,11 @@ func (r *Refusal) RetrySeconds() string {
 }
 
 // Pushback returns the text of grpc-retry-pushback-ms: how long a client should wait before it
-// retries, in milliseconds, rounded up. It is -1 if the client should not retry, and "" if the time
-// is unknown or the limits are not the reason.
+// retries, in milliseconds, rounded up. The text is "-1" if the client should not retry. It is
+// empty if the time is unknown, or if the call was neither denied nor failed closed.
 func (r *Refusal) Pushback() string {
 	switch {
-	case len(r.Details) == 0: // neither a denial nor a failure of the store
+	case len(r.Details) == 0: // neither denied nor failed closed
 		return ""
 	case r.RetryAfter == penstock.Never:
 		return "-1"
