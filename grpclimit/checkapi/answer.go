@@ -28,7 +28,7 @@ func inMS(d time.Duration) int64 {
 	return int64((d-1)/time.Millisecond) + 1
 }
 
-// randomName returns a random name of 26 characters, 130 bits.
+// randomName returns a name of 26 characters with 130 random bits.
 func randomName() string { return strings.ToLower(rand.Text()) }
 
 // admit decides a request. If the error is nil, the caller must call Done of the Admission.

@@ -9,22 +9,23 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of attributes, in bytes unless noted.
+// The bounds of attributes.
 const (
-	maxMethod      = 32
-	maxHost        = 300
-	maxPath        = 8 << 10
-	maxHeaders     = 128 // in number
-	maxHeaderName  = 128
-	maxHeaderValue = 8 << 10
-	maxAllHeaders  = 256 << 10
+	maxMethod      = 32        // bytes
+	maxHost        = 300       // bytes
+	maxPath        = 8 << 10   // bytes; also of the query
+	maxHeaders     = 128       // headers
+	maxHeaderName  = 128       // bytes
+	maxHeaderValue = 8 << 10   // characters
+	maxAllHeaders  = 256 << 10 // bytes of all names and values together
 
-	maxDescriptors     = 64  // in number
-	maxDescriptorName  = 128 // characters
-	maxDescriptorValue = 1024
+	maxDescriptors     = 64   // descriptors
+	maxDescriptorName  = 128  // characters
+	maxDescriptorValue = 1024 // characters
 )
 
-// attributes are the attributes of a request.
+// attributes are the attributes of a request that a caller describes. They implement
+// policy.Attributes.
 type attributes struct {
 	values      [policy.KindRawQuery + 1]string // of the kinds that have one value
 	headers     map[string][]string             // by canonical name
@@ -107,7 +108,7 @@ func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, 
 func (a *attributes) readMethod(method string) error {
 	switch upper := strings.ToUpper(method); {
 	case len(method) > maxMethod || method != "" && !policy.IsToken(method):
-		return invalid("attributes.method", "it is malformed; write a method such as GET, in at most %d letters", maxMethod)
+		return invalid("attributes.method", "it is malformed; write a method such as GET, with at most %d characters", maxMethod)
 	case upper != method && isKnownMethod(upper):
 		return invalid("attributes.method", "write %s in capitals", upper)
 	}
@@ -126,13 +127,13 @@ func isKnownMethod(method string) bool {
 
 func (a *attributes) readHeaders(headers map[string]string) error {
 	if len(headers) > maxHeaders {
-		return invalid("attributes.headers", "there are %d; the most is %d", len(headers), maxHeaders)
+		return invalid("attributes.headers", "there are %d; at most %d are allowed", len(headers), maxHeaders)
 	}
 	a.headers = make(map[string][]string, len(headers))
 	size := 0
 	for name, value := range headers {
 		if !policy.IsToken(name) || len(name) > maxHeaderName {
-			return invalid("attributes.headers", "a name is malformed; write names such as X-API-Key, in at most %d letters", maxHeaderName)
+			return invalid("attributes.headers", "a name is malformed; write names such as X-API-Key, with at most %d characters", maxHeaderName)
 		}
 		key := http.CanonicalHeaderKey(name)
 		size += len(name) + len(value)
@@ -147,7 +148,7 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 		a.headers[key] = []string{strings.Trim(value, " \t")}
 	}
 	if size > maxAllHeaders {
-		return invalid("attributes.headers", "they have %d bytes; the most is %d", size, maxAllHeaders)
+		return invalid("attributes.headers", "together they have %d bytes; at most %d are allowed", size, maxAllHeaders)
 	}
 	return nil
 }
@@ -155,11 +156,11 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 func (a *attributes) readDescriptors(descriptors map[string]string) error {
 	const field = "attributes.descriptors"
 	if len(descriptors) > maxDescriptors {
-		return invalid(field, "there are %d; the most is %d", len(descriptors), maxDescriptors)
+		return invalid(field, "there are %d; at most %d are allowed", len(descriptors), maxDescriptors)
 	}
 	for name, value := range descriptors {
 		if name == "" || isLonger(name, maxDescriptorName) || isLonger(value, maxDescriptorValue) {
-			return invalid(field, "names have 1 to %d characters, values at most %d", maxDescriptorName, maxDescriptorValue)
+			return invalid(field, "names have 1 to %d characters, and values at most %d characters", maxDescriptorName, maxDescriptorValue)
 		}
 	}
 	a.descriptors = descriptors

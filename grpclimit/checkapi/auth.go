@@ -19,16 +19,16 @@ const (
 type AuthFailure uint8
 
 const (
-	NoToken      AuthFailure = iota // the call has none
-	WrongToken                      // it has one that is neither the caller's nor the operator's, or several
-	NotOperator                     // only an operator may make this call
-	authFailures                    // how many there are
+	NoToken     AuthFailure = iota // the call has none
+	WrongToken                     // it has one that is neither the caller's nor the operator's, or several
+	NotOperator                    // only an operator may make this call
+	authFailureCount
 )
 
-var authFailureNames = [authFailures]string{"no_token", "wrong_token", "not_operator"}
+var authFailureNames = [authFailureCount]string{"no_token", "wrong_token", "not_operator"}
 
 func (f AuthFailure) String() string {
-	if f >= authFailures {
+	if f >= authFailureCount {
 		return "unknown"
 	}
 	return authFailureNames[f]
@@ -50,16 +50,16 @@ func authFailureOf(headers []string, f *failure) AuthFailure {
 
 // tokens are the tokens that the service accepts from callers and operators.
 type tokens struct {
-	isOpen           bool // callers need no token
-	caller, operator bearer.Secret
+	isOpen           bool          // callers need no token
+	caller, operator bearer.Secret // not set: the service has no such token
 }
 
 func newTokens(o Options) tokens {
 	return tokens{isOpen: o.AllowAnonymous, caller: bearer.NewSecret(o.CallerToken), operator: bearer.NewSecret(o.OperatorToken)}
 }
 
-// permission returns what the sender of a token may do. It always compares both tokens, so that
-// its duration does not depend on the result.
+// permission returns what the sender of a token may do. It always compares both tokens, so that its
+// duration does not tell which of them matches.
 func (t *tokens) permission(token string) permission {
 	isCaller, isOperator := t.caller.Matches(token), t.operator.Matches(token)
 	switch {
@@ -73,7 +73,8 @@ func (t *tokens) permission(token string) permission {
 
 // authorize checks that the sender of the header values "Bearer TOKEN" has a permission.
 func (t *tokens) authorize(headers []string, needed permission) error {
-	has := nobody
+	hasTokens := t.caller.IsSet() || t.operator.IsSet()
+	granted := nobody
 	switch {
 	case len(headers) > 1:
 		return failf(codes.Unauthenticated, "there are several Authorization headers; send one")
@@ -82,22 +83,22 @@ func (t *tokens) authorize(headers []string, needed permission) error {
 		if !ok {
 			return failf(codes.Unauthenticated, "the Authorization header is not of the form: Bearer TOKEN")
 		}
-		has = t.permission(token)
-		if has == nobody && !t.caller.IsSet() && !t.operator.IsSet() {
+		granted = t.permission(token)
+		if granted == nobody && !hasTokens {
 			return failf(codes.Unauthenticated, "the token is wrong: this service has no tokens; set caller-token there, or send no Authorization header if you call from its machine")
 		}
-		if has == nobody {
+		if granted == nobody {
 			return failf(codes.Unauthenticated, "the token is wrong; send the caller token or the operator token of this service")
 		}
 	case t.isOpen:
-		has = caller
+		granted = caller
 	}
 	switch {
-	case has >= needed:
+	case granted >= needed:
 		return nil
-	case has == nobody && needed == caller && !t.caller.IsSet() && !t.operator.IsSet():
-		return failf(codes.Unauthenticated, "this service has no token for callers, so it answers none; set caller-token there, and send: Authorization: Bearer TOKEN")
-	case has == nobody:
+	case granted == nobody && needed == caller && !hasTokens:
+		return failf(codes.Unauthenticated, "this service has no token for callers, so it refuses all calls; set caller-token there, and send: Authorization: Bearer TOKEN")
+	case granted == nobody:
 		return failf(codes.Unauthenticated, "a token is missing; send: Authorization: Bearer TOKEN")
 	case !t.operator.IsSet():
 		return failf(codes.PermissionDenied, "only operators may call this, and this service has no operator token; set operator-token there")

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// maxBatch is how many requests a batch may have.
+// maxBatch is the largest number of requests in a batch.
 const maxBatch = 1000
 
 // CheckBatch implements the service, for callers that have been authenticated.
@@ -29,13 +29,15 @@ func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchReques
 	case r.GetAllOrNothing():
 		return s.checkTogether(ctx, r)
 	case r.GetRequestId() != "":
-		return nil, invalid("request_id", "requests that are decided separately have ids of their own; write one into each of checks")
+		return nil, invalid("request_id", "requests that are decided separately have ids of their own; write a request_id into each element of checks")
 	}
 	checks := make([]readCheck, n)
 	for i, request := range r.GetChecks() {
 		check, err := s.read(request, fmt.Sprintf("checks[%d].", i), deciding)
-		if f := asFailure(err); err != nil && f.code == codes.InvalidArgument && !f.isConflict {
-			return nil, err // the calling program has a bug; nothing has been charged
+		if err != nil {
+			if f := asFailure(err); f.code == codes.InvalidArgument && !f.isConflict {
+				return nil, err // the calling program has a bug; nothing has been charged
+			}
 		}
 		checks[i] = readCheck{check, err}
 	}
@@ -81,7 +83,7 @@ func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1
 	return all
 }
 
-// checkOne decides one request of a batch. A panic becomes an error of this request.
+// checkOne decides one request of a batch. If that panics, the answer is an internal error.
 func (s *Service) checkOne(ctx context.Context, r readCheck) (answer *penstockv1.CheckBatchAnswer) {
 	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: panicked.Message, MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
@@ -112,7 +114,7 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 		case err != nil:
 			return nil, err
 		case check.id != "":
-			return nil, invalid(field+"request_id", "the batch is repeated as a whole; write it beside checks")
+			return nil, invalid(field+"request_id", "a batch that is all or nothing has one request_id; write it beside checks")
 		case check.attributes != nil:
 			return nil, invalid(field+"attributes", "with all_or_nothing, write a rule and a key, or a key and limits")
 		}
@@ -125,7 +127,7 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 		ends[i] = len(together.Charges)
 	}
 	if n := len(together.Charges); n > penstock.MaxCharges {
-		return nil, conflict("checks", "they have %d charges together; the most is %d", n, penstock.MaxCharges)
+		return nil, conflict("checks", "together they have %d charges; at most %d are allowed", n, penstock.MaxCharges)
 	}
 	if err := penstock.Check(together.Charges); err != nil {
 		return nil, conflict("checks", "%s", withoutKind(err))
@@ -136,12 +138,13 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	}
 	defer a.Done(admission.Result{})
 	all := &penstockv1.CheckBatchResponse{Allowed: decision.Allowed}
-	visible, begin := a.AppendVisible(nil), 0 // visible has the limits in the order of the charges, without hidden ones
+	// visible has the limits that callers may see, in the order of the charges.
+	visible, begin := a.AppendVisible(nil), 0
 	for _, end := range ends {
 		part := &penstockv1.CheckResponse{Allowed: decision.Allowed, Outcome: decision.Outcome, Source: decision.Source, IsRepeat: decision.IsRepeat}
 		for _, l := range together.Limits[begin:end] {
 			if len(visible) == 0 || visible[0].Limit != l {
-				continue // hidden
+				continue // a limit that callers may not see
 			}
 			status := statusOf(&visible[0])
 			visible = visible[1:]
@@ -159,7 +162,7 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	return all, nil
 }
 
-// appendTo adds the charges of a check without attributes.
+// appendTo adds the charges of a check without attributes to c.
 func (check *validCheck) appendTo(c *policy.DirectCall, rules *policy.Rules) error {
 	if check.direct != nil {
 		c.Charges, c.Limits = append(c.Charges, check.direct.Charges...), append(c.Limits, check.direct.Limits...)

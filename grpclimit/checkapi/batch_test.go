@@ -17,11 +17,11 @@ func TestRequestsOfABatchAreDecidedSeparately(t *testing.T) {
 		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"rule":"jobs","key":"user:1"}]}`)
 	answers := answer.list("answers")
 	if answer["allowed"] != false || len(answers) != 5 {
-		t.Fatalf("%v; want five answers, not all allowed", answer)
+		t.Fatalf("the response is %v; want five answers, and allowed false", answer)
 	}
 	for i, want := range []string{"allowed", "denied", "allowed"} {
 		if d := answers[i].object("decision"); d["outcome"] != want || answers[i]["error"] != nil {
-			t.Errorf("request %d: %v; want %s", i, answers[i], want)
+			t.Errorf("request %d: %v; want the outcome %s", i, answers[i], want)
 		}
 	}
 	for i, want := range map[int]struct{ code, text string }{3: {"not_found", "no rule of this name"}, 4: {"failed_precondition", "limit jobs.in-flight"}} {
@@ -37,16 +37,20 @@ func TestABatchIsAllOrNothing(t *testing.T) {
 	const body = `{"all_or_nothing":true,"checks":[{"rule":"search","key":"user:1","cost":2},{"rule":"search","key":"user:2"},{"key":"a","limits":[{"rate":"2/h"}]}]}`
 	first := s.call("/v1/check-batch", body)
 	if first["allowed"] != true || first.list("answers")[2].object("decision").remaining(t, "hour") != 1 {
-		t.Errorf("%v; want it allowed, 1 left of the third", first)
+		t.Errorf("the first batch: %v; want that it is allowed, and 1 unit left of limit hour", first)
 	}
 	second := s.call("/v1/check-batch", body) // user:1 has 1 unit left
 	if second["allowed"] != false {
-		t.Fatalf("%v; want it denied", second)
+		t.Fatalf("the second batch: %v; want that it is denied", second)
 	}
 	for i, want := range []struct {
 		deniedBy, limit string
 		remaining       int64
-	}{{"[search.minute]", "search.minute", 1}, {"[]", "search.minute", 2}, {"[]", "hour", 1}} {
+	}{
+		{deniedBy: "[search.minute]", limit: "search.minute", remaining: 1},
+		{deniedBy: "[]", limit: "search.minute", remaining: 2},
+		{deniedBy: "[]", limit: "hour", remaining: 1},
+	} {
 		d := second.list("answers")[i].object("decision")
 		if d["allowed"] != false || fmt.Sprint(d["denied_by"]) != want.deniedBy || d.remaining(t, want.limit) != want.remaining || d["retry_after_ms"] != 20_000.0 {
 			t.Errorf("request %d: %v; want %+v, and a retry after 20 s", i, d, want)
@@ -56,7 +60,7 @@ func TestABatchIsAllOrNothing(t *testing.T) {
 	for _, want := range []bool{false, true} {
 		d := s.call("/v1/check-batch", repeated).list("answers")[1].object("decision")
 		if d["is_repeat"] != want || d.remaining(t, "search.minute") != 2 {
-			t.Errorf("%v; want repeat %t, and 2 left", d, want)
+			t.Errorf("the decision for user:8 is %v; want is_repeat %t, and 2 units left", d, want)
 		}
 	}
 }
@@ -71,20 +75,20 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided separately",
 		`{"all_or_nothing":true,"checks":[` + one + `,` + one + `]}`:                   "are for one limit",
 		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 64) + one + `]}`: "checks: there are 65; with all_or_nothing, write at most 64",
-		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 32) + one + `]}`: "checks: they have 66 charges together; the most is 64",
+		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 32) + one + `]}`: "checks: together they have 66 charges; at most 64 are allowed",
 		`{"all_or_nothing":true,"checks":[{"attributes":{}}]}`:                         "checks[0].attributes: with all_or_nothing",
 		`{"all_or_nothing":true,"checks":[{"rule":"jobs","key":"user:1"}]}`:            "checks[0]: limit jobs.in-flight",
 		`{"all_or_nothing":true,"checks":[{"rule":"search"}]}`:                         "checks[0]: ",
-		`{"all_or_nothing":true,"checks":[{"rule":"search","request_id":"a"}]}`:        "checks[0].request_id: the batch is repeated as a whole",
+		`{"all_or_nothing":true,"checks":[{"rule":"search","request_id":"a"}]}`:        "checks[0].request_id: a batch that is all or nothing has one request_id",
 		`{"all_or_nothing":true,"checks":[{}]}`:                                        "checks[0]: it has nothing to check",
 	} {
 		w := s.send(callerToken, "/v1/check-batch", body)
 		if w.Code != 400 && w.Code != 409 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+			t.Errorf("%.100s: %d %s; want status 400 or 409 with %q", body, w.Code, w.Body, want)
 		}
 	}
 	if answer := s.call("/v1/peek", one); answer.remaining(t, "search.minute") != 3 {
-		t.Errorf("%v; want nothing charged", answer)
+		t.Errorf("after the invalid batches: %v; want 3 units left, so nothing charged", answer)
 	}
 }
 
@@ -92,17 +96,16 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 	inner := memstore.New(memstore.Options{})
 	var mu sync.Mutex
-	now, most := 0, 0
-	arrived := make(chan struct{}, 2000)
+	inFlight, maxInFlight, decisions := 0, 0, 0
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		mu.Lock()
-		now++
-		most = max(most, now)
+		inFlight++
+		maxInFlight = max(maxInFlight, inFlight)
+		decisions++
 		mu.Unlock()
-		arrived <- struct{}{}
 		defer func() {
 			mu.Lock()
-			now--
+			inFlight--
 			mu.Unlock()
 		}()
 		return inner.Decide(ctx, charges)
@@ -121,10 +124,10 @@ func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 		})
 	}
 	calls.Wait()
-	if most > 13 || len(arrived) != 600 {
-		t.Errorf("%d decisions were made, up to %d at once; want 600, and at most 13 at once: 10, and one for each batch", len(arrived), most)
+	if maxInFlight > 13 || decisions != 600 {
+		t.Errorf("%d decisions were made, up to %d at the same time; want 600, and at most 13 at the same time: MaxParallel and one for each batch", decisions, maxInFlight)
 	}
 	if n := s.parallel.Load(); n != 0 {
-		t.Errorf("%d goroutines are counted after the batches; want 0", n)
+		t.Errorf("after the batches, %d goroutines are still counted; want 0", n)
 	}
 }

@@ -17,36 +17,36 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 	s := newService(t)
 	for i, c := range []struct {
 		body, outcome string
-		limit         string // "": not compared
-		remaining     int64  // of the limit
+		limit         string // a limit whose remaining units are compared; "": none
+		remaining     int64
 	}{
-		{`{"attributes":{"path":"/search","headers":{"x-user":"42"}}}`, "allowed", "search.minute", 2},
-		{`{"attributes":{"method":"GET","host":"example.com:443","path":"/%73earch","query":"q=1","headers":{"X-User":" 42 "},"address":"192.0.2.7"}}`, "allowed", "search.minute", 1},
-		{`{"rule":"search","key":"user:42","cost":2}`, "denied", "search.minute", 1},
-		{`{"rule":"search","key":"user:42"}`, "allowed", "search.minute", 0},
-		{`{"rule":"search","key":"user:42","cost":0}`, "allowed", "search.minute", 0},
-		{`{"rule":"search","key":"user:43"}`, "allowed", "search.minute", 2},
-		{`{"key":"a","limits":[{"rate":"5/s"},{"name":"hour","rate":"100/h","algorithm":"fixed-window"}],"cost":3}`, "allowed", "second", 2},
-		{`{"key":"a","limits":[{"rate":"5/s"}],"cost":3}`, "denied", "second", 2},
-		{`{"key":"a","limits":[{"rate":"5/s","burst":9}],"cost":3}`, "allowed", "second", 3}, // one counter, whatever the numbers are
-		{`{"attributes":{"path":"/free"}}`, "unlimited", "", 0},
-		{`{"attributes":{"path":"/search","address":"192.0.2.1"}}`, "exempt", "", 0},
-		{`{"attributes":{"path":"/search","address":"192.0.2.66"}}`, "refused", "", 0},
-		{`{"attributes":{"descriptors":{"plan":"pro","tenant":"a b"}}}`, "allowed", "plans.minute", 1},
-		{`{"attributes":{"descriptors":{"plan":"pro","tenant":"c"}}}`, "allowed", "plans.minute", 1},
-		{`{"attributes":{"descriptors":{"plan":"free","tenant":"a b"}}}`, "unlimited", "", 0},
-		{`{"attributes":{"path":"/upload","address":"192.0.2.7","body_size":4097}}`, "allowed", "upload.bytes", 5},
+		{body: `{"attributes":{"path":"/search","headers":{"x-user":"42"}}}`, outcome: "allowed", limit: "search.minute", remaining: 2},
+		{body: `{"attributes":{"method":"GET","host":"example.com:443","path":"/%73earch","query":"q=1","headers":{"X-User":" 42 "},"address":"192.0.2.7"}}`, outcome: "allowed", limit: "search.minute", remaining: 1},
+		{body: `{"rule":"search","key":"user:42","cost":2}`, outcome: "denied", limit: "search.minute", remaining: 1},
+		{body: `{"rule":"search","key":"user:42"}`, outcome: "allowed", limit: "search.minute", remaining: 0},
+		{body: `{"rule":"search","key":"user:42","cost":0}`, outcome: "allowed", limit: "search.minute", remaining: 0},
+		{body: `{"rule":"search","key":"user:43"}`, outcome: "allowed", limit: "search.minute", remaining: 2},
+		{body: `{"key":"a","limits":[{"rate":"5/s"},{"name":"hour","rate":"100/h","algorithm":"fixed-window"}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 2},
+		{body: `{"key":"a","limits":[{"rate":"5/s"}],"cost":3}`, outcome: "denied", limit: "second", remaining: 2},
+		{body: `{"key":"a","limits":[{"rate":"5/s","burst":9}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 3}, // the same counter as for the burst of 5: 9 - 3 - 3
+		{body: `{"attributes":{"path":"/free"}}`, outcome: "unlimited"},
+		{body: `{"attributes":{"path":"/search","address":"192.0.2.1"}}`, outcome: "exempt"},
+		{body: `{"attributes":{"path":"/search","address":"192.0.2.66"}}`, outcome: "refused"},
+		{body: `{"attributes":{"descriptors":{"plan":"pro","tenant":"a b"}}}`, outcome: "allowed", limit: "plans.minute", remaining: 1},
+		{body: `{"attributes":{"descriptors":{"plan":"pro","tenant":"c"}}}`, outcome: "allowed", limit: "plans.minute", remaining: 1},
+		{body: `{"attributes":{"descriptors":{"plan":"free","tenant":"a b"}}}`, outcome: "unlimited"},
+		{body: `{"attributes":{"path":"/upload","address":"192.0.2.7","body_size":4097}}`, outcome: "allowed", limit: "upload.bytes", remaining: 5},
 	} {
 		answer := s.call("/v1/check", c.body)
 		isAllowed := c.outcome != "denied" && c.outcome != "refused"
 		if answer["outcome"] != c.outcome || answer["allowed"] != isAllowed {
-			t.Errorf("%d: %s: %v; want %s", i, c.body, answer, c.outcome)
+			t.Errorf("call %d, %s: %v; want the outcome %s", i, c.body, answer, c.outcome)
 		}
 		if c.limit != "" && answer.remaining(t, c.limit) != c.remaining {
-			t.Errorf("%d: %s: %d left of %s; want %d", i, c.body, answer.remaining(t, c.limit), c.limit, c.remaining)
+			t.Errorf("call %d, %s: the limit %s has %d units left; want %d", i, c.body, c.limit, answer.remaining(t, c.limit), c.remaining)
 		}
 		if len(s.events) != i+1 || s.events[i].Outcome.String() != c.outcome {
-			t.Errorf("%d: the events are %v; want one for each call", i, s.events)
+			t.Errorf("call %d: the events are %v; want one for each call, the last with outcome %s", i, s.events, c.outcome)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestDenialHasRetryAfter(t *testing.T) {
 	s.clock.advance(time.Second)
 	denied := s.call("/v1/check", `{"rule":"search","key":"user:42"}`)
 	if denied["retry_after_ms"] != 19_000.0 || fmt.Sprint(denied["denied_by"]) != "[search.minute]" || denied["source"] != "store" {
-		t.Errorf("%v; want a retry after 19 s, because of search.minute", denied)
+		t.Errorf("a request that is denied: %v; want that search.minute denied it, with a retry after 19 s", denied)
 	}
 	for _, l := range denied.list("limits") {
 		want := map[string]struct{ retry, reset, capacity float64 }{
@@ -65,7 +65,7 @@ func TestDenialHasRetryAfter(t *testing.T) {
 			"search.day":    {0, 25_919_000, 10},
 		}[l["limit"].(string)]
 		if l["retry_after_ms"] != want.retry || l["reset_after_ms"] != want.reset || l["capacity"] != want.capacity {
-			t.Errorf("%v; want %+v", l, want)
+			t.Errorf("the status of a limit is %v; want %+v", l, want)
 		}
 	}
 	s.clock.advance(19 * time.Second)
@@ -84,19 +84,19 @@ func TestQueryStatus429SetsStatusAndHeaders(t *testing.T) {
 		status                          int
 		retryAfter, rateLimit, policies string
 	}{
-		{`{"rule":"search","key":"user:42","cost":3}`, 200, "", `"search.minute";r=0;t=60, "search.day";r=7;t=25920`, `"search.minute";q=3, "search.day";q=10`},
-		{`{"rule":"search","key":"user:42"}`, 429, "20", `"search.minute";r=0;t=20, "search.day";r=7;t=25920`, `"search.minute";q=3, "search.day";q=10`},
-		{`{"attributes":{"address":"192.0.2.66"}}`, 403, "", "", ""},
-		{`{"attributes":{"path":"/free"}}`, 200, "", "", ""},
+		{body: `{"rule":"search","key":"user:42","cost":3}`, status: 200, rateLimit: `"search.minute";r=0;t=60, "search.day";r=7;t=25920`, policies: `"search.minute";q=3, "search.day";q=10`},
+		{body: `{"rule":"search","key":"user:42"}`, status: 429, retryAfter: "20", rateLimit: `"search.minute";r=0;t=20, "search.day";r=7;t=25920`, policies: `"search.minute";q=3, "search.day";q=10`},
+		{body: `{"attributes":{"address":"192.0.2.66"}}`, status: 403},
+		{body: `{"attributes":{"path":"/free"}}`, status: 200},
 	} {
 		w := s.send(callerToken, "/v1/check?status=429", c.body)
 		h := w.Header()
 		if w.Code != c.status || h.Get("Retry-After") != c.retryAfter || h.Get("RateLimit") != c.rateLimit || h.Get("RateLimit-Policy") != c.policies {
-			t.Errorf("%s: %d %v; want %+v", c.body, w.Code, h, c)
+			t.Errorf("%s: status %d, header %v; want %+v", c.body, w.Code, h, c)
 		}
 	}
 	if w := s.send(callerToken, "/v1/check", `{"rule":"search","key":"user:42"}`); w.Code != 200 || w.Header().Get("Retry-After") != "" {
-		t.Errorf("without status=429 a denial is %d %v; want 200", w.Code, w.Header())
+		t.Errorf("a denial without status=429 has status %d and header %v; want 200 and no Retry-After", w.Code, w.Header())
 	}
 }
 
@@ -107,11 +107,11 @@ func TestRepeatChargesNothing(t *testing.T) {
 		isRepeat     bool
 		remaining    int64
 	}{
-		{`{"rule":"search","key":"user:42","request_id":"a"}`, "", false, 2},
-		{`{"rule":"search","key":"user:42","request_id":"a"}`, "", true, 2},
-		{`{"rule":"search","key":"user:42"}`, "a", true, 2},
-		{`{"rule":"search","key":"user:42","request_id":"a"}`, `"a"`, true, 2},
-		{`{"rule":"search","key":"user:42"}`, "b", false, 1},
+		{body: `{"rule":"search","key":"user:42","request_id":"a"}`, remaining: 2},
+		{body: `{"rule":"search","key":"user:42","request_id":"a"}`, isRepeat: true, remaining: 2},
+		{body: `{"rule":"search","key":"user:42"}`, header: "a", isRepeat: true, remaining: 2},
+		{body: `{"rule":"search","key":"user:42","request_id":"a"}`, header: `"a"`, isRepeat: true, remaining: 2},
+		{body: `{"rule":"search","key":"user:42"}`, header: "b", remaining: 1},
 	} {
 		var headers []string
 		if c.header != "" {
@@ -119,12 +119,12 @@ func TestRepeatChargesNothing(t *testing.T) {
 		}
 		answer := s.call("/v1/check", c.body, headers...)
 		if answer["is_repeat"] != c.isRepeat || answer["allowed"] != true || answer.remaining(t, "search.minute") != c.remaining {
-			t.Errorf("%d: %v; want repeat %t, %d left", i, answer, c.isRepeat, c.remaining)
+			t.Errorf("call %d: %v; want is_repeat %t, and %d units left", i, answer, c.isRepeat, c.remaining)
 		}
 	}
 	s.clock.advance(admission.OnceFor + time.Second)
 	if answer := s.call("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false {
-		t.Errorf("after the time in which repeats are free: %v; want a new charge", answer)
+		t.Errorf("a call with the same id after %v: %v; want is_repeat false", admission.OnceFor, answer)
 	}
 }
 
@@ -190,13 +190,13 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"a","limits":[{"rate":"1/s"},{"rate":"2/s"}]}`:                  "limits[1].name: two limits are called \"second\"",
 		`{"key":"a","limits":[{"rate":"1/s","name":"A"}]}`:                      "limits[0].name: write 1 to 64",
 		`{"key":"a","limits":[{"rate":"1/s","burst":-1}]}`:                      "limits[0].burst: write 1 to",
-		`{"key":"a","limits":[{"rate":"1/s, burst 3","burst":2}]}`:              "limits[0].burst: the rate has another burst",
+		`{"key":"a","limits":[{"rate":"1/s, burst 3","burst":2}]}`:              "limits[0].burst: the text of the rate states another burst",
 		`{"key":"a","limits":[{"rate":"1/s","algorithm":"x"}]}`:                 "limits[0].algorithm: it is unknown; write one of token-bucket, fixed-window",
-		`{"key":"a","limits":[{"rate":"1/s","ttl_ms":5}]}`:                      "limits[0].ttl_ms: only in_flight has it",
+		`{"key":"a","limits":[{"rate":"1/s","ttl_ms":5}]}`:                      "limits[0].ttl_ms: only a limit with in_flight has a ttl_ms",
 		`{"key":"a","limits":[{"rate":"10001/d","algorithm":"sliding-log"}]}`:   "limits[0]: it keeps an entry for each of 10001 units",
 		`{"key":"a","limits":[{"in_flight":10001}]}`:                            "limits[0].in_flight: write 1 to 10000",
 		`{"key":"a","limits":[{"in_flight":1}]}`:                                "whose slot must be returned",
-		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has a rate and in_flight",
+		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has both rate and in_flight",
 		`{"key":"` + strings.Repeat("a", 4097) + `","limits":[{"rate":"1/s"}]}`: "key: it is longer than 1024 characters",
 		`{"rule":"search","request_id":"` + strings.Repeat("a", 129) + `"}`:     "request_id: it is longer than 128 characters",
 		`{"limits":[` + strings.Repeat(`{},`, 1000) + `{}]}`:                    "limits: it has more than 1000 elements",
@@ -205,13 +205,13 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"\udc00\ud800"}`:                                                "half of a surrogate pair",
 	} {
 		w := s.send(callerToken, "/v1/check", body)
-		if want == "" { // only that it does not panic
+		if want == "" { // the service must not panic; it may accept the request
 			continue
 		}
 		answer := objectOf(t, w.Body.String())
-		codes := map[int]string{400: "invalid_argument", 404: "not_found", 409: "failed_precondition invalid_argument"}[w.Code]
-		if !strings.Contains(answer["detail"].(string), want) || !strings.Contains(codes, answer["code"].(string)) {
-			t.Errorf("%.200s: %d %v; want %q", body, w.Code, answer, want)
+		codesOfStatus := map[int]string{400: "invalid_argument", 404: "not_found", 409: "failed_precondition invalid_argument"}[w.Code]
+		if !strings.Contains(answer["detail"].(string), want) || !strings.Contains(codesOfStatus, answer["code"].(string)) {
+			t.Errorf("%.200s: %d %v; want the detail %q and a code of %q", body, w.Code, answer, want, codesOfStatus)
 		}
 	}
 	for _, e := range s.events {
@@ -229,24 +229,24 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 		status int
 		want   string
 	}{
-		"another path":       {func(r *http.Request) { r.URL.Path = "/v1/other" }, 404, "there is no such path"},
-		"GET":                {func(r *http.Request) { r.Method = "GET" }, 405, "send a POST"},
-		"a preflight":        {func(r *http.Request) { r.Method = "OPTIONS" }, 405, "send a POST"},
-		"a form":             {func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }, 415, "Content-Type: application/json"},
-		"no type":            {func(r *http.Request) { r.Header.Del("Content-Type") }, 415, "Content-Type: application/json"},
-		"two types":          {func(r *http.Request) { r.Header.Add("Content-Type", "application/json") }, 415, "Content-Type: application/json"},
-		"another charset":    {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=latin1") }, 415, "Content-Type"},
-		"a compressed body":  {func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }, 415, "Content-Encoding"},
-		"a large body":       {func(r *http.Request) { *r = *withLargeBody(r) }, 413, "larger than 1048576 bytes"},
-		"a query":            {func(r *http.Request) { r.URL.RawQuery = "status=200" }, 400, "it may only be status=429"},
-		"two ids":            {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{"a", "b"} }, 400, "write one value"},
-		"an id with a quote": {func(r *http.Request) { r.Header["Idempotency-Key"] = []string{`"a"b"`} }, 400, "write one value"},
-		"no token":           {func(r *http.Request) { r.Header.Del("Authorization") }, 401, "a token is missing"},
-		"a wrong token":      {func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+callerToken[1:]) }, 401, "the token is wrong"},
-		"two tokens":         {func(r *http.Request) { r.Header.Add("Authorization", "Bearer "+callerToken) }, 401, "several"},
-		"Basic":              {func(r *http.Request) { r.Header.Set("Authorization", "Basic "+callerToken) }, 401, "not of the form: Bearer TOKEN"},
-		"an operator's call": {func(r *http.Request) { r.URL.Path = "/v1/peek" }, 403, "send the operator token"},
-		"the charset UTF-8":  {func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=UTF-8") }, 200, ""},
+		"an unknown path":    {change: func(r *http.Request) { r.URL.Path = "/v1/other" }, status: 404, want: "there is no such path"},
+		"GET":                {change: func(r *http.Request) { r.Method = "GET" }, status: 405, want: "send a POST"},
+		"a CORS preflight":   {change: func(r *http.Request) { r.Method = "OPTIONS" }, status: 405, want: "send a POST"},
+		"plain text":         {change: func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }, status: 415, want: "Content-Type: application/json"},
+		"no Content-Type":    {change: func(r *http.Request) { r.Header.Del("Content-Type") }, status: 415, want: "Content-Type: application/json"},
+		"two Content-Types":  {change: func(r *http.Request) { r.Header.Add("Content-Type", "application/json") }, status: 415, want: "Content-Type: application/json"},
+		"another charset":    {change: func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=latin1") }, status: 415, want: "Content-Type"},
+		"a compressed body":  {change: func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }, status: 415, want: "Content-Encoding"},
+		"a large body":       {change: func(r *http.Request) { *r = *withLargeBody(r) }, status: 413, want: "larger than 1048576 bytes"},
+		"a query":            {change: func(r *http.Request) { r.URL.RawQuery = "status=200" }, status: 400, want: "it may only be status=429"},
+		"two ids":            {change: func(r *http.Request) { r.Header["Idempotency-Key"] = []string{"a", "b"} }, status: 400, want: "write one value"},
+		"an id with a quote": {change: func(r *http.Request) { r.Header["Idempotency-Key"] = []string{`"a"b"`} }, status: 400, want: "write one value"},
+		"no token":           {change: func(r *http.Request) { r.Header.Del("Authorization") }, status: 401, want: "a token is missing"},
+		"a wrong token":      {change: func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+callerToken[1:]) }, status: 401, want: "the token is wrong"},
+		"two tokens":         {change: func(r *http.Request) { r.Header.Add("Authorization", "Bearer "+callerToken) }, status: 401, want: "several"},
+		"the scheme Basic":   {change: func(r *http.Request) { r.Header.Set("Authorization", "Basic "+callerToken) }, status: 401, want: "not of the form: Bearer TOKEN"},
+		"an operator's call": {change: func(r *http.Request) { r.URL.Path = "/v1/peek" }, status: 403, want: "send the operator token"},
+		"the charset UTF-8":  {change: func(r *http.Request) { r.Header.Set("Content-Type", "application/json; charset=UTF-8") }, status: 200},
 	} {
 		r := httptest.NewRequest("POST", "/v1/check", strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")
@@ -255,7 +255,7 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r)
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
-			t.Errorf("%s: %d %s; want %d with %q", name, w.Code, w.Body, c.status, c.want)
+			t.Errorf("%s: %d %s; want status %d with %q", name, w.Code, w.Body, c.status, c.want)
 		}
 		for _, header := range []string{"Access-Control-Allow-Origin", "Access-Control-Allow-Headers"} {
 			if w.Header().Get(header) != "" {
@@ -263,14 +263,14 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 			}
 		}
 		if c.status == 401 && !strings.HasPrefix(w.Header().Get("WWW-Authenticate"), "Bearer") {
-			t.Errorf("%s: WWW-Authenticate is missing", name)
+			t.Errorf("%s: WWW-Authenticate is %q; want Bearer", name, w.Header().Get("WWW-Authenticate"))
 		}
 		if strings.Contains(w.Body.String(), callerToken[1:]) {
-			t.Errorf("%s: the response contains the token: %s; want none", name, w.Body)
+			t.Errorf("%s: the response contains the token: %s; want that it does not", name, w.Body)
 		}
 	}
 	if len(s.events) != 1 {
-		t.Errorf("%d requests were decided; want 1", len(s.events))
+		t.Errorf("%d requests were decided; want 1, the one with the charset UTF-8", len(s.events))
 	}
 }
 
@@ -283,32 +283,32 @@ func withLargeBody(r *http.Request) *http.Request {
 
 func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
 	const body = `{"rule":"search","key":"user:42"}`
-	open := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken, o.AllowAnonymous = nil, nil, true })
+	anonymous := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken, o.AllowAnonymous = nil, nil, true })
 	for _, c := range []struct {
 		path   string
 		header string
 		status int
 		want   string
 	}{
-		{"/v1/check", "X: y", 200, ""},
-		{"/v1/peek", "X: y", 403, "set operator-token there"},
-		{"/v1/check", "Origin: https://example.com", 403, "web pages may not call this"},
-		{"/v1/check", "Authorization: Bearer " + callerToken, 401, "this service has no tokens"},
+		{path: "/v1/check", header: "X: y", status: 200},
+		{path: "/v1/peek", header: "X: y", status: 403, want: "set operator-token there"},
+		{path: "/v1/check", header: "Origin: https://example.com", status: 403, want: "web pages may not call this"},
+		{path: "/v1/check", header: "Authorization: Bearer " + callerToken, status: 401, want: "this service has no tokens"},
 	} {
-		if w := open.send("", c.path, body, c.header); w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
-			t.Errorf("%s with %s: %d %s; want %d with %q", c.path, c.header, w.Code, w.Body, c.status, c.want)
+		if w := anonymous.send("", c.path, body, c.header); w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
+			t.Errorf("AllowAnonymous: %s with the header %s: %d %s; want status %d with %q", c.path, c.header, w.Code, w.Body, c.status, c.want)
 		}
 	}
-	closed := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken = nil, nil })
-	if w := closed.send("", "/v1/check", body); w.Code != 401 || !strings.Contains(w.Body.String(), "set caller-token there") {
-		t.Errorf("a service without tokens: %d %s; want that it refuses the call", w.Code, w.Body)
+	withoutTokens := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken = nil, nil })
+	if w := withoutTokens.send("", "/v1/check", body); w.Code != 401 || !strings.Contains(w.Body.String(), "set caller-token there") {
+		t.Errorf("a service without tokens: %d %s; want 401 and the remedy", w.Code, w.Body)
 	}
-	if w := closed.send(callerToken, "/v1/check", body); w.Code != 401 {
-		t.Errorf("a service without tokens, called with a token: %d %s; want that it refuses the call", w.Code, w.Body)
+	if w := withoutTokens.send(callerToken, "/v1/check", body); w.Code != 401 {
+		t.Errorf("a service without tokens, called with a token: %d %s; want 401", w.Code, w.Body)
 	}
-	stated := newService(t, func(o *Options) { o.AllowStatedLimits = false })
-	if w := stated.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "start the service with allow-stated-limits") {
-		t.Errorf("stated limits without AllowStatedLimits: %d %s; want that they are refused", w.Code, w.Body)
+	withoutStated := newService(t, func(o *Options) { o.AllowStatedLimits = false })
+	if w := withoutStated.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "start the service with allow-stated-limits") {
+		t.Errorf("stated limits without AllowStatedLimits: %d %s; want 403 and the remedy", w.Code, w.Body)
 	}
 }
 
@@ -317,15 +317,15 @@ func TestPeekChargesNothing(t *testing.T) {
 	s.call("/v1/check", `{"rule":"search","key":"user:42"}`)
 	for _, body := range []string{`{"rule":"search","key":"user:42","cost":2}`, `{"attributes":{"path":"/search","headers":{"X-User":"42"}}}`, `{"rule":"search","key":"user:42","cost":0}`} {
 		if answer := s.call("/v1/peek", body); answer["allowed"] != true || answer.remaining(t, "search.minute") != 2 {
-			t.Errorf("%s: %v; want 2 left", body, answer)
+			t.Errorf("a peek with %s: %v; want that it is allowed, and 2 units left", body, answer)
 		}
 	}
 	if answer := s.call("/v1/peek", `{"rule":"search","key":"user:42","cost":3}`); answer["allowed"] != false {
-		t.Errorf("3 of 2 units: %v; want a denial", answer)
+		t.Errorf("a peek for 3 units when 2 are left: %v; want a denial", answer)
 	}
 	s.call("/v1/peek", `{"rule":"jobs","key":"user:42"}`)
 	if len(s.events) != 1 {
-		t.Errorf("peeks have %d events; want none", len(s.events)-1)
+		t.Errorf("the peeks caused %d events; want none", len(s.events)-1)
 	}
 }
 
@@ -333,31 +333,31 @@ func TestPeekChargesNothing(t *testing.T) {
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for onFailure, want := range map[string]struct {
 		outcome, source string
-		retry           float64
-		status          int // with status=429
-		limits          int
+		retryAfterMs    float64
+		status          int // with the query status=429
+		limits          int // in the response
 	}{
-		"open":   {"failed_open", "open", 0, 200, 0},
-		"closed": {"failed_closed", "closed", 1000, 503, 0},
-		"local":  {"allowed", "fallback", 0, 200, 1},
+		"open":   {outcome: "failed_open", source: "open", status: 200},
+		"closed": {outcome: "failed_closed", source: "closed", retryAfterMs: 1000, status: 503},
+		"local":  {outcome: "allowed", source: "fallback", status: 200, limits: 1},
 	} {
 		s := newServiceOf(t, "rules: [{name: search, per: {user: header X-User}, limits: [{name: minute, rate: 3/min, on_failure: "+onFailure+"}]}]", failingStore(penstock.ReasonTimeout))
 		const body = `{"rule":"search","key":"user:42"}`
 		answer := s.call("/v1/check", body)
-		if answer["outcome"] != want.outcome || answer["source"] != want.source || answer["retry_after_ms"] != want.retry || len(answer.list("limits")) != want.limits {
-			t.Errorf("%s: %v; want %+v", onFailure, answer, want)
+		if answer["outcome"] != want.outcome || answer["source"] != want.source || answer["retry_after_ms"] != want.retryAfterMs || len(answer.list("limits")) != want.limits {
+			t.Errorf("on_failure %s: %v; want %+v", onFailure, answer, want)
 		}
 		if w := s.send(callerToken, "/v1/check?status=429", body); w.Code != want.status {
-			t.Errorf("%s: status %d; want %d", onFailure, w.Code, want.status)
+			t.Errorf("on_failure %s with status=429: status %d; want %d", onFailure, w.Code, want.status)
 		}
 		if answer := s.call("/v1/check", `{"rule":"search","key":"user:42","request_id":"a"}`); answer["is_repeat"] != false || answer["outcome"] != want.outcome {
-			t.Errorf("%s, with an id: %v; want no repeat and outcome %s", onFailure, answer, want.outcome)
+			t.Errorf("on_failure %s with a request_id: %v; want is_repeat false and the outcome %s", onFailure, answer, want.outcome)
 		}
 	}
 	local := newServiceOf(t, rules, failingStore(penstock.ReasonUnreachable))
 	for i, want := range []bool{true, true, true, false} {
 		if answer := local.call("/v1/check", `{"key":"a","limits":[{"rate":"3/min"}]}`); answer["allowed"] != want || answer["source"] != "fallback" {
-			t.Errorf("call %d with a limit of its own: %v; want allowed %t by the fallback", i, answer, want)
+			t.Errorf("call %d with a stated limit: %v; want allowed %t by the fallback", i, answer, want)
 		}
 	}
 }
@@ -373,6 +373,6 @@ func TestCancelledCallMayBeCharged(t *testing.T) {
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
 	if answer := objectOf(t, w.Body.String()); w.Code != 503 || answer["code"] != "canceled" || answer["may_be_charged"] != true {
-		t.Errorf("%d %v; want 503, and that the charge may have been made", w.Code, answer)
+		t.Errorf("a call that is canceled: %d %v; want 503 with the code canceled and may_be_charged", w.Code, answer)
 	}
 }

@@ -21,7 +21,7 @@ type failure struct {
 	text         string
 	mayBeCharged bool          // the request may have been charged although the call failed
 	retryAfter   time.Duration // 0: do not retry
-	isConflict   bool          // parts of the call contradict each other, which a schema cannot check; status 409
+	isConflict   bool          // the status is 409: parts of the call contradict each other, which a schema cannot check
 }
 
 func (f *failure) Error() string { return f.text }
@@ -43,7 +43,7 @@ func conflict(field, format string, args ...any) error {
 // unavailableRetry is the time after which a caller should retry while the store gives no answer.
 const unavailableRetry = time.Second
 
-// asFailure returns the failure for an error of a store or of a context.
+// asFailure returns the failure for an error of a store, of a context or of this package.
 func asFailure(err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
@@ -64,8 +64,8 @@ func asFailure(err error) *failure {
 	return &failure{code: codes.Unavailable, text: "there is no decision; " + chargedText(true), mayBeCharged: true, retryAfter: unavailableRetry}
 }
 
-func chargedText(mayBe bool) string {
-	if mayBe {
+func chargedText(mayBeCharged bool) string {
+	if mayBeCharged {
 		return "the charge may have been made"
 	}
 	return "nothing was charged"
@@ -89,7 +89,7 @@ func (f *failure) GRPCStatus() *status.Status {
 	return s
 }
 
-// codeNames are the names of the codes that failures have, as in JSON.
+// codeNames has the name in JSON of each code that a failure can have.
 var codeNames = map[codes.Code]string{
 	codes.InvalidArgument: "invalid_argument", codes.Unauthenticated: "unauthenticated", codes.PermissionDenied: "permission_denied",
 	codes.NotFound: "not_found", codes.FailedPrecondition: "failed_precondition", codes.Unavailable: "unavailable",

@@ -17,14 +17,15 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	penstockv1.RegisterLimitServiceServer(r, grpcServer{service: s})
 }
 
-// A grpcServer is a Service that authenticates its callers.
+// A grpcServer serves the calls of a Service over gRPC and authenticates the callers.
 type grpcServer struct {
 	penstockv1.UnimplementedLimitServiceServer
 	service *Service
 }
 
-// answerBefore is how long before the deadline of a call the store must answer, but at most a
-// quarter of the time left. It leaves time for the fallback and the response.
+// answerBefore is the part of a call's time that is kept for the fallback and the response: the
+// store must answer this long before the deadline. If less than four times answerBefore is left, a
+// quarter of the time left is kept.
 const answerBefore = 5 * time.Millisecond
 
 // invoke authenticates the caller, and calls a function of the service.

@@ -43,7 +43,7 @@ func (c *clock) advance(by time.Duration) {
 	c.now = c.now.Add(by)
 }
 
-// rules has a rule of each kind.
+// rules is a policy with a rule of each kind.
 const rules = `
 deny: [{ip: 192.0.2.66}]
 allow: [{ip: 192.0.2.1}]
@@ -70,7 +70,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// A testService is a service that a test calls over HTTP, with its events.
+// A testService is a service that a test calls over HTTP. It collects the events of the service.
 type testService struct {
 	testing.TB
 	*Service
@@ -79,14 +79,15 @@ type testService struct {
 	events []admission.Event
 }
 
-// newService makes a service with counters in memory.
+// newService makes a service for the policy rules, with a memory store that has a clock of the
+// test.
 func newService(t testing.TB, change ...func(*Options)) *testService {
 	t.Helper()
 	c := newClock()
 	return newServiceOn(t, memstore.New(memstore.Options{Now: c.Now}), c, change...)
 }
 
-// newServiceOn makes a service on a store without guards.
+// newServiceOn makes a service for the policy rules on a store, without guards.
 func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*Options)) *testService {
 	t.Helper()
 	s := &testService{TB: t, clock: c}
@@ -118,7 +119,8 @@ func failingStore(reason penstock.Reason) penstock.Store {
 	})
 }
 
-// newServiceOf makes a service for a policy on a store, with a fallback around it.
+// newServiceOf makes a service for a policy on a store, with a fallback around the store. It
+// collects no events.
 func newServiceOf(t testing.TB, text string, store penstock.Store) *testService {
 	t.Helper()
 	rules := rulesOf(t, text)
@@ -134,7 +136,8 @@ func newServiceOf(t testing.TB, text string, store penstock.Store) *testService 
 	return &testService{TB: t, Service: service}
 }
 
-// send sends a call with a token, and returns the answer.
+// send sends a call with a token, and returns the response. It checks the response against the
+// OpenAPI file. The headers are lines such as "X-A: b".
 func (s *testService) send(token, path, body string, headers ...string) *httptest.ResponseRecorder {
 	s.Helper()
 	r := httptest.NewRequest("POST", path, strings.NewReader(body))
@@ -148,7 +151,7 @@ func (s *testService) send(token, path, body string, headers ...string) *httptes
 	}
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
-	fitsDescription(s, path, w)
+	checkResponse(s, path, w)
 	return w
 }
 
@@ -174,13 +177,13 @@ func objectOf(t testing.TB, text string) object {
 	return answer
 }
 
-// object returns the object in a field.
+// object returns the object in a field, or nil.
 func (o object) object(name string) object {
 	inner, _ := o[name].(map[string]any)
 	return inner
 }
 
-// list returns the objects in a field.
+// list returns the objects in the list of a field.
 func (o object) list(name string) (all []object) {
 	list, _ := o[name].([]any)
 	for _, one := range list {
@@ -189,7 +192,7 @@ func (o object) list(name string) (all []object) {
 	return all
 }
 
-// remaining returns what is left of a limit.
+// remaining returns how many units a limit in a response has left.
 func (o object) remaining(t testing.TB, limit string) int64 {
 	t.Helper()
 	for _, l := range o.list("limits") {

@@ -18,14 +18,14 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 	case isLonger(r.GetHolder(), maxHolder):
 		return nil, invalid("holder", "it is longer than %d characters", maxHolder)
 	case r.GetCheck().GetRequestId() != "":
-		return nil, invalid("check.request_id", "write a holder instead: a call with the same holder takes no other slots")
+		return nil, invalid("check.request_id", "write a holder instead: a repeated call with the same holder takes no more slots")
 	}
 	check, err := s.read(r.GetCheck(), "check.", acquiring)
 	if err != nil {
 		return nil, err
 	}
 	if r.GetCheck().Cost != nil && r.GetCheck().GetCost() == 0 {
-		return nil, conflict("check.cost", "it is the number of slots; write at least 1")
+		return nil, conflict("check.cost", "the cost is the number of slots; write at least 1")
 	}
 	request := check.request()
 	if request.Holder = r.GetHolder(); request.Holder == "" {
@@ -101,7 +101,7 @@ var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the l
 // slots are the charges that hold slots.
 type slots []penstock.Charge
 
-// slots returns the slots of a hold whose limits the policy still has.
+// slots returns those charges of a hold whose limits the policy still has.
 func (s *Service) slots(t *ticket) (held slots) {
 	rules := s.controller.Rules()
 	for i := range t.Charges {
@@ -112,7 +112,8 @@ func (s *Service) slots(t *ticket) (held slots) {
 	return held
 }
 
-// life returns how long the slots are held after a renewal.
+// life returns how long all slots are held after they are acquired or renewed: the shortest of
+// their periods.
 func (held slots) life() (life time.Duration) {
 	for i := range held {
 		if period := held[i].Plan.Limit().Period; life == 0 || period < life {

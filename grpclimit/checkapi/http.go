@@ -20,16 +20,17 @@ import (
 // MaxBody is the largest body of a request over HTTP, in bytes.
 const MaxBody = 1 << 20
 
-// statuses are the HTTP statuses of failures.
+// statuses has the HTTP status for the code of a failure.
 var statuses = map[codes.Code]int{
 	codes.InvalidArgument: http.StatusBadRequest, codes.Unauthenticated: http.StatusUnauthorized, codes.PermissionDenied: http.StatusForbidden,
 	codes.NotFound: http.StatusNotFound, codes.FailedPrecondition: http.StatusConflict, codes.Unavailable: http.StatusServiceUnavailable,
 	codes.DeadlineExceeded: http.StatusServiceUnavailable, codes.Canceled: http.StatusServiceUnavailable, codes.Internal: http.StatusInternalServerError,
 }
 
-// ServeHTTP serves calls in JSON. A decision has status 200. With the query status=429, a denial
-// has status 429. A path for which IsEndpoint is false gets 404. The http.Server must bound how
-// long a body may take to arrive.
+// ServeHTTP serves calls in JSON. A decision has status 200. With the query status=429, a decision
+// that does not allow the request has status 429, 403 (deny list) or 503 (failed closed). A path
+// for which IsEndpoint is false gets 404. The http.Server must bound how long a body may take to
+// arrive.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
@@ -44,7 +45,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a GET"))
 		return
 	case m == nil:
-		writeProblem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists them"))
+		writeProblem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists the paths"))
 		return
 	case r.Method != http.MethodPost:
 		h.Set("Allow", http.MethodPost)
@@ -70,7 +71,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, status, err)
 		return
 	}
-	request := m.new()
+	request := m.newRequest()
 	if err := unmarshal(body, request); err != nil {
 		writeFailure(w, err)
 		return
@@ -95,8 +96,8 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(text)
 }
 
-// authorize checks that the caller may call a method. Without a token, it refuses requests with
-// Origin, which browsers send. Otherwise any web page in a browser on this machine could call a
+// authorize checks that the caller may call a method. It refuses requests that have an Origin, as
+// browsers send it, and no token. Otherwise any web page in a browser on this machine could call a
 // service that needs no token.
 func (s *Service) authorize(r *http.Request, needs permission) error {
 	tokens := r.Header["Authorization"]
@@ -120,20 +121,20 @@ func readQuery(u *url.URL) (hasStatus429 bool, err error) {
 // readBody reads the body of a call. If it fails, it returns the status of the response.
 func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
-	kind, parameters := "", map[string]string(nil)
+	mediaType, parameters := "", map[string]string(nil)
 	if len(types) == 1 {
-		kind, parameters, _ = mime.ParseMediaType(types[0])
+		mediaType, parameters, _ = mime.ParseMediaType(types[0])
 	}
 	charset, hasCharset := parameters["charset"]
 	switch {
-	case kind != "application/json" || hasCharset && !strings.EqualFold(charset, "utf-8"):
+	case mediaType != "application/json" || hasCharset && !strings.EqualFold(charset, "utf-8"):
 		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send JSON, with the header Content-Type: application/json")
 	case r.Header["Content-Encoding"] != nil:
 		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send the body without a Content-Encoding")
 	}
 	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
 	if _, isLarge := errors.AsType[*http.MaxBytesError](err); isLarge {
-		return nil, http.StatusRequestEntityTooLarge, failf(codes.InvalidArgument, "the body is larger than %d bytes; send fewer requests at once", MaxBody)
+		return nil, http.StatusRequestEntityTooLarge, failf(codes.InvalidArgument, "the body is larger than %d bytes; send a batch of fewer requests", MaxBody)
 	}
 	if err != nil {
 		return nil, http.StatusBadRequest, failf(codes.InvalidArgument, "the body did not arrive as a whole")
@@ -153,7 +154,7 @@ func setRequestID(values []string, m proto.Message) error {
 		key = key[1 : n-1]
 	}
 	if len(values) > 1 || key == "" || strings.ContainsAny(key, `"\`) || !isVisible(key) {
-		return invalid(name, "write one value of visible letters, without quotes and backslashes in it")
+		return invalid(name, "write one value of visible ASCII characters, without quotes or backslashes inside it")
 	}
 	var id *string
 	switch m := m.(type) {
@@ -163,16 +164,16 @@ func setRequestID(values []string, m proto.Message) error {
 		id = &m.RequestId
 	case *penstockv1.ReserveRequest:
 		if m.Check == nil {
-			return nil // the call refuses that by itself
+			return nil // Reserve itself refuses a request without check
 		}
 		id = &m.Check.RequestId
 	case *penstockv1.AcquireRequest:
-		return invalid(name, "state a holder instead: a call with the same holder takes no other slots")
+		return invalid(name, "write a holder into the body instead: a repeated call with the same holder takes no more slots")
 	default:
-		return nil // the call has no request_id; it may be repeated
+		return nil // a repeat of this call is harmless, so it has no request_id
 	}
 	if *id != "" && *id != key {
-		return conflict(name, "request_id has another value; send one of them")
+		return conflict(name, "the request_id in the body has another value; send only one of them")
 	}
 	*id = key
 	return nil
@@ -185,7 +186,7 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 		for _, l := range d.Limits {
 			policies = append(policies, `"`+l.Limit+`";q=`+strconv.FormatInt(min(l.Capacity, maxField), 10))
 			until := l.ResetAfterMs
-			if l.RetryAfterMs > 0 {
+			if l.RetryAfterMs > 0 { // this limit denied the request
 				until = l.RetryAfterMs
 			}
 			states = append(states, `"`+l.Limit+`";r=`+strconv.FormatInt(min(l.Remaining, maxField), 10)+";t="+strconv.FormatInt(seconds(until), 10))
@@ -208,7 +209,7 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 	return http.StatusTooManyRequests
 }
 
-// maxField is the largest integer of a structured field.
+// maxField is the largest integer of a structured field (RFC 9651).
 const maxField = 999_999_999_999_999
 
 // writeFailure writes the problem document of a failure.

@@ -108,19 +108,36 @@ func (d decoder) readField(field protoreflect.FieldDescriptor, m protoreflect.Me
 		return d.readMessage(token, m.Mutable(field).Message(), at)
 	}
 	value, err := scalar(field, token, at)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !field.HasPresence() && field.Kind() == protoreflect.StringKind && value.String() == "":
-		return invalid(at, "it is empty; leave it out")
-	case !field.HasPresence() && field.Kind() != protoreflect.BoolKind && field.Kind() != protoreflect.StringKind && value.Int() == 0:
-		return invalid(at, "it is 0; write another number, or leave it out")
+	}
+	if !field.HasPresence() {
+		if err := checkNotDefault(field.Kind(), value, at); err != nil {
+			return err
+		}
 	}
 	m.Set(field, value)
 	return nil
 }
 
-// maxListed is how many elements a list or a map may have.
+// checkNotDefault refuses an empty string and the number 0, which mean the same as no field.
+func checkNotDefault(kind protoreflect.Kind, value protoreflect.Value, at string) error {
+	switch kind {
+	case protoreflect.BoolKind:
+		return nil
+	case protoreflect.StringKind:
+		if value.String() == "" {
+			return invalid(at, "it is empty; leave it out")
+		}
+		return nil
+	}
+	if value.Int() == 0 {
+		return invalid(at, "it is 0; write another number, or leave it out")
+	}
+	return nil
+}
+
+// maxListed is the largest number of elements in a list or a map.
 const maxListed = 1000
 
 func (d decoder) readList(field protoreflect.FieldDescriptor, list protoreflect.List, at string) error {
@@ -268,8 +285,11 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 // loneSurrogate returns the position of an escape that is half of a surrogate pair, or -1.
 // encoding/json replaces such halves by U+FFFD, so different texts would become equal.
 func loneSurrogate(text []byte) int {
-	// unit reads an escape such as \ud83d. First halves are d800 to dbff, second halves dc00 to dfff.
-	unit := func(at int) (int64, bool) {
+	// The first half of a pair is from minFirst to minSecond-1, and the second half from minSecond to
+	// maxSecond.
+	const minFirst, minSecond, maxSecond = 0xd800, 0xdc00, 0xdfff
+	// escapeAt returns the number of an escape such as \ud83d. It returns false for other texts.
+	escapeAt := func(at int) (int64, bool) {
 		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {
 			return 0, false
 		}
@@ -280,18 +300,18 @@ func loneSurrogate(text []byte) int {
 		if text[i] != '\\' {
 			continue
 		}
-		n, isUnit := unit(i)
+		n, isUnicode := escapeAt(i)
 		switch {
-		case !isUnit:
+		case !isUnicode:
 			i++ // the escaped character
-		case n < 0xd800 || n > 0xdfff:
+		case n < minFirst || n > maxSecond:
 			i += 5 // the rest of an escape of 6 bytes
 		default:
-			second, ok := unit(i + 6)
-			if n > 0xdbff || !ok || second < 0xdc00 || second > 0xdfff {
+			second, ok := escapeAt(i + 6)
+			if n >= minSecond || !ok || second < minSecond || second > maxSecond {
 				return i
 			}
-			i += 11 // the rest of both halves
+			i += 11 // the rest of two escapes of 6 bytes
 		}
 	}
 	return -1

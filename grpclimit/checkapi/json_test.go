@@ -21,7 +21,7 @@ func FuzzUnmarshal(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var read, same penstockv1.CheckRequest
+		var read, expected penstockv1.CheckRequest
 		if err := unmarshal(text, &read); err != nil {
 			if asFailure(err).code == 0 || err.Error() == "" {
 				t.Fatalf("the error %v has no text or no code; want both", err)
@@ -31,23 +31,21 @@ func FuzzUnmarshal(f *testing.F) {
 		if !json.Valid(text) {
 			t.Fatalf("unmarshal accepts %q, which is not JSON", text)
 		}
-		if err := protojson.Unmarshal(text, &same); err != nil || !proto.Equal(&read, &same) {
-			t.Fatalf("%q is read as %v; want %v, %v as by protojson", text, &read, &same, err)
+		if err := protojson.Unmarshal(text, &expected); err != nil || !proto.Equal(&read, &expected) {
+			t.Fatalf("unmarshal reads %q as %v; protojson reads it as %v, error %v", text, &read, &expected, err)
 		}
 		var again penstockv1.CheckRequest
-		if err := protojson.Unmarshal(withoutMaps(&read), &again); err != nil {
+		if err := protojson.Unmarshal(marshalWithoutMaps(&read), &again); err != nil {
 			t.Fatalf("%q: marshal does not write proto3 JSON: %v", text, err)
 		}
 	})
 }
 
-// withoutMaps marshals a message without its map: marshal does not support maps, because no
-// response has one.
-func withoutMaps(m *penstockv1.CheckRequest) []byte {
+// marshalWithoutMaps marshals a message without the attributes, which contain maps. marshal does
+// not support maps, because no response has one.
+func marshalWithoutMaps(m *penstockv1.CheckRequest) []byte {
 	c := proto.CloneOf(m)
-	if c.Attributes != nil {
-		c.Attributes = nil
-	}
+	c.Attributes = nil
 	return marshal(nil, c.ProtoReflect())
 }
 
@@ -57,17 +55,17 @@ func TestAnswersAreJSON(t *testing.T) {
 		Limits: []*penstockv1.LimitStatus{{Limit: "l", Remaining: -1}, {}},
 	}
 	text := marshal(nil, m.ProtoReflect())
-	var ours, theirs any
-	if err := json.Unmarshal(text, &ours); err != nil {
+	var got, expected any
+	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatalf("marshal writes %s, which is not JSON: %v", text, err)
 	}
 	want := `{"allowed":true,"outcome":"a\"\\\n\u00e9\u2028","source":"","retry_after_ms":9007199254740991,"limits":[
 		{"limit":"l","capacity":0,"remaining":-1,"retry_after_ms":0,"reset_after_ms":0},
 		{"limit":"","capacity":0,"remaining":0,"retry_after_ms":0,"reset_after_ms":0}],"denied_by":["x",""],"is_repeat":false}`
-	if err := json.Unmarshal([]byte(want), &theirs); err != nil {
+	if err := json.Unmarshal([]byte(want), &expected); err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(ours, theirs) {
+	if !reflect.DeepEqual(got, expected) {
 		t.Errorf("marshal writes %s; want %s", text, want)
 	}
 	var read penstockv1.CheckResponse

@@ -11,23 +11,23 @@ import (
 
 // A method is one call of the service.
 type method struct {
-	name   string // as in the proto file
-	path   string // of HTTP
-	needs  permission
-	new    func() proto.Message // an empty request
-	answer func() proto.Message // an empty response
-	call   func(context.Context, *Service, proto.Message) (proto.Message, error)
+	name        string // as in the proto file
+	path        string // of the URL
+	needs       permission
+	newRequest  func() proto.Message
+	newResponse func() proto.Message
+	call        func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 
 // define makes a method that calls a function of the service.
 func define[Request, Response proto.Message](name, path string, needs permission, call func(*Service, context.Context, Request) (Response, error)) *method {
 	return &method{
 		name: name, path: path, needs: needs,
-		new: func() proto.Message {
+		newRequest: func() proto.Message {
 			var none Request
 			return none.ProtoReflect().New().Interface()
 		},
-		answer: func() proto.Message {
+		newResponse: func() proto.Message {
 			var none Response
 			return none.ProtoReflect().New().Interface()
 		},
@@ -37,6 +37,7 @@ func define[Request, Response proto.Message](name, path string, needs permission
 	}
 }
 
+// methods are all calls of the service.
 var methods = []*method{
 	define("Check", "/v1/check", caller, (*Service).Check),
 	define("CheckBatch", "/v1/check-batch", caller, (*Service).CheckBatch),
@@ -50,6 +51,7 @@ var methods = []*method{
 	define("Explain", "/v1/explain", operator, (*Service).Explain),
 }
 
+// methodAt returns the method with the path, or nil.
 func methodAt(path string) *method {
 	for _, m := range methods {
 		if m.path == path {
@@ -77,6 +79,6 @@ func decisionIn(m proto.Message) *penstockv1.CheckResponse {
 
 // seconds converts milliseconds to seconds and rounds up.
 func seconds(ms int64) int64 {
-	whole := int64(time.Second / time.Millisecond)
-	return ms/whole + min(ms%whole, 1)
+	const msPerSecond = int64(time.Second / time.Millisecond)
+	return ms/msPerSecond + min(ms%msPerSecond, 1)
 }

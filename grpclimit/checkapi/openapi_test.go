@@ -44,18 +44,19 @@ type entry map[string]any
 
 const protoFile = "../proto/penstock/v1/limit.proto"
 
-// commentsOf reads the comments of the proto file. The key is the full name of the element.
+// commentsOf reads the comments of the proto file. The key is Message, Service, Message.field or
+// Service.Method.
 func commentsOf(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(protoFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := regexp.MustCompile(`^(?:message|service) (\w+) \{(\})?$`)
+	opening := regexp.MustCompile(`^(?:message|service) (\w+) \{(\})?$`)
 	member := regexp.MustCompile(`^  (?:rpc (\w+)\(|(?:optional |repeated )?[\w.<>, ]+ (\w+) = \d+;)`)
 	comments := make(map[string]string)
-	var scope string
-	var lines []string
+	var scope string   // the message or service that the line is in
+	var lines []string // of the comment above the line
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimRight(line, "\n")
 		trimmed := strings.TrimSpace(line)
@@ -64,7 +65,7 @@ func commentsOf(t *testing.T) map[string]string {
 			continue
 		}
 		comment := strings.Join(lines, " ")
-		if m := block.FindStringSubmatch(line); m != nil {
+		if m := opening.FindStringSubmatch(line); m != nil {
 			scope = m[1]
 			comments[scope] = comment
 		} else if m := member.FindStringSubmatch(line); m != nil {
@@ -102,18 +103,18 @@ var bounds = map[string]entry{
 	"Attributes.body_size":          {"minimum": 0, "maximum": int64(maxInteger)},
 	"Limit.name":                    {"pattern": namePattern},
 	"Limit.rate":                    {"pattern": `^[1-9][0-9]{0,5}/(s|min|h|d|w)$`, "examples": []string{"100/s", "10k/day", "3/s, burst 10"}},
-	"Limit.burst":                   {"minimum": 1, "maximum": int64(maxUnits)},
+	"Limit.burst":                   {"minimum": 1, "maximum": int64(maxBurst)},
 	"Limit.in_flight":               {"minimum": 1, "maximum": int64(maxEntries)},
 	"Limit.ttl_ms":                  {"minimum": minSlotTTL.Milliseconds(), "maximum": maxSlotTTL.Milliseconds(), "default": defaultSlotTTL.Milliseconds()},
 	"CheckBatchRequest.checks":      {"minItems": 1, "maxItems": maxBatch},
 	"CheckBatchRequest.request_id":  {"minLength": 1, "maxLength": maxID},
 	"ReserveRequest.ttl_ms":         {"minimum": minReservation.Milliseconds(), "maximum": maxReservation.Milliseconds(), "default": defaultReservation.Milliseconds()},
-	"SettleRequest.id":              {"pattern": idPattern, "maxLength": maxTicket},
+	"SettleRequest.id":              {"pattern": idPattern, "maxLength": maxTicketID},
 	"SettleRequest.actual":          {"minimum": 0, "maximum": int64(penstock.MaxCost)},
 	"SettleRequest.status":          {"minimum": 100, "maximum": 599},
 	"AcquireRequest.holder":         {"minLength": 1, "maxLength": maxHolder},
-	"RenewRequest.id":               {"pattern": idPattern, "maxLength": maxTicket},
-	"ReleaseRequest.id":             {"pattern": idPattern, "maxLength": maxTicket},
+	"RenewRequest.id":               {"pattern": idPattern, "maxLength": maxTicketID},
+	"ReleaseRequest.id":             {"pattern": idPattern, "maxLength": maxTicketID},
 	"CheckResponse.outcome":         {"enum": outcomes()},
 	"CheckResponse.source":          {"enum": []string{"", "store", "deny_cache", "lease", "fallback", "open", "closed"}},
 	"CheckResponse.retry_after_ms":  {"minimum": never},
@@ -128,7 +129,7 @@ var bounds = map[string]entry{
 	"ExplainedCharge.cost":          {"minimum": 0},
 }
 
-// outcomes are the outcomes of decisions.
+// outcomes returns the names of the outcomes that a CheckResponse can have.
 func outcomes() (names []string) {
 	for _, o := range admission.Outcomes() {
 		switch o {
@@ -140,47 +141,49 @@ func outcomes() (names []string) {
 	return names
 }
 
-// A schemaWriter makes the schemas.
+// A schemaWriter makes the schemas of the description.
 type schemaWriter struct {
 	testing.TB
-	comments map[string]string
-	used     map[string]bool // of bounds
-	schemas  entry
+	comments map[string]string // as commentsOf returns them
+	used     map[string]bool   // the keys of bounds that are used
+	schemas  entry             // by name
 }
 
 func (w *schemaWriter) comment(name string) string {
 	w.Helper()
 	if w.comments[name] == "" {
-		w.Errorf("%s: %s has no comment", protoFile, name)
+		w.Errorf("%s: %s has no comment; want one, as the description of its schema", protoFile, name)
 	}
 	return w.comments[name]
 }
 
 func ref(name string) entry { return entry{"$ref": "#/components/schemas/" + name} }
 
-// field is the schema of a field.
-func (w *schemaWriter) field(f protoreflect.FieldDescriptor) entry {
+// fieldSchema returns the schema of a field.
+func (w *schemaWriter) fieldSchema(f protoreflect.FieldDescriptor) entry {
 	name := string(f.Parent().Name()) + "." + string(f.Name())
-	schema := w.kind(f)
+	schema := w.typeSchema(f)
 	switch {
 	case f.IsMap():
 		value := entry{"type": "string"}
-		w.bound(value, name+".value")
+		w.addBounds(value, name+".value")
 		schema = entry{"type": "object", "additionalProperties": value}
 	case f.IsList():
 		schema = entry{"type": "array", "items": schema}
 	}
-	w.bound(schema, name)
+	w.addBounds(schema, name)
 	schema["description"] = w.comment(name)
 	return schema
 }
 
-func (w *schemaWriter) bound(schema entry, name string) {
+// addBounds adds the bounds of a field to its schema.
+func (w *schemaWriter) addBounds(schema entry, name string) {
 	maps.Copy(schema, bounds[name])
 	w.used[name] = true
 }
 
-func (w *schemaWriter) kind(f protoreflect.FieldDescriptor) entry {
+// typeSchema returns the schema of a field's type, or nil for a map.
+func (w *schemaWriter) typeSchema(f protoreflect.FieldDescriptor) entry {
 	switch f.Kind() {
 	case protoreflect.BoolKind:
 		return entry{"type": "boolean"}
@@ -200,13 +203,13 @@ func (w *schemaWriter) kind(f protoreflect.FieldDescriptor) entry {
 	return nil
 }
 
-// object is the schema of a message with some of its fields. A field whose name begins with "!" is
-// required.
+// object returns the schema of a message with some of its fields. If "!" is before a name, the
+// field is required.
 func (w *schemaWriter) object(m protoreflect.MessageDescriptor, description string, names ...string) entry {
 	properties, required := entry{}, []string{}
 	for _, name := range names {
 		name, isRequired := strings.CutPrefix(name, "!")
-		properties[name] = w.field(m.Fields().ByName(protoreflect.Name(name)))
+		properties[name] = w.fieldSchema(m.Fields().ByName(protoreflect.Name(name)))
 		if isRequired {
 			required = append(required, name)
 		}
@@ -218,9 +221,9 @@ func (w *schemaWriter) object(m protoreflect.MessageDescriptor, description stri
 	return schema
 }
 
-// whole is the schema of a message with all its fields. A response always contains the fields
-// without presence.
-func (w *schemaWriter) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
+// addMessage adds the schema of a message with all its fields. A response always contains the
+// fields without presence, so they are required.
+func (w *schemaWriter) addMessage(m protoreflect.MessageDescriptor, isAnswer bool) {
 	var names []string
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
@@ -233,39 +236,39 @@ func (w *schemaWriter) whole(m protoreflect.MessageDescriptor, isAnswer bool) {
 	w.schemas[string(m.Name())] = w.object(m, w.comment(string(m.Name())), names...)
 }
 
-// requests makes the schemas of requests. A CheckRequest has one of three forms.
-func (w *schemaWriter) requests(file protoreflect.FileDescriptor) {
+// addRequests adds the schemas of requests. A CheckRequest has one of three forms.
+func (w *schemaWriter) addRequests(file protoreflect.FileDescriptor) {
 	message := func(name string) protoreflect.MessageDescriptor {
 		return file.Messages().ByName(protoreflect.Name(name))
 	}
 	check := message("CheckRequest")
-	for _, form := range []struct{ suffix, id string }{{"", "request_id"}, {"WithoutId", ""}} {
+	for _, suffix := range []string{"", "WithoutId"} {
 		add := func(name, description string, fields ...string) entry {
-			if form.id != "" {
-				fields = append(fields, form.id)
+			if suffix == "" {
+				fields = append(fields, "request_id")
 			}
-			w.schemas[name+form.suffix] = w.object(check, description, fields...)
-			return ref(name + form.suffix)
+			w.schemas[name+suffix] = w.object(check, description, fields...)
+			return ref(name + suffix)
 		}
 		attributes := add("CheckByAttributes", "The policy decides by the attributes of the request.", "!attributes")
-		rule := add("CheckByRule", "A rule decides, which the request names.", "!rule", "key", "cost")
+		rule := add("CheckByRule", "The rule that the request names decides.", "!rule", "key", "cost")
 		limits := add("CheckByLimits", "The request states its limits.", "!key", "!limits", "cost")
-		w.schemas["CheckRequest"+form.suffix] = entry{"description": w.comment("CheckRequest"), "oneOf": []entry{attributes, rule, limits}}
-		w.schemas["CheckWithoutAttributes"+form.suffix] = entry{"description": "A request of a batch that is all or nothing.", "oneOf": []entry{rule, limits}}
+		w.schemas["CheckRequest"+suffix] = entry{"description": w.comment("CheckRequest"), "oneOf": []entry{attributes, rule, limits}}
+		w.schemas["CheckWithoutAttributes"+suffix] = entry{"description": "A request of a batch that is all or nothing.", "oneOf": []entry{rule, limits}}
 	}
 	delete(w.schemas, "CheckWithoutAttributes") // requests of a batch that is all or nothing have no ids
 
 	limit := message("Limit")
-	w.schemas["RateLimit"] = w.object(limit, "Units per time.", "name", "!rate", "burst", "algorithm")
+	w.schemas["RateLimit"] = w.object(limit, "A number of units per time.", "name", "!rate", "burst", "algorithm")
 	w.schemas["RateLimit"].(entry)["properties"].(entry)["algorithm"].(entry)["enum"] = titles()
-	w.schemas["SlotLimit"] = w.object(limit, "Slots that are held.", "name", "!in_flight", "ttl_ms")
+	w.schemas["SlotLimit"] = w.object(limit, "A number of slots that can be held at the same time.", "name", "!in_flight", "ttl_ms")
 	w.schemas["Limit"] = entry{"description": w.comment("Limit"), "oneOf": []entry{ref("RateLimit"), ref("SlotLimit")}}
-	w.whole(message("Attributes"), false)
+	w.addMessage(message("Attributes"), false)
 
 	batch := message("CheckBatchRequest")
 	each := w.object(batch, "Requests that are decided separately.", "!checks", "all_or_nothing")
 	each["properties"].(entry)["all_or_nothing"].(entry)["const"] = false
-	together := w.object(batch, "Requests that are charged all or none.", "!checks", "!all_or_nothing", "request_id")
+	together := w.object(batch, "Requests that are charged together: all of them, or none.", "!checks", "!all_or_nothing", "request_id")
 	together["properties"].(entry)["all_or_nothing"].(entry)["const"] = true
 	checks := together["properties"].(entry)["checks"].(entry)
 	checks["items"], checks["maxItems"] = ref("CheckWithoutAttributesWithoutId"), penstock.MaxCharges
@@ -287,7 +290,7 @@ func (w *schemaWriter) requests(file protoreflect.FileDescriptor) {
 	}
 }
 
-// titles are the algorithms of rates.
+// titles returns the names of the algorithms that a stated limit with a rate may have.
 func titles() (all []string) {
 	for _, a := range StatedAlgorithms() {
 		if !a.NeedsHolder() {
@@ -297,24 +300,24 @@ func titles() (all []string) {
 	return all
 }
 
-// document is the description of the API.
+// document returns the description of the API.
 func document(t *testing.T) entry {
 	w := &schemaWriter{TB: t, comments: commentsOf(t), used: make(map[string]bool), schemas: entry{}}
 	file := penstockv1.File_penstock_v1_limit_proto
-	w.requests(file)
+	w.addRequests(file)
 	for i := range file.Messages().Len() {
 		if m := file.Messages().Get(i); w.schemas[string(m.Name())] == nil {
-			w.whole(m, true)
+			w.addMessage(m, true)
 		}
 	}
 	w.schemas["Problem"] = entry{
-		"type": "object", "description": "Why there is no answer, as RFC 9457 defines it.", "additionalProperties": false,
+		"type": "object", "description": "The reason why a call failed, in the format of RFC 9457.", "additionalProperties": false,
 		"required": []string{"type", "title", "status", "code", "detail", "may_be_charged"},
 		"properties": entry{
 			"type": entry{"type": "string", "const": "about:blank"}, "title": entry{"type": "string"}, "status": entry{"type": "integer", "minimum": 400, "maximum": 599},
 			"code":           bounds["Error.code"],
 			"detail":         entry{"type": "string", "description": "What is wrong, where, and how to fix it."},
-			"may_be_charged": entry{"type": "boolean", "description": "The charge may have been made nevertheless."},
+			"may_be_charged": entry{"type": "boolean", "description": "The charge may have been made although the call failed."},
 		},
 	}
 	w.schemas["Problem"].(entry)["properties"].(entry)["code"] = entry{"type": "string", "enum": bounds["Error.code"]["enum"]}
@@ -324,17 +327,17 @@ func document(t *testing.T) entry {
 		rpc := service.Methods().Get(i)
 		m := methodOf(string(rpc.Name()))
 		if m == nil {
-			t.Errorf("the call %s has no path", rpc.Name())
+			t.Errorf("the call %s of the proto file is not in methods; want it there, with a path", rpc.Name())
 			continue
 		}
 		paths[m.path] = entry{"post": w.operation(m, rpc)}
 	}
 	if len(paths) != len(methods) {
-		t.Errorf("%d calls of the proto file have a path; want %d, as many as methods has", len(paths), len(methods))
+		t.Errorf("%d calls of the proto file have a path; want %d, all calls in methods", len(paths), len(methods))
 	}
 	for name := range bounds {
 		if !w.used[name] {
-			t.Errorf("bounds has the field %s, which no message has", name)
+			t.Errorf("bounds has the field %s, which no message has; remove it", name)
 		}
 	}
 	return entry{
@@ -355,9 +358,10 @@ func document(t *testing.T) entry {
 	}
 }
 
-// links are the calls that take the id from a response.
+// links has, for a call whose response contains an id, the calls that take this id.
 var links = map[string][]string{"Reserve": {"Settle"}, "Acquire": {"Renew", "Release"}}
 
+// methodOf returns the method of a call in the proto file, or nil.
 func methodOf(name string) *method {
 	for _, m := range methods {
 		if m.name == name {
@@ -367,20 +371,20 @@ func methodOf(name string) *method {
 	return nil
 }
 
-// operation describes a call.
+// operation returns the description of a call.
 func (w *schemaWriter) operation(m *method, rpc protoreflect.MethodDescriptor) entry {
 	request, response := string(rpc.Input().Name()), string(rpc.Output().Name())
 	security := "caller"
 	if m.needs == operator {
 		security, request = "operator", request+"WithoutId"
 	}
-	answer := func(description, schema, kind string) entry {
-		return entry{"description": description, "content": entry{kind: entry{"schema": ref(schema)}}}
+	answer := func(description, schema, mediaType string) entry {
+		return entry{"description": description, "content": entry{mediaType: entry{"schema": ref(schema)}}}
 	}
 	responses := entry{"200": answer("The answer.", response, "application/json")}
 	for status, description := range map[int]string{
-		400: "The call is wrong.", 401: "The token is missing or wrong.", 403: "The call needs another token.", 404: "There is no such rule, reservation or hold.",
-		409: "The policy cannot decide the request in this way, or the reservation has expired.", 413: "The body is too large.", 415: "The body is not JSON.",
+		400: "The query, the body or a field of the call is invalid.", 401: "The token is missing or wrong.", 403: "The call needs another token.", 404: "There is no such rule, reservation or hold.",
+		409: "Parts of the call contradict each other, this call cannot enforce a limit of the request, or the reservation has expired.", 413: "The body is too large.", 415: "The body is not JSON.",
 		503: "There is no decision.",
 	} {
 		responses[fmt.Sprint(status)] = answer(description, "Problem", "application/problem+json")
@@ -391,22 +395,22 @@ func (w *schemaWriter) operation(m *method, rpc protoreflect.MethodDescriptor) e
 		"responses":   responses,
 	}
 	parameters := []entry{}
-	if decisionIn(m.answer()) != nil || m.name == "Reserve" || m.name == "Acquire" {
+	if decisionIn(m.newResponse()) != nil || m.name == "Reserve" || m.name == "Acquire" {
 		parameters = append(parameters, entry{
-			"name": "status", "in": "query", "description": "With 429, a denial has status 429, 403 or 503, and the headers Retry-After, RateLimit and RateLimit-Policy.",
+			"name": "status", "in": "query", "description": "With status=429, a denial has status 429, 403 or 503, and the headers Retry-After, RateLimit and RateLimit-Policy.",
 			"schema": entry{"type": "string", "enum": []string{"429"}},
 		})
 		responses["429"] = answer("The request is denied. Only with status=429.", response, "application/json")
-		for _, status := range []string{"403", "503"} { // with status=429, on the deny list or without the store
+		for _, status := range []string{"403", "503"} { // with status=429: a client on the deny list, or failed closed
 			responses[status].(entry)["content"].(entry)["application/json"] = entry{"schema": ref(response)}
 		}
 	}
 	if next := links[m.name]; next != nil {
-		found := entry{}
+		linked := entry{}
 		for _, name := range next {
-			found[name] = entry{"operationId": strings.ToLower(name), "requestBody": entry{"id": "$response.body#/id"}}
+			linked[name] = entry{"operationId": strings.ToLower(name), "requestBody": entry{"id": "$response.body#/id"}}
 		}
-		responses["200"].(entry)["links"] = found
+		responses["200"].(entry)["links"] = linked
 	}
 	switch m.name {
 	case "Check", "Reserve":

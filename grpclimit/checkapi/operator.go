@@ -36,7 +36,7 @@ func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penst
 	return &penstockv1.ResetResponse{}, nil
 }
 
-// evaluate returns the limits that apply to an operator's request, without a charge.
+// evaluate returns the limits that apply to an operator's request. It charges nothing.
 func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Evaluation, error) {
 	check, err := s.read(r, "", operating)
 	if err != nil {

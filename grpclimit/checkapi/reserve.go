@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// How long a reservation can be settled.
+// The bounds and the default of the time in which a reservation can be settled.
 const (
 	minReservation     = time.Second
 	maxReservation     = 24 * time.Hour
@@ -61,16 +61,17 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	return answer, err
 }
 
-// idOfReservation returns the id that detects repeats of a Reserve. It contains the ttl, so a call
-// with another ttl is not a repeat. Otherwise a repeat with a longer ttl would get the same
-// reservation, and could settle it a second time: a Settle is remembered for about the first ttl.
+// idOfReservation returns the id by which repeats of a Reserve are found. It contains the ttl, so a
+// call with another ttl is not a repeat. Otherwise a repeat with a longer ttl would get the same
+// reservation. It could settle it a second time, because the store remembers a Settle only for
+// about the first ttl.
 func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
 
 // Settle implements the service, for callers that have been authenticated. For each key it sends
-// one batch: the corrections, and a charge that can be made only once. So a correction happens only
-// once, even if another process gets the call too.
+// one batch: the corrections, and a charge that can be made only once. So each correction is made
+// only once, even if a repeated call reaches another process.
 func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
 	t, err := s.sealer.open(reservationKind, r.GetId())
 	if err != nil {
@@ -101,18 +102,19 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 
 // An end is how a reserved request ended.
 type end struct {
-	actual   int64
-	hasCost  bool
-	status   int
-	isCancel bool
+	actual    int64 // the actual cost
+	hasActual bool
+	status    int  // the HTTP status of the response; 0 if it is not stated
+	isCancel  bool // the request was not served
 }
 
+// endOf validates a SettleRequest and returns its end.
 func endOf(r *penstockv1.SettleRequest) (e end, err error) {
-	e = end{actual: r.GetActual(), hasCost: r.Actual != nil, status: int(r.GetStatus()), isCancel: r.GetCancel()}
+	e = end{actual: r.GetActual(), hasActual: r.Actual != nil, status: int(r.GetStatus()), isCancel: r.GetCancel()}
 	switch {
-	case e.isCancel && (e.hasCost || e.status != 0):
+	case e.isCancel && (e.hasActual || e.status != 0):
 		return e, invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
-	case e.hasCost && (e.actual < 0 || e.actual > penstock.MaxCost):
+	case e.hasActual && (e.actual < 0 || e.actual > penstock.MaxCost):
 		return e, invalid("actual", "write 0 to %d", int64(penstock.MaxCost))
 	case e.status != 0 && (e.status < 100 || e.status > 599):
 		return e, invalid("status", "write the status of the response, 100 to 599")
@@ -124,20 +126,20 @@ func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 // each can be made only once.
 func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]penstock.Charge, err error) {
 	type madeCharge struct {
-		charge penstock.Charge
-		limit  *policy.Limit
-		until  int64 // when it can no longer be refunded, in Unix ms
+		charge          penstock.Charge
+		limit           *policy.Limit
+		refundableUntil int64 // Unix ms
 	}
 	rules := s.controller.Rules()
 	var all []madeCharge
-	hasActual := false // one of the limits is Adjustable: its true cost is known afterwards
+	hasAdjustable := false // the true cost of one of the limits is known only afterwards
 	for i := range t.Charges {
 		if c, l, ok := s.chargeOf(rules, &t.Charges[i]); ok {
 			all = append(all, madeCharge{c, l, t.Charges[i].RefundableUntil})
-			hasActual = hasActual || l.Adjustable
+			hasAdjustable = hasAdjustable || l.Adjustable
 		}
 	}
-	byKey := make(map[string]int) // the index of each key's batch
+	byKey := make(map[string]int) // the index in batches of each key's batch
 	for _, m := range all {
 		at, known := byKey[m.charge.Key]
 		if !known {
@@ -149,32 +151,34 @@ func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]pens
 			byKey[m.charge.Key] = at
 			batches = append(batches, []penstock.Charge{once})
 		}
-		if c, ok := correction(m.charge, m.limit, e, hasActual, now.UnixMilli() < m.until); ok {
+		if c, ok := correction(m.charge, m.limit, e, hasAdjustable, now.UnixMilli() < m.refundableUntil); ok {
 			batches[at] = append(batches[at], c)
 		}
 	}
 	return batches, nil
 }
 
-// onlyOnce returns a charge that only the first Settle can make.
+// onlyOnce returns a charge that only the first Settle of a reservation can make. The store
+// remembers the charge until no process accepts the id of the reservation any more.
 func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 	life := time.Duration(t.TTL)*time.Millisecond + 2*maxClockDifference
 	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: life, Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
-// correction returns the charge that corrects another, if one is needed. The actual cost is for the
-// limits that are Adjustable. Without such a limit, it is for all limits that can refund.
-func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundable bool) (penstock.Charge, bool) {
+// correction returns the charge that corrects charge c, if one is needed. The actual cost applies
+// to the limits that are Adjustable. If the reservation has no such limit, the actual cost applies
+// to all limits that can refund.
+func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable, isRefundable bool) (penstock.Charge, bool) {
 	c.Mode = penstock.Refund
 	if c.Plan.Algorithm().NeedsHolder() {
-		return c, true // its slots are returned
+		return c, true // the slots are returned
 	}
 	cost := c.Cost
 	switch {
 	case e.isCancel, e.status != 0 && l.Status != nil && !l.Status.Has(e.status):
 		cost = 0
-	case e.hasCost && (l.Adjustable || !hasActual && c.Plan.Algorithm().CanRefund()):
+	case e.hasActual && (l.Adjustable || !hasAdjustable && c.Plan.Algorithm().CanRefund()):
 		cost = e.actual
 	}
 	switch {
@@ -206,8 +210,8 @@ func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone 
 	return false, notCorrected(&failure{code: codes.Unavailable})
 }
 
-// notCorrected returns the failure of a call that may be repeated, because it has an effect only
-// once.
+// notCorrected returns the failure of a call without an answer of the store. The call may be
+// repeated, because it has an effect only once.
 func notCorrected(f *failure) *failure {
 	return &failure{code: f.code, text: "the store gave no answer; send the call again: it has an effect only once", retryAfter: unavailableRetry, mayBeCharged: f.mayBeCharged}
 }

@@ -29,7 +29,7 @@ func (s *testService) reserve(body string) string {
 	return id
 }
 
-// left returns what is left of a limit that applies to a check.
+// left returns how many units are left of a limit that applies to a check.
 func (s *testService) left(check, limit string) int64 {
 	s.Helper()
 	return s.call("/v1/peek", check).remaining(s, limit)
@@ -41,42 +41,42 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 	const search = `{"rule":"search","key":"user:1","cost":2}`
 	const stated = `{"key":"a","limits":[{"rate":"100/h"}],"cost":40}`
 	for _, c := range []struct {
-		check, settle string
-		limit         string
-		reserved, end int64 // what is left of the limit after the reservation, and after the settlement
+		check, settle     string
+		limit             string
+		reserved, settled int64 // units left of the limit after the Reserve, and after the Settle
 	}{
-		{tokens, `"actual":10`, "tokens.tokens", 60, 90},
-		{tokens, `"actual":75`, "tokens.tokens", 60, 25},
-		{tokens, `"actual":150`, "tokens.tokens", 60, 0}, // charged even if it does not fit
-		{tokens, `"actual":0`, "tokens.calls", 8, 8},     // the actual cost is only for limits with cost.actual
-		{tokens, `"cancel":true`, "tokens.calls", 8, 9},
-		{tokens, `"status":200`, "tokens.tokens", 60, 60},
-		{login, `"status":401`, "login.hour", 4, 4},
-		{login, `"status":200`, "login.hour", 4, 5},
-		{search, `"actual":1`, "search.minute", 1, 2},
-		{search, `"actual":1`, "search.day", 8, 9},
-		{search, `"cancel":true`, "search.day", 8, 10},
-		{stated, `"actual":1`, "hour", 60, 99},
-		{stated, `"cancel":true`, "hour", 60, 100},
+		{check: tokens, settle: `"actual":10`, limit: "tokens.tokens", reserved: 60, settled: 90},
+		{check: tokens, settle: `"actual":75`, limit: "tokens.tokens", reserved: 60, settled: 25},
+		{check: tokens, settle: `"actual":150`, limit: "tokens.tokens", reserved: 60, settled: 0}, // charged even if it does not fit
+		{check: tokens, settle: `"actual":0`, limit: "tokens.calls", reserved: 8, settled: 8},     // the actual cost is only for limits with cost.actual
+		{check: tokens, settle: `"cancel":true`, limit: "tokens.calls", reserved: 8, settled: 9},
+		{check: tokens, settle: `"status":200`, limit: "tokens.tokens", reserved: 60, settled: 60},
+		{check: login, settle: `"status":401`, limit: "login.hour", reserved: 4, settled: 4},
+		{check: login, settle: `"status":200`, limit: "login.hour", reserved: 4, settled: 5},
+		{check: search, settle: `"actual":1`, limit: "search.minute", reserved: 1, settled: 2},
+		{check: search, settle: `"actual":1`, limit: "search.day", reserved: 8, settled: 9},
+		{check: search, settle: `"cancel":true`, limit: "search.day", reserved: 8, settled: 10},
+		{check: stated, settle: `"actual":1`, limit: "hour", reserved: 60, settled: 99},
+		{check: stated, settle: `"cancel":true`, limit: "hour", reserved: 60, settled: 100},
 	} {
 		s := newService(t)
 		id := s.reserve(`{"check":` + c.check + `}`)
 		if n := s.left(c.check, c.limit); n != c.reserved {
-			t.Errorf("%s reserved: %d left of %s; want %d", c.check, n, c.limit, c.reserved)
+			t.Errorf("%s reserved: limit %s has %d units left; want %d", c.check, c.limit, n, c.reserved)
 		}
 		for i, settle := range []string{c.settle, c.settle, `"actual":3`, `"cancel":true`} {
 			answer := s.call("/v1/settle", `{"id":"`+id+`",`+settle+`}`)
 			if answer["is_repeat"] != (i > 0) {
-				t.Errorf("%s settled by %s: %v; want repeat %t", c.check, settle, answer, i > 0)
+				t.Errorf("%s settled by %s: %v; want is_repeat %t", c.check, settle, answer, i > 0)
 			}
-			if n := s.left(c.check, c.limit); n != c.end {
-				t.Errorf("%s settled by %s: %d left of %s; want %d", c.check, settle, n, c.limit, c.end)
+			if n := s.left(c.check, c.limit); n != c.settled {
+				t.Errorf("%s settled by %s: limit %s has %d units left; want %d", c.check, settle, c.limit, n, c.settled)
 			}
 		}
 	}
 }
 
-// twoInstances makes two services on one Redis.
+// twoInstances makes two services that share one Redis and one secret.
 func twoInstances(t *testing.T) (all [2]*testService) {
 	t.Helper()
 	server := redistest.Start(t)
@@ -98,46 +98,47 @@ func TestParallelSettlesCorrectOnce(t *testing.T) {
 		id := two[0].reserve(`{"check":` + check + `}`)
 		var all sync.WaitGroup
 		var mu sync.Mutex
-		first := 0
+		notRepeats := 0
 		for i := range 50 {
 			all.Go(func() {
 				answer := two[i%2].call("/v1/settle", fmt.Sprintf(`{"id":"%s","actual":%d}`, id, 300))
 				mu.Lock()
 				defer mu.Unlock()
 				if answer["is_repeat"] == false {
-					first++
+					notRepeats++
 				}
 			})
 		}
 		all.Wait()
-		if one, other := two[1].left(check, "one"), two[1].left(check, "two"); first != 1 || one != 700 || other != 8700 {
-			t.Errorf("%d calls are not repeats, and %d and %d units are left; want 1, 700 and 8700", first, one, other)
+		if one, other := two[1].left(check, "one"), two[1].left(check, "two"); notRepeats != 1 || one != 700 || other != 8700 {
+			t.Errorf("%d calls are not repeats, and %d and %d units are left; want 1 call, 700 and 8700 units", notRepeats, one, other)
 		}
 	}
 }
 
-// Another instance, whose policy lacks some of the limits, settles the limits that it has.
+// An instance with the same secret can settle a reservation of another instance, even if it started
+// after the reservation was made.
 func TestAnotherProcessCanSettleAReservation(t *testing.T) {
 	two := twoInstances(t)
 	id := two[0].reserve(`{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
 	again := two[1].call("/v1/reserve", `{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
 	if again.object("decision")["is_repeat"] != true || again["id"] == "" {
-		t.Fatalf("%v; want a repeat with an id", again)
+		t.Fatalf("a repeated Reserve at another instance: %v; want is_repeat true and an id", again)
 	}
 	third := newServiceOn(t, two[1].Service.store, nil)
 	if answer := third.call("/v1/settle", `{"id":"`+id+`","actual":1}`); answer["is_repeat"] != false {
-		t.Errorf("settle in a process that started later: %v; want no repeat", answer)
+		t.Errorf("a Settle at an instance that started later: %v; want is_repeat false", answer)
 	}
 	if answer := two[0].call("/v1/settle", `{"id":"`+again["id"].(string)+`","actual":0}`); answer["is_repeat"] != true {
-		t.Errorf("settled by the id of the repeat: %v; want a repeat", answer)
+		t.Errorf("a Settle with the id from the repeated Reserve: %v; want is_repeat true", answer)
 	}
 	if n := third.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
-		t.Errorf("%d left; want 2", n)
+		t.Errorf("%d units are left; want 2", n)
 	}
 }
 
-// The store remembers a Settle as long as its id is valid, which depends on the ttl. So a call with
-// another ttl is not a repeat, and makes another reservation.
+// The store remembers a Settle for about the ttl of its reservation. So a Reserve with another ttl
+// is not a repeat, and makes another reservation.
 func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {
 	s := newService(t)
 	reserve := func(ttl string) object {
@@ -149,14 +150,14 @@ func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {
 		isRepeat bool
 	}{{"86400000", true}, {"2000", false}, {"2000", true}} {
 		if d := reserve(row.ttl).object("decision"); d["is_repeat"] != row.isRepeat {
-			t.Errorf("reservation %d with ttl_ms %s: %v; want repeat %t", i, row.ttl, d, row.isRepeat)
+			t.Errorf("Reserve %d, with ttl_ms %s: %v; want is_repeat %t", i, row.ttl, d, row.isRepeat)
 		}
 	}
 	if answer := s.call("/v1/settle", `{"id":"`+long["id"].(string)+`","cancel":true}`); answer["is_repeat"] != false {
-		t.Errorf("the first settle: %v; want no repeat", answer)
+		t.Errorf("the first Settle: %v; want is_repeat false", answer)
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
-		t.Errorf("%d left; want 2, as one of two reservations was cancelled", n)
+		t.Errorf("%d units are left; want 2, because one of two reservations was canceled", n)
 	}
 }
 
@@ -186,14 +187,14 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		`{"id":"` + id + `","cancel":true,"actual":1}`: "cancel: a request that was not served",
 	} {
 		if w := s.send(callerToken, "/v1/settle", body); w.Code != 400 && w.Code != 404 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+			t.Errorf("a Settle with %.100s: %d %s; want status 400 or 404 with %q", body, w.Code, w.Body, want)
 		}
 	}
 	if w := s.send(callerToken, "/v1/settle", `{"id":"`+old+`"}`); w.Code != 409 || !strings.Contains(w.Body.String(), "has expired") {
-		t.Errorf("an old reservation: %d %s; want 409, and that it has expired", w.Code, w.Body)
+		t.Errorf("a Settle of an old reservation: %d %s; want 409, and that the reservation has expired", w.Code, w.Body)
 	}
 	if w := other.send(callerToken, "/v1/settle", `{"id":"`+id+`"}`); w.Code != 404 {
-		t.Errorf("a service with another secret: %d %s; want 404", w.Code, w.Body)
+		t.Errorf("a Settle at a service with another secret: %d %s; want 404", w.Code, w.Body)
 	}
 	for body, want := range map[string]string{
 		`{}`: "check: it is missing",
@@ -203,11 +204,11 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		`{"check":{"attributes":{"path":"x"}}}`:                                "check.attributes.path: ",
 	} {
 		if w := s.send(callerToken, "/v1/reserve", body); w.Code != 400 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%s: %d %s; want %q", body, w.Code, w.Body, want)
+			t.Errorf("a Reserve with %s: %d %s; want status 400 with %q", body, w.Code, w.Body, want)
 		}
 	}
 	if answer := s.call("/v1/reserve", `{"check":{"rule":"search","key":"user:secret","cost":2}}`); answer["id"] != "" || answer.object("decision")["allowed"] != false {
-		t.Errorf("a reservation that does not fit: %v; want a denial without an id", answer)
+		t.Errorf("a Reserve of more units than are left: %v; want a denial without an id", answer)
 	}
 }
 
@@ -232,7 +233,7 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 		t.Helper()
 		w := s.send(callerToken, "/v1/settle", `{"id":"`+id+`","actual":1}`)
 		if w.Code != want || want == 503 && (!strings.Contains(w.Body.String(), "send the call again") || w.Header().Get("Retry-After") != "1") {
-			t.Errorf("a settle: %d %s; want %d", w.Code, w.Body, want)
+			t.Errorf("a Settle: %d %s; want status %d, and for 503 a remedy and Retry-After: 1", w.Code, w.Body, want)
 		}
 	}
 	isDown = true
@@ -243,7 +244,7 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 	isReplyLost = false
 	settle(200)
 	if n := s.left(check, "search.minute"); n != 2 {
-		t.Errorf("%d left; want 2: corrected once", n)
+		t.Errorf("%d units are left; want 2, because the correction is made once", n)
 	}
 }
 
@@ -256,55 +257,55 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 		t.Fatalf("%v, %v; want two holds of a minute", first, second)
 	}
 	if again := acquire(`,"holder":"job-2"`); again["id"] == "" || again.object("decision")["allowed"] != true {
-		t.Errorf("the same holder: %v; want its slot again", again)
+		t.Errorf("a second Acquire of the holder job-2: %v; want that it is allowed, with the slot that job-2 has", again)
 	}
 	if third := acquire(""); third["id"] != "" || third.object("decision")["allowed"] != false || third.object("decision")["retry_after_ms"] != 1000.0 {
-		t.Errorf("a third: %v; want a denial", third)
+		t.Errorf("a third hold: %v; want a denial with a retry after 1 s", third)
 	}
 	renew := func(hold object, want bool) {
 		t.Helper()
 		if answer := s.call("/v1/renew", `{"id":"`+hold["id"].(string)+`"}`); answer["is_held"] != want {
-			t.Errorf("renewed: %v; want is_held %t", answer, want)
+			t.Errorf("Renew: %v; want is_held %t", answer, want)
 		}
 	}
 	s.clock.advance(40 * time.Second)
 	renew(first, true)
-	s.clock.advance(40 * time.Second) // the slot of the second has ended
+	s.clock.advance(40 * time.Second) // the second hold, which was not renewed, has expired
 	third := acquire("")
 	renew(first, true)
 	renew(second, false)
 	for range 2 {
 		s.call("/v1/release", `{"id":"`+third["id"].(string)+`"}`)
 	}
-	renew(second, true) // it takes the slot that the third returned
+	renew(second, true) // the renewal takes the slot that the third hold returned
 	if fourth := acquire(""); fourth["id"] != "" {
-		t.Errorf("a fourth: %v; want a denial: one slot was released once", fourth)
+		t.Errorf("a fourth hold: %v; want a denial, because the two releases returned one slot", fourth)
 	}
 	for body, want := range map[string]string{
 		`{"check":{"rule":"search","key":"user:1"}}`:                                           "no in_flight limit applies",
 		`{"check":{"rule":"jobs","key":"user:1","request_id":"a"}}`:                            "check.request_id: write a holder instead",
 		`{"check":{"rule":"jobs","key":"user:1"},"holder":"` + strings.Repeat("a", 129) + `"}`: "holder: it is longer than 128 characters",
-		`{"check":{"rule":"jobs","key":"user:1","cost":0}}`:                                    "check.cost: it is the number of slots",
+		`{"check":{"rule":"jobs","key":"user:1","cost":0}}`:                                    "check.cost: the cost is the number of slots",
 		`{"check":{"attributes":{"path":"/free"}}}`:                                            "no in_flight limit applies",
 	} {
 		if w := s.send(callerToken, "/v1/acquire", body); w.Code != 400 && w.Code != 409 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+			t.Errorf("an Acquire with %.100s: %d %s; want status 400 or 409 with %q", body, w.Code, w.Body, want)
 		}
 	}
 	stated := s.call("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
 	if stated["expires_in_ms"] != 5000.0 {
-		t.Errorf("stated slots: %v; want 5 s", stated)
+		t.Errorf("a hold of a stated limit: %v; want that it expires in 5 s", stated)
 	}
 	s.call("/v1/release", `{"id":"`+stated["id"].(string)+`"}`)
 	if n := s.left(`{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000}]}`, "in-flight"); n != 1 {
 		t.Errorf("%d slots are free after the release; want 1", n)
 	}
 	if n := s.left(`{"key":"b","limits":[{"rate":"9/h"}]}`, "hour"); n != 8 {
-		t.Errorf("%d units are left of the rate; want 8: it is spent", n)
+		t.Errorf("%d units of the rate are left after the release; want 8, because a release does not refund them", n)
 	}
 }
 
-// A reservation with slots returns them when it is settled.
+// A Settle returns the slots of its reservation.
 func TestSettleReturnsTheSlotsOfAReservation(t *testing.T) {
 	s := newService(t)
 	const check = `{"key":"b","limits":[{"in_flight":1},{"rate":"9/h"}]}`
@@ -324,19 +325,19 @@ func TestResetClearsUsage(t *testing.T) {
 	s.call("/v1/check", `{"rule":"search","key":"user:2","cost":3}`)
 	for _, token := range []string{"", callerToken} {
 		if w := s.send(token, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != http.StatusUnauthorized && w.Code != http.StatusForbidden {
-			t.Errorf("with token %q: %d %s; want 401 or 403", token, w.Code, w.Body)
+			t.Errorf("a Reset with token %q: %d %s; want 401 or 403", token, w.Code, w.Body)
 		}
 	}
 	s.call("/v1/reset", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
 	if one, two := s.left(`{"rule":"search","key":"user:1"}`, "search.day"), s.left(`{"rule":"search","key":"user:2"}`, "search.day"); one != 10 || two != 7 {
-		t.Errorf("%d and %d units are left; want 10 and 7", one, two)
+		t.Errorf("user:1 has %d units left and user:2 has %d; want 10 and 7", one, two)
 	}
 	if w := s.send(operatorToken, "/v1/reset", `{"attributes":{"path":"/free"}}`); w.Code != 409 || !strings.Contains(w.Body.String(), "no limit applies") {
-		t.Errorf("without a limit: %d %s; want 409", w.Code, w.Body)
+		t.Errorf("a Reset of a request without limits: %d %s; want 409", w.Code, w.Body)
 	}
 	outage := newServiceOf(t, rules, failingStore(penstock.ReasonTimeout))
 	if w := outage.send(operatorToken, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != 503 {
-		t.Errorf("without the store: %d %s; want 503", w.Code, w.Body)
+		t.Errorf("a Reset while the store fails: %d %s; want 503", w.Code, w.Body)
 	}
 }
 
@@ -348,20 +349,21 @@ func TestExplainListsChargesWithoutCharging(t *testing.T) {
 	}
 	charges := answer.list("charges")
 	if len(charges) != 2 || charges[1]["limit"] != "search.day" || charges[1]["key"] != "user:1" || charges[1]["cost"] != 1.0 || charges[1]["on_failure"] != "local" {
-		t.Errorf("the charges are %v; want two, the second of search.day", charges)
+		t.Errorf("the charges are %v; want two, the second of 1 unit for search.day under user:1", charges)
 	}
 	if answer := s.call("/v1/explain", `{"attributes":{"path":"/search","address":"192.0.2.66"}}`); answer["list"] != "deny" || len(answer.list("charges")) != 0 {
-		t.Errorf("on the deny list: %v; want list deny, and no charges", answer)
+		t.Errorf("a client on the deny list: %v; want list deny, and no charges", answer)
 	}
 	if answer := s.call("/v1/explain", `{"rule":"jobs","key":"user:1"}`); len(answer.list("charges")) != 1 {
-		t.Errorf("a rule by its name: %v; want one charge", answer)
+		t.Errorf("a request that names a rule: %v; want one charge", answer)
 	}
 	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.day"); n != 10 || len(s.events) != 0 {
-		t.Errorf("%d units are left, and %d events; want 10 and none", n, len(s.events))
+		t.Errorf("%d units are left, and there are %d events; want 10 units and no event", n, len(s.events))
 	}
 }
 
-// On a Cluster, the keys of a reservation are in several slots. Each key is corrected once.
+// A reservation with several keys is corrected once under each key, also on a Cluster, where the
+// keys are in several hash slots.
 func TestAReservationOfSeveralKeysIsCorrectedOnce(t *testing.T) {
 	const text = `
 rules:
@@ -403,8 +405,8 @@ rules:
 // A settle corrects once, even with the guards of penstock serve: leases, split counters and the
 // deny cache.
 func TestSettleCorrectsOnceWithGuards(t *testing.T) {
-	for _, more := range []string{"", ", lease: 50", ", split_into: 4"} { // more settings of the limit
-		compiled := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: hour, rate: 1000/h`+more+`}]}]`)
+	for _, settings := range []string{"", ", lease: 50", ", split_into: 4"} { // of the limit
+		compiled := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: hour, rate: 1000/h`+settings+`}]}]`)
 		store, err := guard.Standard(memstore.New(memstore.Options{Now: newClock().Now}), guard.Options{Limits: compiled.Settings, Instances: 1})
 		if err != nil {
 			t.Fatal(err)
@@ -421,22 +423,22 @@ func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 		s := &testService{TB: t, Service: service}
 		const check = `{"rule":"tokens","key":"user:1","cost":200}`
 		id := s.reserve(`{"check":` + check + `}`)
-		s.call("/v1/check", `{"rule":"tokens","key":"user:1","cost":2000}`) // a denial that the deny cache remembers
+		s.call("/v1/check", `{"rule":"tokens","key":"user:1","cost":2000}`) // a denial that the deny cache keeps
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() { s.call("/v1/settle", `{"id":"`+id+`","actual":150}`) })
 		}
 		all.Wait()
 		if n := s.left(check, "tokens.hour"); n != 850 {
-			t.Errorf("with %q, %d units are left; want 850", more, n)
+			t.Errorf("with the settings %q, %d units are left; want 850", settings, n)
 		}
 		for i, want := range []bool{false, true, true} {
 			if answer := s.call("/v1/check", `{"rule":"tokens","key":"user:1","cost":50,"request_id":"a"}`); answer["is_repeat"] != want {
-				t.Errorf("with %q, call %d: %v; want repeat %t", more, i, answer, want)
+				t.Errorf("with the settings %q, call %d: %v; want is_repeat %t", settings, i, answer, want)
 			}
 		}
 		if n := s.left(check, "tokens.hour"); n != 800 {
-			t.Errorf("with %q, %d units are left after repeats; want 800", more, n)
+			t.Errorf("with the settings %q, %d units are left after the repeats; want 800", settings, n)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// description is the OpenAPI file. Responses are checked against it.
+// description is the OpenAPI file, as far as checkResponse needs it.
 var description = func() (d struct {
 	Paths      map[string]map[string]struct{ Responses map[string]response }
 	Components struct{ Schemas map[string]map[string]any }
@@ -24,8 +24,8 @@ type response struct {
 	Content map[string]struct{ Schema map[string]any }
 }
 
-// fitsDescription checks a response against the OpenAPI file. The tests check each response.
-func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
+// checkResponse checks a response against the OpenAPI file.
+func checkResponse(t testing.TB, path string, w *httptest.ResponseRecorder) {
 	t.Helper()
 	path, _, _ = strings.Cut(path, "?")
 	operation, ok := description.Paths[path]
@@ -47,15 +47,16 @@ func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
 		t.Errorf("%s: the response is not JSON: %v: %s", path, err, w.Body)
 		return
 	}
-	if err := fits(content.Schema, value, "the answer"); err != nil {
+	if err := checkValue(content.Schema, value, "the answer"); err != nil {
 		t.Errorf("%s: the response differs from the OpenAPI file: %v: %s", path, err, w.Body)
 	}
 }
 
-// fits checks a value against the parts of JSON Schema that answers have.
-func fits(schema map[string]any, value any, at string) error {
+// checkValue checks a value against a schema. It knows the parts of JSON Schema that the schemas of
+// responses use. at is the place of the value, for errors.
+func checkValue(schema map[string]any, value any, at string) error {
 	if name, ok := schema["$ref"].(string); ok {
-		return fits(description.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")], value, at)
+		return checkValue(description.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")], value, at)
 	}
 	if enum, ok := schema["enum"].([]any); ok && !slices.Contains(enum, value) {
 		return fmt.Errorf("%s is %v; it may be one of %v", at, value, enum)
@@ -74,7 +75,7 @@ func fits(schema map[string]any, value any, at string) error {
 	case []any:
 		hasType = schema["type"] == "array"
 		for i, one := range v {
-			if err := fits(schema["items"].(map[string]any), one, fmt.Sprintf("%s[%d]", at, i)); err != nil {
+			if err := checkValue(schema["items"].(map[string]any), one, fmt.Sprintf("%s[%d]", at, i)); err != nil {
 				return err
 			}
 		}
@@ -86,7 +87,7 @@ func fits(schema map[string]any, value any, at string) error {
 			if !ok {
 				return fmt.Errorf("%s has the field %s, which is not described", at, name)
 			}
-			if err := fits(property, one, at+"."+name); err != nil {
+			if err := checkValue(property, one, at+"."+name); err != nil {
 				return err
 			}
 		}
@@ -103,7 +104,7 @@ func fits(schema map[string]any, value any, at string) error {
 	return nil
 }
 
-// The check of responses itself finds errors.
+// checkValue finds errors in responses.
 func TestSchemaCheckFindsWrongResponses(t *testing.T) {
 	schema := map[string]any{"$ref": "#/components/schemas/AcquireResponse"}
 	for text, want := range map[string]string{
@@ -119,8 +120,8 @@ func TestSchemaCheckFindsWrongResponses(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &value); err != nil {
 			t.Fatal(err)
 		}
-		if err := fits(schema, value, "the answer"); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v; want %q", text, err, want)
+		if err := checkValue(schema, value, "the answer"); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: the error is %v; want %q", text, err, want)
 		}
 	}
 }

@@ -21,17 +21,17 @@ import (
 // JSON are short, because the ticket is a part of the id.
 type ticket struct {
 	Name    string         `json:"n"` // unique
-	Expires int64          `json:"e"` // Unix ms
-	TTL     int64          `json:"t"` // ms, of a reservation
+	Expires int64          `json:"e"` // of a reservation: Unix ms
+	TTL     int64          `json:"t"` // of a reservation: ms
 	Charges []ticketCharge `json:"c,omitempty"`
 }
 
 // A ticketCharge is a charge that a store has granted.
 type ticketCharge struct {
-	Rule    string `json:"r,omitempty"` // of the policy; empty for a stated limit
-	Limit   string `json:"l,omitempty"`
+	Rule    string `json:"r,omitempty"` // empty for a stated limit
+	Limit   string `json:"l,omitempty"` // empty for a stated limit
 	Variant int    `json:"v,omitempty"` // the index of the plan in policy.Limit.Variants
-	Spec    *spec  `json:"s,omitempty"` // of a stated limit
+	Spec    *spec  `json:"s,omitempty"` // nil for a limit of the policy
 	Key     string `json:"k"`
 	Cost    int64  `json:"u"`
 	Holder  string `json:"h,omitempty"`
@@ -45,8 +45,8 @@ const (
 	holdKind        = "hold"
 )
 
-// maxTicket is the length of the longest id, in bytes.
-const maxTicket = 16 << 10
+// maxTicketID is the length of the longest id, in bytes.
+const maxTicketID = 16 << 10
 
 type sealer struct{ aead cipher.AEAD }
 
@@ -63,7 +63,7 @@ func newSealer(secret []byte) *sealer {
 	return &sealer{aead}
 }
 
-// seal makes the id of a ticket.
+// seal encrypts a ticket and returns its id. The kind is authenticated with it.
 func (s *sealer) seal(kind string, t *ticket) (string, error) {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -72,12 +72,12 @@ func (s *sealer) seal(kind string, t *ticket) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
 }
 
-// open reads the id of a ticket.
+// open returns the ticket of an id. It fails if the id is of another kind or of another secret.
 func (s *sealer) open(kind, id string) (*ticket, error) {
 	const remedy = "; write the id of a %s as the service gave it"
 	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }
-	if id == "" || len(id) > maxTicket {
-		return nil, invalid("id", "it has %d bytes, the longest %d"+remedy, len(id), maxTicket, kind)
+	if id == "" || len(id) > maxTicketID {
+		return nil, invalid("id", "it has %d bytes, and not 1 to %d"+remedy, len(id), maxTicketID, kind)
 	}
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(id)
 	if err != nil {
@@ -136,7 +136,7 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
 	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
 	if c.Spec != nil {
-		stated, err := s.stated.of(*c.Spec, "limits")
+		stated, err := s.stated.limitOf(*c.Spec, "limits")
 		if err != nil {
 			return charge, nil, false
 		}
@@ -147,7 +147,7 @@ func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstoc
 	if limit == nil {
 		return charge, nil, false
 	}
-	charge.Plan = limit.Variants[min(c.Variant, len(limit.Variants)-1)]
+	charge.Plan = limit.Variants[min(c.Variant, len(limit.Variants)-1)] // after a reload there may be fewer
 	return charge, limit, true
 }
 

@@ -16,8 +16,8 @@ type Options struct {
 	// CallerToken authenticates callers. Default: none.
 	CallerToken []byte
 
-	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Default:
-	// none, and all calls of these are refused.
+	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Default: none,
+	// so that all calls of Peek, Reset and Explain are refused.
 	OperatorToken []byte
 
 	// AllowAnonymous accepts calls without a token. It is for listeners that only trusted programs
@@ -25,13 +25,13 @@ type Options struct {
 	// still need the operator token.
 	AllowAnonymous bool
 
-	// AllowStatedLimits accepts limits that callers state in their requests. The counters have the
-	// group policy.StatedGroup. Default: only the limits of the policy.
+	// AllowStatedLimits accepts limits that callers state in their requests. Their counters are in the
+	// group policy.StatedGroup. Default: callers can only use the limits of the policy.
 	AllowStatedLimits bool
 
-	// AuthFailed is called for each call over HTTP that is refused for its token. Callers can cause
-	// this at will, so log it at a bounded rate. Many goroutines call it at once. It must be quick.
-	// Default: none.
+	// AuthFailed is called for each call over HTTP that is refused because its token is missing, wrong
+	// or insufficient. Anyone can send such calls, so log them at a bounded rate. Many goroutines may
+	// call AuthFailed at the same time, and it must be quick. Default: none.
 	AuthFailed func(AuthFailure)
 
 	// Secret encrypts the ids of reservations and holds. Processes with the same secret can settle
@@ -39,12 +39,12 @@ type Options struct {
 	// bytes. Default: a random secret.
 	Secret []byte
 
-	// Parallel is how many requests of a batch are decided at once. A redisstore then decides many
-	// requests in one script call. 1 is best for a memstore. Default: 64.
+	// Parallel is how many requests of a batch are decided at the same time. A redisstore then decides
+	// many requests in one script call. 1 is best for a memstore. Default: 64.
 	Parallel int
 
-	// MaxParallel is how many requests are decided at once in all batches together, in addition to
-	// one in each batch. Default: 1,024.
+	// MaxParallel is how many goroutines all batches together may start to decide requests. The
+	// goroutine that called CheckBatch also decides requests, and is not counted. Default: 1,024.
 	MaxParallel int
 }
 
@@ -53,8 +53,8 @@ const (
 	defaultMaxParallel = 1024
 )
 
-// A Service implements the calls of the API. Make one with New. Many goroutines may use it at
-// once.
+// A Service implements the calls of the API. Make one with New. Many goroutines may use it at the
+// same time.
 type Service struct {
 	store      penstock.Store
 	controller *admission.Controller
@@ -63,11 +63,11 @@ type Service struct {
 	stated     *statedLimits
 	sealer     *sealer
 
-	parallel atomic.Int64 // goroutines that decide requests of batches
+	parallel atomic.Int64 // goroutines that batches have started; at most MaxParallel
 }
 
-// New makes a Service. The controller decides requests. The store must be the one that the
-// controller has, with its guards. It gets the corrections of Settle. An error wraps
+// New makes a Service. The controller decides requests. Settle, Renew, Release and Reset call the
+// store directly, so it must be the controller's store, with the guards around it. An error wraps
 // penstock.ErrInvalid.
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Service, error) {
 	if store == nil || controller == nil {

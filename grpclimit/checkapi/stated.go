@@ -1,6 +1,7 @@
 package checkapi
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// StatedAlgorithms are the algorithms of limits that callers state. Events have their titles.
+// StatedAlgorithms returns the algorithms that a limit may have if a caller states it.
 func StatedAlgorithms() []*algorithm.Algorithm {
 	return []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog, penstock.Concurrency}
 }
@@ -22,16 +23,17 @@ func StatedAlgorithms() []*algorithm.Algorithm {
 // The bounds of limits that callers state.
 const (
 	maxStated      = 16                // limits of one request
-	maxRate        = 64                // bytes of the text of a rate
-	maxUnits       = 1_000_000_000_000 // of a burst
-	maxEntries     = 10_000            // units of a limit that keeps an entry for each unit: the time of a call grows with them
+	maxRateText    = 64                // bytes
+	maxBurst       = 1_000_000_000_000 // units
+	maxEntries     = 10_000            // units of a limit that keeps an entry for each unit, which makes calls slower
 	minSlotTTL     = time.Second
 	maxSlotTTL     = 24 * time.Hour
 	defaultSlotTTL = time.Minute
-	maxPlans       = 1024 // in the cache; about 500 kB
+	maxCached      = 1024 // compiled limits in the cache; about 500 kB
 )
 
-// A spec is a limit as a caller states it. The names in JSON are short, because an id contains it.
+// A spec is a limit as a caller states it. The names in JSON are short, because the id of a
+// reservation or hold contains the spec.
 type spec struct {
 	Name      string `json:"n,omitempty"`
 	Rate      string `json:"r,omitempty"`
@@ -48,9 +50,10 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches compiled limits. To compile a dropped limit again takes a few microseconds.
+// statedLimits caches the compiled limits. It drops any of them when it is full: compiling one
+// again takes a few microseconds.
 type statedLimits struct {
-	rule *policy.Rule
+	rule *policy.Rule // the rule of all stated limits in events
 
 	mu     sync.RWMutex
 	bySpec map[spec]*statedLimit
@@ -64,8 +67,8 @@ func specOf(l *penstockv1.Limit) spec {
 	return spec{l.GetName(), l.GetRate(), l.GetBurst(), l.GetAlgorithm(), l.GetInFlight(), l.GetTtlMs()}
 }
 
-// of returns the compiled limit of a spec. The error names the field.
-func (s *statedLimits) of(spec spec, field string) (*statedLimit, error) {
+// limitOf returns the compiled limit of a spec. The error names the field.
+func (s *statedLimits) limitOf(spec spec, field string) (*statedLimit, error) {
 	s.mu.RLock()
 	known := s.bySpec[spec]
 	s.mu.RUnlock()
@@ -79,7 +82,7 @@ func (s *statedLimits) of(spec spec, field string) (*statedLimit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for dropped := range s.bySpec {
-		if len(s.bySpec) < maxPlans {
+		if len(s.bySpec) < maxCached {
 			break
 		}
 		delete(s.bySpec, dropped)
@@ -107,17 +110,17 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 	}}, nil
 }
 
-// limit reads a spec.
+// limit returns the limit that a spec states.
 func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	switch {
 	case s.Rate == "" && s.InFlight == 0:
 		return limit, invalid(field+".rate", "it is missing; write one such as 100/s")
 	case s.Rate != "" && s.InFlight != 0:
-		return limit, invalid(field, "it has a rate and in_flight; write two limits")
-	case len(s.Rate) > maxRate:
-		return limit, invalid(field+".rate", "it is longer than %d bytes; write one such as 100/s", maxRate)
-	case s.Burst < 0 || s.Burst > maxUnits:
-		return limit, invalid(field+".burst", "write 1 to %d", int64(maxUnits))
+		return limit, invalid(field, "it has both rate and in_flight; write two limits")
+	case len(s.Rate) > maxRateText:
+		return limit, invalid(field+".rate", "it is longer than %d bytes; write one such as 100/s", maxRateText)
+	case s.Burst < 0 || s.Burst > maxBurst:
+		return limit, invalid(field+".burst", "write 1 to %d", int64(maxBurst))
 	case s.InFlight < 0 || s.InFlight > maxEntries:
 		return limit, invalid(field+".in_flight", "write 1 to %d", maxEntries)
 	}
@@ -136,7 +139,7 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	return limit, err
 }
 
-// slots reads a spec with in_flight.
+// slots returns the limit of a spec that has in_flight.
 func (s spec) slots(field string) (limit penstock.Limit, err error) {
 	ttl := defaultSlotTTL
 	if s.TTL != 0 {
@@ -144,23 +147,23 @@ func (s spec) slots(field string) (limit penstock.Limit, err error) {
 	}
 	switch {
 	case s.Burst != 0 || s.Algorithm != "":
-		return limit, invalid(field, "in_flight has no burst and no algorithm; remove them")
+		return limit, invalid(field, "a limit with in_flight has no burst and no algorithm; remove them")
 	case ttl < minSlotTTL || ttl > maxSlotTTL:
 		return limit, invalid(field+".ttl_ms", "write %d to %d", minSlotTTL.Milliseconds(), maxSlotTTL.Milliseconds())
 	}
 	return penstock.InFlight(s.InFlight, ttl), nil
 }
 
-// rate reads a spec with a rate.
+// rate returns the limit of a spec that has a rate.
 func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	if limit, err = penstock.ParseRate(s.Rate); err != nil {
 		return limit, invalid(field+".rate", "%s", withoutKind(err))
 	}
 	switch {
 	case s.TTL != 0:
-		return limit, invalid(field+".ttl_ms", "only in_flight has it; remove it")
+		return limit, invalid(field+".ttl_ms", "only a limit with in_flight has a ttl_ms; remove it")
 	case s.Burst > 0 && limit.Burst > 0 && s.Burst != limit.Burst:
-		return limit, invalid(field+".burst", "the rate has another burst; remove one of them")
+		return limit, invalid(field+".burst", "the text of the rate states another burst; remove one of them")
 	case s.Burst > 0:
 		limit.Burst = s.Burst
 	}
@@ -178,8 +181,8 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	return limit, invalid(field+".algorithm", "it is unknown; write one of %s", strings.Join(titles, ", "))
 }
 
-// withoutKind removes the prefix of ErrInvalid from the text of an error, because a failure has a
-// code.
+// withoutKind returns the text of an error without the prefix of ErrInvalid. The code of a failure
+// has the same meaning.
 func withoutKind(err error) string {
 	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 }
@@ -187,8 +190,8 @@ func withoutKind(err error) string {
 // milliseconds converts a number of milliseconds. A number that is too large becomes the longest
 // duration.
 func milliseconds(n int64) time.Duration {
-	const most = int64(1<<63-1) / int64(time.Millisecond)
-	return time.Duration(min(n, most)) * time.Millisecond
+	const longest = math.MaxInt64 / int64(time.Millisecond)
+	return time.Duration(min(n, longest)) * time.Millisecond
 }
 
 var errNoStated = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or start the service with allow-stated-limits")

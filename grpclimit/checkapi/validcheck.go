@@ -23,14 +23,14 @@ const (
 // isLonger tells whether a text has more than n characters.
 func isLonger(text string, n int) bool { return len(text) > n && utf8.RuneCountInString(text) > n }
 
-// A purpose is what a call does besides the decision.
+// A purpose is the kind of call that a check is for.
 type purpose uint8
 
 const (
-	deciding  purpose = iota // nothing else
-	reserving                // a Settle corrects the charges later
-	acquiring                // a Release returns the slots later
-	operating                // Peek, Reset and Explain charge nothing
+	deciding  purpose = iota // Check and CheckBatch: the call only decides
+	reserving                // Reserve: a Settle corrects the charges later
+	acquiring                // Acquire: a Release returns the slots later
+	operating                // Peek, Reset and Explain: the call charges nothing
 )
 
 // A validCheck is a validated CheckRequest. One of attributes, named and direct is set.
@@ -38,9 +38,9 @@ type validCheck struct {
 	attributes *attributes
 	named      *policy.NamedCall
 	direct     *policy.DirectCall
-	specs      []spec // of the charges of direct
+	specs      []spec // of the charges of direct, in the same order
 	rules      *policy.Rules
-	id         string
+	id         string // the request_id
 	purpose    purpose
 }
 
@@ -117,14 +117,14 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 	case !s.options.AllowStatedLimits:
 		return errNoStated
 	case len(r.Limits) > maxStated:
-		return invalid(field+"limits", "there are %d; the most is %d", len(r.Limits), maxStated)
+		return invalid(field+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxStated)
 	case r.GetKey() == "":
-		return invalid(field+"key", "it is missing; write whose limits they are, such as user:42")
+		return invalid(field+"key", "it is missing; name the client whom the limits are for, such as user:42")
 	}
 	check.direct = new(policy.DirectCall)
 	for i, l := range r.Limits {
 		at := fmt.Sprintf("%slimits[%d]", field, i)
-		stated, err := s.stated.of(specOf(l), at)
+		stated, err := s.stated.limitOf(specOf(l), at)
 		if err != nil {
 			return err
 		}
@@ -149,16 +149,16 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 
 // The reasons why a call cannot enforce a limit.
 var (
-	errSlots  = errors.New("it is an in_flight limit, whose slot must be returned; call Acquire")
-	errStatus = errors.New("its on_status needs the status of the response; call Reserve, and send it with Settle")
-	errActual = errors.New("its cost.actual is known after the response; call Reserve, and send it with Settle")
-	errNoSlot = errors.New("no in_flight limit applies to the request, so there is no slot to hold; call Check")
+	errInFlight   = errors.New("it is an in_flight limit, whose slot must be returned; call Acquire")
+	errOnStatus   = errors.New("its on_status needs the status of the response; call Reserve, and send the status with Settle")
+	errCostActual = errors.New("its cost.actual is known after the response; call Reserve, and send the actual cost with Settle")
+	errCostBody   = errors.New("it charges by the size of the body; write attributes.body_size")
 
-	errManyLimits = errors.New("too many limits apply to the request: Settle needs a charge of its own; call Check")
-	errBodySize   = errors.New("it charges by the size of the body; state attributes.body_size")
+	errNoSlot     = errors.New("no in_flight limit applies to the request, so there is no slot to hold; call Check")
+	errManyLimits = fmt.Errorf("%d limits apply to the request, so a batch has no room for the extra charge of Settle; call Check", penstock.MaxCharges)
 )
 
-// checkLimit returns an error if the call cannot enforce a limit.
+// checkLimit returns an error that names the limit if the call cannot enforce it.
 func (check *validCheck) checkLimit(l *policy.Limit) error {
 	if why := check.obstacleTo(l); why != nil {
 		return fmt.Errorf("limit %s: %w", l.Policy, why)
@@ -166,24 +166,29 @@ func (check *validCheck) checkLimit(l *policy.Limit) error {
 	return nil
 }
 
-// obstacleTo returns why the call cannot enforce a limit, or nil.
+// obstacleTo returns the reason why the call cannot enforce a limit, or nil if it can.
 func (check *validCheck) obstacleTo(l *policy.Limit) error {
-	switch canReturn := check.purpose == acquiring || check.purpose == reserving; {
-	case check.purpose == operating:
+	if check.purpose == operating {
 		return nil
-	case l.Variants[0].Algorithm().NeedsHolder() && !canReturn:
-		return errSlots
-	case l.Status != nil && check.purpose != reserving:
-		return errStatus
-	case l.CostHeader != "" && check.attributes != nil && check.purpose != reserving:
-		return errActual
-	case l.Cost.Body > 0 && check.attributes != nil && check.attributes.bodySize < 0:
-		return errBodySize
+	}
+	canSettle := check.purpose == reserving
+	canReturnSlots := canSettle || check.purpose == acquiring
+	switch {
+	case l.Variants[0].Algorithm().NeedsHolder() && !canReturnSlots:
+		return errInFlight
+	case l.Status != nil && !canSettle:
+		return errOnStatus
+	case check.attributes == nil: // the caller states the cost
+		return nil
+	case l.CostHeader != "" && !canSettle:
+		return errCostActual
+	case l.Cost.Body > 0 && check.attributes.bodySize < 0:
+		return errCostBody
 	}
 	return nil
 }
 
-// checkLimits returns an error if the call cannot enforce the limits that apply.
+// checkLimits returns an error if the call cannot enforce all limits that apply to the request.
 func (check *validCheck) checkLimits(limits []*policy.Limit) error {
 	hasSlot := false
 	for _, l := range limits {
