@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	minCertificateLife = 14 * 24 * time.Hour
+	minCertificateLife = 14 * 24 * time.Hour    // until a server's certificate expires
 	maxCachedScripts   = 500                    // a larger cache has scripts of other programs, which may evict ours
 	maxMemoryShare     = 80                     // % of maxmemory
 	maxConnectionShare = 80                     // % of maxclients
 	maxFork            = 100 * time.Millisecond // decisions wait while the server forks
-	maxLagBytes        = 1 << 20
-	maxLagSeconds      = 10
-	minRedis           = 7.0
-	minValkey          = 7.2
+	maxLagBytes        = 1 << 20                // that a replica has not received
+	maxLagSeconds      = 10                     // since a replica's latest answer
+	minRedis           = 7.0                    // version
+	minValkey          = 7.2                    // version
 )
 
 // checkReach reports which servers can be reached.
@@ -122,7 +122,8 @@ func plain(err error) string {
 
 func (d *doctor) checkVersion(s *server) {
 	c := Check{Name: "version", Server: s.address, Status: OK, Summary: s.version(), Facts: map[string]any{"version": s.version()}}
-	number, _ := strconv.ParseFloat(majorMinor(strings.Fields(s.version())[1:]), 64)
+	_, digits, _ := strings.Cut(s.version(), " ")
+	number, _ := strconv.ParseFloat(majorMinor(digits), 64)
 	least, name := minRedis, "Redis 7.0"
 	if s.isValkey() {
 		least, name = minValkey, "Valkey 7.2"
@@ -134,11 +135,9 @@ func (d *doctor) checkVersion(s *server) {
 	d.add(c)
 }
 
-func majorMinor(version []string) string {
-	if len(version) == 0 {
-		return ""
-	}
-	parts := strings.SplitN(version[0], ".", 3)
+// majorMinor returns the first two numbers of a version, such as 7.2 for 7.2.4.
+func majorMinor(version string) string {
+	parts := strings.SplitN(version, ".", 3)
 	return strings.Join(parts[:min(2, len(parts))], ".")
 }
 
@@ -257,7 +256,8 @@ func (d *doctor) checkMemory(s *server) {
 // maxMemoryCommand returns the command that at least doubles a server's maxmemory. All checks of a
 // run suggest the same number.
 func maxMemoryCommand(s *server) string {
-	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), 64<<20))
+	const least = 64 << 20 // bytes
+	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), least))
 }
 
 func percent(part, whole int64) int64 {
@@ -396,7 +396,8 @@ func (d *doctor) judgePrimary(s *server) {
 		line := s.info["slave"+strconv.FormatInt(i, 10)]
 		replicated, _ := strconv.ParseInt(part(line, "offset"), 10, 64)
 		lag, _ := strconv.ParseInt(part(line, "lag"), 10, 64)
-		if state := part(line, "state"); state != "online" || lag > maxLagSeconds || offset-replicated > maxLagBytes {
+		state := part(line, "state")
+		if isBehind := lag > maxLagSeconds || offset-replicated > maxLagBytes; isBehind || state != "online" {
 			c.Status = Warning
 			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
 			c.Why, c.Remedy = "after a failover, clients may use again the units that the replica has not received", "see the replica's log and its network"

@@ -63,13 +63,14 @@ func (d *doctor) checkClocks(ctx context.Context) {
 	}
 	apart := most.offset.by - least.offset.by
 	margin := most.offset.margin + least.offset.margin
-	if apart-margin < clockTolerance {
+	leastApart := apart - margin
+	if leastApart < clockTolerance {
 		return
 	}
 	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(margin)),
 		Why: "at a failover the clock jumps by this difference: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
 		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": margin.Microseconds()}}
-	if apart-margin >= clockFault {
+	if leastApart >= clockFault {
 		c.Status = Failed
 	}
 	d.add(c)
@@ -83,10 +84,10 @@ func (d *doctor) judgeClock(s *server) {
 		side = "behind"
 	}
 	c.Summary = fmt.Sprintf("%v ± %v %s this machine's clock", rounded(by), rounded(s.offset.margin), side)
-	switch over := by - s.offset.margin; {
-	case over >= clockFault:
+	switch least := by - s.offset.margin; { // the clocks differ by at least this much
+	case least >= clockFault:
 		c.Status = Failed
-	case over >= clockSkew:
+	case least >= clockSkew:
 		c.Status = Warning
 	}
 	if c.Status != OK {

@@ -81,7 +81,7 @@ func (d *doctor) probeKey(s *server) (string, bool) {
 	if d.kind != "cluster" || s.ranges == nil {
 		return "doctor", true
 	}
-	for i := range 4 * hashslot.Slots {
+	for i := range 4 * hashslot.Slots { // enough keys to find one even if the server has few slots
 		key := "doctor-" + strconv.Itoa(i)
 		name, err := redisstore.KeyOf(penstock.Charge{Key: key, Plan: probe}, d.Keys)
 		if err == nil && s.hasSlot(hashslot.Of([]byte(name))) {
@@ -94,7 +94,8 @@ func (d *doctor) probeKey(s *server) (string, bool) {
 // decide makes decisions and returns how long each took, except the first, which loads the script.
 func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string) (times []time.Duration, err error) {
 	begin := time.Now()
-	for i := 0; i <= max(probes/len(d.primaries), minProbes); i++ {
+	most := max(probes/len(d.primaries), minProbes)
+	for i := 0; i <= most; i++ {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		sent := time.Now()
 		_, err := store.Decide(ctx, []penstock.Charge{{Key: key, Plan: probe, Cost: 1}})
@@ -106,7 +107,11 @@ func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string
 		if i > 0 {
 			times = append(times, took)
 		}
-		if spent := time.Since(begin); len(times) >= minProbes && spent > probeBudget || len(times) > 0 && spent > maxBudget {
+		enough := minProbes
+		if time.Since(begin) > maxBudget {
+			enough = 1
+		}
+		if len(times) >= enough && time.Since(begin) > probeBudget {
 			break
 		}
 	}

@@ -18,7 +18,8 @@ func (d *doctor) discover(ctx context.Context) {
 		d.discoverBehindSentinel(ctx)
 		return
 	}
-	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(d.URL[:strings.Index(d.URL, "://")], "cluster")
+	scheme, _, _ := strings.Cut(d.URL, "://")
+	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(scheme, "cluster")
 	var reached *server
 	for _, address := range d.option.InitAddress {
 		s := d.connect(ctx, d.option, address)
@@ -127,25 +128,27 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 		first, _ := fields[0].AsInt64()
 		last, _ := fields[1].AsInt64()
 		for i, field := range fields[2:] { // the primary, then its replicas
+			isPrimary := i == 0
 			parts, err := field.ToArray()
 			if err != nil || len(parts) < 2 {
 				continue
 			}
 			host, _ := parts[0].ToString()
 			port, _ := parts[1].AsInt64()
-			if host == "" { // empty stands for the host of this node
+			if host == "" { // this means the host of the node that replied
 				host = ownHost
 			}
 			address := net.JoinHostPort(host, strconv.FormatInt(port, 10))
 			s := known[address]
 			if s == nil {
 				s = d.member(ctx, address)
-				known[address], s.isReplica = s, i > 0
-				if i == 0 {
+				s.isReplica = !isPrimary
+				known[address] = s
+				if isPrimary {
 					d.primaries = append(d.primaries, s)
 				}
 			}
-			if i == 0 {
+			if isPrimary {
 				s.ranges = append(s.ranges, slotRange{first, last})
 			}
 		}

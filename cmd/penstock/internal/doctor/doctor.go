@@ -32,7 +32,7 @@ type Status string
 // The statuses, from good to bad.
 const (
 	OK      Status = "ok"
-	Unknown Status = "unknown" // the doctor could not read it
+	Unknown Status = "unknown" // the check could not read what it needs
 	Warning Status = "warning" // a risk: decisions may fail, or counters may be lost
 	Failed  Status = "failed"  // a fault: decisions fail, or counters are lost
 )
@@ -44,8 +44,8 @@ type Report struct {
 	Store    string  `json:"store"`
 	Kind     string  `json:"kind"` // single, sentinel or cluster
 	Prefix   string  `json:"prefix"`
-	Status   Status  `json:"status"` // the worst of all checks
-	Commands int64   `json:"commands"`
+	Status   Status  `json:"status"`   // the worst of all checks
+	Commands int64   `json:"commands"` // number of commands that were sent
 	Checks   []Check `json:"checks"`
 }
 
@@ -127,7 +127,7 @@ func (r *Report) Has(least Status) bool { return severity[r.Status] >= severity[
 type doctor struct {
 	Options
 	option    rueidis.ClientOption
-	base      string // prefix of all keys
+	base      string // how all keys begin, such as ps1: the prefix, and 1 for the format
 	kind      string // single, sentinel or cluster
 	servers   []*server
 	sentinels []*server
@@ -161,7 +161,7 @@ func (d *doctor) examine(ctx context.Context) {
 	d.checkClocks(ctx)
 	d.checkReplication()
 	d.checkTopology(ctx)
-	if store, err := d.open(); err == nil { // the options were checked
+	if store, err := d.open(); err == nil { // Run has checked the options, so there is no error
 		defer store.Close()
 		d.checkDecisions(ctx, store)
 		d.checkInstances(ctx, store)

@@ -22,7 +22,8 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m, "penstock/cmd/penstock/internal/doctor") }
 
-// examined returns the report of a run with a long StoreTimeout, because tests run in parallel.
+// examined returns the report of a run. Its StoreTimeout is long, because tests run in parallel.
+// The summaries of instances have the form that the function instances describes.
 func examined(t *testing.T, url string, change ...func(*Options)) *Report {
 	t.Helper()
 	o := Options{URL: url, Name: "the store", StoreTimeout: time.Minute, ReadInstance: func(summary string) (i Instance, err error) {
@@ -66,7 +67,7 @@ func wantGood(t *testing.T, r *Report, kind string) {
 		}
 	}
 	if r.Kind != kind || t.Failed() {
-		t.Errorf("kind %s, want %s:\n%s", r.Kind, kind, r.text())
+		t.Errorf("the kind of the store is %s; want %s. The report is\n%s", r.Kind, kind, r.text())
 	}
 }
 
@@ -79,12 +80,12 @@ func do(t testing.TB, s *redistest.Server, commands ...string) {
 	}
 }
 
-// eventually waits until ok returns nil. After 20 s, the test fails with its error.
-func eventually(t *testing.T, ok func() error) {
+// eventually waits until check returns nil. After 20 s, the test fails with the error of check.
+func eventually(t *testing.T, check func() error) {
 	t.Helper()
 	var err error
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if err = ok(); err == nil {
+		if err = check(); err == nil {
 			return
 		}
 	}
@@ -127,8 +128,9 @@ func TestHealthyServerPassesAllChecks(t *testing.T) {
 		if c := r.worst("instances"); c.Summary != "2 running instances, with the policy abc123" {
 			t.Errorf("the summary of instances is %s; want 2 instances with the policy abc123", c.Summary)
 		}
-		if c := r.worst("keys"); c.Facts["ours"].(int64) < 91 {
-			t.Errorf("the check of keys is %v; want at least 91 keys of penstock", c)
+		const keys = 3*30 + 1 // of 3 limits for 30 users, and of the instances
+		if c := r.worst("keys"); c.Facts["ours"].(int64) < keys {
+			t.Errorf("the check of keys is %v; want at least %d keys of penstock", c, keys)
 		}
 	}
 }
@@ -184,11 +186,13 @@ type fault struct {
 	user    string // name and password in the URL
 }
 
+// commands returns a function that sends the commands to a server.
 func commands(all ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) { t.Helper(); do(t, s, all...) }
 }
 
-// rightsWithout makes the user limiter, which has all rights but some.
+// rightsWithout returns a function that makes the user limiter, who has the rights of doctor except
+// these.
 func rightsWithout(rights ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -204,6 +208,7 @@ func rightsWithout(rights ...string) func(*testing.T, *redistest.Server) {
 	}
 }
 
+// limiter is the user of rightsWithout, as in a URL.
 const limiter = "limiter:secret@"
 
 var faults = []fault{
@@ -266,12 +271,14 @@ func TestEachFaultIsFound(t *testing.T) {
 				change = append(change, f.change)
 			}
 			r := examined(t, "redis://"+f.user+s.Addr, change...)
-			if !slices.ContainsFunc(r.Checks, func(c Check) bool {
+			isFound := func(c Check) bool {
 				// On a busy machine, the pauses of the fault slow become so long that the check fails.
 				hasStatus := c.Status == f.status || f.check == "latency" && c.Status == Failed
-				return c.Name == f.check && hasStatus && strings.Contains(c.Summary, f.summary) && strings.Contains(c.Remedy, f.remedy) && c.Why != "" && c.Remedy != ""
-			}) {
-				t.Errorf("no check %s has the status %s, a summary with %q and a remedy with %q:\n%s", f.check, f.status, f.summary, f.remedy, r.text())
+				hasTexts := strings.Contains(c.Summary, f.summary) && c.Why != "" && c.Remedy != "" && strings.Contains(c.Remedy, f.remedy)
+				return c.Name == f.check && hasStatus && hasTexts
+			}
+			if !slices.ContainsFunc(r.Checks, isFound) {
+				t.Errorf("no check %s has the status %s, a summary with %q, a consequence and a remedy with %q:\n%s", f.check, f.status, f.summary, f.remedy, r.text())
 			}
 			for _, secret := range []string{"s3cret", "secret@", "wr0ng", ">secret"} {
 				if text := r.text() + fmt.Sprintf("%+v", r); strings.Contains(text, secret) {
@@ -299,13 +306,15 @@ func slow(t *testing.T, s *redistest.Server) {
 	runInBackground(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
 }
 
-// runInBackground calls run again and again, in four goroutines, until the test ends.
+// runInBackground calls run again and again, in four goroutines, until the test ends. Each call has
+// another i.
 func runInBackground(t *testing.T, run func(i int)) {
+	const goroutines = 4
 	var isOver atomic.Bool
 	done := make(chan struct{})
-	for g := range 4 {
+	for g := range goroutines {
 		go func() {
-			for i := g; !isOver.Load(); i += 4 {
+			for i := g; !isOver.Load(); i += goroutines {
 				run(i)
 			}
 			done <- struct{}{}
@@ -313,14 +322,14 @@ func runInBackground(t *testing.T, run func(i int)) {
 	}
 	t.Cleanup(func() {
 		isOver.Store(true)
-		for range 4 {
+		for range goroutines {
 			<-done
 		}
 	})
 }
 
-// failSnapshot makes snapshots fail: where the server writes dump.rdb, there is a folder of that
-// name that is not empty.
+// failSnapshot makes snapshots fail: a folder that is not empty has the name dump.rdb, so the
+// server cannot write the file of that name.
 func failSnapshot(t *testing.T, s *redistest.Server) {
 	if err := os.MkdirAll(filepath.Join(filepath.Dir(s.Socket), "dump.rdb", "x"), 0o700); err != nil {
 		t.Fatal(err)
@@ -352,6 +361,7 @@ func lag(t *testing.T, s *redistest.Server) {
 	do(t, s, "SET ps1{key:a}rule "+strings.Repeat("x", 2<<20)+" PX 100000")
 }
 
+// changingScripts fills the script cache with more scripts than a server may have.
 func changingScripts(t *testing.T, s *redistest.Server) {
 	for i := range maxCachedScripts + 1 {
 		if _, err := s.Do("EVAL", fmt.Sprint("return ", i), "0"); err != nil {
@@ -360,7 +370,7 @@ func changingScripts(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// connections limits the server to 10 connections, and opens n of them.
+// connections returns a function that limits the server to 10 connections, and opens n of them.
 func connections(n int) func(t *testing.T, s *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -379,8 +389,9 @@ func connections(n int) func(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// instances registers an instance for each summary. A summary has the form "DIGEST VERSION SEED" or
-// "DIGEST VERSION SEED health PROBLEM". Instances with different secrets have different seeds.
+// instances returns a function that registers an instance for each summary. A summary has the form
+// "DIGEST VERSION SEED" or "DIGEST VERSION SEED health PROBLEM". Instances with different secrets
+// have different seeds.
 func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -408,7 +419,7 @@ func TestClockDifferencesAreFound(t *testing.T) {
 		}
 		r := examined(t, "redis://"+s.Addr)
 		if c := r.worst("clock"); c.Status != want || (want != OK) != (c.Remedy != "") {
-			t.Errorf("%v ahead: %+v; want %s", ahead, c, want)
+			t.Errorf("with the clock %v ahead, the check is %+v; want the status %s, and a remedy unless that is ok", ahead, c, want)
 		}
 	}
 	// A replica with another clock: at a failover, the clock would jump.
@@ -458,7 +469,8 @@ func TestBusyServerIsFound(t *testing.T) {
 // anyClient marks a server as reached.
 var anyClient = struct{ rueidis.Client }{}
 
-// These faults cannot be caused in a real server: a file that cannot be written, and a slow fork.
+// These faults cannot be caused in a real server: a file that cannot be written, and a slow fork. A
+// key is the status of the check, and the beginning of its summary.
 func TestPersistenceIsJudgedByInfo(t *testing.T) {
 	for want, info := range map[string]map[string]string{
 		"failed the latest write to the append-only file failed": {"aof_enabled": "1", "aof_last_write_status": "err"},
@@ -470,7 +482,7 @@ func TestPersistenceIsJudgedByInfo(t *testing.T) {
 		s := &server{address: "a:1", info: info}
 		d.checkPersistence(s)
 		if c := d.checks[0]; !strings.HasPrefix(string(c.Status)+" "+c.Summary, want) || c.Status != OK && (c.Why == "" || c.Remedy == "") {
-			t.Errorf("%v: %+v; want %s", info, c, want)
+			t.Errorf("with the INFO %v, the check is %+v; want %s, and why and a remedy unless it is ok", info, c, want)
 		}
 	}
 }
@@ -481,7 +493,7 @@ func TestOldServersAreFound(t *testing.T) {
 		d := &doctor{}
 		d.checkVersion(&server{hello: map[string]string{"server": "redis", "version": version}})
 		if d.checks[0].Status != want {
-			t.Errorf("the check of Redis %s is %+v; want %v", version, d.checks[0], want)
+			t.Errorf("the check of Redis %q is %+v; want the status %v", version, d.checks[0], want)
 		}
 	}
 	d := &doctor{servers: []*server{{client: anyClient, hello: map[string]string{"version": "7.0.1"}}, {client: anyClient, hello: map[string]string{"version": "7.2.1"}}}}
@@ -499,13 +511,13 @@ func TestTLSIsExamined(t *testing.T) {
 		status          Status
 		summary, remedy string // parts of them
 	}{
-		{"ends soon", "rediss://" + soon.Addr + "?" + short.Options().Encode(), Warning, "the certificate ends in 0 days", "tls-cert-file"},
-		{"good", "rediss://" + later.Addr + "?" + long.Options().Encode(), OK, "TLS 1.3", ""},
-		{"no authority", "rediss://" + later.Addr, Failed, "unknown authority", "ca=FILE"},
-		{"another authority", "rediss://" + later.Addr + "?" + short.Options().Encode(), Failed, "unknown authority", "ca=FILE"},
-		{"another name", "rediss://" + later.Addr + "?server_name=other&" + long.Options().Encode(), Failed, "other", "server_name"},
-		{"not verified", "rediss://" + later.Addr + "?insecure_skip_verify=true", Warning, "TLS 1.3", "remove insecure_skip_verify"},
-		{"without TLS", "redis://" + later.Addr, Failed, "cannot be reached", "rediss://"},
+		{name: "ends soon", url: "rediss://" + soon.Addr + "?" + short.Options().Encode(), status: Warning, summary: "the certificate ends in 0 days", remedy: "tls-cert-file"},
+		{name: "good", url: "rediss://" + later.Addr + "?" + long.Options().Encode(), status: OK, summary: "TLS 1.3"},
+		{name: "no authority", url: "rediss://" + later.Addr, status: Failed, summary: "unknown authority", remedy: "ca=FILE"},
+		{name: "another authority", url: "rediss://" + later.Addr + "?" + short.Options().Encode(), status: Failed, summary: "unknown authority", remedy: "ca=FILE"},
+		{name: "another name", url: "rediss://" + later.Addr + "?server_name=other&" + long.Options().Encode(), status: Failed, summary: "other", remedy: "server_name"},
+		{name: "not verified", url: "rediss://" + later.Addr + "?insecure_skip_verify=true", status: Warning, summary: "TLS 1.3", remedy: "remove insecure_skip_verify"},
+		{name: "without TLS", url: "redis://" + later.Addr, status: Failed, summary: "cannot be reached", remedy: "rediss://"},
 	} {
 		if got := examined(t, c.url).worst("reach"); got.Status != c.status || !strings.Contains(got.Summary, c.summary) || !strings.Contains(got.Remedy, c.remedy) {
 			t.Errorf("%s: the check is %+v; want status %v, a summary with %q and a remedy with %q", c.name, got, c.status, c.summary, c.remedy)
@@ -530,12 +542,12 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	do(t, c.Nodes[1], "CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru")
 	wantCheck("eviction", Failed, "allkeys-lru")
 	if text := examined(t, url).text(); !strings.Contains(text, c.Nodes[1].Addr+": maxmemory-policy is allkeys-lru") || strings.Contains(text, c.Nodes[0].Addr+": maxmemory") {
-		t.Errorf("the text does not name the node:\n%s", text)
+		t.Errorf("the report does not name only the node that evicts, %s:\n%s", c.Nodes[1].Addr, text)
 	}
 	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
 	wantCheck("keys", Warning, "as many keys as the primaries have on average")
 	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
-	eventually(t, func() error { // a node may answer with the layout that it had just before
+	eventually(t, func() error { // for a moment, a node may return its earlier slots
 		if c := examined(t, url).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "2 of 16384 slots have no primary") {
 			return fmt.Errorf("two slots have no primary, and the check of the topology is %+v", c)
 		}
@@ -550,7 +562,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 		return nil
 	})
 	wantCheck("replication", Warning, "without a replica")
-	c.Nodes[0].Kill() // nothing takes over
+	c.Nodes[0].Kill() // no replica can take over
 	eventually(t, func() error {
 		if text, _ := c.Nodes[1].Do("CLUSTER", "INFO"); !strings.Contains(fmt.Sprint(text), "cluster_state:fail") {
 			return errors.New("the Cluster has not noticed")
@@ -605,7 +617,7 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 		url     string
 		servers []*redistest.Server
 		options redisstore.RightsOptions
-		rights  string // each of them is taken away once
+		rights  string // the test revokes each of them once
 	}{
 		{"redis://" + limiter + group.Primary.Addr, []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{}, "info scan type pttl memory|usage zrange time"},
 		{sentinelURL(group, limiter), []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{Sentinel: true}, "info"},
@@ -661,7 +673,8 @@ func TestDoctorOnlyReads(t *testing.T) {
 		_, command, _ := strings.Cut(line, "] ")
 		command = strings.ToUpper(command)
 		isOfConnection := strings.HasPrefix(command, `"HELLO" "3"`) || strings.HasPrefix(command, `"CLIENT" "SETINFO"`) || strings.HasPrefix(command, `"PING"`)
-		if strings.Contains(line, " lua] ") || isOfConnection {
+		isOfScript := strings.Contains(line, " lua] ")
+		if isOfScript || isOfConnection {
 			continue
 		}
 		sent++
@@ -672,7 +685,7 @@ func TestDoctorOnlyReads(t *testing.T) {
 		}
 	}
 	if r.Commands != sent {
-		t.Errorf("the report has %d commands; want %d, as many as were sent", r.Commands, sent)
+		t.Errorf("the report counts %d commands; want %d, as many as were sent", r.Commands, sent)
 	}
 	after := contents(t, s)
 	delete(after, "ps1{doctor}self-test")
@@ -681,7 +694,7 @@ func TestDoctorOnlyReads(t *testing.T) {
 	}
 }
 
-// contents returns the keys of a server with their data.
+// contents returns the expiry and the data of each key of a server.
 func contents(t *testing.T, s *redistest.Server) map[string]string {
 	t.Helper()
 	found := make(map[string]string)
@@ -704,7 +717,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{{URL: "nonsense"}, {URL: "redis://localhost", Keys: redisstore.Options{Prefix: "a b"}}} {
 		if _, err := Run(t.Context(), o); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v: %v; want an ErrInvalid", o, err)
+			t.Errorf("Run with %+v returns %v; want an ErrInvalid", o, err)
 		}
 	}
 }
@@ -715,7 +728,7 @@ func TestMaskedKeysShowNoIdentity(t *testing.T) {
 		"ps1{}x": `"ps1{…}x"`, "ps1session:s3cret": `"ps1session:…"`, "ps1\n\x00": `"ps1\n\x00…"`, "ps1{open": `"ps1{…"`,
 	} {
 		if got := masked(key); got != want {
-			t.Errorf("%q: %s; want %s", key, got, want)
+			t.Errorf("the key %q is masked as %s; want %s", key, got, want)
 		}
 	}
 }
@@ -727,7 +740,7 @@ func TestExpiredKeysOfAReplicaAreNoWarning(t *testing.T) {
 		var d doctor
 		d.checkTenants(&server{info: map[string]string{"db0": "keys=19,expires=19,avg_ttl=0"}, hello: map[string]string{"role": role}, sample: &sample{ours: 8, isWhole: true}})
 		if got := d.checks[0]; got.Status != want {
-			t.Errorf("%s: %+v; want %s", role, got, want)
+			t.Errorf("the check of a %s is %+v; want the status %s", role, got, want)
 		}
 	}
 }

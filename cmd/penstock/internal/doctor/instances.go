@@ -58,9 +58,11 @@ func (d *doctor) addFailedInstances(err error) {
 }
 
 // judgeInstances adds a warning for each difference among the instances, or one check that is ok.
+// registered is the number of instances, and all are those whose summaries were read.
 func (d *doctor) judgeInstances(registered int64, all []Instance) {
-	policies, versions, seeds := tally(all, func(i Instance) string { return i.Digest }), tally(all, func(i Instance) string { return i.Version }),
-		tally(all, func(i Instance) string { return fmt.Sprint(i.Seed) })
+	policies := tally(all, func(i Instance) string { return i.Digest })
+	versions := tally(all, func(i Instance) string { return i.Version })
+	seeds := tally(all, func(i Instance) string { return fmt.Sprint(i.Seed) })
 	c := Check{Name: "instances", Status: OK, Summary: count(registered, "running instance"), Facts: map[string]any{"instances": registered, "policies": policies, "versions": versions}}
 	if registered == 0 {
 		c.Summary = "no instance is running"
@@ -97,11 +99,11 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	}
 }
 
-// tally counts instances by a property.
-func tally(all []Instance, of func(Instance) string) map[string]int64 {
+// tally counts the instances that have each value of a property.
+func tally(all []Instance, property func(Instance) string) map[string]int64 {
 	counts := make(map[string]int64)
 	for _, i := range all {
-		counts[of(i)]++
+		counts[property(i)]++
 	}
 	return counts
 }
@@ -119,7 +121,8 @@ func listed(counts map[string]int64) string {
 	return strings.Join(all[:min(len(all), 10)], ", ")
 }
 
-// onlyValue returns the value that all instances have, or "" if there are no instances.
+// onlyValue returns the value that all instances have, or "" if there are no instances. counts has
+// at most one value.
 func onlyValue(counts map[string]int64) string {
 	for value := range counts {
 		return value

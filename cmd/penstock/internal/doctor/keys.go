@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	maxSample   = 10_000 // keys of all servers
-	maxSized    = 100    // keys of each server whose size is read
-	scanCount   = "500"  // keys that the server looks at for one reply
-	scanBudget  = 3 * time.Second
-	minSpread   = 1000 // keys; with fewer, their distribution is not judged
-	maxSpread   = 1.5  // largest good ratio of the fullest primary to the mean
-	maxExamples = 3
-	batchSize   = 500 // keys whose types and TTLs are read together
+	maxSample   = 10_000          // keys of all servers
+	maxSized    = 100             // keys of each server whose size is read
+	scanCount   = "500"           // keys that the server looks at for one reply
+	scanBudget  = 3 * time.Second // for the keys of one server
+	minSpread   = 1000            // keys; with fewer, their distribution is not judged
+	maxSpread   = 1.5             // largest good ratio of the fullest primary to the mean
+	maxExamples = 3               // keys that a problem names
+	batchSize   = 500             // keys whose types and TTLs are read together
 )
 
 // A sample is the result of reading some keys of a server.
@@ -165,7 +165,7 @@ func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	switch {
 	case rest == "instances" && tag == "%@":
 		return "zset", true
-	case strings.HasPrefix(tag, "%@"): // other state of instances; the tag of an encoded key never begins so
+	case strings.HasPrefix(tag, "%@"): // other state of instances: the key of a limit never has such a tag
 		return "", true
 	case len(parts) == 1 && rest != "":
 		return "string", true
@@ -231,7 +231,8 @@ func (d *doctor) checkTenants(s *server) {
 			continue
 		}
 		n, _ := strconv.ParseInt(part(value, "keys"), 10, 64)
-		if all += n; name != own {
+		all += n
+		if name != own {
 			elsewhere += n
 		}
 	}
@@ -240,7 +241,8 @@ func (d *doctor) checkTenants(s *server) {
 	others := elsewhere
 	switch {
 	case s.sample != nil && s.sample.isWhole && (s.role() == "replica" || s.role() == "slave"):
-		// Its number of keys includes expired ones, which it keeps until the primary deletes them.
+		// The replica's number of keys includes expired ones, which it keeps until the primary
+		// deletes them.
 		others += s.sample.foreign
 		c.Summary = fmt.Sprintf("%s, some of which may have expired, because this is a replica; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	case s.sample != nil && s.sample.isWhole:
@@ -251,8 +253,8 @@ func (d *doctor) checkTenants(s *server) {
 		c.Summary = fmt.Sprintf("%s; their owners are unknown", count(all, "key"))
 	}
 	c.Facts["others"] = others
-	// Keys come and go while they are counted, such as the probe keys. So few keys are no sign of
-	// other programs.
+	// Some keys are made or expire while they are counted, such as the probe keys. A few unknown keys
+	// are therefore no sign of other programs.
 	const fewKeys, fewPercent = 10, 1
 	if others > fewKeys && others > all*fewPercent/100 {
 		c.Status, c.Summary = Warning, fmt.Sprintf("other programs have about %d of the %d keys", others, all)
@@ -274,7 +276,8 @@ func (d *doctor) checkSpread() {
 			return
 		}
 		n, _ := strconv.ParseInt(part(s.info["db0"], "keys"), 10, 64)
-		if all += n; n > most || fullest == nil {
+		all += n
+		if n > most || fullest == nil {
 			most, fullest = n, s
 		}
 	}

@@ -28,6 +28,7 @@ func (r *Report) Print(out io.Writer) error {
 
 var kinds = map[string]string{"single": "one server", "sentinel": "behind Sentinel", "cluster": "a Cluster"}
 
+// printChecks prints the checks of a name: first one line for all that are ok, then the others.
 func (r *Report) printChecks(b *strings.Builder, name string) {
 	var good []Check
 	for _, c := range r.Checks {
@@ -51,11 +52,12 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 			summary = c.Server + ": " + summary
 		}
 		printable.Fprintf(b, "%-8s %-12s %s\n", c.Status, name, summary)
+		const belowSummary = 8 + 1 + 12 // characters before the summary, less a space
 		if c.Why != "" {
-			printable.Fprintf(b, "%21s why: %s\n", "", c.Why)
+			printable.Fprintf(b, "%*s why: %s\n", belowSummary, "", c.Why)
 		}
 		if c.Remedy != "" {
-			printable.Fprintf(b, "%21s fix: %s\n", "", c.Remedy)
+			printable.Fprintf(b, "%*s fix: %s\n", belowSummary, "", c.Remedy)
 		}
 	}
 }

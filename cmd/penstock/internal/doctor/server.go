@@ -21,9 +21,9 @@ type server struct {
 	isReplica bool   // according to the Cluster or the Sentinels
 	ranges    []slotRange
 
-	client     rueidis.Client // nil if it cannot be reached
+	client     rueidis.Client // nil if the server cannot be reached
 	disconnect func()
-	err        error // why it cannot be reached
+	err        error // why the server cannot be reached, or why a Sentinel names no primary
 	dialed     dialed
 
 	slotsError     string // why CLUSTER SLOTS failed
@@ -77,17 +77,17 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	return s
 }
 
-// greetingOf returns the error that a server sends to a new connection, such as that it has too
-// many clients. A client that writes first may not receive it.
+// greetingOf returns the error that a server sends to a new connection, such as that there are too
+// many clients. A client that writes first may not receive this error, so greetingOf only reads.
 func greetingOf(ctx context.Context, option *rueidis.ClientOption, dial dialFunc, address string) string {
-	const patience = 300 * time.Millisecond
+	const greetingTimeout = 300 * time.Millisecond
 	conn, err := dialWith(ctx, dial, address, &option.Dialer, option.TLSConfig)
 	if err != nil {
 		return ""
 	}
 	defer conn.Close()
-	text := make([]byte, 200)
-	if conn.SetReadDeadline(time.Now().Add(patience)) != nil {
+	text := make([]byte, 200) // longer than any such error
+	if conn.SetReadDeadline(time.Now().Add(greetingTimeout)) != nil {
 		return ""
 	}
 	n, _ := conn.Read(text)
@@ -104,7 +104,7 @@ type dialFunc = func(ctx context.Context, address string, dialer *net.Dialer, co
 
 func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 	switch {
-	case dial != nil: // a socket
+	case dial != nil: // for a Unix socket
 		return dial(ctx, address, dialer, config)
 	case config == nil:
 		return dialer.DialContext(ctx, "tcp", address)
@@ -149,7 +149,7 @@ func (d *doctor) readInfo(ctx context.Context, s *server) {
 
 func parseInfo(text string) map[string]string {
 	fields := make(map[string]string)
-	for line := range strings.Lines(strings.TrimPrefix(text, "txt:")) { // the format of a verbatim string
+	for line := range strings.Lines(strings.TrimPrefix(text, "txt:")) { // txt: begins a verbatim string of RESP3
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && !strings.HasPrefix(name, "#") {
 			fields[name] = value
 		}
@@ -163,7 +163,7 @@ func (s *server) number(name string) int64 {
 	return min(max(n, 0), 1<<53)
 }
 
-// part reads a field of a list such as "p50=1.0,p99=2.0".
+// part returns the value of a field in a list such as "p50=1.0,p99=2.0", or "".
 func part(list, name string) string {
 	for field := range strings.SplitSeq(list, ",") {
 		if n, value, _ := strings.Cut(field, "="); n == name {

@@ -79,7 +79,7 @@ func sum(a, b string) string {
 }
 
 func (d *doctor) checkSentinels(ctx context.Context) {
-	named := make(map[string][]string) // Sentinels by the primary that they name
+	named := make(map[string][]string) // addresses of the Sentinels, by the primary that they name
 	reached := 0
 	for _, s := range d.sentinels {
 		if s.client == nil {
