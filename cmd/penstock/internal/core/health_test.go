@@ -36,7 +36,7 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 		if !strings.Contains(log.String(), "calls=1000") || !h.isFailing.Load() {
 			t.Errorf("isFailing is %v; want true, and a line with calls=1000:\n%s", h.isFailing.Load(), log)
 		}
-		for range 20 {
+		for range 20 { // seconds, more than logInterval
 			h.answered()
 			time.Sleep(time.Second)
 		}
@@ -51,14 +51,15 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 	})
 }
 
-func TestNewReasonIsLoggedAtOnce(t *testing.T) {
+func TestNewReasonIsLoggedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logbuffer.Buffer)
 		h := &health{log: log.Logger()}
 		reasons := []penstock.Reason{penstock.ReasonUnreachable, penstock.ReasonTimeout, penstock.ReasonPermissionDenied}
 		for second := range 10 {
+			reasonsSoFar := reasons[:min(second+1, len(reasons))] // a new one each second
 			for i := range 100 {
-				reason := reasons[i%min(second+1, len(reasons))]
+				reason := reasonsSoFar[i%len(reasonsSoFar)]
 				h.failed(noAnswer(reason))
 			}
 			for i, reason := range reasons {

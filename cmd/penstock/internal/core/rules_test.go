@@ -67,7 +67,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	awaitLoad("one")
 	writeRule("two")
 	awaitLoad("two")
-	writeRule("three")
+	writeRule("three") // while the reload of rule two is in progress
 	release <- struct{}{}
 	awaitLoad("three")
 	release <- struct{}{}

@@ -159,10 +159,10 @@ func TestInstancesShareReservations(t *testing.T) {
 		"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": redistest.Start(t).URL(),
 	})
 	one, two := startBeside(t, nil, flags), startBeside(t, nil, flags)
-	reserve := callCheckAPI(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
-	id, _ := reserve.fields["id"].(string)
+	reserved := callCheckAPI(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
+	id, _ := reserved.fields["id"].(string)
 	if id == "" {
-		t.Fatalf("reserve returned %d %s; want a reservation", reserve.status, reserve.text)
+		t.Fatalf("reserve returned %d %s; want a reservation", reserved.status, reserved.text)
 	}
 	one.wait()
 	three := startBeside(t, nil, flags)

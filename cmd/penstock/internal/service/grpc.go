@@ -314,7 +314,7 @@ func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grp
 	if name != healthService {
 		close(open.statusIsFinal)
 	}
-	go func() { // cancels the stream after both events
+	go func() { // cancels the stream when the server shuts down and the status is final
 		for _, event := range []<-chan struct{}{c.ending, open.statusIsFinal} {
 			select {
 			case <-event:

@@ -41,7 +41,7 @@ type testService struct {
 // running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
 	t.Helper()
-	t.Cleanup(func() { noGoroutineIsLeft(t) })
+	t.Cleanup(func() { awaitNoGoroutines(t) })
 	return startBeside(t, upstream, flags, more...)
 }
 
@@ -192,8 +192,8 @@ func await(t *testing.T, what string, condition func() bool) {
 // ourPackages are parts of the names of packages whose goroutines must end with the service.
 var ourPackages = []string{"penstock/cmd", "net/http", "rueidis", "google.golang.org/grpc"}
 
-// noGoroutineIsLeft waits until no goroutine of ourPackages is left.
-func noGoroutineIsLeft(t *testing.T) {
+// awaitNoGoroutines waits until no goroutine of ourPackages is left, except those that run tests.
+func awaitNoGoroutines(t *testing.T) {
 	t.Helper()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {

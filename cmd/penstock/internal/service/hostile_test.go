@@ -123,7 +123,7 @@ func TestStalledBodyGets408(t *testing.T) {
 func TestClientThatReadsNoResponseFreesTheUpstream(t *testing.T) {
 	ended := make(chan error, 1)
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, err := io.Copy(w, endless{})
+		_, err := io.Copy(w, endlessReader{})
 		ended <- err
 	}), map[string]string{"stall-timeout": "300ms"})
 	conn := r.dial()
@@ -135,11 +135,12 @@ func TestClientThatReadsNoResponseFreesTheUpstream(t *testing.T) {
 	}
 }
 
-type endless struct{}
+// An endlessReader is a reader without an end.
+type endlessReader struct{}
 
-func (endless) Read(p []byte) (int, error) { return len(p), nil }
+func (endlessReader) Read(p []byte) (int, error) { return len(p), nil }
 
-func TestUploadsAndStreamsMayLast(t *testing.T) {
+func TestUploadsAndStreamsMayLastLongerThanTheTimeouts(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		if err != nil {
@@ -194,7 +195,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		io.WriteString(conn, "GET /out HTTP/1.1\r\nHost: h\r\n\r\n")
 		outside = append(outside, conn)
 	}
-	await(t, "a line in the log", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
+	await(t, "the line about max_connections", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
 	for i, conn := range inside { // connections within the limit are still served
 		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
@@ -239,10 +240,11 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 		io.WriteString(w, "ok")
 	}), nil, func(o *Options) { o.wrap.limits = countRequests })
 	const resets = 20_000
+	const resetsPerConnection = 5000 // at most
 	sent, connections := 0, 0
 	for sent < resets {
 		connections++
-		n := resetStreams(r, min(5000, resets-sent))
+		n := resetStreams(r, min(resetsPerConnection, resets-sent))
 		if n == 0 {
 			t.Fatalf("connection %d opened no stream", connections)
 		}

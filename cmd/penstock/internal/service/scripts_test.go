@@ -11,6 +11,7 @@ import (
 
 const bucketPolicy = "rules: [{name: all, per: global, limits: [{rate: 1000/d}]}]\n"
 
+// scripts returns how many scripts the metrics count for an event.
 func (r *testService) scripts(event string) string {
 	return r.metric(`rate_limiter_scripts_total{event="` + event + `"}`)
 }

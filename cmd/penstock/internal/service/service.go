@@ -207,8 +207,8 @@ func (s *service) open(runCtx context.Context) error {
 	return s.openServers(runCtx, budget)
 }
 
-// openServers makes the servers with their listeners. The proxy is the first one, if there is one,
-// and the admin server the last one.
+// openServers makes the servers with their listeners. If there is a proxy, it is the first server.
+// If there is an admin server, it is the last one.
 func (s *service) openServers(runCtx context.Context, budget connectionBudget) error {
 	if s.Settings.HasProxy() {
 		proxy, err := s.newProxy(runCtx, budget)

@@ -186,10 +186,10 @@ func TestRequestsAreServedDuringTheDrainDelay(t *testing.T) {
 }
 
 func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
-	var gone sync.WaitGroup
+	var handlers sync.WaitGroup
 	upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		gone.Add(1)
-		defer gone.Done()
+		handlers.Add(1)
+		defer handlers.Done()
 		if r.Header.Get("Upgrade") != "" {
 			conn, _, err := http.NewResponseController(w).Hijack()
 			if err != nil {
@@ -214,10 +214,11 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 		}
 	}
 	r.wait()
-	gone.Wait()
+	handlers.Wait()
 	for name, conn := range map[string]net.Conn{"WebSocket": socket, "stream": stream} {
 		text, err := io.ReadAll(conn)
-		if isTimeout(err) || strings.Contains(string(text), "\r\n0\r\n") {
+		isComplete := strings.Contains(string(text), "\r\n0\r\n") // the last chunk of a response
+		if isTimeout(err) || isComplete {
 			t.Errorf("the %s was not cut off: its client read %q, and the error %v", name, text, err)
 		}
 	}
@@ -281,6 +282,6 @@ func TestFailedStartLeavesNothingRunning(t *testing.T) {
 		} else if strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: the error shows the password: %v", c.name, err)
 		}
-		noGoroutineIsLeft(t)
+		awaitNoGoroutines(t)
 	}
 }

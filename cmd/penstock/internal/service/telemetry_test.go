@@ -47,6 +47,8 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		r := start(t, upstream, limitedBy(t, "rules: [{name: all, match: {path: /*}, per: global, limits: [{name: hour, rate: 1/h}]}]", map[string]string{
 			"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "grpc-server": server, "envoy-config": envoyFolder(t, envoyLimits),
 		}), withCollector(t, c))
+
+		// Send a call by each protocol.
 		proxyTrace, header := trace(1)
 		for range 2 { // the second request is denied
 			r.mustSend("GET", "/secret-4711", "traceparent: "+header)
@@ -70,6 +72,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// Read the metrics in the format that has exemplars.
 		request, err = http.NewRequestWithContext(callContext(t), "GET", "http://"+r.Admin+"/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -87,6 +90,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 			t.Error("the latency histogram of rule all has no exemplar with the id of trace 1 or 2")
 		}
 
+		// Read the log and the spans.
 		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxyTrace) })
 		r.wait() // the remaining spans are exported at the end
 		spans := c.Spans()

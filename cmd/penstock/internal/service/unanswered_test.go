@@ -118,12 +118,12 @@ func TestRequestThatNeverReachedTheUpstreamIsRefunded(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
 `
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := net.Listen("tcp", "127.0.0.1:0") // finds a free address
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := nobody.Addr().String()
-	nobody.Close()
+	address := free.Addr().String()
+	free.Close()
 	r := startLimited(t, nil, policy, map[string]string{"upstream": "http://" + address, "demo": "false"})
 	const tries = 10
 	for i := range tries {
@@ -131,12 +131,12 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 			t.Fatalf("try %d, without an upstream, got %s; want 502", i+1, res.Status)
 		}
 	}
-	back, err := net.Listen("tcp", address)
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Skip("another process has the address now: ", err)
 	}
 	server := &http.Server{Handler: hello}
-	go server.Serve(back)
+	go server.Serve(listener)
 	defer server.Close()
 	for i, want := range []int{200, 200, 429} {
 		if res := r.mustSend("GET", "/"); res.StatusCode != want {

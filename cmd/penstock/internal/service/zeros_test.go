@@ -28,7 +28,8 @@ rules:
 	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
 	var got []string
 	for _, m := range regexp.MustCompile(`(?m)^rate_limiter_allowed_total\{.*limit="([^"]*)",rule="(\w+)"\} (.*)$`).FindAllStringSubmatch(page, -1) {
-		got = append(got, m[2]+"/"+m[1]+" "+m[3])
+		limit, rule, value := m[1], m[2], m[3]
+		got = append(got, rule+"/"+limit+" "+value)
 	}
 	slices.Sort(got)
 	if want := []string{"a/day 0", "a/new-identities 0", "a/second 0", "a/second.candidate 0", "a/slots 0", "b/second 0", "other/other 0"}; !slices.Equal(got, want) {
@@ -40,8 +41,9 @@ rules:
 		t.Error("the metrics have no series for outcomes that are decided before a rule is matched")
 	}
 	for _, m := range before {
-		if m[2] == "a" || m[2] == "b" {
-			t.Errorf("rule %s has a series with outcome %s; want none", m[2], m[1])
+		outcome, rule := m[1], m[2]
+		if rule == "a" || rule == "b" {
+			t.Errorf("rule %s has a series with outcome %s; want none", rule, outcome)
 		}
 	}
 }

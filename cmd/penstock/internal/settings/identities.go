@@ -28,6 +28,10 @@ func (s *Settings) SharedSecret() []byte {
 func (s *Settings) Identities(shared []byte) *redact.Identities {
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	masks := sha256.Sum256(append([]byte("penstock masks"), shared...))
-	return &redact.Identities{Show: s.ShownIdentities, Secret: masks[:], Key: redisstore.KeyOfName,
-		Name: func(key string) string { return string(redisstore.NewNames(keys).Append(nil, key)) }}
+	return &redact.Identities{
+		Show:   s.ShownIdentities,
+		Secret: masks[:],
+		Key:    redisstore.KeyOfName,
+		Name:   func(key string) string { return string(redisstore.NewNames(keys).Append(nil, key)) },
+	}
 }

@@ -44,7 +44,7 @@ func Load(from Sources) (Settings, error) {
 		value, err := row.find(from.Flags, env, file, fileName)
 		s.given[row.Name] = value
 		switch {
-		case err != nil:
+		case err != nil: // reported below
 		case value.text != "":
 			err = row.set(&s, value.text)
 		case row.Default != "":

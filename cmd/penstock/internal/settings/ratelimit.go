@@ -16,7 +16,7 @@ import (
 // have no effect. The error lists all variables that have a value without an equivalent. It wraps
 // ErrInvalid.
 func FromRatelimit(environ []string) (flags map[string]string, notes []string, err error) {
-	r := &ratelimitEnv{env: environment(environ), flags: make(map[string]string)}
+	r := &ratelimitTranslation{env: environment(environ), flags: make(map[string]string)}
 	r.setListeners()
 	r.setLimitSource()
 	r.setRedis()
@@ -37,32 +37,33 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 	return r.flags, notes, nil
 }
 
-// ratelimitIgnored are variables without an equivalent that change no decision.
+// ratelimitIgnored are variables that have no equivalent and change no decision.
 var ratelimitIgnored = []string{
 	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "NEAR_LIMIT_RATIO", "LOCAL_CACHE_SIZE_IN_BYTES",
 	"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
 	"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
 }
 
-type ratelimitEnv struct {
-	env   map[string]string
-	flags map[string]string
+// A ratelimitTranslation makes flags from variables.
+type ratelimitTranslation struct {
+	env   map[string]string // the variables, by name
+	flags map[string]string // the flags made so far, by name
 	errs  []error
 }
 
-func (r *ratelimitEnv) fail(name, format string, args ...any) {
+func (r *ratelimitTranslation) fail(name, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
 }
 
 // get returns a variable, or the default that envoyproxy/ratelimit has for it.
-func (r *ratelimitEnv) get(name, defaultText string) string {
+func (r *ratelimitTranslation) get(name, defaultText string) string {
 	if text := r.env[name]; text != "" {
 		return text
 	}
 	return defaultText
 }
 
-func (r *ratelimitEnv) isTrue(name string) bool {
+func (r *ratelimitTranslation) isTrue(name string) bool {
 	text := r.get(name, "false")
 	isTrue, err := strconv.ParseBool(text)
 	if err != nil {
@@ -72,7 +73,7 @@ func (r *ratelimitEnv) isTrue(name string) bool {
 }
 
 // setListeners sets the addresses. As with envoyproxy/ratelimit, callers need no token.
-func (r *ratelimitEnv) setListeners() {
+func (r *ratelimitTranslation) setListeners() {
 	r.flags["api"] = net.JoinHostPort(r.get("HOST", "0.0.0.0"), r.get("PORT", "8080"))
 	r.flags["grpc"] = net.JoinHostPort(r.get("GRPC_HOST", "0.0.0.0"), r.get("GRPC_PORT", "8081"))
 	if path := r.get("GRPC_UDS", ""); path != "" {
@@ -98,7 +99,7 @@ func (r *ratelimitEnv) setListeners() {
 }
 
 // setLimitSource sets the folder of the limits, or the control plane that sends them.
-func (r *ratelimitEnv) setLimitSource() {
+func (r *ratelimitTranslation) setLimitSource() {
 	switch kind := r.get("CONFIG_TYPE", "FILE"); kind {
 	case "FILE":
 	case "GRPC_XDS_SOTW":
@@ -112,7 +113,7 @@ func (r *ratelimitEnv) setLimitSource() {
 }
 
 // setControlPlane sets the control plane that sends the limits.
-func (r *ratelimitEnv) setControlPlane() {
+func (r *ratelimitTranslation) setControlPlane() {
 	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
 	r.flags["envoy-xds-node"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default")
 	r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
@@ -134,7 +135,7 @@ func (r *ratelimitEnv) setControlPlane() {
 }
 
 // setRedis makes the store's URL from the variables for Redis.
-func (r *ratelimitEnv) setRedis() {
+func (r *ratelimitTranslation) setRedis() {
 	if kind := r.get("BACKEND_TYPE", "redis"); kind != "redis" {
 		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)
 		return
@@ -174,7 +175,7 @@ func (r *ratelimitEnv) setRedis() {
 
 // redisAddress returns the parts of REDIS_URL. The address is the path of a socket, or a list of
 // host:port. REDIS_TLS and REDIS_AUTH take precedence.
-func (r *ratelimitEnv) redisAddress() (scheme string, user *url.Userinfo, address string) {
+func (r *ratelimitTranslation) redisAddress() (scheme string, user *url.Userinfo, address string) {
 	scheme, address = "redis", r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
 	if r.isTrue("REDIS_TLS") || strings.HasPrefix(address, "rediss://") {
 		scheme = "rediss"
@@ -201,7 +202,7 @@ func userinfo(text string) *url.Userinfo {
 }
 
 // setBehavior sets how requests are decided and what is logged.
-func (r *ratelimitEnv) setBehavior() {
+func (r *ratelimitTranslation) setBehavior() {
 	for name, flag := range map[string]string{"SHADOW_MODE": "envoy-shadow-mode", "QUOTA_MODE": "envoy-quota-mode", "RESPONSE_DYNAMIC_METADATA": "envoy-metadata"} {
 		r.flags[flag] = strconv.FormatBool(r.isTrue(name))
 	}
