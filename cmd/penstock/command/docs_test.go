@@ -84,7 +84,7 @@ func settingText(row settings.Row, bounds string) string {
 	if row.Default != "" {
 		facts = append(facts, "default "+quoted(row.Default))
 	}
-	if row.NotFile {
+	if row.IsNotInFile {
 		facts = append(facts, "not in the file")
 	}
 	help := strings.ToUpper(row.Help[:1]) + row.Help[1:]
@@ -94,12 +94,12 @@ func settingText(row settings.Row, bounds string) string {
 // variables lists the environment variables of a setting.
 func variables(row settings.Row) string {
 	list := []string{quoted(row.Env())}
-	if row.Secret {
+	if row.IsSecret {
 		list = append(list, quoted(row.Env()+"_FILE"))
 	}
 	for _, alias := range row.Aliases {
 		list = append(list, quoted(alias.Name))
-		if row.Secret && alias.Read == nil {
+		if row.IsSecret && alias.Read == nil {
 			list = append(list, quoted(alias.Name+"_FILE"))
 		}
 	}

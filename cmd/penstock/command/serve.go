@@ -71,7 +71,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 // serve runs the service with the given flags, and logs each note as a warning. If shouldPrint is
 // true, serve only prints the settings.
 func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrint bool, algorithms []*algorithm.Algorithm) error {
-	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: shouldPrint})
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), CanBeIncomplete: shouldPrint})
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func TestSchemaOfValues(t *testing.T) {
 
 	for _, row := range settings.Table {
 		isGiven := schema.Properties["settings"].Properties[row.Key()] != nil
-		if !row.NotFile && isGiven == slices.Contains(byOtherValues, row.Key()) {
+		if !row.IsNotInFile && isGiven == slices.Contains(byOtherValues, row.Key()) {
 			t.Errorf("the setting %s: in settings %v, in byOtherValues %v; want exactly one of them", row.Name, isGiven, isGiven)
 		}
 	}

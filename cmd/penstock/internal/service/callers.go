@@ -34,15 +34,16 @@ const throttleName = "cl.throttle"
 // checkRules returns an error if a listener for callers cannot enforce one of the rules, or if a
 // rule has the name of a listener's own counters.
 func (s *service) checkRules(rules *policy.Rules) error {
+	canEnvoyCall := s.Settings.GRPC != "" || s.Settings.API != ""
 	for _, rule := range rules.Rules() {
-		if rule.Name == envoyrls.Group() && (s.Settings.GRPC != "" || s.Settings.API != "") {
+		if rule.Name == envoyrls.Group() && canEnvoyCall {
 			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}
 		if rule.Name == throttleName && s.Settings.RESP != "" {
 			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}
 	}
-	if s.Settings.API != "" || s.Settings.GRPC != "" {
+	if canEnvoyCall {
 		if err := envoyrls.CheckRules(rules); err != nil {
 			return err
 		}
@@ -85,7 +86,9 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	var controller *admission.Controller // nil: there is no policy
 	if s.Settings.Config != "" || s.Settings.Demo {
 		var err error
-		controller, err = admission.New(s.core.Store, s.core.Rules, admission.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
+		controller, err = admission.New(s.core.Store, s.core.Rules, admission.Options{
+			HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
+		})
 		if err != nil {
 			return nil, err
 		}

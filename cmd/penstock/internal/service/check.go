@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// newCheck makes the check service of a listener.
+// newCheck makes the check service of a listener. authFailed may be nil.
 func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFailure)) (*checkapi.Service, error) {
 	if s.checkController == nil {
 		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
@@ -29,8 +29,12 @@ func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFai
 		}
 	}
 	o := checkapi.Options{
-		CallerToken: s.Settings.CallerToken, OperatorToken: s.Settings.OperatorToken, AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
-		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.sharedSecret, AuthFailed: authFailed,
+		CallerToken:       s.Settings.CallerToken,
+		OperatorToken:     s.Settings.OperatorToken,
+		AllowAnonymous:    s.Settings.AdmitsOpenCallers(l),
+		AllowStatedLimits: s.Settings.AllowStatedLimits,
+		Secret:            s.sharedSecret,
+		AuthFailed:        authFailed,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap

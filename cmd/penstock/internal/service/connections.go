@@ -95,9 +95,9 @@ func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	})
 	switch conn := conn.(type) {
 	case *net.TCPConn:
-		return &limitedTCP{conn, directsocket.New(conn), release}, nil
+		return &limitedTCP{TCPConn: conn, socket: directsocket.New(conn), release: release}, nil
 	case *net.UnixConn:
-		return &limitedUnix{conn, directsocket.New(conn), release}, nil
+		return &limitedUnix{UnixConn: conn, socket: directsocket.New(conn), release: release}, nil
 	}
 	return nil, fmt.Errorf("unknown type of connection %T", conn)
 }
@@ -151,7 +151,7 @@ func openListener(ctx context.Context, address string) (net.Listener, error) {
 	}
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
-		return config.Listen(ctx, "unix", path) // it fails if there is another file
+		return config.Listen(ctx, "unix", path) // fails if the path has another kind of file
 	}
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()

@@ -85,11 +85,11 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 		return e.followControlPlane(ctx)
 	}
 	if e.dir == "" {
-		none, err := envoyconfig.Load(nil, envoyconfig.Options{})
+		empty, err := envoyconfig.Load(nil, envoyconfig.Options{})
 		if err != nil {
 			return err
 		}
-		return e.engine.SetConfig(none)
+		return e.engine.SetConfig(empty)
 	}
 	e.watcher, err = envoyconfig.Watch(e.dir, envoyconfig.WatchOptions{
 		Options: envoyconfig.Options{MergeDomains: s.Settings.EnvoyMergeDomains},

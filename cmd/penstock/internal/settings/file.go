@@ -17,7 +17,7 @@ type Section struct {
 	Listen                 string `yaml:"listen" jsonschema:"Host:port for requests of clients; default :8080."`
 	Upstream               string `yaml:"upstream" jsonschema:"URL that requests are forwarded to."`
 	PreserveHost           *bool  `yaml:"preserve_host" jsonschema:"Pass the client's Host to the upstream; default false."`
-	Store                  string `yaml:"store,secret" jsonschema:"URL of Redis; default memory."`
+	Store                  string `yaml:"store,secret" jsonschema:"URL of Redis, or memory; default memory."`
 	Prefix                 string `yaml:"prefix" jsonschema:"Prefix of all keys in Redis; default ps."`
 	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Secret that hashes identities in Redis; default none. Prefer PENSTOCK_KEY_HASH_SECRET_FILE."`
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
@@ -57,19 +57,19 @@ type Section struct {
 	AdminTLSKey            string `yaml:"admin_tls_key" jsonschema:"PEM file of the private key of admin_tls_cert."`
 	AdminClientCA          string `yaml:"admin_client_ca" jsonschema:"PEM file of the authorities of operators' certificates; default none."`
 	ShownIdentities        string `yaml:"shown_identities" jsonschema:"How the admin API shows who is limited: off, masked, or full with the operator token; default masked."`
-	NearLimit              *int64 `yaml:"near_limit" jsonschema:"Percentage of a limit, 50 to 100, from which a request is counted as near it; default 80."`
+	NearLimit              *int64 `yaml:"near_limit" jsonschema:"Percentage of a limit, 50 to 100; a request counts as near its limit if at least this much of the limit is used; default 80."`
 	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof on the admin address; default false."`
-	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain; default none, plain HTTP."`
+	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain for HTTPS and HTTP/2; default none, plain HTTP."`
 	TLSKey                 string `yaml:"tls_key" jsonschema:"PEM file of the private key of tls_cert."`
 	TLSClientCA            string `yaml:"tls_client_ca" jsonschema:"PEM file of the authorities of client certificates; default none, clients need no certificate."`
-	HeaderTimeout          string `yaml:"header_timeout" jsonschema:"Time to send a request's headers; default 5s."`
-	StallTimeout           string `yaml:"stall_timeout" jsonschema:"Longest pause of a client in a body; default 30s; 0 disables."`
+	HeaderTimeout          string `yaml:"header_timeout" jsonschema:"How long a client may take to send the headers of a request; default 5s."`
+	StallTimeout           string `yaml:"stall_timeout" jsonschema:"How long a client may pause while it sends a body or reads a response; default 30s; 0 is forever."`
 	MinRate                string `yaml:"min_body_rate" jsonschema:"Minimum upload speed in bytes/s; default 240; 0 disables."`
 	IdleTimeout            string `yaml:"idle_timeout" jsonschema:"How long an idle connection stays open; default 2m."`
-	UpstreamConnectTimeout string `yaml:"upstream_connect_timeout" jsonschema:"Time to connect to the upstream; default 5s."`
-	UpstreamHeaderTimeout  string `yaml:"upstream_header_timeout" jsonschema:"Time until the upstream's response begins; default 30s; 0 disables."`
-	DrainDelay             string `yaml:"drain_delay" jsonschema:"How long to accept requests after SIGTERM; default 0s."`
-	DrainTimeout           string `yaml:"drain_timeout" jsonschema:"Time for requests in flight to end; default 15s."`
+	UpstreamConnectTimeout string `yaml:"upstream_connect_timeout" jsonschema:"How long connecting to the upstream may take; default 5s."`
+	UpstreamHeaderTimeout  string `yaml:"upstream_header_timeout" jsonschema:"How long the upstream may take to begin its response; default 30s; 0 is forever."`
+	DrainDelay             string `yaml:"drain_delay" jsonschema:"How long requests are still accepted after SIGTERM; default 0s."`
+	DrainTimeout           string `yaml:"drain_timeout" jsonschema:"How long requests in flight may take to end after drain_delay; default 15s."`
 	MaxHeader              string `yaml:"max_header" jsonschema:"Largest size of a request's headers; default 16KB."`
 	MaxBody                string `yaml:"max_body" jsonschema:"Largest size of a request's body; default 0, unlimited."`
 	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Maximum number of client connections; default 10000."`
@@ -79,7 +79,7 @@ type Section struct {
 	AuditFile              string `yaml:"audit_file" jsonschema:"File to which audit lines are appended as JSON, besides the log; default none."`
 }
 
-// SectionName is the key of a Section in a policy file.
+// SectionName returns the key of a Section in a policy file.
 func (s *Section) SectionName() string { return "server" }
 
 // Apply reports values of the Section that are invalid by themselves, whatever the flags and
@@ -88,7 +88,7 @@ func (s *Section) Apply(_ *policy.Spec, report func(field any, format string, ar
 	found := s.values()
 	for _, row := range Table {
 		text, ok := found[row.Key()]
-		if !ok || row.NotFile {
+		if !ok || row.IsNotInFile {
 			continue
 		}
 		if err := row.set(new(Settings), text); err != nil {
@@ -97,7 +97,7 @@ func (s *Section) Apply(_ *policy.Spec, report func(field any, format string, ar
 	}
 }
 
-// Describe lists the settings of the Section without their values.
+// Describe passes the names of the Section's settings to line, without their values.
 func (s *Section) Describe(line func(label string, texts ...string)) {
 	found := s.values()
 	var names []string

@@ -22,8 +22,8 @@ type Sources struct {
 	// Only lists the settings to load besides config; the others stay zero. Default: all.
 	Only []string
 
-	// Incomplete allows required settings to be missing, such as for --print-settings.
-	Incomplete bool
+	// CanBeIncomplete allows required settings to be missing, such as for --print-settings.
+	CanBeIncomplete bool
 }
 
 // Load takes each setting from its flag, else from the environment, else from the file, else from
@@ -66,7 +66,7 @@ func Load(from Sources) (Settings, error) {
 		}
 	}
 	err := errors.Join(errs...)
-	if err == nil && from.Only == nil && !from.Incomplete {
+	if err == nil && from.Only == nil && !from.CanBeIncomplete {
 		err = s.check()
 	}
 	if err != nil {
@@ -91,7 +91,7 @@ func (r Row) find(flags, env, file map[string]string, fileName string) (givenVal
 		if text := env[alias.Name]; text != "" {
 			return givenValue{text, alias.Name}, nil
 		}
-		if path := env[alias.Name+"_FILE"]; r.Secret && path != "" {
+		if path := env[alias.Name+"_FILE"]; r.IsSecret && path != "" {
 			content, err := ReadFile(path)
 			text := strings.TrimRight(string(content), "\r\n")
 			if err == nil && text == "" {
@@ -100,7 +100,7 @@ func (r Row) find(flags, env, file map[string]string, fileName string) (givenVal
 			return givenValue{text, alias.Name + "_FILE"}, err
 		}
 	}
-	if text, ok := file[r.Key()]; ok && !r.NotFile {
+	if text, ok := file[r.Key()]; ok && !r.IsNotInFile {
 		return givenValue{text, "server." + r.Key() + " in " + fileName}, nil
 	}
 	return givenValue{r.Default, fromDefault}, nil
@@ -122,7 +122,7 @@ func ReadFile(path string) ([]byte, error) {
 // show returns a space and the quoted value, for an error message. It returns "" if the value is
 // secret or empty.
 func (r Row) show(text string) string {
-	if r.Secret || text == "" {
+	if r.IsSecret || text == "" {
 		return ""
 	}
 	return fmt.Sprintf(" %q", withoutUser(text))
@@ -147,7 +147,7 @@ func unknownVariables(env map[string]string) (names []string) {
 		if !strings.HasPrefix(name, "PENSTOCK_") || isFromKubernetes {
 			continue
 		}
-		isVariableOf := func(r Row) bool { return name == r.Env() || r.Secret && name == r.Env()+"_FILE" }
+		isVariableOf := func(r Row) bool { return name == r.Env() || r.IsSecret && name == r.Env()+"_FILE" }
 		if !slices.ContainsFunc(Table, isVariableOf) {
 			names = append(names, name)
 		}

@@ -129,7 +129,7 @@ func (s *Settings) String() string {
 			text = s.StoreName()
 		case row.Name == "upstream":
 			text = withoutUser(text)
-		case row.Secret && text != "":
+		case row.IsSecret && text != "":
 			text = "(hidden)"
 		}
 		fmt.Fprintf(&b, "%-26s %-28s %s\n", row.Name, text, value.source)

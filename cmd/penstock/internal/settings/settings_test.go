@@ -99,7 +99,7 @@ func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 			t.Fatalf("setting %s has no sample values in this test", row.Name)
 		}
 		for sources := range 8 { // a bit for each source
-			hasFlag, hasEnv, hasFile := sources&4 != 0, sources&2 != 0, sources&1 != 0 && !row.NotFile
+			hasFlag, hasEnv, hasFile := sources&4 != 0, sources&2 != 0, sources&1 != 0 && !row.IsNotInFile
 			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
 				if hasFile {
 					return sectionWith(t, row.Key(), values.file), nil
@@ -171,7 +171,7 @@ func sectionWith(t *testing.T, key, text string) (s *Section) {
 func TestFileHasAKeyForEverySettingItMayContain(t *testing.T) {
 	var rows, keys []string
 	for _, row := range Table {
-		if !row.NotFile {
+		if !row.IsNotInFile {
 			rows = append(rows, row.Key())
 		}
 	}
@@ -203,7 +203,7 @@ func TestSchemaHasTheTypesAndDefaultsOfSettings(t *testing.T) {
 	}
 	kinds := map[string]string{"": "truth", "duration": "duration", "size": "bytes", "number": "number", "percent": "number"}
 	for _, row := range Table {
-		if row.NotFile {
+		if row.IsNotInFile {
 			continue
 		}
 		p := schema.Properties.Server.Properties[row.Key()]

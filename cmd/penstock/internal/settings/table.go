@@ -8,13 +8,13 @@ import (
 // A Row is one setting. Its flag is --name. Its variable is PENSTOCK_NAME, with '_' for '-'. Its
 // key in the policy file's server section is the name with '_' for '-'.
 type Row struct {
-	Name    string
-	Default string
-	Value   string // form of a value, for help; "" for true and false
-	Help    string
-	Secret  bool    // never shown; may also be in a file that the variable NAME_FILE names
-	NotFile bool    // not allowed in the policy file
-	Aliases []Alias // other variables, after PENSTOCK_NAME
+	Name        string
+	Default     string
+	Value       string // form of a value, for help; "" for true and false
+	Help        string
+	IsSecret    bool    // never shown; may also be in a file that the variable NAME_FILE names
+	IsNotInFile bool    // not allowed in the policy file
+	Aliases     []Alias // other variables, after PENSTOCK_NAME
 
 	set func(s *Settings, text string) error
 }
@@ -42,7 +42,7 @@ const (
 // Table lists every setting, in the order of the help. Durations are written like 100ms, 5s, 2m;
 // sizes like 512, 16KB, 8MB (1 KB is 1024).
 var Table = []Row{
-	{Name: "config", Value: "file", NotFile: true, set: text(func(s *Settings) *string { return &s.Config }),
+	{Name: "config", Value: "file", IsNotInFile: true, set: text(func(s *Settings) *string { return &s.Config }),
 		Help: "policy file; its server section may contain the settings below"},
 
 	{Name: "listen", Default: ":8080", Value: "host:port", Aliases: []Alias{{"PORT", readPort}},
@@ -52,18 +52,18 @@ var Table = []Row{
 		Help: "backend: http://host:port, https://host, h2c://host:port or unix:/path/of.sock"},
 	{Name: "preserve-host", Default: "false", set: toggle(func(s *Settings) *bool { return &s.PreserveHost }),
 		Help: "pass the client's Host header to the upstream (default: the upstream's own name; the original goes into X-Forwarded-Host)"},
-	{Name: "demo", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
+	{Name: "demo", Default: "false", IsNotInFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
 		Help: "start a test backend, with sample rules if config is not set"},
-	{Name: "demo-traffic", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.DemoTraffic }),
+	{Name: "demo-traffic", Default: "false", IsNotInFile: true, set: toggle(func(s *Settings) *bool { return &s.DemoTraffic }),
 		Help: "with demo: send requests to the demo, so that the dashboard has something to show, and print an operator token if none is set"},
 
-	{Name: "store", Default: "memory", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
+	{Name: "store", Default: "memory", Value: "url", IsSecret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
 		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…, unix:///path/of.sock; memory is " +
 			"for one instance"},
 	{Name: "prefix", Default: "ps", Value: "text", set: setPrefix,
-		Help: "prefix of all keys in Redis; instances that share limits need the same"},
-	{Name: "key-hash-secret", Value: "text", Secret: true, set: func(s *Settings, text string) error { s.KeyHashSecret = []byte(text); return nil },
-		Help: "if set, Redis keys contain identities only as their HMAC with this secret; instances that share limits need the same"},
+		Help: "prefix of all keys in Redis; instances that share limits need the same prefix"},
+	{Name: "key-hash-secret", Value: "text", IsSecret: true, set: func(s *Settings, text string) error { s.KeyHashSecret = []byte(text); return nil },
+		Help: "if set, Redis keys contain identities only as their HMAC with this secret; instances that share limits need the same secret"},
 	{Name: "require-store", Default: "false", set: toggle(func(s *Settings) *bool { return &s.RequireStore }),
 		Help: "do not start if the store does not answer (default: start, log it, and use the store as soon as it answers)"},
 	{Name: "store-timeout", Default: "250ms", Value: "duration",
@@ -82,7 +82,7 @@ var Table = []Row{
 	{Name: "resp", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.RESP })),
 		Help: "address for Redis clients, such as for CL.THROTTLE; host:port or unix:/path/of.sock"},
 	{Name: "envoy-config", Value: "folder", set: text(func(s *Settings) *string { return &s.EnvoyConfig }),
-		Help: "folder with files of envoyproxy/ratelimit; at grpc and api, Envoy's rate limit service answers by their limits"},
+		Help: "folder with files of envoyproxy/ratelimit; Envoy's rate limit service, at grpc and api, enforces their limits"},
 	{Name: "envoy-xds", Value: "host:port", set: text(func(s *Settings) *string { return &s.EnvoyXDS }),
 		Help: "control plane that sends Envoy's limits, as Envoy Gateway does; replaces envoy-config"},
 	{Name: "envoy-xds-node", Default: "default", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSNode }),
@@ -119,9 +119,9 @@ var Table = []Row{
 		Help: "treat all of Envoy's limits as if they had quota_mode"},
 	{Name: "envoy-merge-domains", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyMergeDomains }),
 		Help: "accept several files in envoy-config with the same domain"},
-	{Name: "caller-token", Value: "text", Secret: true, set: token(func(s *Settings) *[]byte { return &s.CallerToken }),
+	{Name: "caller-token", Value: "text", IsSecret: true, set: token(func(s *Settings) *[]byte { return &s.CallerToken }),
 		Help: "password that Redis clients send by AUTH, and programs as Authorization: Bearer in JSON and gRPC; forward-auth trusts the addresses in trusted_proxies instead"},
-	{Name: "operator-token", Value: "text", Secret: true, set: token(func(s *Settings) *[]byte { return &s.OperatorToken }),
+	{Name: "operator-token", Value: "text", IsSecret: true, set: token(func(s *Settings) *[]byte { return &s.OperatorToken }),
 		Help: "token of operators, who may also peek, reset and explain in JSON and gRPC. Without a token, these calls are refused. The admin API requires the token at addresses that other machines can reach"},
 	{Name: "allow-stated-limits", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowStatedLimits }),
 		Help: "let callers in JSON and gRPC state limits that are not in the policy"},
