@@ -1,9 +1,9 @@
 // Command alerts checks the alerts and the dashboard of deploy/ with promtool, and runs them in a
 // real Prometheus. Prometheus scrapes two instances of Penstock, which share a real Redis. Their
-// Redis user has the rights that penstock acl --role metrics prints. The command kills Redis and
+// Redis user has the rights that "penstock acl --role metrics" prints. The command kills Redis and
 // starts it again, and then kills the instances. After each step, the expected alerts must fire,
 // and others must not. The arguments are the penstock binary, the folder deploy, and the folder
-// that command monitoring -test has written.
+// that "monitoring -test" has written.
 package main
 
 import (
@@ -47,7 +47,13 @@ func run(binary, deploy, checks string) error {
 	defer os.RemoveAll(dir)
 	e := &experiment{binary: binary, deploy: filepath.Join(deploy, "prometheus"), checks: checks, dir: dir}
 	defer e.end()
-	for _, step := range []func() error{e.checkFiles, e.startRedis, e.startInstances, e.checkScrape, e.startPrometheus, e.awaitQuiet, e.checkQueries, e.checkOutage, e.checkLostInstances} {
+	steps := []func() error{
+		e.checkFiles,
+		e.startRedis, e.startInstances, e.checkScrape,
+		e.startPrometheus, e.awaitQuiet, e.checkQueries,
+		e.checkOutage, e.checkLostInstances,
+	}
+	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
 		}
@@ -58,26 +64,27 @@ func run(binary, deploy, checks string) error {
 type experiment struct {
 	binary string // path of penstock
 	deploy string // folder deploy/prometheus
-	checks string // folder that command monitoring -test has written
+	checks string // folder that "monitoring -test" has written
 	dir    string // temporary folder
 
-	redis      *redistest.Server
-	store      string // URL of Redis, with the user that e.allowUser makes
-	instances  []*instance
-	prometheus string // address
-	processes  []*process
-	stop       context.CancelFunc // of the traffic
+	redis        *redistest.Server
+	store        string // URL of Redis, with the user that e.allowUser makes
+	instances    []*instance
+	prometheus   string // address of Prometheus
+	processes    []*process
+	stopRequests context.CancelFunc // ends sendRequests
 }
 
 // An instance is a running penstock serve.
 type instance struct {
 	*process
-	listen, admin string // addresses
+	listen string // address of the proxy
+	admin  string // address of the metrics and health checks
 }
 
 func (e *experiment) end() {
-	if e.stop != nil {
-		e.stop()
+	if e.stopRequests != nil {
+		e.stopRequests()
 	}
 	for _, p := range e.processes {
 		p.kill()
@@ -99,25 +106,26 @@ func promtool(stdin string, args ...string) error {
 
 // checkFiles makes promtool check the files and run the unit tests of the alerts.
 func (e *experiment) checkFiles() error {
-	for _, name := range []string{"alerts.yaml", "rules.yaml"} { // the unit tests read these files from their own folder
-		text, err := os.ReadFile(filepath.Join(e.deploy, name))
+	// All files are copied into one folder, because tests.yaml names the files that it tests without
+	// a folder.
+	file := func(name string) string { return filepath.Join(e.dir, name) }
+	copyFile := func(from, name string) error {
+		text, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(e.dir, name), text, 0o644); err != nil {
+		return os.WriteFile(file(name), text, 0o644)
+	}
+	for _, name := range []string{"alerts.yaml", "rules.yaml"} {
+		if err := copyFile(e.deploy, name); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{"soon.yaml", "queries.yaml", "tests.yaml"} {
-		text, err := os.ReadFile(filepath.Join(e.checks, name))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(e.dir, name), text, 0o644); err != nil {
+		if err := copyFile(e.checks, name); err != nil {
 			return err
 		}
 	}
-	file := func(name string) string { return filepath.Join(e.dir, name) }
 	if err := errors.Join(
 		promtool("", "check", "config", filepath.Join(e.deploy, "prometheus.yml")),
 		promtool("", "check", "rules", file("alerts.yaml"), file("rules.yaml"), file("queries.yaml")),
@@ -126,11 +134,13 @@ func (e *experiment) checkFiles() error {
 		return err
 	}
 	tests, err := os.ReadFile(file("tests.yaml"))
-	log.Printf("promtool accepts the configuration and the rules, and %d unit tests pass", bytes.Count(tests, []byte("promql_expr_test")))
+	count := bytes.Count(tests, []byte("promql_expr_test"))
+	log.Printf("promtool accepts the configuration and the rules, and %d unit tests pass", count)
 	return err
 }
 
-// startRedis starts Redis, and makes the user of the instances.
+// startRedis starts Redis, and makes the user of the instances. Redis has a maxmemory, because a
+// query of the dashboard has no result without one.
 func (e *experiment) startRedis() (err error) {
 	if e.redis, err = redistest.Launch("--maxmemory", "100mb"); err != nil {
 		return err
@@ -139,7 +149,7 @@ func (e *experiment) startRedis() (err error) {
 	return e.allowUser()
 }
 
-// allowUser makes a user in Redis with the rights that penstock acl prints.
+// allowUser makes a user in Redis with the rights that "penstock acl" prints.
 func (e *experiment) allowUser() error {
 	line, err := exec.Command(e.binary, "acl", "--role", "metrics").Output()
 	if err != nil {
@@ -151,15 +161,16 @@ func (e *experiment) allowUser() error {
 
 func (e *experiment) startInstances() error {
 	ctx, cancel := context.WithCancel(context.Background())
-	e.stop = cancel
+	e.stopRequests = cancel
 	for i := range 2 {
 		in := &instance{listen: freeAddress(), admin: freeAddress()}
-		cmd := exec.Command(e.binary, "serve", "--demo", "--listen", in.listen, "--admin-listen", in.admin, "--api", freeAddress(), "--grpc", freeAddress(), "--resp", freeAddress(), "--store", e.store)
+		cmd := exec.Command(e.binary, "serve", "--demo", "--store", e.store, "--listen", in.listen, "--admin-listen", in.admin,
+			"--api", freeAddress(), "--grpc", freeAddress(), "--resp", freeAddress())
 		var err error
 		if in.process, err = e.start(fmt.Sprint("instance", i), cmd); err != nil {
 			return err
 		}
-		if err := in.await("it is ready", func() error {
+		if err := in.await("the instance is ready", func() error {
 			_, err := get("http://" + in.admin + "/readyz")
 			return err
 		}); err != nil {
@@ -192,19 +203,23 @@ func sendRequests(ctx context.Context, url string) {
 // all metrics.
 func (e *experiment) checkScrape() error {
 	page := ""
-	err := e.instances[0].await("the metrics have the keys of rules", func() (err error) {
-		if page, err = get("http://" + e.instances[0].admin + "/metrics"); err == nil && !strings.Contains(page, "\nrate_limiter_store_rule_keys{") {
-			err = errors.New("there is no rate_limiter_store_rule_keys")
+	err := e.instances[0].await("the metrics have rate_limiter_store_rule_keys", func() (err error) {
+		if page, err = get("http://" + e.instances[0].admin + "/metrics"); err != nil {
+			return err
 		}
-		return err
+		if !strings.Contains(page, "\nrate_limiter_store_rule_keys{") {
+			return errors.New("/metrics has no series rate_limiter_store_rule_keys")
+		}
+		return nil
 	})
 	if err != nil {
 		return err
 	}
 	if strings.Contains(page, "rate_limiter_store_right_missing{right=\"info\"} 1") {
-		return errors.New("a user of penstock acl --role metrics lacks the right +info")
+		return errors.New(`the Redis user that "penstock acl --role metrics" prints lacks the right +info`)
 	}
-	// promtool checks names. The names of the metrics go_ and process_ are those of a library.
+	// promtool gets Penstock's own metrics only: it also checks names, and the names of the metrics
+	// go_* and process_* come from a library.
 	var ours strings.Builder
 	series := 0
 	for line := range strings.Lines(page) {
@@ -230,29 +245,31 @@ func (e *experiment) startPrometheus() error {
 		return err
 	}
 	config := string(text)
-	for _, change := range [][2]string{
+	for _, change := range []struct{ from, to string }{
 		{`"127.0.0.1:9180"`, `"` + e.instances[0].admin + `", "` + e.instances[1].admin + `"`},
-		{"scrape_interval: 15s", "scrape_interval: 1s"}, {"evaluation_interval: 15s", "evaluation_interval: 1s"},
+		{"scrape_interval: 15s", "scrape_interval: 1s"},
+		{"evaluation_interval: 15s", "evaluation_interval: 1s"},
 		{"rules.yaml, alerts.yaml", "rules.yaml, soon.yaml, queries.yaml"},
 	} {
-		if !strings.Contains(config, change[0]) {
-			return fmt.Errorf("prometheus.yml has no %s", change[0])
+		if !strings.Contains(config, change.from) {
+			return fmt.Errorf("prometheus.yml does not contain the text %q, which this test replaces", change.from)
 		}
-		config = strings.Replace(config, change[0], change[1], 1)
+		config = strings.Replace(config, change.from, change.to, 1)
 	}
 	file := filepath.Join(e.dir, "prometheus.yml")
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		return err
 	}
 	e.prometheus = freeAddress()
-	p, err := e.start("prometheus", exec.Command("prometheus", "--config.file", file, "--storage.tsdb.path", filepath.Join(e.dir, "data"), "--web.listen-address", e.prometheus))
+	p, err := e.start("prometheus", exec.Command("prometheus", "--config.file", file,
+		"--storage.tsdb.path", filepath.Join(e.dir, "data"), "--web.listen-address", e.prometheus))
 	if err != nil {
 		return err
 	}
 	return p.await("Prometheus reaches both instances", func() error {
 		up, err := e.query(`count(up{job="penstock"} == 1)`)
 		if err == nil && up != "2" {
-			err = fmt.Errorf("it reaches %q instances; want 2", up)
+			err = fmt.Errorf("Prometheus reaches %q instances; want 2", up)
 		}
 		return err
 	})
@@ -261,13 +278,13 @@ func (e *experiment) startPrometheus() error {
 // A loadedRule is a rule in a response of Prometheus' API.
 type loadedRule struct {
 	Name, Type, Query, Health, LastError, State string
-	LastEvaluation                              time.Time
 	Alerts                                      []struct {
 		State               string
 		Labels, Annotations map[string]string
 	}
 }
 
+// loadedRules returns all rules that Prometheus has loaded, those for alerts included.
 func (e *experiment) loadedRules() (all []loadedRule, err error) {
 	text, err := get("http://" + e.prometheus + "/api/v1/rules")
 	if err != nil {
@@ -293,7 +310,7 @@ func (e *experiment) query(text string) (string, error) {
 	}
 	var answer struct {
 		Data struct {
-			Result []struct{ Value []any }
+			Result []struct{ Value []any } // each value is a time and a number
 		}
 	}
 	if err := json.Unmarshal([]byte(page), &answer); err != nil || len(answer.Data.Result) == 0 {
@@ -320,8 +337,8 @@ func (e *experiment) firingAlerts() (names []string, err error) {
 			if !slices.Contains(names, r.Name) {
 				names = append(names, r.Name)
 			}
-			if text := a.Annotations["description"]; strings.Contains(text, "error") && strings.Contains(text, "expanding") || strings.Contains(text, "<no value>") || strings.Contains(text, "{{") {
-				return nil, fmt.Errorf("%s has the description %q", r.Name, text)
+			if text := a.Annotations["description"]; !isFilledIn(text) {
+				return nil, fmt.Errorf("the template of the description of alert %s was not filled in: %q", r.Name, text)
 			}
 		}
 	}
@@ -329,28 +346,36 @@ func (e *experiment) firingAlerts() (names []string, err error) {
 	return names, nil
 }
 
+// isFilledIn reports whether Prometheus could fill in the template of a description. If it could
+// not, the description is the template or "error expanding template".
+func isFilledIn(description string) bool {
+	isError := strings.Contains(description, "error") && strings.Contains(description, "expanding")
+	return !isError && !strings.Contains(description, "<no value>") && !strings.Contains(description, "{{")
+}
+
 // awaitFiring waits until all alerts in firing fire, and none of those in quiet.
-func (e *experiment) awaitFiring(when string, firing, quiet []string) error {
+func (e *experiment) awaitFiring(event string, firing, quiet []string) error {
 	begin := time.Now()
-	var now []string
-	err := e.prometheusProcess().await(when+", "+strings.Join(firing, " ")+" fire, and not "+strings.Join(quiet, " "), func() (err error) {
-		if now, err = e.firingAlerts(); err != nil {
+	var current []string // the alerts that fire
+	what := fmt.Sprintf("after %s, the alerts %q fire, and the alerts %q do not", event, firing, quiet)
+	err := e.prometheusProcess().await(what, func() (err error) {
+		if current, err = e.firingAlerts(); err != nil {
 			return err
 		}
 		for _, name := range firing {
-			if !slices.Contains(now, name) {
-				return fmt.Errorf("these fire: %v", now)
+			if !slices.Contains(current, name) {
+				return fmt.Errorf("%s does not fire; the firing alerts are %q", name, current)
 			}
 		}
 		for _, name := range quiet {
-			if slices.Contains(now, name) {
-				return fmt.Errorf("these fire: %v", now)
+			if slices.Contains(current, name) {
+				return fmt.Errorf("%s fires; the firing alerts are %q", name, current)
 			}
 		}
 		return nil
 	})
 	if err == nil {
-		log.Printf("%s: after %.0f s these alerts fire: %v", when, time.Since(begin).Seconds(), now)
+		log.Printf("%.0f s after %s, the firing alerts are %q", time.Since(begin).Seconds(), event, current)
 	}
 	return err
 }
@@ -369,10 +394,10 @@ func (e *experiment) awaitQuiet() error {
 		alerts := 0
 		for _, r := range rules {
 			if r.Health != "ok" {
-				return fmt.Errorf("%s is %s: %s", r.Name, r.Health, r.LastError)
+				return fmt.Errorf("the health of rule %s is %q, with the error %q; want ok", r.Name, r.Health, r.LastError)
 			}
 			if r.State == "firing" {
-				return fmt.Errorf("%s fires", r.Name)
+				return fmt.Errorf("the alert %s fires", r.Name)
 			}
 			if r.Type == "alerting" {
 				alerts++
@@ -392,13 +417,13 @@ func (e *experiment) awaitQuiet() error {
 }
 
 // checkQueries checks that the queries of the dashboard have results. Some queries may have none
-// here: those that show only numbers above zero, and those about the backend or TLS.
+// here: those that show only numbers above zero, and those about an application or about TLS.
 func (e *experiment) checkQueries() error {
 	rules, err := e.loadedRules()
 	if err != nil {
 		return err
 	}
-	found, none := 0, 0
+	withResult, withoutResult := 0, 0
 	for _, r := range rules {
 		if !strings.HasPrefix(r.Name, "query:") {
 			continue
@@ -409,11 +434,11 @@ func (e *experiment) checkQueries() error {
 			switch {
 			case err != nil:
 			case n != "":
-				found++
+				withResult++
 			case mayBeEmpty:
-				none++
+				withoutResult++
 			default:
-				err = errors.New("there is no result")
+				err = errors.New("the query has no result")
 			}
 			return err
 		})
@@ -421,36 +446,36 @@ func (e *experiment) checkQueries() error {
 			return err
 		}
 	}
-	log.Printf("%d queries of the dashboard have results, %d need an error, a shadow, a backend or TLS", found, none)
+	log.Printf("%d queries of the dashboard have results; %d would need an error, a shadow, an application or TLS", withResult, withoutResult)
 	return nil
 }
 
 func (e *experiment) checkOutage() error {
 	e.redis.Kill()
-	others := []string{"PenstockDown", "PenstockAllDown", "PenstockStoreRejectsCalls", "PenstockRequestsUnlimited", "PenstockReloadFailed", "PenstockStoreEvicts"}
-	if err := e.awaitFiring("Redis is killed", []string{"PenstockStoreDegraded", "PenstockBreakerOpen", "PenstockStoreErrors"}, others); err != nil {
+	quiet := []string{"PenstockDown", "PenstockAllDown", "PenstockStoreRejectsCalls", "PenstockRequestsUnlimited", "PenstockReloadFailed", "PenstockStoreEvicts"}
+	if err := e.awaitFiring("the kill of Redis", []string{"PenstockStoreDegraded", "PenstockBreakerOpen", "PenstockStoreErrors"}, quiet); err != nil {
 		return err
 	}
 	if err := errors.Join(e.redis.Restart(), e.allowUser()); err != nil {
 		return err
 	}
-	return e.awaitFiring("Redis is back", nil, append(others, "PenstockStoreDegraded", "PenstockBreakerOpen"))
+	return e.awaitFiring("the restart of Redis", nil, append(quiet, "PenstockStoreDegraded", "PenstockBreakerOpen"))
 }
 
 func (e *experiment) checkLostInstances() error {
 	e.instances[1].kill()
-	if err := e.awaitFiring("an instance is killed", []string{"PenstockDown"}, []string{"PenstockAllDown"}); err != nil {
+	if err := e.awaitFiring("the kill of one instance", []string{"PenstockDown"}, []string{"PenstockAllDown"}); err != nil {
 		return err
 	}
 	e.instances[0].kill()
-	return e.awaitFiring("all instances are killed", []string{"PenstockDown", "PenstockAllDown"}, nil)
+	return e.awaitFiring("the kill of all instances", []string{"PenstockDown", "PenstockAllDown"}, nil)
 }
 
 // A process is a running server with its log file.
 type process struct {
-	name, log string
+	name, log string // log is the path of the file
 	cmd       *exec.Cmd
-	done      chan struct{}
+	done      chan struct{} // is closed when the process has ended
 }
 
 func (e *experiment) start(name string, cmd *exec.Cmd) (*process, error) {
@@ -478,8 +503,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// await waits until check returns nil, for a minute at most. If it fails, the error has the end of
-// the process' log.
+// await waits until check returns nil, for a minute at most. The parameter what describes the
+// expected state. If await fails, its error has the end of the process' log.
 func (p *process) await(what string, check func() error) error {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		err := check()
@@ -495,7 +520,7 @@ func (p *process) await(what string, check func() error) error {
 		if hasEnded || time.Now().After(deadline) {
 			const shown = 2000 // bytes of the log
 			text, _ := os.ReadFile(p.log)
-			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
+			return fmt.Errorf("%s: this never became true: %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
 		}
 	}
 }

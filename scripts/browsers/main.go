@@ -1,6 +1,6 @@
 // Command browsers checks which responses web pages of other origins can read. It runs penstock
-// serve in front of an upstream, and opens pages in a real Chromium. The pages send requests to it.
-// The only argument is the penstock program.
+// serve in front of an upstream, and opens pages in a real Chromium. The pages send requests to
+// penstock serve. The only argument is the path of the penstock program.
 package main
 
 import (
@@ -15,15 +15,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 )
 
-// patience is the longest time for one page.
-const patience = 2 * time.Minute
+// pageTimeout is the longest time for one page.
+const pageTimeout = 2 * time.Minute
 
-// page fetches one URL after another, and reports the results to its own server.
+// page fetches one URL after another, and reports the results to its own server. The server replaces
+// TARGET by the URL of penstock serve.
 const page = `<!doctype html><title>fetch</title><script>
 const steps = [
 	["PUT", "/limited", {}], ["PUT", "/limited", {}], ["PUT", "/limited", {}],
@@ -47,6 +49,7 @@ const steps = [
 })();
 </script>`
 
+// policy gets the address of the allowed origin for %s.
 const policy = `
 http: {cors: {origins: "http://%s", credentials: true}}
 deny: {header X-Banned: "yes"}
@@ -102,7 +105,7 @@ func run(penstock string) error {
 	if err != nil {
 		return err
 	}
-	if err := compare("a page of another origin", seen, []string{blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS}); err != nil {
+	if err := compare("a page of another origin", seen, slices.Repeat([]string{blockedByCORS}, 6)); err != nil {
 		return err
 	}
 	stop()
@@ -116,6 +119,7 @@ func run(penstock string) error {
 		return err
 	}
 	const window = `"limited.hour";q=2;w=3600`
+	// Each response is: status | RateLimit | RateLimit-Policy | Retry-After | title or body.
 	if err := compare("a page of the origin in http.cors", seen, []string{
 		`200 | "limited.hour";r=1;t=3600 | ` + window + ` |  | served`,
 		`200 | "limited.hour";r=0;t=* | ` + window + ` |  | served`,
@@ -133,21 +137,20 @@ func run(penstock string) error {
 	return nil
 }
 
-// compare compares the responses that a page saw with those in want. A * in want stands for a
-// number.
+// compare compares the responses that a page saw with those in want. A * in want matches any number.
 func compare(who string, seen, want []string) error {
 	if len(seen) != len(want) {
 		return fmt.Errorf("%s saw %d responses; want %d: %q", who, len(seen), len(want), seen)
 	}
 	for i, text := range want {
 		if got := seen[i]; got != text && !matches(text, got) {
-			return fmt.Errorf("%s saw, at fetch %d,\n\t%s\nwant\n\t%s", who, i+1, got, text)
+			return fmt.Errorf("%s: the response of fetch %d is\n\t%s\nwant\n\t%s", who, i+1, got, text)
 		}
 	}
 	return nil
 }
 
-// matches returns true if a text is like a pattern, in which each * stands for a number.
+// matches reports whether a text has the form of a pattern, in which each * stands for a number.
 func matches(pattern, text string) bool {
 	for {
 		before, after, hasNumber := strings.Cut(pattern, "*")
@@ -155,11 +158,11 @@ func matches(pattern, text string) bool {
 		if !ok || !hasNumber {
 			return ok && rest == ""
 		}
-		behind := strings.TrimLeft(rest, "0123456789")
-		if behind == rest {
+		afterNumber := strings.TrimLeft(rest, "0123456789")
+		if afterNumber == rest {
 			return false
 		}
-		pattern, text = after, behind
+		pattern, text = after, afterNumber
 	}
 }
 
@@ -183,7 +186,7 @@ func upstream(origin string, preflights, requests *atomic.Int64) http.Handler {
 	})
 }
 
-// serve serves on a free port until the program ends.
+// serve serves HTTP on a free port until the program ends.
 func serve(h http.Handler) (address string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -197,7 +200,7 @@ func serve(h http.Handler) (address string, err error) {
 type pages struct {
 	address string
 	target  atomic.Pointer[string] // the address of penstock serve
-	seen    chan []string
+	seen    chan []string          // the responses that the page reported
 }
 
 func servePages() (*pages, error) {
@@ -226,12 +229,12 @@ func (p *pages) visit(dir, target string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
 	defer cancel()
 	browser := exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0", "--user-data-dir="+profile,
 		"http://"+p.address+"/")
-	browser.WaitDelay = 5 * time.Second // its children keep the pipe open
+	browser.WaitDelay = 5 * time.Second // Chromium's child processes keep its standard error open
 	var output strings.Builder
 	browser.Stderr = &output
 	if err := browser.Start(); err != nil {
@@ -247,13 +250,13 @@ func (p *pages) visit(dir, target string) ([]string, error) {
 	case seen := <-p.seen:
 		return seen, nil
 	case err := <-ended:
-		ended <- err
+		ended <- err // for the deferred function
 		return nil, fmt.Errorf("chromium ended and reported nothing: %v\n%s", err, output.String())
 	}
 }
 
-// startServe starts penstock serve with a store that is down, so that limits with on_failure:
-// closed respond with 503.
+// startServe starts penstock serve with a store that is down, so that limits whose on_failure is
+// closed respond with 503. The address is that of the proxy.
 func startServe(penstock string, args ...string) (address string, stop func(), err error) {
 	process := exec.Command(penstock, append([]string{"serve", "--listen=127.0.0.1:0", "--admin-listen=off", "--log-format=json", "--store=redis://127.0.0.1:1"}, args...)...)
 	pipe, err := process.StderrPipe()
@@ -268,12 +271,12 @@ func startServe(penstock string, args ...string) (address string, stop func(), e
 		process.Wait()
 	}
 	for lines := json.NewDecoder(pipe); ; {
-		var line struct{ Msg, Listen string }
+		var line struct{ Listen string }
 		if err := lines.Decode(&line); err != nil {
 			stop()
 			return "", nil, errors.Join(errors.New("penstock serve did not start"), err)
 		}
-		if line.Listen != "" {
+		if line.Listen != "" { // penstock serve accepts connections
 			go io.Copy(io.Discard, pipe)
 			return line.Listen, stop, nil
 		}

@@ -8,7 +8,7 @@
 //   - penstock serve starts with the arguments, variables and files of the pod, on loopback, and
 //     answers the probes
 //   - penstock serve reloads the policy when the ConfigMap changes
-//   - the Valkey of the chart starts, and the few rights of its user are enough for penstock serve
+//   - the Valkey of the chart starts, and the rights of its user are enough for penstock serve
 //
 // It also checks that helm rejects bad values, that deploy/kubernetes has the objects of the
 // default values, and that the chart has the same bytes when it is packed twice.
@@ -33,7 +33,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("chart: ")
-	isUpdate := flag.Bool("update", false, "write deploy/kubernetes, instead of comparing it")
+	isUpdate := flag.Bool("update", false, "write deploy/kubernetes, instead of comparing it with the chart")
 	flag.Parse()
 	if flag.NArg() != 4 {
 		log.Fatal("usage: chart [-update] HELM PENSTOCK DEPLOY OUT")
@@ -83,8 +83,11 @@ func (c *checks) run() error {
 		return err
 	}
 	sets, err := filepath.Glob(filepath.Join(c.chartDir(), "ci", "*-values.yaml"))
-	if err != nil || len(sets) < 6 {
-		return fmt.Errorf("found the sets of values %q; want at least 6: %v", sets, err)
+	if err != nil {
+		return err
+	}
+	if len(sets) < 6 {
+		return fmt.Errorf("the chart's folder ci has the sets of values %q; want at least 6", sets)
 	}
 	for _, path := range sets {
 		if err := c.checkSet(path); err != nil {
@@ -94,7 +97,10 @@ func (c *checks) run() error {
 	return nil
 }
 
-// checkSet checks one set of values.
+// namespace is where all objects of the chart are installed.
+const namespace = "edge"
+
+// checkSet checks the chart with the set of values in the file path.
 func (c *checks) checkSet(path string) error {
 	if _, err := c.runProgram(c.helm, "lint", "--strict", "--values", path, c.chartDir()); err != nil {
 		return err
@@ -107,7 +113,7 @@ func (c *checks) checkSet(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := all.checkFit(); err != nil {
+	if err := all.checkLinks(); err != nil {
 		return err
 	}
 	name := strings.TrimSuffix(filepath.Base(path), "-values.yaml")
@@ -125,7 +131,7 @@ func (c *checks) checkSet(path string) error {
 
 // render returns the objects that helm renders from the chart for a release.
 func (c *checks) render(release string, args ...string) ([]byte, error) {
-	return c.runProgram(c.helm, append([]string{"template", release, c.chartDir(), "--namespace", "edge"}, args...)...)
+	return c.runProgram(c.helm, append([]string{"template", release, c.chartDir(), "--namespace", namespace}, args...)...)
 }
 
 // runProgram runs a program, and returns its standard output. The error has its standard error.
@@ -143,8 +149,8 @@ func (c *checks) runProgram(program string, args ...string) ([]byte, error) {
 // checkRefusals checks that helm rejects bad values with an error that explains them.
 func (c *checks) checkRefusals() error {
 	cases := []struct {
-		values string // arguments of --set
-		text   string // part of the error
+		values string // argument of --set
+		text   string // expected part of the error
 	}{
 		{"listeners.api.enabled=false", "enable proxy, api, grpc or resp"},
 		{"listeners.proxy.enabled=true", "listeners.proxy needs settings.upstream"},
@@ -160,16 +166,17 @@ func (c *checks) checkRefusals() error {
 		{"replicas=0", "minimum"},
 	}
 	for _, bad := range cases {
-		if _, err := c.render("front", "--set", bad.values); err == nil || !strings.Contains(err.Error(), bad.text) {
-			return fmt.Errorf("helm template --set %s: %v; want an error with %q", bad.values, err, bad.text)
+		_, err := c.render("front", "--set", bad.values)
+		if err == nil || !strings.Contains(err.Error(), bad.text) {
+			return fmt.Errorf("helm template --set %q returned the error %v; want one that contains %q", bad.values, err, bad.text)
 		}
 	}
 	log.Printf("helm rejects %d bad sets of values", len(cases))
 	return nil
 }
 
-// ofHelm matches the lines that Helm adds to objects. Manifests for kubectl do not have them.
-var ofHelm = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*|namespace: edge)\n|^# Source: .*\n`)
+// helmLine matches a line that Helm adds to objects. Manifests for kubectl do not have such lines.
+var helmLine = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*|namespace: ` + namespace + `)\n|^# Source: .*\n`)
 
 // checkManifests compares deploy/kubernetes with the objects that the default values render.
 func (c *checks) checkManifests() error {
@@ -177,7 +184,7 @@ func (c *checks) checkManifests() error {
 	if err != nil {
 		return err
 	}
-	plain := ofHelm.ReplaceAllString(string(text), "")
+	plain := helmLine.ReplaceAllString(string(text), "")
 	body := regexp.MustCompile(`\n+---\n+`).ReplaceAllString("\n"+plain, "\n---\n") // without empty lines between objects
 	body = strings.TrimPrefix(strings.TrimSpace(body), "---\n")
 	want := "# The Helm chart with its default values, written by: make chart CHART=-update\n" + body + "\n"
@@ -204,7 +211,7 @@ func (c *checks) pack() error {
 	if err != nil {
 		return err
 	}
-	var archives [][]byte
+	var archives [][]byte // the bytes of the two packed charts
 	for _, name := range []string{"one", "a second folder"} {
 		dir := filepath.Join(c.dir, name)
 		if err := copyTree(dir, c.chartDir(), strings.TrimSpace(string(date))); err != nil {
@@ -214,8 +221,11 @@ func (c *checks) pack() error {
 			return err
 		}
 		found, err := filepath.Glob(filepath.Join(dir, "penstock-*.tgz"))
-		if err != nil || len(found) != 1 {
-			return fmt.Errorf("helm package wrote %q; want one archive: %v", found, err)
+		if err != nil {
+			return err
+		}
+		if len(found) != 1 {
+			return fmt.Errorf("helm package wrote the archives %q; want one", found)
 		}
 		text, err := os.ReadFile(found[0])
 		if err != nil {
@@ -236,7 +246,8 @@ func (c *checks) pack() error {
 	return nil
 }
 
-// checkDocs renders the objects that the helm commands of a page install.
+// checkDocs renders the objects that the helm commands of a page install. It runs the commands in a
+// folder with the files that they name.
 func (c *checks) checkDocs(page string) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -259,6 +270,8 @@ func (c *checks) checkDocs(page string) error {
 	}
 	commands := regexp.MustCompile(`(?m)^helm (?:install|upgrade) (.*)$`).FindAllStringSubmatch(string(text), -1)
 	for _, m := range commands {
+		command := m[0]
+		// helm template has no such flag.
 		args := strings.Fields(strings.ReplaceAll(m[1], "--reset-then-reuse-values ", ""))
 		cmd := exec.Command(helm, append([]string{"template"}, args...)...)
 		cmd.Dir = dir
@@ -266,15 +279,15 @@ func (c *checks) checkDocs(page string) error {
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
 		if err != nil {
-			return fmt.Errorf("%s: %s: %w\n%s", page, m[0], err, stderr.Bytes())
+			return fmt.Errorf("%s: %s: %w\n%s", page, command, err, stderr.Bytes())
 		}
 		if _, err := decode(out); err != nil {
-			return fmt.Errorf("%s: %s: %w", page, m[0], err)
+			return fmt.Errorf("%s: %s: %w", page, command, err)
 		}
 	}
 	if len(commands) < 3 {
-		return fmt.Errorf("%s has %d commands of helm; want at least 3", page, len(commands))
+		return fmt.Errorf("%s has %d commands helm install and helm upgrade; want at least 3", page, len(commands))
 	}
-	log.Printf("helm runs the %d commands of the docs", len(commands))
+	log.Printf("helm renders the objects of the %d helm commands in the docs", len(commands))
 	return nil
 }

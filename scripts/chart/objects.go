@@ -70,12 +70,12 @@ type objects struct {
 	configMaps   map[string]*corev1.ConfigMap
 	services     []*corev1.Service
 	accounts     []*corev1.ServiceAccount
-	policies     []*networkingv1.NetworkPolicy
+	netPolicies  []*networkingv1.NetworkPolicy
 	budgets      []*policyv1.PodDisruptionBudget
 	scalers      []*autoscalingv2.HorizontalPodAutoscaler
 	monitors     []*ServiceMonitor
-	rules        []*PrometheusRule
-	deployment   *appsv1.Deployment
+	promRules    []*PrometheusRule
+	deployment   *appsv1.Deployment // the only one
 	statefulSets []*appsv1.StatefulSet
 }
 
@@ -95,13 +95,13 @@ func decode(text []byte) (*objects, error) {
 		}
 	}
 	if all.deployment == nil {
-		return nil, errors.New("there is no Deployment")
+		return nil, errors.New("the chart rendered no Deployment")
 	}
 	names := make(map[string]bool)
 	for _, o := range all.list {
 		name := fmt.Sprintf("%T %s", o, o.GetName())
 		if names[name] || o.GetName() == "" {
-			return nil, fmt.Errorf("%s: two objects have this name, or it is empty", name)
+			return nil, fmt.Errorf("%s: this object has no name, or a second object of its type has the same name", name)
 		}
 		names[name] = true
 	}
@@ -126,16 +126,16 @@ func (all *objects) add(kind string, document []byte) error {
 	case "autoscaling/v2 HorizontalPodAutoscaler":
 		return decodeInto(all, document, func(o *autoscalingv2.HorizontalPodAutoscaler) { all.scalers = append(all.scalers, o) })
 	case "networking.k8s.io/v1 NetworkPolicy":
-		return decodeInto(all, document, func(o *networkingv1.NetworkPolicy) { all.policies = append(all.policies, o) })
+		return decodeInto(all, document, func(o *networkingv1.NetworkPolicy) { all.netPolicies = append(all.netPolicies, o) })
 	case "monitoring.coreos.com/v1 ServiceMonitor":
 		return decodeInto(all, document, func(o *ServiceMonitor) { all.monitors = append(all.monitors, o) })
 	case "monitoring.coreos.com/v1 PrometheusRule":
-		return decodeInto(all, document, func(o *PrometheusRule) { all.rules = append(all.rules, o) })
+		return decodeInto(all, document, func(o *PrometheusRule) { all.promRules = append(all.promRules, o) })
 	}
-	return errors.New("the kind is unknown here; add it to objects")
+	return errors.New("this test does not know the kind; add it to type objects")
 }
 
-// decodeInto decodes a document into an object of its type.
+// decodeInto decodes a document into a new T, appends it to all.list, and calls keep with it.
 func decodeInto[T any, P interface {
 	*T
 	metav1.Object
@@ -178,7 +178,7 @@ func (all *objects) workloadOf(selector map[string]string) (workload, error) {
 	return found[0], nil
 }
 
-// matches returns true if labels have all labels of a selector. An empty selector matches nothing.
+// matches reports whether labels have all labels of a selector. An empty selector matches nothing.
 func matches(selector, labels map[string]string) bool {
 	for key, value := range selector {
 		if labels[key] != value {
@@ -188,7 +188,7 @@ func matches(selector, labels map[string]string) bool {
 	return len(selector) > 0
 }
 
-// hasPort returns true if the containers of a workload have a port of this name.
+// hasPort reports whether a container of the workload has a port of this name.
 func (w workload) hasPort(name string) bool {
 	for _, c := range w.template.Spec.Containers {
 		if slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name }) {
@@ -198,22 +198,26 @@ func (w workload) hasPort(name string) bool {
 	return false
 }
 
-// checkFit checks that the objects fit together.
-func (all *objects) checkFit() error {
+// checkLinks checks that objects that refer to others refer to the right ones.
+func (all *objects) checkLinks() error {
 	var errs []error
 	addError := func(o metav1.Object, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%T %s: %s", o, o.GetName(), fmt.Sprintf(format, args...)))
 	}
 	for _, o := range all.list {
 		isExtra := o.GetName() == "ratelimit-notes" // extraObjects of ci/envoy-values.yaml
-		if o.GetNamespace() != "edge" && !isExtra {
-			addError(o, "the namespace is %q; want edge", o.GetNamespace())
+		if o.GetNamespace() != namespace && !isExtra {
+			addError(o, "the namespace is %q; want %q", o.GetNamespace(), namespace)
 		}
 	}
 	for _, w := range all.workloads() {
 		errs = append(errs, w.check()...)
-		if own, err := all.workloadOf(w.selector.MatchLabels); err != nil || own.name != w.name {
-			errs = append(errs, fmt.Errorf("%s: its selector matches the workload %q; want its own: %v", w.name, own.name, err))
+		selected, err := all.workloadOf(w.selector.MatchLabels)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("workload %s: %w", w.name, err))
+		case selected.name != w.name:
+			errs = append(errs, fmt.Errorf("workload %s: its selector matches the pods of workload %s; want its own pods", w.name, selected.name))
 		}
 	}
 	for _, s := range all.services {
@@ -222,25 +226,32 @@ func (all *objects) checkFit() error {
 			addError(s, "%v", err)
 		}
 		if len(s.Spec.Ports) == 0 {
-			addError(s, "it has no port")
+			addError(s, "the Service has no port")
 		}
 		for _, p := range s.Spec.Ports {
 			if !w.hasPort(p.TargetPort.StrVal) {
-				addError(s, "no container has the port %s", p.TargetPort.StrVal)
+				addError(s, "no container of the selected pods has a port named %q", p.TargetPort.StrVal)
 			}
 		}
 	}
-	for _, p := range all.policies {
-		errs = append(errs, all.checkPolicy(p)...)
+	for _, p := range all.netPolicies {
+		errs = append(errs, all.checkNetworkPolicy(p)...)
 	}
 	for _, b := range all.budgets {
-		if w, err := all.workloadOf(b.Spec.Selector.MatchLabels); err != nil || w.name != all.deployment.Name {
-			addError(b, "it does not select the Deployment: %v", err)
+		w, err := all.workloadOf(b.Spec.Selector.MatchLabels)
+		switch {
+		case err != nil:
+			addError(b, "%v", err)
+		case w.name != all.deployment.Name:
+			addError(b, "it selects the pods of %s; want those of the Deployment", w.name)
 		}
 	}
 	for _, s := range all.scalers {
-		if s.Spec.ScaleTargetRef.Name != all.deployment.Name || all.deployment.Spec.Replicas != nil {
-			addError(s, "it scales %s, or the Deployment has replicas; want that it scales the Deployment, which has none", s.Spec.ScaleTargetRef.Name)
+		if target := s.Spec.ScaleTargetRef.Name; target != all.deployment.Name {
+			addError(s, "it scales %s; want the Deployment %s", target, all.deployment.Name)
+		}
+		if all.deployment.Spec.Replicas != nil {
+			addError(s, "the Deployment sets its replicas; want that only the HorizontalPodAutoscaler sets them")
 		}
 	}
 	errs = append(errs, all.checkMonitoring()...)
@@ -253,27 +264,28 @@ func (w workload) check() (errs []error) {
 		errs = append(errs, fmt.Errorf("%s: %s", w.name, fmt.Sprintf(format, args...)))
 	}
 	spec := w.template.Spec
-	volumes := make(map[string]bool)
+	volumes := make(map[string]bool) // names of the volumes without a mount
 	for _, v := range spec.Volumes {
 		volumes[v.Name] = true
 	}
-	isTrue := func(b *bool) bool { return b != nil && *b }
 	if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
-		addError("a token of the service account is mounted")
+		addError("Kubernetes mounts a token of the service account; want automountServiceAccountToken: false")
 	}
 	if spec.SecurityContext == nil || !isTrue(spec.SecurityContext.RunAsNonRoot) || spec.SecurityContext.SeccompProfile == nil {
-		addError("it may run as root, or without seccomp")
+		addError("its pods may run as root, or without a seccomp profile")
 	}
 	for _, c := range spec.Containers {
 		for _, m := range c.VolumeMounts {
-			if !volumes[m.Name] || m.SubPath != "" {
-				addError("the mount %s has no volume, or has a subPath, which Kubernetes never updates", m.Name)
+			if !volumes[m.Name] {
+				addError("the mount %s has no volume of its own", m.Name)
+			}
+			if m.SubPath != "" {
+				addError("the mount %s has a subPath, so Kubernetes never updates its files", m.Name)
 			}
 			delete(volumes, m.Name)
 		}
-		if s := c.SecurityContext; s == nil || !isTrue(s.ReadOnlyRootFilesystem) || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
-			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
-			addError("the container %s has more rights than it needs", c.Name)
+		if !hasFewRights(c.SecurityContext) {
+			addError("the container %s can write its root file system, escalate privileges, or keeps capabilities", c.Name)
 		}
 		for what, probe := range map[string]*corev1.Probe{"liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
 			var port intstr.IntOrString
@@ -290,14 +302,25 @@ func (w workload) check() (errs []error) {
 		}
 	}
 	if len(volumes) > 0 {
-		addError("no container mounts %v", slices.Sorted(maps.Keys(volumes)))
+		addError("no container mounts the volumes %v", slices.Sorted(maps.Keys(volumes)))
 	}
 	return errs
 }
 
-// checkPolicy checks that a NetworkPolicy opens all ports of the pods that it selects. It may open
-// the ports admin and redis only to peers that it names.
-func (all *objects) checkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// hasFewRights reports whether a container cannot write its root file system, cannot escalate
+// privileges, and has no capabilities.
+func hasFewRights(s *corev1.SecurityContext) bool {
+	if s == nil || s.AllowPrivilegeEscalation == nil || s.Capabilities == nil {
+		return false // the default of Kubernetes allows more
+	}
+	return isTrue(s.ReadOnlyRootFilesystem) && !*s.AllowPrivilegeEscalation && slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"})
+}
+
+// checkNetworkPolicy checks that a NetworkPolicy opens all ports of the pods that it selects. A
+// NetworkPolicy may open the ports admin and redis only to peers that it names.
+func (all *objects) checkNetworkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
 	w, err := all.workloadOf(p.Spec.PodSelector.MatchLabels)
 	if err != nil {
 		return []error{err}
@@ -306,7 +329,7 @@ func (all *objects) checkPolicy(p *networkingv1.NetworkPolicy) (errs []error) {
 	for _, rule := range p.Spec.Ingress {
 		for _, port := range rule.Ports {
 			if port.Port == nil || !w.hasPort(port.Port.StrVal) {
-				errs = append(errs, fmt.Errorf("NetworkPolicy %s: no container has the port %v", p.Name, port.Port))
+				errs = append(errs, fmt.Errorf("NetworkPolicy %s: it opens the port %v, which no container has", p.Name, port.Port))
 				continue
 			}
 			open[port.Port.StrVal] = true
@@ -339,43 +362,48 @@ func (all *objects) checkMonitoring() (errs []error) {
 			}
 		}
 		if len(found) != 1 || len(m.Spec.Endpoints) != 1 {
-			errs = append(errs, fmt.Errorf("the ServiceMonitor selects %d Services; want 1, and one endpoint", len(found)))
+			errs = append(errs, fmt.Errorf("the ServiceMonitor selects %d Services and has %d endpoints; want one of each", len(found), len(m.Spec.Endpoints)))
 			continue
 		}
 		s, endpoint := found[0], m.Spec.Endpoints[0]
 		if s.Labels[m.Spec.JobLabel] != "penstock" {
-			errs = append(errs, fmt.Errorf("the job is named %q; the alerts need penstock", s.Labels[m.Spec.JobLabel]))
+			errs = append(errs, fmt.Errorf("the ServiceMonitor gives the job the name %q; the alerts need the name penstock", s.Labels[m.Spec.JobLabel]))
 		}
-		if endpoint.Path != "/metrics" || !slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == endpoint.Port }) {
-			errs = append(errs, fmt.Errorf("the Service %s has no port %s", s.Name, endpoint.Port))
+		if endpoint.Path != "/metrics" {
+			errs = append(errs, fmt.Errorf("the path of the ServiceMonitor is %q; want /metrics", endpoint.Path))
+		}
+		if !slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == endpoint.Port }) {
+			errs = append(errs, fmt.Errorf("the ServiceMonitor names the port %q, which the Service %s does not have", endpoint.Port, s.Name))
 		}
 	}
-	alerts, ofJob := 0, 0
-	for _, r := range all.rules {
+	alerts, rulesOfJob := 0, 0
+	for _, r := range all.promRules {
 		for _, g := range r.Spec.Groups {
 			for _, rule := range g.Rules {
 				if rule.Alert != "" {
 					alerts++
 				}
 				if strings.Contains(rule.Expr, `job="penstock"`) {
-					ofJob++
+					rulesOfJob++
 				}
 			}
 		}
 	}
-	if len(all.rules) > 0 && (len(all.rules) != 2 || alerts < 10 || ofJob == 0) {
-		errs = append(errs, fmt.Errorf("%d PrometheusRules have %d alerts, and %d name the job penstock; want 2, at least 10 and at least 1", len(all.rules), alerts, ofJob))
+	if len(all.promRules) > 0 && (len(all.promRules) != 2 || alerts < 10 || rulesOfJob == 0) {
+		errs = append(errs, fmt.Errorf("there are %d PrometheusRules with %d alerts, and %d of their rules name the job penstock; want 2 PrometheusRules, at least 10 alerts, and at least 1 such rule",
+			len(all.promRules), alerts, rulesOfJob))
 	}
 	return errs
 }
 
-// checkKustomization checks the file of the plain manifests.
+// checkKustomization checks the file kustomization.yaml in a folder of manifests, and that the files
+// that it names exist.
 func (c *checks) checkKustomization(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
 	if err != nil {
 		return err
 	}
-	var k struct {
+	var kustomization struct { // strict decoding needs all fields of the file, even those not read below
 		metav1.TypeMeta `json:",inline"`
 		Resources       []string `json:"resources"`
 		Images          []struct {
@@ -384,13 +412,17 @@ func (c *checks) checkKustomization(dir string) error {
 			NewTag  string `json:"newTag"`
 		} `json:"images"`
 	}
-	if err := yaml.UnmarshalStrict(text, &k); err != nil {
+	if err := yaml.UnmarshalStrict(text, &kustomization); err != nil {
 		return err
 	}
-	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" || len(k.Resources) == 0 {
-		return fmt.Errorf("kustomization.yaml is a %s %s with %d resources; want a kustomize.config.k8s.io/v1beta1 Kustomization with at least one", k.APIVersion, k.Kind, len(k.Resources))
+	const want = "kustomize.config.k8s.io/v1beta1 Kustomization"
+	if kind := kustomization.APIVersion + " " + kustomization.Kind; kind != want {
+		return fmt.Errorf("kustomization.yaml is a %q; want a %q", kind, want)
 	}
-	for _, name := range k.Resources {
+	if len(kustomization.Resources) == 0 {
+		return errors.New("kustomization.yaml names no resources; want at least one")
+	}
+	for _, name := range kustomization.Resources {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return err
 		}

@@ -30,12 +30,12 @@ import (
 // loopback.
 type pod struct {
 	*checks
-	all   *objects
-	dir   string
+	all   *objects // all objects of the chart
+	dir   string   // folder of the mounted files and the logs
 	spec  corev1.PodSpec
-	env   []corev1.EnvVar
-	admin string // address of the admin listener
-	notes string // further checks that passed, for the log
+	env   []corev1.EnvVar // of the container of penstock serve
+	admin string          // address of the admin listener
+	notes string          // further checks that passed, for the log
 
 	paths     map[string]string // folders on this machine, by mount path
 	addresses map[string]string // addresses on this machine, by address of the container
@@ -78,13 +78,18 @@ func (p *pod) start() error {
 	if err := p.probe(serve); err != nil {
 		return err
 	}
-	if text, err := os.ReadFile(serve.log); err != nil || strings.Contains(string(text), "misspelled") || strings.Contains(string(text), `"level":"ERROR"`) {
-		return fmt.Errorf("penstock serve logged an error: %v\n%s", err, text)
+	text, err := os.ReadFile(serve.log)
+	if err != nil {
+		return err
+	}
+	const unknownVariable = "misspelled" // in the warning about an environment variable
+	if strings.Contains(string(text), unknownVariable) || strings.Contains(string(text), `"level":"ERROR"`) {
+		return fmt.Errorf("penstock serve logged an error, or an unknown environment variable:\n%s", text)
 	}
 	return p.reload(serve)
 }
 
-// checkDrain checks that the pod is not killed before its drain has ended.
+// checkDrain checks that Kubernetes does not kill the pod before penstock serve has drained.
 func (p *pod) checkDrain() error {
 	var drain time.Duration
 	for _, name := range []string{"PENSTOCK_DRAIN_DELAY", "PENSTOCK_DRAIN_TIMEOUT"} {
@@ -95,12 +100,12 @@ func (p *pod) checkDrain() error {
 		drain += d
 	}
 	if grace := p.spec.TerminationGracePeriodSeconds; grace == nil || time.Duration(*grace)*time.Second <= drain {
-		return fmt.Errorf("terminationGracePeriodSeconds is not longer than the drain, %v", drain)
+		return fmt.Errorf("terminationGracePeriodSeconds is missing or too short; want more than %v, which is the drain's delay and timeout", drain)
 	}
 	return nil
 }
 
-// value returns the value of a variable of the container.
+// value returns the value of an environment variable of the container, or "".
 func (p *pod) value(name string) string {
 	for _, e := range p.env {
 		if e.Name == name {
@@ -127,26 +132,27 @@ func (p *pod) mountAll(prefix string, spec corev1.PodSpec) error {
 	return nil
 }
 
-// mount writes files in the way of the kubelet. The names are links into ..data, which is itself a
-// link to a folder with the files of one version. A new version replaces this link atomically.
+// mount writes files into a folder as the kubelet does. The files in the folder are links into
+// ..data, which is itself a link to a folder with the files of one version. A new version replaces
+// the link ..data atomically.
 func mount(folder, version string, files map[string]string) error {
-	current := filepath.Join(folder, "..version"+version)
-	if err := os.MkdirAll(current, 0o755); err != nil {
+	ofVersion := filepath.Join(folder, "..version"+version)
+	if err := os.MkdirAll(ofVersion, 0o755); err != nil {
 		return err
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(current, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(ofVersion, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(folder, name)); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
-	next := filepath.Join(folder, "..data_tmp")
-	if err := os.Symlink(filepath.Base(current), next); err != nil {
+	newLink := filepath.Join(folder, "..data_tmp")
+	if err := os.Symlink(filepath.Base(ofVersion), newLink); err != nil {
 		return err
 	}
-	return os.Rename(next, filepath.Join(folder, "..data"))
+	return os.Rename(newLink, filepath.Join(folder, "..data"))
 }
 
 // content returns the files of a volume. For Secrets and ConfigMaps that are not in the chart, it
@@ -166,7 +172,7 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 			}
 		}
 	case v.Secret != nil && v.Name == "tls":
-		certificate, key, err := newCertificate()
+		certificate, key, err := testCertificate()
 		if err != nil {
 			return nil, err
 		}
@@ -174,7 +180,7 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 	case v.Secret != nil:
 		files["password"] = valkeyPassword
 	case v.EmptyDir == nil:
-		return nil, errors.New("this kind of volume is unknown here; add it to content")
+		return nil, errors.New("this test does not know this kind of volume; add it to pod.content")
 	}
 	return files, nil
 }
@@ -182,7 +188,8 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 // valkeyPassword has characters that a shell and an ACL file would read as something else.
 const valkeyPassword = `a 'long' "pass$word" #1`
 
-// secret returns the content of a mounted secret.
+// secret returns the content of a file of a mounted secret. Most files get a text that is different
+// for each file.
 func (p *pod) secret(file string) string {
 	switch file {
 	case "store":
@@ -193,8 +200,8 @@ func (p *pod) secret(file string) string {
 	return "0123456789-" + file
 }
 
-// newCertificate returns the certificate of httptest and its key, in PEM form.
-func newCertificate() (certificate, key string, err error) {
+// testCertificate returns the certificate of httptest and its key, in PEM form.
+func testCertificate() (certificate, key string, err error) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()
 	pair := s.TLS.Certificates[0]
@@ -205,10 +212,11 @@ func newCertificate() (certificate, key string, err error) {
 	return encode("CERTIFICATE", pair.Certificate[0]), encode("PRIVATE KEY", der), err
 }
 
-// listenAddress matches an address at which the container listens.
+// listenAddress matches an address at which the container listens, such as :8080.
 var listenAddress = regexp.MustCompile(`^(0\.0\.0\.0)?:[0-9]+$`)
 
-// localize replaces the pod's paths and addresses in a value by those of this machine.
+// localize replaces the pod's paths and addresses in a text by those of this machine. A listen
+// address becomes a free address.
 func (p *pod) localize(text string) (string, error) {
 	if listenAddress.MatchString(text) {
 		address, err := freeAddress()
@@ -216,13 +224,13 @@ func (p *pod) localize(text string) (string, error) {
 		return address, err
 	}
 	paths := slices.Sorted(maps.Keys(p.paths))
-	slices.Reverse(paths) // a path before the paths that it begins with
+	slices.Reverse(paths) // /etc/penstock/policy is replaced before /etc/penstock
 	for _, path := range paths {
 		text = strings.ReplaceAll(text, path, p.paths[path])
 	}
-	for old, address := range p.addresses {
-		if strings.Contains(old, "-valkey:") {
-			text = strings.ReplaceAll(text, old, address)
+	for inCluster, address := range p.addresses {
+		if strings.Contains(inCluster, "-valkey:") { // the others are listen addresses
+			text = strings.ReplaceAll(text, inCluster, address)
 		}
 	}
 	return text, nil
@@ -240,9 +248,12 @@ func freeAddress() (string, error) {
 // environ returns the container's environment.
 func (p *pod) environ() (list []string, err error) {
 	for _, e := range p.env {
+		if e.ValueFrom != nil {
+			return nil, fmt.Errorf("the variable %s has valueFrom, which this test does not know", e.Name)
+		}
 		text, err := p.localize(e.Value)
-		if err != nil || e.ValueFrom != nil {
-			return nil, fmt.Errorf("variable %s has no value that can be used here: %v", e.Name, err)
+		if err != nil {
+			return nil, fmt.Errorf("variable %s: %w", e.Name, err)
 		}
 		list = append(list, e.Name+"="+text)
 		if e.Name == "PENSTOCK_ADMIN_LISTEN" {
@@ -252,7 +263,7 @@ func (p *pod) environ() (list []string, err error) {
 	return list, nil
 }
 
-// validate makes penstock check the policy.
+// validate runs penstock validate with the policy, if the pod has one.
 func (p *pod) validate() error {
 	file, err := p.localize(p.value("PENSTOCK_CONFIG"))
 	if err != nil || file == "" {
@@ -262,6 +273,7 @@ func (p *pod) validate() error {
 	return err
 }
 
+// serve starts penstock serve with the pod's arguments and variables.
 func (p *pod) serve() (*process, error) {
 	environ, err := p.environ()
 	if err != nil {
@@ -272,7 +284,8 @@ func (p *pod) serve() (*process, error) {
 	return p.startProcess("serve", cmd)
 }
 
-// startValkey runs the script of the Valkey container, with the paths of this machine.
+// startValkey runs the script of the Valkey container, with the paths of this machine. The script
+// runs valkey-server, which is a link to redis-server here.
 func (p *pod) startValkey(name string, spec corev1.PodSpec) error {
 	if err := p.mountAll("valkey-", spec); err != nil {
 		return err
@@ -325,10 +338,10 @@ func (p *pod) probe(serve *process) error {
 		if scheme == "" {
 			scheme = "http"
 		}
-		if err := serve.await(path+" answers ok", func() error {
+		if err := serve.await(path+" responds ok", func() error {
 			text, err := get(scheme + "://" + p.admin + path)
 			if err == nil && strings.TrimSpace(text) != "ok" {
-				err = fmt.Errorf("its body is %q", text)
+				err = fmt.Errorf("the body of the response is %q; want ok", text)
 			}
 			return err
 		}); err != nil {
@@ -371,13 +384,13 @@ func (p *pod) reload(serve *process) error {
 	return serve.await("the changed policy is loaded", func() error {
 		text, err := get("http://" + p.admin + "/metrics")
 		if value := metric(text, `rate_limiter_config_reloads_total{outcome="success"}`); err == nil && value == "0" {
-			err = errors.New("there was no reload")
+			err = errors.New("penstock serve has not reloaded the policy")
 		}
 		return err
 	})
 }
 
-// metric returns the value of a series.
+// metric returns the value of a series in the text of /metrics, or "".
 func metric(text, series string) string {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {
@@ -388,7 +401,10 @@ func metric(text, series string) string {
 }
 
 func get(url string) (string, error) {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
+		DisableKeepAlives: true,
+	}}
 	res, err := client.Get(url)
 	if err != nil {
 		return "", err
@@ -396,16 +412,16 @@ func get(url string) (string, error) {
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", res.Status, text)
+		err = fmt.Errorf("GET %s: %s: %s", url, res.Status, text)
 	}
 	return string(text), err
 }
 
 // A process is a program that runs until it is killed.
 type process struct {
-	name, log string
+	name, log string // log is the path of the file
 	cmd       *exec.Cmd
-	done      chan struct{}
+	done      chan struct{} // is closed when the process has ended
 }
 
 func (p *pod) startProcess(name string, cmd *exec.Cmd) (*process, error) {
@@ -433,8 +449,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// await waits until check returns nil, for a minute at most. If it fails, the error has the end of
-// the process' log.
+// await waits until check returns nil, for a minute at most. The parameter what describes the
+// expected state. If await fails, its error has the end of the process' log.
 func (p *process) await(what string, check func() error) error {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		err := check()
@@ -450,15 +466,15 @@ func (p *process) await(what string, check func() error) error {
 		if hasEnded || time.Now().After(deadline) {
 			const shown = 2000 // bytes of the log
 			text, _ := os.ReadFile(p.log)
-			return fmt.Errorf("%s: it was never true that %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
+			return fmt.Errorf("%s: this never became true: %s: %w\n%s", p.name, what, err, text[max(0, len(text)-shown):])
 		}
 	}
 }
 
-// copyTree copies the chart into a folder. It copies the targets of links, and gives each file the
-// same time.
+// copyTree copies the folder of the chart into another folder. Links become copies of the files
+// that they name. The modification time of all files is date, in the form of RFC 3339.
 func copyTree(to, chart, date string) error {
-	at, err := time.Parse(time.RFC3339, date)
+	modified, err := time.Parse(time.RFC3339, date)
 	if err != nil {
 		return err
 	}
@@ -480,6 +496,6 @@ func copyTree(to, chart, date string) error {
 		if err := os.WriteFile(filepath.Join(to, name), text, 0o644); err != nil {
 			return err
 		}
-		return os.Chtimes(filepath.Join(to, name), at, at)
+		return os.Chtimes(filepath.Join(to, name), modified, modified)
 	})
 }
