@@ -1,6 +1,7 @@
-// Command comments finds comments that are too wide to read. It names each line of a comment above
-// 100 columns in the .go and .lua files below a folder, and fails if there are any. A tab is one
-// column. It skips generated files, comments behind code, and expected output of examples.
+// Command comments finds lines of comments that have more than 100 columns. It checks the .go and
+// .lua files below a folder, prints the place of each wide line, and fails if there are any. A tab
+// counts as one column. The command skips generated files, comments behind code, and expected output
+// of examples.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-const columns = 100
+const maxColumns = 100
 
 func main() {
 	root := "."
@@ -32,18 +33,18 @@ func main() {
 		fmt.Println(place)
 	}
 	if len(wide) > 0 {
-		fmt.Fprintf(os.Stderr, "comments: %d lines are wider than %d columns\n", len(wide), columns)
+		fmt.Fprintf(os.Stderr, "comments: %d lines are wider than %d columns\n", len(wide), maxColumns)
 		os.Exit(1)
 	}
 }
 
-// findWide returns the places, as file:line, of all lines that are too wide.
+// findWide returns the places of all wide lines, in the form file:line.
 func findWide(root fs.FS) (places []string, err error) {
 	err = fs.WalkDir(root, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		find := map[string]func([]byte) []int{".go": inGo, ".lua": inLua}[filepath.Ext(path)]
+		find := map[string]func([]byte) []int{".go": wideInGo, ".lua": wideInLua}[filepath.Ext(path)]
 		isHidden := path != "." && strings.HasPrefix(entry.Name(), ".")
 		switch {
 		case entry.IsDir() && (isHidden || path == "bin"):
@@ -64,13 +65,14 @@ func findWide(root fs.FS) (places []string, err error) {
 }
 
 var (
-	generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
-	output    = regexp.MustCompile(`(?i)^//\s*(unordered )?output:`)
+	generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+	outputMark    = regexp.MustCompile(`(?i)^//\s*(unordered )?output:`)
 )
 
-// inGo finds the wide lines of comments in a Go file. A directive cannot be wrapped.
-func inGo(text []byte) (wide []int) {
-	if generated.Match(text) {
+// wideInGo returns the numbers of the wide lines of comments in a Go file. It skips directives,
+// because they cannot be wrapped.
+func wideInGo(text []byte) (wide []int) {
+	if generatedMark.Match(text) {
 		return nil
 	}
 	lines := bytes.Split(text, []byte("\n"))
@@ -78,7 +80,8 @@ func inGo(text []byte) (wide []int) {
 	file := files.AddFile("", files.Base(), len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
-	isExpected, last := false, 0 // of the previous comment: whether it is expected output, and its last line
+	isExpectedOutput := false // whether the previous comment is expected output of an example
+	last := 0                 // the last line of the previous comment
 	for {
 		at, kind, comment := s.Scan()
 		if kind == token.EOF {
@@ -91,9 +94,10 @@ func inGo(text []byte) (wide []int) {
 		if before := lines[first-1][:file.Position(at).Column-1]; len(bytes.TrimSpace(before)) > 0 {
 			continue // it is behind code
 		}
-		isExpected = output.MatchString(comment) || isExpected && first == last+1
+		continues := first == last+1 // the previous comment
+		isExpectedOutput = outputMark.MatchString(comment) || isExpectedOutput && continues
 		last = first + strings.Count(comment, "\n")
-		if isExpected || strings.HasPrefix(comment, "//go:") {
+		if isExpectedOutput || strings.HasPrefix(comment, "//go:") {
 			continue
 		}
 		for n := first; n <= last; n++ {
@@ -104,8 +108,8 @@ func inGo(text []byte) (wide []int) {
 	}
 }
 
-// inLua finds the wide lines of comments in a Lua file.
-func inLua(text []byte) (wide []int) {
+// wideInLua returns the numbers of the wide lines of comments in a Lua file.
+func wideInLua(text []byte) (wide []int) {
 	isInBlock := false
 	for i, line := range bytes.Split(text, []byte("\n")) {
 		trimmed := bytes.TrimSpace(line)
@@ -118,4 +122,6 @@ func inLua(text []byte) (wide []int) {
 	return wide
 }
 
-func isWide(line []byte) bool { return utf8.RuneCount(bytes.TrimSuffix(line, []byte("\r"))) > columns }
+func isWide(line []byte) bool {
+	return utf8.RuneCount(bytes.TrimSuffix(line, []byte("\r"))) > maxColumns
+}

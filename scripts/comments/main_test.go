@@ -7,11 +7,11 @@ import (
 	"testing/fstest"
 )
 
-func TestWideCommentsAreNamed(t *testing.T) {
-	long := strings.Repeat("é", 96) // a comment with it has 99 or 100 columns
+func TestWideCommentsAreFound(t *testing.T) {
+	long := strings.Repeat("é", 96) // "// " and long have 99 columns together
 	for _, row := range []struct {
-		name, text string
-		want       []string
+		file, text string
+		want       []string // places of wide lines
 	}{
 		{"a.go", "package a\n\n// " + long + " \n// " + long + "ab\n", []string{"a.go:4"}},
 		{"a.go", "package a\n\nvar a = 1 // " + long + long, nil},
@@ -27,9 +27,9 @@ func TestWideCommentsAreNamed(t *testing.T) {
 		{".cache/a.go", "// " + long + long, nil},
 		{"a.md", "// " + long + long, nil},
 	} {
-		got, err := findWide(fstest.MapFS{row.name: {Data: []byte(row.text)}})
+		got, err := findWide(fstest.MapFS{row.file: {Data: []byte(row.text)}})
 		if err != nil || !slices.Equal(got, row.want) {
-			t.Errorf("%s\n%s\nhas wide comments at %v, %v; want %v", row.name, row.text, got, err, row.want)
+			t.Errorf("findWide returns the places %v and the error %v; want %v and no error, for %s:\n%s", got, err, row.want, row.file, row.text)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 // Command dashboard opens the pages of the dashboard in a real Chromium, at two instances of
 // penstock serve that share a Redis server and have traffic. Its arguments are the penstock program
-// and a folder, where it installs packages of npm and writes pictures of the pages. pages.mjs has
-// the checks.
+// and a folder. It installs npm packages in the folder, and writes pictures of the pages there.
+// pages.mjs has the checks.
 package main
 
 import (
@@ -23,12 +23,13 @@ import (
 )
 
 const (
+	// npm packages
 	playwright = "playwright-core@1.65.1"
 	axe        = "axe-core@4.14.1"
 
 	operatorToken = "operator-0123456789"
 	offender      = "partner-export-2291" // an API key that is over its limit
-	patience      = 15 * time.Minute      // longest time for the whole program, on a busy machine
+	timeout       = 15 * time.Minute      // of the whole program, on a busy machine
 )
 
 const policy = `
@@ -64,7 +65,7 @@ func main() {
 }
 
 func run(penstock, folder string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Join(folder, "pictures"), 0o755); err != nil {
 		return err
@@ -96,17 +97,23 @@ func run(penstock, folder string) error {
 	}
 	control := &control{redis: redis, target: instances[0].listen}
 	go control.send(ctx)
-	prefixed, err := serve(stripPrefix("/penstock/", instances[0].admin))
+	prefixedAddress, err := serve(stripPrefix("/penstock/", instances[0].admin))
 	if err != nil {
 		return err
 	}
-	controls, err := serve(control)
+	controlAddress, err := serve(control)
 	if err != nil {
 		return err
 	}
 	config, err := json.Marshal(map[string]string{
-		"modules": filepath.Join(folder, "node_modules"), "pictures": filepath.Join(folder, "pictures"), "token": operatorToken, "offender": offender,
-		"admin": "http://" + instances[0].admin + "/", "other": "http://" + instances[1].admin + "/", "prefixed": "http://" + prefixed + "/penstock/", "control": "http://" + controls + "/",
+		"modules":  filepath.Join(folder, "node_modules"),
+		"pictures": filepath.Join(folder, "pictures"),
+		"token":    operatorToken,
+		"offender": offender,
+		"admin":    "http://" + instances[0].admin + "/",
+		"other":    "http://" + instances[1].admin + "/",
+		"prefixed": "http://" + prefixedAddress + "/penstock/",
+		"control":  "http://" + controlAddress + "/",
 	})
 	if err != nil {
 		return err
@@ -116,7 +123,7 @@ func run(penstock, folder string) error {
 	return node.Run()
 }
 
-// A redisServer can be stopped and started again. It listens on a socket only.
+// A redisServer can be stopped and started again. It listens only on a Unix socket.
 type redisServer struct {
 	dir, socket string
 	process     *exec.Cmd
@@ -131,13 +138,13 @@ func (s *redisServer) start() error {
 	if err := s.process.Start(); err != nil {
 		return err
 	}
-	for range 500 { // 5 s
+	for range 500 { // 500 × 10 ms = 5 s
 		if conn, err := net.Dial("unix", s.socket); err == nil {
 			return conn.Close()
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return errors.New("redis-server does not listen")
+	return errors.New("redis-server did not listen on its socket within 5 s")
 }
 
 func (s *redisServer) stop() {
@@ -147,13 +154,17 @@ func (s *redisServer) stop() {
 
 // An instance is a running penstock serve.
 type instance struct {
-	listen, admin string
+	listen, admin string // addresses of the proxy and of the dashboard
 	process       *exec.Cmd
 }
 
+// startInstance starts penstock serve. The timeout of its store is long, so that a busy machine causes
+// no fallback.
 func startInstance(penstock, rules, socket string) (*instance, error) {
-	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules, "--store", "unix://"+socket, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
-		"--operator-token", operatorToken, "--log-format", "json", "--store-timeout", "5s")} // so that a busy machine causes no fallback
+	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules,
+		"--store", "unix://"+socket, "--store-timeout", "5s",
+		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
+		"--operator-token", operatorToken, "--log-format", "json")}
 	pipe, err := i.process.StderrPipe()
 	if err != nil {
 		return nil, err
@@ -183,8 +194,8 @@ func (i *instance) stop() {
 	i.process.Wait()
 }
 
-// A control sends the traffic. It has an HTTP API with which the checks pause the traffic, stop the
-// store, and send one request.
+// A control sends the traffic. Through its HTTP API, the checks pause the traffic, stop and start
+// Redis, and send one request.
 type control struct {
 	redis    *redisServer
 	target   string // address of an instance
@@ -210,7 +221,7 @@ func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// request sends a request to the instance.
+// request sends a request to the instance, with an API key. Without a response, the status is 502.
 func (c *control) request(path, key string) (status int) {
 	r, err := http.NewRequest("GET", "http://"+c.target+path, nil)
 	if err != nil {
@@ -228,7 +239,7 @@ func (c *control) request(path, key string) (status int) {
 
 // send sends about 60 requests a second until ctx ends.
 func (c *control) send(ctx context.Context) {
-	inFlight := make(chan struct{}, 32) // bounds the requests in flight
+	inFlight := make(chan struct{}, 32) // has an element for each request in flight
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; ; n++ {
@@ -240,28 +251,35 @@ func (c *control) send(ctx context.Context) {
 		if c.isPaused.Load() {
 			continue
 		}
-		for _, to := range []struct{ path, key string }{{"/api/search", fmt.Sprintf("rider-app-%04d", n%9)}, {"/api/push", "any"}, {"/api/export", offender}} {
+		for _, r := range []struct{ path, key string }{
+			{"/api/search", fmt.Sprintf("rider-app-%04d", n%9)},
+			{"/api/push", "any"},
+			{"/api/export", offender},
+		} {
 			select {
 			case inFlight <- struct{}{}:
 				go func() {
-					c.request(to.path, to.key)
+					c.request(r.path, r.key)
 					<-inFlight
 				}()
-			default: // the bound is reached
+			default: // too many are in flight
 			}
 		}
 	}
 }
 
-// stripPrefix returns a proxy that serves an address under a prefix, which ends with a slash. It
-// sends the address as Host. It logs no errors, since pages close their event streams.
+// stripPrefix returns a proxy that removes a prefix from the paths of requests, and sends the
+// requests to an address. The prefix ends with a slash, which stays. The header Host becomes the
+// address. The proxy logs no errors, because pages close their event streams.
 func stripPrefix(prefix, address string) http.Handler {
-	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(&url.URL{Scheme: "http", Host: address})
-	}})
+	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{
+		FlushInterval: -1, // flush after each write
+		ErrorLog:      log.New(io.Discard, "", 0),
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: address}) },
+	})
 }
 
-// serve serves on a free port until the program ends.
+// serve serves HTTP on a free port until the program ends.
 func serve(h http.Handler) (address string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

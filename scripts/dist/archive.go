@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// A folder has files by their slash-separated names. Equal folders give archives with equal bytes:
-// files are in the order of their names, and all have the same time and no owner.
+// A folder has the files of an archive by their slash-separated names. Equal folders give archives
+// with equal bytes: files are in the order of their names, and all have the same time and no owner.
 type folder map[string]file
 
 // A file is a text, or the file at a path.
@@ -41,7 +41,8 @@ func (f file) permissions() os.FileMode {
 	return f.mode
 }
 
-// add adds the files of a folder on disk, below a name. That folder must have no subfolders.
+// add adds the files of the folder dir on disk. Their names begin with name and a slash. The folder
+// dir must have no subfolders.
 func (c folder) add(name, dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -75,8 +76,8 @@ func (c folder) write(dir string, date time.Time) error {
 	})
 }
 
-// tar writes the files to a compressed archive, below the folder top.
-func (c folder) tar(path, top string, date time.Time) error {
+// writeTarGz writes the files to a compressed archive, below the folder top.
+func (c folder) writeTarGz(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	gz, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	if err != nil {
@@ -88,7 +89,8 @@ func (c folder) tar(path, top string, date time.Time) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// writeTar writes an archive of the files and their folders. The prefix precedes each name.
+// writeTar writes an uncompressed archive of the files and their folders. Each name in the archive
+// begins with prefix.
 func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 	w := tar.NewWriter(to)
 	write := func(kind byte, name string, text []byte, mode os.FileMode) error {
@@ -99,12 +101,12 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 		_, err := w.Write(text)
 		return err
 	}
-	made := make(map[string]bool)
+	written := make(map[string]bool) // folders
 	err := c.each(func(name string, text []byte, mode os.FileMode) error {
 		name = prefix + name
-		for i, letter := range name { // each folder above the file first
-			if dir := name[:i+1]; letter == '/' && !made[dir] {
-				made[dir] = true
+		for i, letter := range name { // write the folders above the file first
+			if dir := name[:i+1]; letter == '/' && !written[dir] {
+				written[dir] = true
 				if err := write(tar.TypeDir, dir, nil, 0o755); err != nil {
 					return err
 				}
@@ -115,8 +117,8 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 	return errors.Join(err, w.Close())
 }
 
-// zip writes the files to a zip archive, below the folder top.
-func (c folder) zip(path, top string, date time.Time) error {
+// writeZip writes the files to a zip archive, below the folder top.
+func (c folder) writeZip(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
 	err := c.each(func(name string, text []byte, mode os.FileMode) error {
@@ -135,8 +137,8 @@ func (c folder) zip(path, top string, date time.Time) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// writeChecksums writes the checksums of the files in a folder to checksums.txt, for sha256sum
-// --check.
+// writeChecksums writes the SHA-256 of each file in a folder to checksums.txt, in the format that
+// "sha256sum --check" reads.
 func writeChecksums(dir string) error {
 	const name = "checksums.txt"
 	entries, err := os.ReadDir(dir)

@@ -31,7 +31,7 @@ type builder struct {
 	pages   string   // folder of the man pages and completions
 }
 
-// newBuilder makes the module proxy that the builds use, and the man pages.
+// newBuilder makes the module proxy that the builds use, the man pages and the completions.
 func newBuilder(r release, work string) (*builder, error) {
 	b := &builder{release: r, work: work, pages: filepath.Join(work, "pages")}
 	proxy := filepath.Join(work, "proxy")
@@ -48,28 +48,30 @@ func newBuilder(r release, work string) (*builder, error) {
 	}
 	lines := strings.Split(string(env), "\n")
 	moduleCache, goProxy, buildCache := filepath.ToSlash(lines[0]), lines[1], lines[2]
-	// Modules of others come from the local cache if possible. checkSums compares them with go.sum.
-	b.environ = append(withoutGo(os.Environ()),
+	// Other projects' modules come from the local cache if they are in it. checkSums compares them
+	// with go.sum.
+	b.environ = append(withoutGoSettings(os.Environ()),
 		"GOPROXY=file://"+proxy+",file://"+moduleCache+"/cache/download,"+goProxy, "GOCACHE="+buildCache,
 		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOENV=off",
 		"GOMODCACHE="+filepath.Join(work, "modules"), "GOPATH="+filepath.Join(work, "gopath"), "CGO_ENABLED=0")
 	pages := exec.Command("go", "-C", filepath.Join(r.tree, "scripts"), "run", "./manpages", b.pages, r.version, r.date.Format(time.RFC3339))
 	pages.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if out, err := pages.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("man pages: %w: %s", err, out)
+		return nil, fmt.Errorf("make the man pages and completions: %w: %s", err, out)
 	}
 	return b, nil
 }
 
-// withoutGo removes the settings of the go command, which could change the bytes of a build.
-func withoutGo(environ []string) []string {
+// withoutGoSettings removes the settings of the go command, which could change the bytes of a build.
+func withoutGoSettings(environ []string) []string {
 	return slices.DeleteFunc(environ, func(line string) bool { return strings.HasPrefix(line, "GO") || strings.HasPrefix(line, "CGO_") })
 }
 
 // install builds the binary as `go install …/cmd/penstock@VERSION` does, with the commit and its
 // date. It returns the binary's path.
 func (b *builder) install(p platform) (string, error) {
-	flags := fmt.Sprintf("-s -w -buildid= -X %s/command.commit=%s -X %[1]s/command.date=%[3]s", program, b.commit, b.date.Format(time.RFC3339))
+	variables := "-X " + program + "/command.commit=" + b.commit + " -X " + program + "/command.date=" + b.date.Format(time.RFC3339)
+	flags := "-s -w -buildid= " + variables
 	c := exec.Command("go", "install", "-trimpath", "-ldflags", flags, program+"@"+b.version)
 	c.Dir = b.work
 	c.Env = append(slices.Clone(b.environ), "GOOS="+p.os, "GOARCH="+p.arch)
@@ -88,7 +90,7 @@ func (b *builder) install(p platform) (string, error) {
 	return path, checkSums(info, filepath.Join(b.tree, "cmd", "penstock", "go.sum"), semver.Prerelease(b.version) == "")
 }
 
-// binary returns the file name of the program.
+// binary returns the file name of the program on a platform.
 func (b *builder) binary(p platform) string {
 	if p.os == "windows" {
 		return "penstock.exe"
@@ -96,8 +98,8 @@ func (b *builder) binary(p platform) string {
 	return "penstock"
 }
 
-// checkSums fails if the sum of a module in a binary differs from the file goSum. In a development
-// version, the modules of this repository may differ.
+// checkSums returns an error if the file goSum does not have the sum of a module of a binary. For a
+// development version, it does not check the modules of this repository.
 func checkSums(info *buildinfo.BuildInfo, goSum string, isRelease bool) error {
 	text, err := os.ReadFile(goSum)
 	if err != nil {
@@ -105,16 +107,19 @@ func checkSums(info *buildinfo.BuildInfo, goSum string, isRelease bool) error {
 	}
 	for _, m := range info.Deps {
 		switch {
-		case !isRelease && (m.Path == root || strings.HasPrefix(m.Path, root+"/")):
+		case !isRelease && isOwnModule(m.Path):
 		case m.Sum == "" || !bytes.Contains(text, []byte(m.Path+" "+m.Version+" "+m.Sum+"\n")):
-			return fmt.Errorf("cmd/penstock/go.sum does not have %s %s %s; for a module of this repository: make prepare VERSION=…, and commit", m.Path, m.Version, m.Sum)
+			return fmt.Errorf("cmd/penstock/go.sum does not have the line %q; for a module of this repository, run make prepare VERSION=… and commit", m.Path+" "+m.Version+" "+m.Sum)
 		}
 	}
 	return nil
 }
 
-// contentOf builds the binary, and returns the files of the platform's archive. It writes the list
-// of components to the folder out.
+// isOwnModule reports whether a module is in this repository.
+func isOwnModule(path string) bool { return path == root || strings.HasPrefix(path, root+"/") }
+
+// contentOf builds the binary of a platform, and returns the files of the platform's archive. It
+// writes the list of the binary's components to the folder out.
 func (b *builder) contentOf(p platform, out string) (folder, error) {
 	binary, err := b.install(p)
 	if err != nil {
@@ -151,15 +156,15 @@ func (b *builder) contentOf(p platform, out string) (folder, error) {
 	return content, errors.Join(content.add("man", filepath.Join(b.pages, "man")), content.add("completions", filepath.Join(b.pages, "completions")))
 }
 
-// name returns the first part of the names of a platform's files.
+// name returns the name of a platform's archive without its extension.
 func (b *builder) name(p platform) string {
 	return fmt.Sprintf("penstock_%s_%s_%s", b.number(), p.os, p.arch)
 }
 
-// archive packs the files of a platform.
-func (b *builder) archive(p platform, content folder, out string) error {
+// writeArchive writes the archive of a platform to the folder out.
+func (b *builder) writeArchive(p platform, content folder, out string) error {
 	if p.os == "windows" {
-		return content.zip(filepath.Join(out, b.name(p)+".zip"), b.name(p), b.date)
+		return content.writeZip(filepath.Join(out, b.name(p)+".zip"), b.name(p), b.date)
 	}
-	return content.tar(filepath.Join(out, b.name(p)+".tar.gz"), b.name(p), b.date)
+	return content.writeTarGz(filepath.Join(out, b.name(p)+".tar.gz"), b.name(p), b.date)
 }

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// componentsOf lists the modules of a binary and the embedded package, with their sums, in the
-// format of CycloneDX. The list has no time and no serial number, so that equal binaries have equal
-// lists.
+// componentsOf returns a list of the modules of a binary and of the embedded package, with their
+// checksums, in the format of CycloneDX. The list has no time and no serial number, so that equal
+// binaries have equal lists.
 func componentsOf(info *buildinfo.BuildInfo, version string, embedded cyclonedx.Component) ([]byte, error) {
 	top := componentOf(debug.Module{Path: program, Version: version}, cyclonedx.ComponentTypeApplication)
 	components := []cyclonedx.Component{componentOf(debug.Module{Path: "stdlib", Version: info.GoVersion}, cyclonedx.ComponentTypeLibrary)}
@@ -52,29 +52,30 @@ const dashboardFolder = "cmd/penstock/internal/dashboard"
 
 // The lines of VENDORED.
 var (
-	vendoredPackage = regexp.MustCompile(`^Files of the npm package (\S+) (\S+) \((\S+)\)`)
-	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)
+	vendoredPackage = regexp.MustCompile(`^Files of the npm package (\S+) (\S+) \((\S+)\)`) // name, version, license
+	vendoredFile    = regexp.MustCompile(`(?m)^([0-9a-f]{64}) (\S+)$`)                      // SHA-256, path
 )
 
-// embeddedIn returns the npm package of which the dashboard has files, and its license.
+// embeddedIn returns the npm package whose files the dashboard has, and the text of its license.
 func embeddedIn(tree string) (c cyclonedx.Component, license []byte, err error) {
 	folder := filepath.Join(tree, filepath.FromSlash(dashboardFolder))
 	record, err := os.ReadFile(filepath.Join(folder, "VENDORED"))
 	if err != nil {
 		return c, nil, err
 	}
-	named, files := vendoredPackage.FindSubmatch(record), vendoredFile.FindAllSubmatch(record, -1)
-	if named == nil || files == nil {
+	found, files := vendoredPackage.FindSubmatch(record), vendoredFile.FindAllSubmatch(record, -1)
+	if found == nil || files == nil {
 		return c, nil, fmt.Errorf("%s/VENDORED does not name an npm package with its version, its license and the sums of its files", dashboardFolder)
 	}
-	name, version := string(named[1]), string(named[2])
+	name, version, licenseID := string(found[1]), string(found[2]), string(found[3])
 	url := "pkg:npm/" + name + "@" + version
 	c = cyclonedx.Component{BOMRef: url, Type: cyclonedx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: url,
-		Licenses: &cyclonedx.Licenses{{License: &cyclonedx.License{ID: string(named[3])}}}, Properties: &[]cyclonedx.Property{}}
+		Licenses: &cyclonedx.Licenses{{License: &cyclonedx.License{ID: licenseID}}}, Properties: &[]cyclonedx.Property{}}
 	for _, f := range files {
-		*c.Properties = append(*c.Properties, cyclonedx.Property{Name: "sha256 of " + path.Base(string(f[2])), Value: string(f[1])})
-		if strings.HasSuffix(string(f[2]), ".LICENSE") {
-			if license, err = os.ReadFile(filepath.Join(folder, filepath.FromSlash(string(f[2])))); err != nil {
+		sum, file := string(f[1]), string(f[2])
+		*c.Properties = append(*c.Properties, cyclonedx.Property{Name: "sha256 of " + path.Base(file), Value: sum})
+		if strings.HasSuffix(file, ".LICENSE") {
+			if license, err = os.ReadFile(filepath.Join(folder, filepath.FromSlash(file))); err != nil {
 				return c, nil, err
 			}
 		}
@@ -93,7 +94,7 @@ func licensesOf(info *buildinfo.BuildInfo, cache string) ([]byte, error) {
 	var all bytes.Buffer
 	fmt.Fprintf(&all, "Penstock contains the following modules, and the standard library of Go (https://go.dev/LICENSE).\n")
 	for _, m := range info.Deps {
-		if m.Path == root || strings.HasPrefix(m.Path, root+"/") {
+		if isOwnModule(m.Path) {
 			continue
 		}
 		escaped, err := module.EscapePath(m.Path)

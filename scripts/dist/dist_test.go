@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// TestProxyHasTheModulesThatTheMakefileTags also checks that their order is that of requirements.
+// TestProxyHasTheModulesThatTheMakefileTags also checks that no module requires a later one.
 func TestProxyHasTheModulesThatTheMakefileTags(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
@@ -27,7 +27,7 @@ func TestProxyHasTheModulesThatTheMakefileTags(t *testing.T) {
 	listed := strings.Fields(string(regexp.MustCompile(`(?m)^tagged = (.*)$`).FindSubmatch(makefile)[1]))
 	want := append([]string{"."}, listed...)
 	if !slices.Equal(tagged, want) {
-		t.Errorf("dist tags %q; the Makefile has %q", tagged, want)
+		t.Errorf("the list tagged is %q; want that of the Makefile, %q", tagged, want)
 	}
 	for i, dir := range tagged {
 		mod, err := os.ReadFile(filepath.Join("../..", dir, "go.mod"))
@@ -45,7 +45,8 @@ func TestProxyHasTheModulesThatTheMakefileTags(t *testing.T) {
 func TestProxyServesWhatGitWouldTag(t *testing.T) {
 	t.Parallel()
 	tree, proxy := filepath.Join(t.TempDir(), "tree"), t.TempDir()
-	if _, err := checkout("../..", "v0.9.8-rc.1", tree); err != nil { // without the files that the Makefile builds
+	// The proxy serves a checkout, because the repository's folder may have files that make built.
+	if _, err := checkout("../..", "v0.9.8-rc.1", tree); err != nil {
 		t.Fatal(err)
 	}
 	if err := writeProxy(tree, proxy, moduleVersions("v0.9.8"), time.Unix(0, 0)); err != nil {
@@ -71,8 +72,9 @@ func TestProxyServesWhatGitWouldTag(t *testing.T) {
 				t.Errorf("%s has no %s", dir, want)
 			}
 		}
-		if dir == "." && slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "cmd/penstock/") }) {
-			t.Error("the root has files of cmd/penstock, which is another module")
+		isOfCommand := func(name string) bool { return strings.HasPrefix(name, "cmd/penstock/") }
+		if dir == "." && slices.ContainsFunc(names, isOfCommand) {
+			t.Error("the root module has files of cmd/penstock, which is another module")
 		}
 	}
 }
@@ -80,7 +82,7 @@ func TestProxyServesWhatGitWouldTag(t *testing.T) {
 func TestModulesWithReplaceAreNotTagged(t *testing.T) {
 	err := addToProxy("../..", "scripts", []string{"v0.9.8"}, t.TempDir(), time.Unix(0, 0))
 	if err == nil || !strings.Contains(err.Error(), "replace") {
-		t.Errorf("for a module with replace the error is %v; want one about replace", err)
+		t.Errorf("addToProxy of a module with a replace directive returns the error %v; want one about replace", err)
 	}
 }
 
@@ -108,8 +110,8 @@ func TestVersionComesFromTheTag(t *testing.T) {
 	for _, c := range []struct {
 		tag   string // to add to the commit; "": none
 		given string // the argument -version
-		want  string // the version begins with this
-		fails string // the error contains this; "": there must be no error
+		want  string // beginning of the expected version
+		fails string // part of the expected error; "": no error
 	}{
 		{want: "v0.1.0-dev.g"},
 		{given: "v0.1.0-rc.1", want: "v0.1.0-rc.1"},
@@ -126,12 +128,12 @@ func TestVersionComesFromTheTag(t *testing.T) {
 		switch {
 		case c.fails != "":
 			if err == nil || !strings.Contains(err.Error(), c.fails) {
-				t.Errorf("version %q: the error is %v; want one with %q", c.given, err, c.fails)
+				t.Errorf("version %q: the error is %v; want one that contains %q", c.given, err, c.fails)
 			}
 		case err != nil:
 			t.Errorf("version %q, tag %q: the error is %v; want the version %s", c.given, c.tag, err, c.want)
 		case !strings.HasPrefix(r.version, c.want), len(r.commit) != 40, r.date.Format(time.RFC3339) != "2026-11-30T12:00:00Z":
-			t.Errorf("version %q, tag %q: the release is %+v; want version %s…, 40 digits of the commit, and 2026-11-30T12:00:00Z", c.given, c.tag, r, c.want)
+			t.Errorf("version %q, tag %q: the release is %+v; want a version that begins with %s, a commit of 40 digits, and the date 2026-11-30T12:00:00Z", c.given, c.tag, r, c.want)
 		}
 		if _, err := os.Stat(filepath.Join(tree, "uncommitted")); err == nil {
 			t.Error("the release contains an uncommitted file")
@@ -149,10 +151,11 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 	files := folder{"penstock": {path: program, mode: 0o755}, "doc/a": {text: []byte("a")}}
 	pack := func(name string) []byte {
 		path := filepath.Join(dir, name)
-		err := files.tar(path, "top", date)
+		write := files.writeTarGz
 		if strings.HasSuffix(name, ".zip") {
-			err = files.zip(path, "top", date)
+			write = files.writeZip
 		}
+		err := write(path, "top", date)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -167,11 +170,16 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(pack("2.tar.gz"), first) || !bytes.Equal(pack("2.zip"), firstZip) {
-		t.Error("two archives of equal files differ; want that the time of a file does not matter")
+		t.Error("an archive changed with the time of a file; want equal archives of files with equal content")
 	}
 	out, err := exec.Command("tar", "--numeric-owner", "-tvzf", filepath.Join(dir, "1.tar.gz")).Output()
-	if got := string(out); err != nil || !strings.Contains(got, "-rwxr-xr-x 0/0 ") || !strings.Contains(got, " top/penstock") || !strings.Contains(got, "-rw-r--r-- 0/0 ") {
-		t.Errorf("tar lists %q, %v; want top/penstock with mode 755, and a file with mode 644, both of owner 0/0", got, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"-rwxr-xr-x 0/0 ", " top/penstock", "-rw-r--r-- 0/0 "} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("tar lists %q; want a list that contains %q", out, want)
+		}
 	}
 	if err := writeChecksums(dir); err != nil {
 		t.Fatal(err)
@@ -179,12 +187,17 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 	c := exec.Command("sha256sum", "--check", "--strict", "checksums.txt")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil || strings.Count(string(out), ": OK") != 5 {
-		t.Errorf("sha256sum: %v: %s; want OK for 5 files", err, out)
+		t.Errorf("sha256sum --check: %v: %s; want OK for the program and the 4 archives", err, out)
 	}
 }
 
 func TestArchivesCannotLeaveTheirFolder(t *testing.T) {
-	for _, h := range []*tar.Header{{Name: "../x", Typeflag: tar.TypeReg}, {Name: "/x", Typeflag: tar.TypeReg}, {Name: "x", Linkname: "/", Typeflag: tar.TypeLink}, {Name: "x", Linkname: "/", Typeflag: tar.TypeSymlink}} {
+	for _, h := range []*tar.Header{
+		{Name: "../x", Typeflag: tar.TypeReg},
+		{Name: "/x", Typeflag: tar.TypeReg},
+		{Name: "x", Linkname: "/", Typeflag: tar.TypeLink},
+		{Name: "x", Linkname: "/", Typeflag: tar.TypeSymlink},
+	} {
 		var text bytes.Buffer
 		folder := t.TempDir()
 		w := tar.NewWriter(&text)
@@ -193,10 +206,10 @@ func TestArchivesCannotLeaveTheirFolder(t *testing.T) {
 		}
 		isSkipped := h.Typeflag == tar.TypeSymlink // Go leaves symbolic links out of modules
 		if err := unpack(&text, folder); (err == nil) != isSkipped {
-			t.Errorf("%s, type %c: unpack returns %v; want an error unless it is skipped", h.Name, h.Typeflag, err)
+			t.Errorf("%s, type %c: unpack returns the error %v; want an error, except for a symbolic link", h.Name, h.Typeflag, err)
 		}
 		if files, err := os.ReadDir(folder); err != nil || len(files) > 0 {
-			t.Errorf("%s, type %c: unpack makes %v, %v; want no file", h.Name, h.Typeflag, files, err)
+			t.Errorf("%s, type %c: after unpack, the folder has the files %v (error %v); want none", h.Name, h.Typeflag, files, err)
 		}
 	}
 }
@@ -205,7 +218,7 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	info := &buildinfo.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}}}
 	embedded, license, err := embeddedIn("../..")
 	if err != nil || !strings.Contains(string(license), "MIT License") {
-		t.Fatalf("the license of the dashboard's script is %.100q, %v; want the MIT License", license, err)
+		t.Fatalf("the license of the dashboard's npm package is %.100q, error %v; want the MIT License", license, err)
 	}
 	text, err := componentsOf(info, "v0.1.0", embedded)
 	if err != nil {
@@ -226,13 +239,18 @@ func TestComponentsAreTheModulesOfTheBinary(t *testing.T) {
 	if err := json.Unmarshal(text, &bom); err != nil {
 		t.Fatal(err)
 	}
-	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 3 ||
-		!strings.HasPrefix(bom.Components[2].PURL, "pkg:npm/uplot@1.") || bom.Components[2].Licenses[0].License.ID != "MIT" ||
-		bom.Components[0].PURL != "pkg:golang/stdlib@go1.26.8" || bom.Components[1].PURL != "pkg:golang/example.org/a@v1.2.3" {
-		t.Errorf("the components are not stdlib, example.org/a and uplot, in this order and with their versions: %s", text)
+	if bom.BOMFormat != "CycloneDX" || bom.Metadata.Component.PURL != "pkg:golang/"+program+"@v0.1.0" || len(bom.Components) != 3 {
+		t.Fatalf("the list is not one of CycloneDX for %s with 3 components: %s", program, text)
+	}
+	stdlib, module, script := bom.Components[0], bom.Components[1], bom.Components[2]
+	if stdlib.PURL != "pkg:golang/stdlib@go1.26.8" || module.PURL != "pkg:golang/example.org/a@v1.2.3" || !strings.HasPrefix(script.PURL, "pkg:npm/uplot@1.") {
+		t.Errorf("the components are %q, %q and %q; want stdlib, example.org/a and uplot, with their versions", stdlib.PURL, module.PURL, script.PURL)
+	}
+	if script.Licenses[0].License.ID != "MIT" {
+		t.Errorf("the license of uplot is %q; want MIT", script.Licenses[0].License.ID)
 	}
 	if bom.SerialNumber != "" || bom.Metadata.Timestamp != "" {
-		t.Error("the lists of two equal builds differ")
+		t.Errorf("the list has the serial number %q and the time %q; want neither, so that equal builds have equal lists", bom.SerialNumber, bom.Metadata.Timestamp)
 	}
 }
 
@@ -244,7 +262,7 @@ func TestModulesMustHaveTheSumsOfGoSum(t *testing.T) {
 	module := debug.Module{Path: "example.org/a", Version: "v1.2.3", Sum: "h1:abc="}
 	info := &buildinfo.BuildInfo{Deps: []*debug.Module{&module, {Path: root, Version: "v0.1.0", Sum: "h1:xyz="}}}
 	if err := checkSums(info, name, false); err != nil {
-		t.Error(err)
+		t.Errorf("checkSums of a development version: %v; want no error", err)
 	}
 	if checkSums(info, name, true) == nil {
 		t.Error("checkSums returns no error for a root module that go.sum does not have")
@@ -261,7 +279,9 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 	tree := t.TempDir()
 	for _, dir := range tagged {
 		for name, text := range map[string]string{
-			"go.mod": "module " + path.Join(root, dir) + "\n", "go.sum": "example.org/a v1.2.3 h1:abc=\n" + root + " v0.0.1 h1:old=\n", "LICENSE": "a",
+			"go.mod":  "module " + path.Join(root, dir) + "\n",
+			"go.sum":  "example.org/a v1.2.3 h1:abc=\n" + root + " v0.0.1 h1:old=\n",
+			"LICENSE": "a",
 		} {
 			if name == "go.mod" && dir != "." {
 				text += "\nrequire " + root + " v0.0.1\n"
@@ -286,7 +306,7 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if required, err := requiredVersion(tree); err != nil || required != version {
-		t.Errorf("cmd/penstock requires %s, %v; want %s", required, err, version)
+		t.Errorf("cmd/penstock requires the version %q (error %v); want %s", required, err, version)
 	}
 	proxy := t.TempDir()
 	if err := writeProxy(tree, proxy, moduleVersions(version), time.Unix(0, 0)); err != nil {
@@ -302,14 +322,17 @@ func TestPreparedModulesHaveTheSumsOfTheirTags(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(sum) != "example.org/a v1.2.3 h1:abc=\n"+want {
-			t.Errorf("%s/go.sum is\n%s\nwant example.org/a and the sums of the root's tag,\n%s", dir, sum, want)
+			t.Errorf("%s/go.sum is\n%s\nwant the sum of example.org/a and the sums of the root module:\n%s", dir, sum, want)
 		}
 	}
 	const last = "cmd/penstock/go.sum"
 	before, _ := os.ReadFile(filepath.Join(tree, last))
 	err = prepare(tree, version)
-	if after, _ := os.ReadFile(filepath.Join(tree, last)); err != nil || !bytes.Equal(after, before) {
-		t.Errorf("the second prepare changes %s: %v; want no change", last, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.ReadFile(filepath.Join(tree, last)); !bytes.Equal(after, before) {
+		t.Errorf("the second prepare changes %s to\n%s\nfrom\n%s", last, after, before)
 	}
 }
 
@@ -338,7 +361,10 @@ func TestPreparedDeploymentsNameTheVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		after, err := os.ReadFile(filepath.Join(tree, file.path))
-		if want := strings.ReplaceAll(string(before), old, "0.9.8-rc.1"); err != nil || string(after) != want {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ReplaceAll(string(before), old, "0.9.8-rc.1"); string(after) != want {
 			t.Errorf("%s is\n%s\nwant\n%s", file.path, after, want)
 		}
 	}
@@ -346,7 +372,7 @@ func TestPreparedDeploymentsNameTheVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := setVersions(tree, "v0.9.9"); err == nil || !strings.Contains(err.Error(), versioned[0].path) {
-		t.Errorf("a file without the version: %v; want an error with its name", err)
+		t.Errorf("setVersions with %s without a version returns the error %v; want one that names the file", versioned[0].path, err)
 	}
 }
 

@@ -19,9 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// imageOf makes the container image of a platform. It has only the program and its licenses. It
-// needs no files for time zones and CA roots, because they are in the program. The Dockerfile makes
-// the same image; a test compares both.
+// imageOf makes the container image of a platform. The image has only the program and the licenses.
+// It needs no files for time zones and CA roots, because the program contains them. The Dockerfile
+// makes the same image; a test compares both.
 func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	files := folder{
 		"usr/bin/penstock":              content["penstock"],
@@ -50,13 +50,16 @@ func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = p.os, p.arch, v1.Time{Time: r.date}
 	config.Config = v1.Config{
-		User:         "65532:65532", // numbers: of a name, Kubernetes cannot see that it is not root
+		User:         "65532:65532", // not a name, because Kubernetes cannot check that a name is not root
 		Env:          []string{"PATH=/usr/bin"},
 		Entrypoint:   []string{"/usr/bin/penstock"},
 		Cmd:          []string{"serve"},
 		ExposedPorts: map[string]struct{}{"8080/tcp": {}, "9180/tcp": {}},
 		WorkingDir:   "/",
-		Healthcheck:  &v1.HealthConfig{Test: []string{"CMD", "/usr/bin/penstock", "healthcheck"}, Interval: 10 * time.Second, Timeout: 5 * time.Second, StartPeriod: 5 * time.Second},
+		Healthcheck: &v1.HealthConfig{
+			Test:     []string{"CMD", "/usr/bin/penstock", "healthcheck"},
+			Interval: 10 * time.Second, Timeout: 5 * time.Second, StartPeriod: 5 * time.Second,
+		},
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "penstock",
 			"org.opencontainers.image.description": "rate limiter for HTTP APIs",
@@ -89,7 +92,7 @@ func (i *imager) add(p platform, content folder, out string) error {
 	return tarball.WriteToFile(filepath.Join(out, fmt.Sprintf("penstock_%s_linux_%s.docker.tar", i.number(), p.arch)), tag, image)
 }
 
-// write writes all images to one archive, an OCI layout for registries.
+// write writes all images to one archive. The archive is an OCI layout, which registries accept.
 func (i *imager) write(work, out string) error {
 	if len(i.images) == 0 {
 		return nil

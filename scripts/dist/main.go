@@ -93,10 +93,10 @@ func buildAll(args []string) error {
 	if err != nil {
 		return err
 	}
-	var pack *packager
+	var packages *packager
 	images := &imager{release: r}
 	if !*archivesOnly {
-		if pack, err = newPackager(r, work); err != nil {
+		if packages, err = newPackager(r, work); err != nil {
 			return err
 		}
 	}
@@ -106,10 +106,10 @@ func buildAll(args []string) error {
 		}
 		content, err := b.contentOf(p, *out)
 		if err == nil {
-			err = b.archive(p, content, *out)
+			err = b.writeArchive(p, content, *out)
 		}
 		if err == nil && p.os == "linux" && !*archivesOnly {
-			err = errors.Join(pack.pack(content, p.arch, work, *out), images.add(p, content, *out))
+			err = errors.Join(packages.pack(content, p.arch, work, *out), images.add(p, content, *out))
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", p, err)

@@ -11,21 +11,22 @@ import (
 	"time"
 )
 
-const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0"
+const nfpmPackage = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0"
 
 // A packager makes packages from the files of a platform.
 type packager struct {
 	release
-	nfpm string // the program
+	nfpm string // path of the program
 }
 
-// newPackager builds nfpm. It is not in go.mod, because it requires a hundred modules.
+// newPackager builds nfpm, which makes the packages. go.mod does not require nfpm, because that would
+// add a hundred modules.
 func newPackager(r release, work string) (*packager, error) {
-	c := exec.Command("go", "install", nfpm)
+	c := exec.Command("go", "install", nfpmPackage)
 	c.Env = append(os.Environ(), "GOBIN="+work, "GOWORK=off", "GOFLAGS=")
 	c.Dir = work
 	if out, err := c.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("go install %s: %w: %s", nfpm, err, out)
+		return nil, fmt.Errorf("go install %s: %w: %s", nfpmPackage, err, out)
 	}
 	return &packager{release: r, nfpm: filepath.Join(work, "nfpm")}, nil
 }
@@ -33,7 +34,7 @@ func newPackager(r release, work string) (*packager, error) {
 // pack makes a .deb and an .rpm of the files in content.
 func (p *packager) pack(content folder, arch, work, out string) error {
 	stage := filepath.Join(work, "packages-"+arch)
-	files, err := p.forPackages(content)
+	files, err := p.packageFiles(content)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 	values := map[string]string{"ARCH": arch, "VERSION": p.number(), "DATE": p.date.Format(time.RFC3339), "STAGE": stage}
 	config := os.Expand(string(text), func(name string) string {
 		if values[name] == "" {
-			err = fmt.Errorf("packaging/nfpm.yaml has ${%s}, which has no value", name)
+			err = fmt.Errorf("packaging/nfpm.yaml contains ${%s}, which this command does not set", name)
 		}
 		return values[name]
 	})
@@ -64,28 +65,32 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 		c.Dir = p.tree
 		c.Env = append(os.Environ(), fmt.Sprint("SOURCE_DATE_EPOCH=", p.date.Unix()))
 		if text, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("nfpm: %w: %s", err, text)
+			return fmt.Errorf("make the .%s with nfpm: %w: %s", kind, err, text)
 		}
 	}
 	return nil
 }
 
-// forPackages returns the files of packages, which have other names and are compressed. nfpm takes
-// all other files from the tree.
-func (p *packager) forPackages(content folder) (folder, error) {
+// packageFiles returns the files that a package gets from the content of an archive. The changelogs,
+// the licenses and the man pages are compressed. nfpm reads all other files from the tree.
+func (p *packager) packageFiles(content folder) (folder, error) {
 	files := make(folder)
-	debian := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",
+	debianChangelog := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",
 		strings.Replace(p.number(), "-", "~", 1), p.number(), p.date.Format(time.RFC1123Z))
-	compressed := map[string]file{"changelog.Debian.gz": {text: []byte(debian)}, "changelog.gz": content["CHANGELOG.md"], "THIRD_PARTY_LICENSES.gz": content["THIRD_PARTY_LICENSES"]}
+	toCompress := map[string]file{
+		"changelog.Debian.gz":     {text: []byte(debianChangelog)},
+		"changelog.gz":            content["CHANGELOG.md"],
+		"THIRD_PARTY_LICENSES.gz": content["THIRD_PARTY_LICENSES"],
+	}
 	for name, f := range content {
 		switch {
 		case strings.HasPrefix(name, "man/"):
-			compressed[name+".gz"] = f
+			toCompress[name+".gz"] = f
 		case strings.HasPrefix(name, "completions/"), name == "penstock":
 			files[name] = f
 		}
 	}
-	for name, f := range compressed {
+	for name, f := range toCompress {
 		text, err := f.read()
 		if err != nil {
 			return nil, err

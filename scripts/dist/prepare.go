@@ -20,8 +20,8 @@ import (
 // prepare makes all tagged modules of a tree require each other at the version. It writes the
 // checksums of the required modules to each go.sum, and the version to the files for deployments.
 //
-// A module requires only modules that come before it in the list tagged. So their checksums are
-// final when its go.sum is written, and one commit can have the tags of all modules.
+// A module requires only modules that come before it in the list tagged. So the checksums of these
+// modules are final when its go.sum is written. Therefore one commit can have the tags of all modules.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
 		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
@@ -31,15 +31,15 @@ func prepare(tree, version string) error {
 		return err
 	}
 	defer os.RemoveAll(proxy)
-	if err := setVersions(tree, version); err != nil { // first, because the root's sum includes these files
+	if err := setVersions(tree, version); err != nil { // first, because the root module's checksum includes these files
 		return err
 	}
-	sums := make(map[string]string) // lines of go.sum by the module's path
+	sums := make(map[string]string) // lines of go.sum by the path of the module
 	for _, dir := range tagged {
 		if err := require(filepath.Join(tree, dir), version, sums); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-		if err := addToProxy(tree, dir, []string{version}, proxy, time.Unix(0, 0)); err != nil { // the date is not in the sums
+		if err := addToProxy(tree, dir, []string{version}, proxy, time.Unix(0, 0)); err != nil { // checksums do not depend on the date
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 		modulePath := path.Join(root, dir)
@@ -50,7 +50,7 @@ func prepare(tree, version string) error {
 	return nil
 }
 
-// versioned are the files for deployments that have the version in them.
+// versioned are the files for deployments that contain the version.
 var versioned = []struct {
 	path string
 	line *regexp.Regexp // a line with the version; the group is the part before the version
@@ -70,7 +70,7 @@ func setVersions(tree, version string) error {
 			return err
 		}
 		if !file.line.Match(text) {
-			return fmt.Errorf("%s has no line with the version; want one like %s", file.path, file.line)
+			return fmt.Errorf("%s has no line for the version; want a line that matches %s", file.path, file.line)
 		}
 		text = file.line.ReplaceAll(text, []byte("${1}"+strings.TrimPrefix(version, "v")))
 		if err := os.WriteFile(name, text, 0o644); err != nil {
@@ -80,10 +80,10 @@ func setVersions(tree, version string) error {
 	return nil
 }
 
-// sumsOf returns the two lines of go.sum for a module in a proxy: the sum of its files, and that of
-// its go.mod.
+// sumsOf returns the two lines of go.sum for a module in a proxy. One has the checksum of all files,
+// the other has that of go.mod.
 func sumsOf(folder, modulePath, version string) (string, error) {
-	archive, err := dirhash.HashZip(filepath.Join(folder, version+".zip"), dirhash.Hash1)
+	archiveSum, err := dirhash.HashZip(filepath.Join(folder, version+".zip"), dirhash.Hash1)
 	if err != nil {
 		return "", err
 	}
@@ -91,11 +91,12 @@ func sumsOf(folder, modulePath, version string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	modSum, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(goMod)), nil })
-	return fmt.Sprintf("%s %s %s\n%[1]s %[2]s/go.mod %[4]s\n", modulePath, version, archive, modSum), err
+	goModSum, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(goMod)), nil })
+	required := modulePath + " " + version
+	return required + " " + archiveSum + "\n" + required + "/go.mod " + goModSum + "\n", err
 }
 
-// require makes a module require the other modules of this repository at the version, and writes
+// require sets the version of the modules of this repository that a module requires, and writes
 // their lines to its go.sum. sums has the lines of the modules that come before it in tagged.
 func require(dir, version string, sums map[string]string) error {
 	name := filepath.Join(dir, "go.mod")
@@ -109,11 +110,11 @@ func require(dir, version string, sums map[string]string) error {
 	}
 	required := "" // lines of go.sum
 	for _, r := range mod.Require {
-		if r.Mod.Path != root && !strings.HasPrefix(r.Mod.Path, root+"/") {
+		if !isOwnModule(r.Mod.Path) {
 			continue
 		}
 		if sums[r.Mod.Path] == "" {
-			return fmt.Errorf("it requires %s, which is not tagged before it", r.Mod.Path)
+			return fmt.Errorf("the module requires %s, which does not come before it in the list tagged", r.Mod.Path)
 		}
 		required += sums[r.Mod.Path]
 		if err := mod.AddRequire(r.Mod.Path, version); err != nil {

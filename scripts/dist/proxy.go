@@ -20,11 +20,11 @@ const (
 	program = root + "/cmd/penstock"
 )
 
-// tagged are the folders of the modules that get a tag for each version, in the order of their
-// requirements. A tag of cmd/penstock is cmd/penstock/v0.1.0.
+// tagged are the folders of the modules that get a tag for each version. A module comes after the
+// modules that it requires. A tag of cmd/penstock is cmd/penstock/v0.1.0.
 var tagged = []string{".", "redisstore/goredis", "observe/prometheus", "observe/otel", "httplimit/echolimit", "httplimit/fiberlimit", "httplimit/ginlimit", "grpclimit", "cmd/penstock"}
 
-// moduleVersions gives all tagged modules one version.
+// moduleVersions returns one version for every tagged module, by the folder of the module.
 func moduleVersions(version string) map[string][]string {
 	versions := make(map[string][]string)
 	for _, dir := range tagged {
@@ -33,9 +33,9 @@ func moduleVersions(version string) map[string][]string {
 	return versions
 }
 
-// writeProxy makes a module proxy of a tree: a folder for GOPROXY=file://FOLDER. versions has the
-// versions of each module, by its folder; all of them have the files of the tree. So a test can
-// install the modules as users will after the release.
+// writeProxy makes a module proxy of a tree: a folder for GOPROXY=file://FOLDER. The map versions has
+// the versions of each module, by the folder of the module. All versions have the files of the tree.
+// With the proxy, a test can install the modules as users will after the release.
 func writeProxy(tree, folder string, versions map[string][]string, date time.Time) error {
 	for _, dir := range tagged {
 		if err := addToProxy(tree, dir, versions[dir], folder, date); err != nil {
@@ -56,7 +56,7 @@ func addToProxy(tree, dir string, versions []string, proxy string, date time.Tim
 		return err
 	}
 	if len(parsed.Replace) > 0 {
-		return errors.New("its go.mod has a replace; go install rejects such modules")
+		return errors.New("go.mod has a replace directive; go install rejects such modules")
 	}
 	path := parsed.Module.Mod.Path
 	escaped, err := module.EscapePath(path)

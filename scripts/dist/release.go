@@ -21,7 +21,7 @@ import (
 type release struct {
 	tree     string // the commit's files
 	version  string // of the binary, such as v0.1.0
-	required string // version of the other modules, which cmd/penstock requires
+	required string // version of the root module that cmd/penstock requires
 	commit   string // 40 hexadecimal digits
 	date     time.Time
 }
@@ -29,8 +29,9 @@ type release struct {
 // number returns the version without its v, as in the names of files.
 func (r release) number() string { return strings.TrimPrefix(r.version, "v") }
 
-// checkout writes the files of the repository's HEAD to tree, and determines the version. It is the
-// given one, or else the tag of HEAD, or else a development version of the required version.
+// checkout writes the files of the repository's HEAD to tree, and determines the version of the
+// release. This is the given version, or the tag of HEAD if none is given. If HEAD has no tag, it is
+// a development version.
 func checkout(repository, version, tree string) (release, error) {
 	git := func(args ...string) ([]byte, error) {
 		out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).Output()
@@ -46,7 +47,7 @@ func checkout(repository, version, tree string) (release, error) {
 	commit, seconds, _ := strings.Cut(strings.TrimSpace(string(head)), " ")
 	unix, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return release{}, fmt.Errorf("git log printed %q", head)
+		return release{}, fmt.Errorf("git log printed %q; want a commit and its time in seconds", head)
 	}
 	r := release{tree: tree, version: version, commit: commit, date: time.Unix(unix, 0).UTC()}
 	files, err := git("archive", "--format=tar", "HEAD")
@@ -70,19 +71,21 @@ func checkout(repository, version, tree string) (release, error) {
 	case semver.Canonical(r.version) != r.version:
 		return release{}, fmt.Errorf("the version %q does not have the form v0.1.0", r.version)
 	case semver.Prerelease(r.version) == "" && r.version != r.required:
-		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; make prepare VERSION=%s", r.version, root, r.required, r.version)
+		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; run make prepare VERSION=%s", r.version, root, r.required, r.version)
 	}
 	return r, nil
 }
 
-// versionOf returns the version in the tags, or a development version of the commit.
+// versionOf returns the first tag that is a version. If no tag is one, it returns a development
+// version with the commit.
 func versionOf(tags []string, required, commit string) string {
 	for _, tag := range tags {
 		if semver.Canonical(tag) == tag {
 			return tag
 		}
 	}
-	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit) // without g, it might be a number with a leading 0, which is invalid
+	// Without the g, the last part might be a number with a leading 0, which is invalid.
+	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit)
 }
 
 // requiredVersion returns the version of the root module that cmd/penstock requires.
@@ -104,7 +107,7 @@ func requiredVersion(tree string) (string, error) {
 	return "", fmt.Errorf("%s does not require %s", name, root)
 }
 
-// unpack writes the files of an archive of git to a folder.
+// unpack writes the files of an archive from git archive to a folder.
 func unpack(from io.Reader, folder string) error {
 	for r := tar.NewReader(from); ; {
 		h, err := r.Next()
@@ -115,10 +118,10 @@ func unpack(from io.Reader, folder string) error {
 			return err
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader || h.Typeflag == tar.TypeSymlink {
-			continue // the id of the commit, and links, which are not part of Go modules
+			continue // the commit's hash, or a link, which Go omits from modules
 		}
 		if !filepath.IsLocal(h.Name) {
-			return fmt.Errorf("the archive has the path %q", h.Name)
+			return fmt.Errorf("the archive has the path %q, which is not inside its folder", h.Name)
 		}
 		path := filepath.Join(folder, h.Name)
 		switch h.Typeflag {
@@ -135,7 +138,7 @@ func unpack(from io.Reader, folder string) error {
 	}
 }
 
-// writeFile makes a file and its folders.
+// writeFile makes a file and the folders above it. It fails if the file exists.
 func writeFile(path string, from io.Reader, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
