@@ -24,8 +24,8 @@ import (
 // pageTimeout is the longest time for one page.
 const pageTimeout = 2 * time.Minute
 
-// page fetches one URL after another, and reports the results to its own server. The server replaces
-// TARGET by the URL of penstock serve.
+// page fetches one URL after another, and reports the results to its own server. The server
+// replaces TARGET by the URL of penstock serve.
 const page = `<!doctype html><title>fetch</title><script>
 const steps = [
 	["PUT", "/limited", {}], ["PUT", "/limited", {}], ["PUT", "/limited", {}],
@@ -137,7 +137,8 @@ func run(penstock string) error {
 	return nil
 }
 
-// compare compares the responses that a page saw with those in want. A * in want matches any number.
+// compare compares the responses that a page saw with those in want. A * in want matches any
+// number.
 func compare(who string, seen, want []string) error {
 	if len(seen) != len(want) {
 		return fmt.Errorf("%s saw %d responses; want %d: %q", who, len(seen), len(want), seen)

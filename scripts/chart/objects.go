@@ -396,8 +396,8 @@ func (all *objects) checkMonitoring() (errs []error) {
 	return errs
 }
 
-// checkKustomization checks the file kustomization.yaml in a folder of manifests, and that the files
-// that it names exist.
+// checkKustomization checks the file kustomization.yaml in a folder of manifests, and that the
+// files that it names exist.
 func (c *checks) checkKustomization(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
 	if err != nil {

@@ -1,7 +1,7 @@
 // Command comments finds lines of comments that have more than 100 columns. It checks the .go and
 // .lua files below a folder, prints the place of each wide line, and fails if there are any. A tab
-// counts as one column. The command skips generated files, comments behind code, and expected output
-// of examples.
+// counts as one column. The command skips generated files, comments behind code, and expected
+// output of examples.
 package main
 
 import (

@@ -158,8 +158,8 @@ type instance struct {
 	process       *exec.Cmd
 }
 
-// startInstance starts penstock serve. The timeout of its store is long, so that a busy machine causes
-// no fallback.
+// startInstance starts penstock serve. The timeout of its store is long, so that a busy machine
+// causes no fallback.
 func startInstance(penstock, rules, socket string) (*instance, error) {
 	i := &instance{process: exec.Command(penstock, "serve", "--demo", "--config", rules,
 		"--store", "unix://"+socket, "--store-timeout", "5s",

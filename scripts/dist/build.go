@@ -62,7 +62,8 @@ func newBuilder(r release, work string) (*builder, error) {
 	return b, nil
 }
 
-// withoutGoSettings removes the settings of the go command, which could change the bytes of a build.
+// withoutGoSettings removes the settings of the go command, which could change the bytes of a
+// build.
 func withoutGoSettings(environ []string) []string {
 	return slices.DeleteFunc(environ, func(line string) bool { return strings.HasPrefix(line, "GO") || strings.HasPrefix(line, "CGO_") })
 }

@@ -19,8 +19,8 @@ type packager struct {
 	nfpm string // path of the program
 }
 
-// newPackager builds nfpm, which makes the packages. go.mod does not require nfpm, because that would
-// add a hundred modules.
+// newPackager builds nfpm, which makes the packages. go.mod does not require nfpm, because that
+// would add a hundred modules.
 func newPackager(r release, work string) (*packager, error) {
 	c := exec.Command("go", "install", nfpmPackage)
 	c.Env = append(os.Environ(), "GOBIN="+work, "GOWORK=off", "GOFLAGS=")
@@ -71,8 +71,9 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 	return nil
 }
 
-// packageFiles returns the files that a package gets from the content of an archive. The changelogs,
-// the licenses and the man pages are compressed. nfpm reads all other files from the tree.
+// packageFiles returns the files that a package gets from the content of an archive. The
+// changelogs, the licenses and the man pages are compressed. nfpm reads all other files from the
+// tree.
 func (p *packager) packageFiles(content folder) (folder, error) {
 	files := make(folder)
 	debianChangelog := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",

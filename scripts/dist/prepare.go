@@ -21,7 +21,8 @@ import (
 // checksums of the required modules to each go.sum, and the version to the files for deployments.
 //
 // A module requires only modules that come before it in the list tagged. So the checksums of these
-// modules are final when its go.sum is written. Therefore one commit can have the tags of all modules.
+// modules are final when its go.sum is written. Therefore one commit can have the tags of all
+// modules.
 func prepare(tree, version string) error {
 	if semver.Canonical(version) != version {
 		return fmt.Errorf("the version %q does not have the form v0.1.0", version)
@@ -80,8 +81,8 @@ func setVersions(tree, version string) error {
 	return nil
 }
 
-// sumsOf returns the two lines of go.sum for a module in a proxy. One has the checksum of all files,
-// the other has that of go.mod.
+// sumsOf returns the two lines of go.sum for a module in a proxy. One has the checksum of all
+// files, the other has that of go.mod.
 func sumsOf(folder, modulePath, version string) (string, error) {
 	archiveSum, err := dirhash.HashZip(filepath.Join(folder, version+".zip"), dirhash.Hash1)
 	if err != nil {

@@ -33,9 +33,9 @@ func moduleVersions(version string) map[string][]string {
 	return versions
 }
 
-// writeProxy makes a module proxy of a tree: a folder for GOPROXY=file://FOLDER. The map versions has
-// the versions of each module, by the folder of the module. All versions have the files of the tree.
-// With the proxy, a test can install the modules as users will after the release.
+// writeProxy makes a module proxy of a tree: a folder for GOPROXY=file://FOLDER. The map versions
+// has the versions of each module, by the folder of the module. All versions have the files of the
+// tree. With the proxy, a test can install the modules as users will after the release.
 func writeProxy(tree, folder string, versions map[string][]string, date time.Time) error {
 	for _, dir := range tagged {
 		if err := addToProxy(tree, dir, versions[dir], folder, date); err != nil {

@@ -30,8 +30,8 @@ type release struct {
 func (r release) number() string { return strings.TrimPrefix(r.version, "v") }
 
 // checkout writes the files of the repository's HEAD to tree, and determines the version of the
-// release. This is the given version, or the tag of HEAD if none is given. If HEAD has no tag, it is
-// a development version.
+// release. This is the given version, or the tag of HEAD if none is given. If HEAD has no tag, it
+// is a development version.
 func checkout(repository, version, tree string) (release, error) {
 	git := func(args ...string) ([]byte, error) {
 		out, err := exec.Command("git", append([]string{"-C", repository}, args...)...).Output()
