@@ -257,26 +257,26 @@ func sendToBoth(left, right responder, request *rls.RateLimitRequest) (a, b answ
 
 // The documented differences, as the output names them.
 const (
-	ownCounters    = "counters with equal names"
-	anyAsterisk    = "* elsewhere than at the end"
-	quotaDenies    = "quota_mode denies if all its limits are over"
-	deniedIsFree   = "a denied request charges nothing"
-	repeatedAtOnce = "a descriptor that is repeated is charged at once"
-	cachedDenial   = "a repeated denial has the numbers of the first"
-	namedWeek      = "metadata name the unit WEEK"
-	fullHeaders    = "headers for 4294967295 remaining"
+	ownCounters     = "counters with equal names"
+	anyAsterisk     = "* elsewhere than at the end"
+	quotaDenies     = "quota_mode denies if all its limits are over"
+	deniedIsFree    = "a denied request charges nothing"
+	repeatsTogether = "repeated descriptors are charged together"
+	cachedDenial    = "a repeated denial has the numbers of the first"
+	namedWeek       = "metadata name the unit WEEK"
+	fullHeaders     = "headers for 4294967295 remaining"
 )
 
 // documented has the words of docs/envoy-ratelimit.md that describe each difference.
 var documented = map[string]string{
-	ownCounters:    "has a counter of its own",
-	anyAsterisk:    "an asterisk anywhere in a value",
-	quotaDenies:    "is denied if all its quotas are used up",
-	deniedIsFree:   "a denied request",
-	repeatedAtOnce: "both are charged at once",
-	cachedDenial:   "has the statuses of the first one",
-	namedWeek:      "names the unit of an override `WEEK`",
-	fullHeaders:    "are sent even if 4294967295 units are left",
+	ownCounters:     "has a counter of its own",
+	anyAsterisk:     "an asterisk anywhere in a value",
+	quotaDenies:     "is denied if all its quotas are used up",
+	deniedIsFree:    "a denied request",
+	repeatsTogether: "both are charged together",
+	cachedDenial:    "has the statuses of the first one",
+	namedWeek:       "names the unit of an override `WEEK`",
+	fullHeaders:     "are sent even if 4294967295 units are left",
 }
 
 // models predict the answers of both services.
@@ -304,7 +304,7 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
 		cause = deniedIsFree
 	case rules.isAtomic && m.right.repeats(rights, request, now):
-		cause = repeatedAtOnce
+		cause = repeatsTogether
 	case rules.hasWeekNames && m.right.settings.hasMetadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
 		cause = namedWeek
 	case rules.hasAllHeaders && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:

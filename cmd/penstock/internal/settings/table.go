@@ -148,7 +148,7 @@ var Table = []Row{
 		set:  choice(func(s *Settings) *string { return &s.ShownIdentities }, "off", "masked", "full"),
 		Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
 	{Name: "near-limit", Default: "80", Value: "percent", set: percent(func(s *Settings) *int64 { return &s.NearLimit }, 50),
-		Help: "percentage of a limit, 50 to 100; a request counts as near its limit if at least this much of the limit is used once the request is charged"},
+		Help: "percentage of a limit, 50 to 100; a request counts as near its limit if at least this much of the limit is used after the request is charged"},
 	{Name: "pprof", Default: "false", set: toggle(func(s *Settings) *bool { return &s.Pprof }),
 		Help: "serve /debug/pprof on the admin address"},
 
