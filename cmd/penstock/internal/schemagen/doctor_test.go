@@ -36,15 +36,16 @@ func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
 	}
 
 	good, bad, cluster := redistest.Start(t), redistest.Start(t, "--maxmemory", "1", "--maxmemory-policy", "allkeys-lru"), redistest.StartCluster(t)
-	// The user few may not run INFO, and the key has no TTL: the doctor reports both.
+	// The doctor reports two problems: the user "few" may not run INFO, and the key has no TTL.
 	for _, command := range []string{"ACL SETUSER few on >secret ~ps1* +@all -info", "SET ps1{key:a}rule x"} {
 		if _, err := good.Do(strings.Fields(command)...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var lastReport []byte // of the server that is down
+	const downURL = "redis://127.0.0.1:1" // nothing listens on port 1
+	var lastReport []byte                 // of downURL
 	seen := make(map[doctor.Status]bool)
-	for _, url := range []string{"redis://" + good.Addr, "redis://" + bad.Addr, "redis://few:secret@" + good.Addr, "redis://" + cluster.Nodes[0].Addr, "redis://127.0.0.1:1"} {
+	for _, url := range []string{"redis://" + good.Addr, "redis://" + bad.Addr, "redis://few:secret@" + good.Addr, "redis://" + cluster.Nodes[0].Addr, downURL} {
 		report, err := doctor.Run(t.Context(), doctor.Options{URL: url, Name: "a store"})
 		if err != nil {
 			t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// typeForms describe types of fields. The decoder reads every scalar as text, so a field of text
-// also accepts numbers and booleans, and every other field also accepts a text with a variable.
+// typeForms are the forms of types. The decoder reads every scalar as text. So a string field also
+// accepts numbers and booleans, and every other field also accepts a text with a variable.
 var typeForms = map[reflect.Type]*schema{
 	reflect.TypeFor[string]():                    ref("text"),
 	reflect.TypeFor[bool]():                      ref("truth"),
@@ -26,8 +26,8 @@ var typeForms = map[reflect.Type]*schema{
 	reflect.TypeFor[policyfile.IdentityConfig](): ref("identity"),
 }
 
-// structForms add to the schemas of structs what their fields do not express, such as which fields
-// are required.
+// structForms add to a struct's schema what its fields cannot express, such as which fields are
+// required.
 var structForms = map[reflect.Type]func(*schema) *schema{
 	reflect.TypeFor[policyfile.Config](): func(s *schema) *schema {
 		s.Required = []string{"rules"}
@@ -70,10 +70,10 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 	},
 }
 
-// forms describe fields that their type does not describe fully: fields with fixed words or with
-// bounds, and fields that accept a list or a value for each tier.
+// forms returns the forms of fields, by "Struct.field". These fields accept only some values of
+// their type, a list, or a value for each tier.
 func forms() map[string]*schema {
-	list := map[string]*schema{
+	byField := map[string]*schema{
 		"Config.version":    words("1"),
 		"Config.apply":      words("most-specific", "all"),
 		"Config.on_failure": words("local", "open", "closed"),
@@ -133,24 +133,24 @@ func forms() map[string]*schema {
 		"server.log_level":        words("debug", "info", "warn", "error"),
 	}
 	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {
-		list[in+"rate"] = perTier(ref("rate"))
-		list[in+"burst"] = perTier(ref("count"))
-		list[in+"in_flight"] = perTier(ref("count"))
-		list[in+"algorithm"] = words("token-bucket", "gcra", "leaky-bucket", "fixed-window", "anchored-window", "sliding-window", "sub-window", "sliding-log")
-		list[in+"sub_windows"] = number(1, algorithm.MaxParts)
-		list[in+"timezone"] = examples(ref("text"), "UTC", "Europe/Berlin")
+		byField[in+"rate"] = perTier(ref("rate"))
+		byField[in+"burst"] = perTier(ref("count"))
+		byField[in+"in_flight"] = perTier(ref("count"))
+		byField[in+"algorithm"] = words("token-bucket", "gcra", "leaky-bucket", "fixed-window", "anchored-window", "sliding-window", "sub-window", "sliding-log")
+		byField[in+"sub_windows"] = number(1, algorithm.MaxParts)
+		byField[in+"timezone"] = withExamples(ref("text"), "UTC", "Europe/Berlin")
 	}
 	for _, name := range []string{"store_timeout", "header_timeout", "stall_timeout", "idle_timeout", "upstream_connect_timeout", "upstream_header_timeout",
 		"drain_delay", "drain_timeout"} {
-		list["server."+name] = ref("duration")
+		byField["server."+name] = ref("duration")
 	}
 	for _, name := range []string{"min_body_rate", "max_header", "max_body"} {
-		list["server."+name] = ref("bytes")
+		byField["server."+name] = ref("bytes")
 	}
-	return list
+	return byField
 }
 
-// definitions returns the forms that are used in many places.
+// definitions returns the forms that others refer to by their name, with ref.
 func definitions() map[string]*schema {
 	return map[string]*schema{
 		"text":     {Types: scalars, MinLength: new(1)},
@@ -172,7 +172,7 @@ func definitions() map[string]*schema {
 	}
 }
 
-// required makes fields of a struct required.
+// required returns a function that makes these fields of a struct required.
 func required(names ...string) func(*schema) *schema {
 	return func(s *schema) *schema {
 		s.Required = names

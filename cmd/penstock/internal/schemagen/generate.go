@@ -21,16 +21,17 @@ import (
 
 type schema = jsonschema.Schema
 
-// generate returns the schema of policy files. It is draft 7, which most editors support.
-func generate() ([]byte, error) {
+// generatePolicy returns the schema of policy files. It is draft 7, which most editors support.
+func generatePolicy() ([]byte, error) {
 	g := &generator{unused: forms()}
 	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
 	for _, section := range settings.PolicyOptions().Sections {
-		root.Properties[section.SectionName()] = describe(g.schemaOf(reflect.TypeOf(section)), sectionText[section.SectionName()])
-		root.PropertyOrder = append(root.PropertyOrder, section.SectionName())
+		name := section.SectionName()
+		root.Properties[name] = describe(g.schemaOf(reflect.TypeOf(section)), sectionDescriptions[name])
+		root.PropertyOrder = append(root.PropertyOrder, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.unused)) {
-		g.errs = append(g.errs, fmt.Errorf("%s has a form, but is not a field of a Config; remove it", name))
+		g.errs = append(g.errs, fmt.Errorf("forms() describes %s, which is not a field of a policy; remove it", name))
 	}
 	if err := errors.Join(g.errs...); err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func generate() ([]byte, error) {
 	return render(root, "Policy of Penstock")
 }
 
-// generateCases returns the schema of files for penstock test.
+// generateCases returns the schema of the case files that penstock test runs.
 func generateCases() ([]byte, error) {
 	g := new(generator)
 	root := g.schemaOf(reflect.TypeFor[cases.File]())
@@ -65,16 +66,16 @@ func render(root *schema, title string) ([]byte, error) {
 	return pretty.Bytes(), err
 }
 
-// sectionText describes the sections.
-var sectionText = map[string]string{
+// sectionDescriptions describes the sections that settings.PolicyOptions adds to a policy, by name.
+var sectionDescriptions = map[string]string{
 	"http":   "How HTTP requests are read and answered.",
 	"server": "Settings of penstock serve; flags and the environment override them.",
 }
 
-// A generator describes structs by their fields. It describes a field by its form, or else by its
-// type.
+// A generator makes the schemas of structs from their fields. A form is a schema that is written by
+// hand. A field gets its form in forms(); a field without one gets the schema of its type.
 type generator struct {
-	unused map[string]*schema // forms of no field so far, by "Struct.field"
+	unused map[string]*schema // what is left of forms(): no field has used these yet
 	errs   []error
 }
 
@@ -105,28 +106,29 @@ func (g *generator) object(t reflect.Type) *schema {
 	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
 	for i := range t.NumField() {
 		field := t.Field(i)
-		words := strings.Split(field.Tag.Get("yaml"), ",")
-		name, options := words[0], words[1:]
+		tag := strings.Split(field.Tag.Get("yaml"), ",")
+		name, options := tag[0], tag[1:]
 		if name == "" || name == "-" {
 			continue
 		}
-		what := field.Tag.Get("jsonschema")
-		if what == "" {
+		description := field.Tag.Get("jsonschema")
+		if description == "" {
 			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
 		}
 		form := g.field(nameOf(t)+"."+name, field.Type)
-		if slices.Contains(options, "empty") {
+		if slices.Contains(options, "empty") { // the list may have no elements
 			form = anyOf(ref("text"), listOf(ref("text")))
 		}
-		s.Properties[name] = describe(form, what)
+		s.Properties[name] = describe(form, description)
 		s.PropertyOrder = append(s.PropertyOrder, name)
 	}
 	if len(s.Properties) == 0 {
-		g.errs = append(g.errs, fmt.Errorf("type %s has its own decoder; add it to typeForms, or its fields to forms", t))
+		g.errs = append(g.errs, fmt.Errorf("type %s has no field with a yaml tag; add the type to typeForms", t))
 	}
 	return s
 }
 
+// field returns the schema of a field with the type t. name is the field's name in forms().
 func (g *generator) field(name string, t reflect.Type) *schema {
 	form, ok := g.unused[name]
 	if !ok {
@@ -136,19 +138,19 @@ func (g *generator) field(name string, t reflect.Type) *schema {
 	return form
 }
 
-// describe adds a description to a schema. Draft 7 ignores everything beside a $ref, so the $ref
-// moves into an allOf.
-func describe(s *schema, what string) *schema {
+// describe returns a copy of a schema with a description. Draft 7 ignores all other fields of an
+// object that has a $ref, so the $ref moves into an allOf.
+func describe(s *schema, description string) *schema {
 	if s.Ref != "" {
-		return &schema{Description: what, AllOf: []*schema{s}}
+		return &schema{Description: description, AllOf: []*schema{s}}
 	}
-	with := *s
-	with.Description = what
-	return &with
+	described := *s
+	described.Description = description
+	return &described
 }
 
-// nameOf returns the name of a struct in forms. Structs called Config or Section are named after
-// their section of a policy.
+// nameOf returns the name of a struct in forms(): the type's name. A struct that is a section of a
+// policy has the section's name instead, because several of these types are called Config.
 func nameOf(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[httplimit.Config]():

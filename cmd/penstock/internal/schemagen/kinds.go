@@ -5,11 +5,11 @@ import (
 	"strconv"
 )
 
-// Patterns of texts.
+// Regular expressions for strings.
 const (
-	variable = `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^${}]*)?\}`
-	digits   = `^[+-]?[0-9_]+$`
-	token    = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$" // the name of a header, a cookie or a method
+	variable = `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^${}]*)?\}` // part of the string is ${NAME} or ${NAME:-default}
+	digits   = `^[+-]?[0-9_]+$`                           // a whole number in quotes
+	token    = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"            // the name of a header, a cookie or a method
 )
 
 func ref(name string) *schema { return &schema{Ref: "#/definitions/" + name} }
@@ -19,10 +19,11 @@ func nothing() *schema { return &schema{Not: &schema{}} }
 
 // anyOf accepts what one of the schemas accepts. If one of them is itself an anyOf, its parts
 // become parts of the result.
-func anyOf(list ...*schema) *schema {
+func anyOf(alternatives ...*schema) *schema {
 	s := &schema{}
-	for _, one := range list {
-		if choice := (&schema{AnyOf: one.AnyOf}); reflect.DeepEqual(one, choice) {
+	for _, one := range alternatives {
+		isOnlyAnyOf := reflect.DeepEqual(one, &schema{AnyOf: one.AnyOf})
+		if isOnlyAnyOf {
 			s.AnyOf = append(s.AnyOf, one.AnyOf...)
 		} else {
 			s.AnyOf = append(s.AnyOf, one)
@@ -31,7 +32,8 @@ func anyOf(list ...*schema) *schema {
 	return s
 }
 
-// words accepts the listed values. Numbers may be written without quotes.
+// words accepts the listed values. Numbers may be written without quotes. Like matching, like and
+// number, it also accepts a string with a variable.
 func words(list ...string) *schema {
 	s := &schema{}
 	for _, word := range list {
@@ -43,12 +45,13 @@ func words(list ...string) *schema {
 	return anyOf(s, ref("variable"))
 }
 
-// matching accepts a text that matches a pattern.
+// matching accepts a string that matches a pattern.
 func matching(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Type: "string", Pattern: pattern, Examples: samples}, ref("variable"))
 }
 
-// like accepts a text that matches a pattern, even if YAML reads the text as a number or a boolean.
+// like accepts a string that matches a pattern. Unlike matching, it also accepts every number and
+// boolean, because YAML can read an unquoted text as one.
 func like(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Types: scalars, Pattern: pattern, Examples: samples}, ref("variable"))
 }
@@ -56,12 +59,12 @@ func like(pattern string, samples ...any) *schema {
 // scalars are the types that YAML gives to texts without quotes.
 var scalars = []string{"string", "number", "boolean"}
 
-func examples(s *schema, samples ...any) *schema {
+func withExamples(s *schema, samples ...any) *schema {
 	return &schema{AllOf: []*schema{s}, Examples: samples}
 }
 
-// number accepts a whole number within bounds. The compiler checks numbers that are written as
-// texts.
+// number accepts a whole number within bounds, and any whole number in quotes. The policy's compiler
+// checks the bounds of both.
 func number(least, most float64) *schema {
 	return anyOf(&schema{Type: "integer", Minimum: new(least), Maximum: new(most)}, &schema{Type: "string", Pattern: digits}, ref("variable"))
 }
@@ -97,6 +100,8 @@ func tierNames(reserved ...any) *schema {
 	return s
 }
 
+// identityNames accepts the names that users may give to identities. The other names have a meaning
+// of their own in policies.
 var identityNames = &schema{Pattern: identifier, Not: &schema{Enum: []any{
 	"all_of", "claim", "cookie", "descriptor", "first_of", "global", "header", "host", "ip", "method", "query", "segment", "tier",
 }}}
@@ -108,28 +113,31 @@ const identifier = `^[A-Za-z_-][A-Za-z0-9_-]{0,63}$`
 func identity() *schema {
 	list := listOf(ref("identity"))
 	list.MinItems = new(1)
-	with := func(word string) *schema {
-		return &schema{Type: "object", Properties: map[string]*schema{word: list}, Required: []string{word}, AdditionalProperties: nothing()}
+	listUnder := func(field string) *schema {
+		return &schema{Type: "object", Properties: map[string]*schema{field: list}, Required: []string{field}, AdditionalProperties: nothing()}
 	}
 	name := &schema{Type: "string", Pattern: identifier, Examples: []any{"ip", "global"}}
+	// A key begins with its kind, such as user in user:42.
 	kind := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$", Not: &schema{Enum: []any{"first_of", "all_of"}}}
 	sourceWithValues := &schema{Type: "object", MinProperties: new(1), MaxProperties: new(1), Properties: map[string]*schema{"ip": ref("addresses")},
 		PatternProperties: map[string]*schema{`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|host|method|tier)\s*$`: ref("values")}, AdditionalProperties: nothing()}
-	return anyOf(name, ref("variable"), with("first_of"), with("all_of"),
+	return anyOf(name, ref("variable"), listUnder("first_of"), listUnder("all_of"),
 		&schema{Type: "object", PropertyNames: kind, AdditionalProperties: anyOf(ref("source"), sourceWithValues), MinProperties: new(1), MaxProperties: new(1)})
 }
 
-// values accepts the values of a part of a request.
+// values accepts the values that a part of a request may have: one, a list, or the name of a file
+// with one on each line.
 func values(item *schema) *schema {
 	file := &schema{Type: "object", Properties: map[string]*schema{"file": ref("text")}, Required: []string{"file"}, AdditionalProperties: nothing()}
 	return anyOf(oneOrMore(item), file)
 }
 
-// condition accepts parts of the request, each with its values. words are parts that need no name,
-// such as ip. Any other word is the name of an identity.
-func condition(words ...string) *schema {
+// condition accepts parts of the request, each with its values. plainParts are the parts that are
+// written without a name, such as ip; "header X-Plan" is a part with a name. Any other word is the
+// name of an identity.
+func condition(plainParts ...string) *schema {
 	s := &schema{
-		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: words,
+		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: plainParts,
 		PatternProperties: map[string]*schema{
 			`^\s*(header|cookie|query|descriptor|claim)\s+\S+\s*$`: ref("values"),
 			identifier: ref("values"),
@@ -137,17 +145,17 @@ func condition(words ...string) *schema {
 		PropertyNames:        &schema{Not: &schema{Enum: []any{"all_of", "claim", "cookie", "descriptor", "first_of", "global", "header", "query", "segment"}}},
 		AdditionalProperties: nothing(),
 	}
-	for _, word := range words {
-		s.Properties[word] = describe(ref("values"), parts[word])
+	for _, part := range plainParts {
+		s.Properties[part] = describe(ref("values"), partDescriptions[part])
 	}
-	s.Properties["ip"] = describe(ref("addresses"), parts["ip"])
+	s.Properties["ip"] = describe(ref("addresses"), partDescriptions["ip"])
 	return s
 }
 
-var parts = map[string]string{
-	"ip":     "The client's address: addresses and networks.",
+var partDescriptions = map[string]string{
+	"ip":     "The client's address. Its values are addresses and networks.",
 	"host":   "The host of the request, without its port.",
-	"method": "The method.",
+	"method": "The method of the request.",
 	"tier":   "The client's tier.",
 }
 

@@ -1,5 +1,5 @@
-// Command schemagen writes the JSON Schemas of policy files, of files with cases, and of the values
-// of the Helm chart.
+// Command schemagen writes three JSON Schemas: of policy files, of the case files of penstock test,
+// and of the Helm chart's values.
 package main
 
 import (
@@ -11,7 +11,7 @@ func main() {
 	if len(os.Args) != 4 {
 		log.Fatal("usage: schemagen POLICY-SCHEMA CASES-SCHEMA VALUES-SCHEMA")
 	}
-	for i, generate := range []func() ([]byte, error){generate, generateCases, generateValues} {
+	for i, generate := range []func() ([]byte, error){generatePolicy, generateCases, generateValues} {
 		text, err := generate()
 		if err == nil {
 			err = os.WriteFile(os.Args[i+1], text, 0o644)

@@ -26,7 +26,7 @@ import (
 const repository = "../../../.."
 
 func TestSchemaIsUpToDate(t *testing.T) {
-	text, err := generate()
+	text, err := generatePolicy()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,9 +60,12 @@ func TestSchemaOfCasesIsUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, isValid := range map[string]bool{
-		string(example): true, "cases: [{name: a, steps: [{expect: denied, claims: {a: [1]}}]}]": true,
+		string(example): true,
+		"cases: [{name: a, steps: [{expect: denied, claims: {a: [1]}}]}]":               true,
 		"cases: [{name: a, steps: [{expect: denied, headers: [], shadow_denied: []}]}]": true,
-		"cases: [{name: a, steps: [{times: 1}]}]":                                       false, "cases: [{name: a, steps: [{expect: denied, time: 3}]}]": false, "rules: []": false,
+		"cases: [{name: a, steps: [{times: 1}]}]":                                       false,
+		"cases: [{name: a, steps: [{expect: denied, time: 3}]}]":                        false,
+		"rules: []": false,
 	} {
 		var v any
 		if err := yaml.Load([]byte(text), &v); err != nil {
@@ -74,10 +77,11 @@ func TestSchemaOfCasesIsUpToDate(t *testing.T) {
 	}
 }
 
-// TestEveryFieldIsDescribed: every field of the structs is in the schema, with a description.
+// TestEveryFieldIsDescribed checks that the schema of policies has every field of the structs, with
+// a description.
 func TestEveryFieldIsDescribed(t *testing.T) {
 	fields := 0
-	var visit func(at string, t reflect.Type, s *jsonschema.Schema)
+	var visit func(at string, typ reflect.Type, s *jsonschema.Schema)
 	visit = func(at string, typ reflect.Type, s *jsonschema.Schema) {
 		for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
 			typ = typ.Elem()
@@ -101,13 +105,13 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 			}
 		}
 	}
-	visit("policy", reflect.TypeFor[policyfile.Config](), compiled(t))
+	visit("policy", reflect.TypeFor[policyfile.Config](), policySchema(t))
 	for _, section := range settings.PolicyOptions().Sections {
 		name := section.SectionName()
-		visit("policy."+name, reflect.TypeOf(section), propertyOf(compiled(t), name))
+		visit("policy."+name, reflect.TypeOf(section), propertyOf(policySchema(t), name))
 	}
 	if fields < 80 {
-		t.Errorf("found %d fields; want at least 80", fields)
+		t.Errorf("the structs of policies have %d fields; want at least 80", fields)
 	}
 	t.Logf("counted: %d fields described by the schema", fields)
 }
@@ -138,7 +142,7 @@ func propertyOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
 
 func TestSchemaAcceptsEveryPolicyThatCompiles(t *testing.T) {
 	files := policies(t)
-	s := compiled(t)
+	s := policySchema(t)
 	for _, file := range files {
 		if err := s.Validate(valueOf(read(t, file))); err != nil {
 			t.Errorf("%s: the schema rejects it: %v", file, err)
@@ -152,8 +156,9 @@ func policies(t *testing.T) (files []string) {
 	t.Helper()
 	for _, pattern := range []string{"examples/*.yaml", "examples/policies/*.yaml", "examples/surge/*.yaml", "policy/policyfile/testdata/golden/*.yaml"} {
 		found, err := filepath.Glob(filepath.Join(repository, pattern))
-		if err != nil || found == nil && !strings.Contains(pattern, "golden") {
-			t.Fatalf("%s: no files: %v", pattern, err)
+		mayBeEmpty := strings.Contains(pattern, "golden")
+		if err != nil || found == nil && !mayBeEmpty {
+			t.Fatalf("%s matches the files %q, error %v; want at least one", pattern, found, err)
 		}
 		files = append(files, found...)
 	}
@@ -163,11 +168,11 @@ func policies(t *testing.T) (files []string) {
 // TestSchemaAcceptsEveryFormThatTheCompilerDoes tests forms that few policies use.
 func TestSchemaAcceptsEveryFormThatTheCompilerDoes(t *testing.T) {
 	forms := strings.Split(strings.TrimSpace(goodForms), "\n")
-	s := compiled(t)
+	s := policySchema(t)
 	for _, form := range forms {
-		var text string
-		if text = "{" + form + "}"; !strings.Contains(form, "rules:") {
-			text = "{" + form + ", " + oneRule
+		text := "{" + form + "}"
+		if !strings.Contains(form, "rules:") {
+			text = "{" + form + ", " + oneRuleAndEnd
 		}
 		if err := compile(text); err != nil {
 			t.Errorf("%s: not a valid policy: %v", form, err)
@@ -178,7 +183,7 @@ func TestSchemaAcceptsEveryFormThatTheCompilerDoes(t *testing.T) {
 	t.Logf("counted: %d forms accepted by the schema", len(forms))
 }
 
-// Each line is a policy in braces. A rule is added if it has none.
+// Each line is a policy without the braces around it. The test adds a rule to a line without rules.
 const goodForms = `
 version: "1"
 version: "${V:-1}"
@@ -223,43 +228,43 @@ rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s}}, {
 tiers: {a: {method: GET}, b: default}, rules: [{name: a, per: global, limits: [{rate: {a: 1/s, default: "${R:-2/s}"}, burst: {b: 3, a: 10k}}, {in_flight: {a: 1, b: 2}}]}]
 `
 
-// The compiler rejects everything that the schema rejects. Policies are made by putting parts of
-// policies in other places.
+// TestSchemaRefusesNothingThatCompiles moves parts of policies to other places at random. The schema
+// must accept each result that the compiler accepts.
 func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
-	var whole []*yaml.Node
+	var originals []*yaml.Node
 	for _, file := range policies(t) {
-		whole = append(whole, nodeOf(t, read(t, file)))
+		originals = append(originals, nodeOf(t, read(t, file)))
 	}
 	for _, form := range strings.Split(strings.TrimSpace(goodForms), "\n") {
-		whole = append(whole, nodeOf(t, "{"+form+"}"))
+		originals = append(originals, nodeOf(t, "{"+form+"}"))
 	}
 	for _, c := range badCases(t) {
 		if n := new(yaml.Node); c.env == nil && yaml.Load([]byte(c.text), n) == nil && len(n.Content) == 1 {
-			whole = append(whole, n.Content[0])
+			originals = append(originals, n.Content[0])
 		}
 	}
-	byName := make(map[string][]*yaml.Node) // the values after each name
-	var keys, values []*yaml.Node
-	for _, n := range whole {
-		collect(n, func(key, value *yaml.Node) {
-			byName[key.Value] = append(byName[key.Value], value)
-			keys, values = append(keys, key), append(values, value)
+	valuesOf := make(map[string][]*yaml.Node) // by the name of the field
+	var names, values []*yaml.Node
+	for _, n := range originals {
+		visitFields(n, func(name, value *yaml.Node) {
+			valuesOf[name.Value] = append(valuesOf[name.Value], value)
+			names, values = append(names, name), append(values, value)
 		})
 	}
-	t.Chdir(filepath.Join(repository, "examples/policies")) // the folder of the files that they name
-	s := compiled(t)
+	t.Chdir(filepath.Join(repository, "examples/policies")) // paths in policies are relative to it
+	s := policySchema(t)
 	seed := effort.Seed()
 	r := rand.New(rand.NewPCG(seed, 1))
 	tried, good := 0, 0
 	for range 10_000 {
-		n := clone(whole[r.IntN(len(whole))], 0)
-		for range 1 + r.IntN(2) {
-			var places []func()
-			collect(n, func(key, value *yaml.Node) {
-				places = append(places, func() {
-					switch same, how := byName[key.Value], r.IntN(8); {
+		n := clone(originals[r.IntN(len(originals))], 0)
+		for range 1 + r.IntN(2) { // one or two changes
+			var changes []func() // one for each field
+			visitFields(n, func(name, value *yaml.Node) {
+				changes = append(changes, func() {
+					switch same, how := valuesOf[name.Value], r.IntN(8); {
 					case how == 0: // another name
-						*key = *clone(keys[r.IntN(len(keys))], 0)
+						*name = *clone(names[r.IntN(len(names))], 0)
 					case how == 1 || len(same) == 0: // the value of another name
 						*value = *clone(values[r.IntN(len(values))], 0)
 					default: // another value of the same name
@@ -267,8 +272,8 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 					}
 				})
 			})
-			if len(places) > 0 {
-				places[r.IntN(len(places))]()
+			if len(changes) > 0 {
+				changes[r.IntN(len(changes))]()
 			}
 		}
 		text, err := yaml.Dump(n)
@@ -292,17 +297,22 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 	t.Logf("counted: %d policies that compile accepted by the schema (of %d made at random)", good, tried)
 }
 
-// collect calls visit for each field of each mapping in a node.
-func collect(n *yaml.Node, visit func(key, value *yaml.Node)) {
+// visitFields calls visit for each field of each mapping in a node, except for aliases.
+func visitFields(n *yaml.Node, visit func(name, value *yaml.Node)) {
 	for i, child := range n.Content {
-		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Kind == yaml.ScalarNode && child.Kind != yaml.AliasNode {
-			visit(n.Content[i-1], child)
+		// The Content of a mapping is name, value, name, value, and so on.
+		if isValue := n.Kind == yaml.MappingNode && i%2 == 1; isValue {
+			name := n.Content[i-1]
+			if name.Kind == yaml.ScalarNode && child.Kind != yaml.AliasNode {
+				visit(name, child)
+			}
 		}
-		collect(child, visit)
+		visitFields(child, visit)
 	}
 }
 
-// clone returns a copy in which nothing is an alias.
+// clone returns a copy in which nothing is an alias. depth is how many nodes are around n. The copy
+// ends at a depth of 30, because an alias may be within its own anchor.
 func clone(n *yaml.Node, depth int) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -317,9 +327,10 @@ func clone(n *yaml.Node, depth int) *yaml.Node {
 	return &c
 }
 
-// The schema rejects unknown fields and values of the wrong kind, and some other mistakes.
+// The schema rejects unknown fields and values of the wrong kind. It finds only some of the other
+// mistakes that the compiler reports.
 func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
-	s := compiled(t)
+	s := policySchema(t)
 	all, refused, ofForm := 0, 0, 0
 	for _, c := range badCases(t) {
 		var n yaml.Node
@@ -330,7 +341,7 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 		if s.Validate(valueOf(c.text)) != nil {
 			refused++
 		} else if mistakeOfForm.MatchString(c.messages) && !unknownToSchema.MatchString(c.messages) {
-			t.Errorf("%s: %s: the schema accepts this, and the compiler reports\n%s", c.file, c.name, c.messages)
+			t.Errorf("%s: %s: the schema accepts this; want it rejected, because the compiler reports\n%s", c.file, c.name, c.messages)
 		}
 		if mistakeOfForm.MatchString(c.messages) {
 			ofForm++
@@ -359,18 +370,18 @@ var (
 	mistakeOfForm = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither true nor false|is not a duration|is not a size|` +
 		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
 
-	// unknownToSchema matches the messages about mistakes that a schema cannot find: 1.0 is a whole
-	// number in JSON.
+	// unknownToSchema matches the message about a mistake that a schema cannot find: 1.0 is a whole
+	// number in JSON, and none in a policy.
 	unknownToSchema = regexp.MustCompile(`"1\.0" is not a whole number`)
 )
 
 type badCase struct {
 	file, name, text, messages string
-	env                        []string
+	env                        []string // the lines ":env NAME=value"
 }
 
-// badCases returns the configurations of policy/policyfile/testdata/bad. badconfig_test.go there
-// describes the form.
+// badCases returns the configurations in policy/policyfile/testdata/bad. The type badCase in
+// policy/policyfile/badconfig_test.go describes the form of these files.
 func badCases(t *testing.T) (list []badCase) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repository, "policy/policyfile/testdata/bad/*.txt"))
@@ -394,20 +405,20 @@ func badCases(t *testing.T) (list []badCase) {
 	return list
 }
 
-// The schema has the words and bounds of the compiler. Each word is compiled. The error message
-// about an unknown word lists the same words.
+// TestSchemaHasTheWordsOfTheCompiler compiles each word that the schema accepts for a field. It also
+// compares these words with the compiler's error message about an unknown word, which lists them.
 func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
-	s := compiled(t)
+	s := policySchema(t)
 	compared := 0
 	for _, row := range []struct{ path, policy string }{
-		{"apply", "{apply: %s, " + oneRule},
-		{"on_failure", "{on_failure: %s, " + oneRule},
-		{"http.encoded_slash", "{http: {encoded_slash: %s}, " + oneRule},
-		{"http.trailing_slash", "{http: {trailing_slash: %s}, " + oneRule},
-		{"http.path_parameters", "{http: {path_parameters: %s}, " + oneRule},
-		{"http.reset", "{http: {reset: %s}, " + oneRule},
-		{"http.headers", "{http: {headers: %s}, " + oneRule},
-		{"tokens.algorithms", "{tokens: {jwks_url: 'https://a/', algorithms: [%s]}, " + oneRule},
+		{"apply", "{apply: %s, " + oneRuleAndEnd},
+		{"on_failure", "{on_failure: %s, " + oneRuleAndEnd},
+		{"http.encoded_slash", "{http: {encoded_slash: %s}, " + oneRuleAndEnd},
+		{"http.trailing_slash", "{http: {trailing_slash: %s}, " + oneRuleAndEnd},
+		{"http.path_parameters", "{http: {path_parameters: %s}, " + oneRuleAndEnd},
+		{"http.reset", "{http: {reset: %s}, " + oneRuleAndEnd},
+		{"http.headers", "{http: {headers: %s}, " + oneRuleAndEnd},
+		{"tokens.algorithms", "{tokens: {jwks_url: 'https://a/', algorithms: [%s]}, " + oneRuleAndEnd},
 		{"rules.limits.on_failure", "{rules: [{name: a, per: global, limits: [{rate: 1/s, on_failure: %s}]}]}"},
 		{"rules.limits.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, algorithm: %s}]}]}"},
 		{"rules.limits.candidate.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s, algorithm: %s}}]}]}"},
@@ -428,16 +439,20 @@ func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 		known = slices.Compact(known)
 		compared += len(known)
 		for _, word := range known {
-			if err := compile(fmt.Sprintf(row.policy, word)); err != nil && !strings.Contains(err.Error(), "the keys here are public") {
+			err := compile(fmt.Sprintf(row.policy, word))
+			// The compiler knows the word HS256, but rejects it beside jwks_url.
+			isKnown := err == nil || strings.Contains(err.Error(), "the keys here are public")
+			if !isKnown {
 				t.Errorf("%s: the schema accepts %q, and the compiler reports %v; want no error", row.path, word, err)
 			}
 		}
 		err := compile(fmt.Sprintf(row.policy, "qqqqqqqqqqqq"))
 		if err == nil {
-			t.Fatalf("%s: every word is accepted", row.path)
+			t.Fatalf("%s: the compiler accepts an unknown word; want an error", row.path)
 		}
-		_, there, _ := strings.Cut(err.Error(), "; ")
-		listed := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(there), -1)
+		_, hint, _ := strings.Cut(err.Error(), "; ")
+		list := strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(hint)
+		listed := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(list, -1)
 		slices.Sort(listed)
 		if !slices.Equal(listed, known) {
 			t.Errorf("%s: the schema has the words %q, and the compiler %q; want the same", row.path, known, listed)
@@ -446,16 +461,17 @@ func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 	t.Logf("counted: %d words of the schema known to the compiler", compared)
 }
 
-const oneRule = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]}"
+// oneRuleAndEnd ends a policy that begins with a brace.
+const oneRuleAndEnd = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]}"
 
 func TestSchemaHasTheBoundsOfTheCompiler(t *testing.T) {
-	s := compiled(t)
+	s := policySchema(t)
 	compared := 0
 	for _, row := range []struct{ path, policy string }{
-		{"http.ipv4_prefix", "{http: {ipv4_prefix: %d}, " + oneRule},
-		{"http.ipv6_prefix", "{http: {ipv6_prefix: %d}, " + oneRule},
-		{"http.max_waiting", "{http: {max_waiting: %d}, " + oneRule},
-		{"http.denied.status", "{http: {denied: {status: %d}}, " + oneRule},
+		{"http.ipv4_prefix", "{http: {ipv4_prefix: %d}, " + oneRuleAndEnd},
+		{"http.ipv6_prefix", "{http: {ipv6_prefix: %d}, " + oneRuleAndEnd},
+		{"http.max_waiting", "{http: {max_waiting: %d}, " + oneRuleAndEnd},
+		{"http.denied.status", "{http: {denied: {status: %d}}, " + oneRuleAndEnd},
 		{"rules.limits.sub_windows", "{rules: [{name: a, per: global, limits: [{rate: 10/m, algorithm: sub-window, sub_windows: %d}]}]}"},
 		{"rules.limits.split_into", "{rules: [{name: a, per: global, limits: [{rate: 99/m, split_into: %d}]}]}"},
 		{"rules.limits.lease", "{rules: [{name: a, per: global, limits: [{rate: 99/m, lease: %d}]}]}"},
@@ -479,19 +495,19 @@ func TestSchemaHasTheBoundsOfTheCompiler(t *testing.T) {
 			for _, n := range []int64{least - 1, least, most, most + 1} {
 				bounds++
 				if err := compile(fmt.Sprintf(row.policy, n)); (err == nil) != (n >= least && n <= most) {
-					t.Errorf("%s: the schema allows %d to %d, and the compiler reports for %d: %v; want the same bounds", row.path, least, most, n, err)
+					t.Errorf("%s: the schema allows %d to %d; want the compiler to do the same, but for %d it returns the error %v", row.path, least, most, n, err)
 				}
 			}
 		})
 		if bounds == 0 {
-			t.Errorf("%s has no bounds", row.path)
+			t.Errorf("%s: the schema has no bounds; want the compiler's bounds", row.path)
 		}
 		compared += bounds
 	}
 	t.Logf("counted: %d numbers at the bounds of the schema", compared)
 }
 
-// walk visits a schema and all of its alternatives.
+// walk visits a schema, its alternatives, and the schemas of its elements and fields.
 func walk(s *jsonschema.Schema, visit func(*jsonschema.Schema)) {
 	if s == nil {
 		return
@@ -509,8 +525,8 @@ func walk(s *jsonschema.Schema, visit func(*jsonschema.Schema)) {
 	}
 }
 
-// compiled returns the compiled schema of policies.
-func compiled(t *testing.T) *jsonschema.Schema {
+// policySchema returns the schema of policies.
+func policySchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(settings.Schema()))
 	if err != nil {
@@ -527,15 +543,15 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// compile reads a policy as Load does, with an environment that has no variables.
+// compile parses and compiles a policy, as policyfile.Load does. The environment has no variables.
 func compile(text string) error {
-	config, parsed := policyfile.Parse("policy.yaml", []byte(text), func(string) (string, bool) { return "", false }, settings.PolicyOptions())
+	config, parseErr := policyfile.Parse("policy.yaml", []byte(text), func(string) (string, bool) { return "", false }, settings.PolicyOptions())
 	rules, err := config.Compile()
 	if err != nil {
 		return err
 	}
 	rules.Close()
-	return parsed
+	return parseErr
 }
 
 func read(t *testing.T, file string) string {
@@ -556,7 +572,7 @@ func nodeOf(t *testing.T, text string) *yaml.Node {
 	return n.Content[0]
 }
 
-// valueOf returns the value of a YAML text that an editor compares with a schema.
+// valueOf returns the value of a YAML text, as an editor reads it to compare it with a schema.
 func valueOf(text string) any {
 	var n yaml.Node
 	if err := yaml.Load([]byte(text), &n); err != nil || len(n.Content) == 0 {
@@ -568,7 +584,7 @@ func valueOf(text string) any {
 // value returns the value of a node. depth is how many nodes are around it.
 func value(n *yaml.Node, depth int) any {
 	if depth > 100 {
-		return nil // an anchor within itself
+		return nil // an alias within its own anchor
 	}
 	switch n.Kind {
 	case yaml.AliasNode:
