@@ -78,7 +78,7 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 		}
 		one := ruleSize{Rule: rule.Name}
 		storedLength := len("ps1{}") + s.keyLength + len(rule.Name) // of ps1{KEY}RULE
-		load := sizing.Load{Key: storedLength, Clients: s.clients, Requests: s.requests}
+		load := sizing.Load{KeyLength: storedLength, Clients: s.clients, Requests: s.requests}
 		for _, l := range rule.Limits {
 			plan := largest(l.Variants)
 			load.Limits = append(load.Limits, plan)

@@ -63,8 +63,8 @@ func withExamples(s *schema, samples ...any) *schema {
 	return &schema{AllOf: []*schema{s}, Examples: samples}
 }
 
-// number accepts a whole number within bounds, and any whole number in quotes. The policy's compiler
-// checks the bounds of both.
+// number accepts a whole number within bounds, and any whole number in quotes. The policy's
+// compiler checks the bounds of both.
 func number(least, most float64) *schema {
 	return anyOf(&schema{Type: "integer", Minimum: new(least), Maximum: new(most)}, &schema{Type: "string", Pattern: digits}, ref("variable"))
 }

@@ -228,8 +228,8 @@ rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s}}, {
 tiers: {a: {method: GET}, b: default}, rules: [{name: a, per: global, limits: [{rate: {a: 1/s, default: "${R:-2/s}"}, burst: {b: 3, a: 10k}}, {in_flight: {a: 1, b: 2}}]}]
 `
 
-// TestSchemaRefusesNothingThatCompiles moves parts of policies to other places at random. The schema
-// must accept each result that the compiler accepts.
+// TestSchemaRefusesNothingThatCompiles moves parts of policies to other places at random. The
+// schema must accept each result that the compiler accepts.
 func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 	var originals []*yaml.Node
 	for _, file := range policies(t) {
@@ -405,8 +405,9 @@ func badCases(t *testing.T) (list []badCase) {
 	return list
 }
 
-// TestSchemaHasTheWordsOfTheCompiler compiles each word that the schema accepts for a field. It also
-// compares these words with the compiler's error message about an unknown word, which lists them.
+// TestSchemaHasTheWordsOfTheCompiler compiles each word that the schema accepts for a field. It
+// also compares these words with the compiler's error message about an unknown word, which lists
+// them.
 func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 	s := policySchema(t)
 	compared := 0

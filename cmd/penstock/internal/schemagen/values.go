@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// Values are the values of the Helm chart in deploy/helm. The chart copies the fields of type object
-// into the Kubernetes objects without checking them, except Settings.
+// Values are the values of the Helm chart in deploy/helm. The chart copies the fields of type
+// object into the Kubernetes objects without checking them, except Settings.
 type Values struct {
 	Image                     ImageValues       `json:"image" jsonschema:"The container image."`
 	ImagePullSecrets          []object          `json:"imagePullSecrets" jsonschema:"The imagePullSecrets of the pods."`

@@ -52,7 +52,7 @@ type Options struct {
 	Inherited net.Listener
 
 	// Telemetry is what is exported to OpenTelemetry. Default: nothing.
-	Telemetry telemetry.Plan
+	Telemetry telemetry.Exports
 
 	// Started is called with the addresses of the listeners once they accept requests.
 	Started func(Addresses)
@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID())}
 	s.makeDemoToken()
-	s.telemetry = telemetry.Open(telemetry.Options{Plan: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
+	s.telemetry = telemetry.Open(telemetry.Options{Exports: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
 	if o.LinesLost != nil {
 		s.metrics.AddLinesLost(o.LinesLost)

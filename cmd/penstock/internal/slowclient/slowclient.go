@@ -27,7 +27,7 @@ type Options struct {
 // time that next takes. So uploads and downloads may last as long as they progress, and event
 // streams may be silent.
 //
-// A connection that next hijacks (a WebSocket) is not watched any more.
+// Once next has hijacked a connection (for a WebSocket), its client may stall.
 func Handler(next http.Handler, o Options) http.Handler {
 	if o.Stall <= 0 {
 		return next
@@ -44,7 +44,7 @@ func Handler(next http.Handler, o Options) http.Handler {
 				control.SetReadDeadline(time.Now().Add(o.Stall))
 			}
 			r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
-			r.Body = &body{ReadCloser: r.Body, control: control, options: o, left: o.Stall, isHTTP2: response.isHTTP2}
+			r.Body = &body{ReadCloser: r.Body, control: control, options: o, budget: o.Stall, isHTTP2: response.isHTTP2}
 			response.stall *= 2 // before the first write, the server may read the rest of the body
 		}
 		next.ServeHTTP(response, r)
@@ -54,29 +54,28 @@ func Handler(next http.Handler, o Options) http.Handler {
 	})
 }
 
-// A body is the body of a request. Waiting for the client reduces the time that is left; data
-// increases it.
+// A body is the body of a request.
 type body struct {
 	io.ReadCloser
 	control  *http.ResponseController
 	options  Options
-	left     time.Duration // for waiting for the client
+	budget   time.Duration // see Options.Rate
 	isHTTP2  bool
 	hasEnded bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.hasEnded {
-		return b.ReadCloser.Read(p) // the connection reads beyond the body now; the server sets its deadline
+		return b.ReadCloser.Read(p) // the connection may be at the next request, with a deadline of its own
 	}
 	start := time.Now()
-	b.control.SetReadDeadline(start.Add(b.left))
+	b.control.SetReadDeadline(start.Add(b.budget))
 	n, err := b.ReadCloser.Read(p)
 	b.clearDeadline()
 	b.hasEnded = err != nil
 	if b.options.Rate > 0 {
 		earned := time.Duration(n) * time.Second / time.Duration(b.options.Rate)
-		b.left = min(b.left-time.Since(start)+earned, b.options.Stall)
+		b.budget = min(b.budget-time.Since(start)+earned, b.options.Stall)
 	}
 	return n, err
 }
@@ -110,7 +109,7 @@ func (w *writer) clearDeadline() {
 }
 
 func (w *writer) WriteHeader(status int) {
-	if status >= 200 { // the header is sent with the body
+	if status >= 200 { // a final status: the server sends it later, with the body
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
@@ -126,7 +125,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError is what http.ResponseController calls.
+// FlushError is the method that http.ResponseController calls for a flush.
 func (w *writer) FlushError() error {
 	w.setDeadline()
 	err := w.control.Flush()
@@ -141,5 +140,5 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return w.control.Hijack()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap gives http.ResponseController access to the other methods of the writer.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -16,7 +16,7 @@ import (
 )
 
 // A pipeListener is a listener with connections in memory. With them, synctest can advance time
-// while a connection waits. A write blocks until it is read.
+// while a connection waits. A write blocks until the other side has read it.
 type pipeListener struct{ conns chan net.Conn }
 
 func (p pipeListener) Accept() (net.Conn, error) {
@@ -31,20 +31,20 @@ func (p pipeListener) Close() error   { close(p.conns); return nil }
 func (p pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
 func (p pipeListener) dial() net.Conn { client, server := net.Pipe(); p.conns <- server; return client }
 
-// A site is a server in a synctest bubble. Its handler is wrapped by Handler.
-type site struct {
+// A testServer is a server in a synctest bubble. Handler wraps its handler.
+type testServer struct {
 	*testing.T
 	dial    func() net.Conn
 	handle  http.HandlerFunc
 	results chan result // of the handler
 }
 
-// serve runs a test with a site of its own.
-func serve(t *testing.T, o Options, test func(s *site)) {
+// serve runs a test with a server of its own.
+func serve(t *testing.T, o Options, test func(s *testServer)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		listener := pipeListener{make(chan net.Conn)}
-		s := &site{T: t, dial: listener.dial, results: make(chan result, 1)}
+		s := &testServer{T: t, dial: listener.dial, results: make(chan result, 1)}
 		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handle(w, r) })
 		protocols := new(http.Protocols)
 		protocols.SetHTTP1(true)
@@ -72,13 +72,14 @@ type result struct {
 }
 
 // readAll is a handler that reads the body and reports the result.
-func (s *site) readAll(w http.ResponseWriter, r *http.Request) {
+func (s *testServer) readAll(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	n, err := io.Copy(io.Discard, r.Body)
 	s.results <- result{n, err, time.Since(start)}
 }
 
 func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
+	rateAndStall, onlyStall := Options{Stall: 10 * time.Second, Rate: 100}, Options{Stall: 10 * time.Second}
 	for _, c := range []struct {
 		name     string
 		options  Options
@@ -87,17 +88,17 @@ func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
 		pieces   int
 		isCutOff bool
 	}{
-		{"arrives below the rate", Options{Stall: 10 * time.Second, Rate: 100}, 10, time.Second, 1000, true},
-		{"sends one byte before each stall ends", Options{Stall: 10 * time.Second, Rate: 100}, 1, 9 * time.Second, 1000, true},
-		{"arrives at the rate for hours", Options{Stall: 10 * time.Second, Rate: 100}, 100, time.Second, 10_000, false},
-		{"pauses, but keeps the rate", Options{Stall: 10 * time.Second, Rate: 100}, 1000, 9 * time.Second, 1000, false},
-		{"pauses longer than the stall after much data", Options{Stall: 10 * time.Second, Rate: 100}, 100_000, 11 * time.Second, 10, true},
-		{"sends slowly without a rate", Options{Stall: 10 * time.Second}, 1, 9 * time.Second, 1000, false},
-		{"pauses too long without a rate", Options{Stall: 10 * time.Second}, 1, 11 * time.Second, 10, true},
-		{"pauses for an hour without a stall", Options{}, 1, time.Hour, 3, false},
+		{name: "arrives below the rate", options: rateAndStall, piece: 10, pause: time.Second, pieces: 1000, isCutOff: true},
+		{name: "sends one byte before each stall ends", options: rateAndStall, piece: 1, pause: 9 * time.Second, pieces: 1000, isCutOff: true},
+		{name: "arrives at the rate for hours", options: rateAndStall, piece: 100, pause: time.Second, pieces: 10_000, isCutOff: false},
+		{name: "pauses, but keeps the rate", options: rateAndStall, piece: 1000, pause: 9 * time.Second, pieces: 1000, isCutOff: false},
+		{name: "pauses longer than the stall after much data", options: rateAndStall, piece: 100_000, pause: 11 * time.Second, pieces: 10, isCutOff: true},
+		{name: "sends slowly without a rate", options: onlyStall, piece: 1, pause: 9 * time.Second, pieces: 1000, isCutOff: false},
+		{name: "pauses too long without a rate", options: onlyStall, piece: 1, pause: 11 * time.Second, pieces: 10, isCutOff: true},
+		{name: "pauses for an hour without a stall", options: Options{}, piece: 1, pause: time.Hour, pieces: 3, isCutOff: false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			serve(t, c.options, func(s *site) {
+			serve(t, c.options, func(s *testServer) {
 				s.handle = s.readAll
 				conn := s.dial()
 				defer conn.Close()
@@ -112,7 +113,7 @@ func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
 				got := <-s.results
 				isCutOff := errors.Is(got.err, os.ErrDeadlineExceeded)
 				if isCutOff != c.isCutOff || !isCutOff && got.read != int64(c.piece*c.pieces) {
-					s.Errorf("after %v and %d bytes, the body ended with %v; want it cut off: %v", got.took, got.read, got.err, c.isCutOff)
+					s.Errorf("after %v and %d bytes, the body ended with the error %v; want it cut off: %v", got.took, got.read, got.err, c.isCutOff)
 				}
 			})
 		})
@@ -121,7 +122,7 @@ func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
 
 func TestTimeOfTheHandlerDoesNotCount(t *testing.T) {
 	for _, version := range []int{1, 2} {
-		serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *site) {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *testServer) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
 				var total int64
 				p := make([]byte, 10)
@@ -139,7 +140,8 @@ func TestTimeOfTheHandlerDoesNotCount(t *testing.T) {
 			defer client.CloseIdleConnections()
 			res, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", 100)))
 			if got := <-s.results; got.read != 100 || got.err != io.EOF || err != nil || res.ProtoMajor != version {
-				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want 100 and EOF", version, got.read, got.err, err)
+				s.Errorf("HTTP/%d: the handler read %d bytes, then %v, and the client got the error %v; want 100 bytes, then EOF, and no error",
+					version, got.read, got.err, err)
 			}
 		})
 	}
@@ -148,7 +150,7 @@ func TestTimeOfTheHandlerDoesNotCount(t *testing.T) {
 func TestLargeBodyMayWaitForTheHandler(t *testing.T) {
 	const size = 8 << 20 // larger than all flow-control windows
 	for _, version := range []int{1, 2} {
-		serve(t, Options{Stall: time.Second, Rate: 1000}, func(s *site) {
+		serve(t, Options{Stall: time.Second, Rate: 1000}, func(s *testServer) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(time.Hour)
 				s.readAll(w, r)
@@ -157,7 +159,8 @@ func TestLargeBodyMayWaitForTheHandler(t *testing.T) {
 			defer client.CloseIdleConnections()
 			_, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", size)))
 			if got := <-s.results; got.read != size || got.err != nil || err != nil {
-				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want %d", version, got.read, got.err, err, size)
+				s.Errorf("HTTP/%d: the handler read %d bytes with the error %v, and the client got the error %v; want %d bytes and no error",
+					version, got.read, got.err, err, size)
 			}
 		})
 	}
@@ -166,7 +169,7 @@ func TestLargeBodyMayWaitForTheHandler(t *testing.T) {
 func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		for _, pause := range []time.Duration{0, time.Hour} { // of the handler, before it reads
-			serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+			serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *testServer) {
 				s.handle = func(w http.ResponseWriter, r *http.Request) {
 					time.Sleep(pause)
 					s.readAll(w, r)
@@ -184,7 +187,7 @@ func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
 				}()
 				feed.Write(make([]byte, 1000))
 				if got := <-s.results; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.read != 1000 || got.took != 10*time.Second {
-					s.Errorf("HTTP/%d, read after %v: %d bytes, then %v after %v; want 1000, and a deadline after 10 s",
+					s.Errorf("HTTP/%d: the handler began to read after %v; it read %d bytes, and got the error %v after %v; want 1000 bytes, and a deadline after 10 s",
 						version, pause, got.read, got.err, got.took)
 				}
 			})
@@ -194,30 +197,32 @@ func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
 
 func TestDeniedRequestGetsItsResponseThoughItsBodyNeverArrives(t *testing.T) {
 	for _, c := range []struct {
-		head   string
-		within time.Duration
+		head  string
+		after time.Duration // until the response
 	}{
 		{"Content-Length: 100", 10 * time.Second},
 		{"Transfer-Encoding: chunked", 10 * time.Second},
-		{"Content-Length: 100\r\nExpect: 100-continue", 0}, // this client sends nothing before the response
+		{"Content-Length: 100\r\nExpect: 100-continue", 0}, // this client sends no body before the response
 	} {
-		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *testServer) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }
 			conn := s.dial()
 			defer conn.Close()
 			start := time.Now()
 			fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", c.head)
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			if err != nil || res.StatusCode != 429 || time.Since(start) != c.within || !res.Close {
-				s.Errorf("%s: %v, %v after %v; want a 429 after %v that ends the connection", c.head, res, err, time.Since(start), c.within)
+			if err != nil || res.StatusCode != 429 || time.Since(start) != c.after || !res.Close {
+				s.Errorf("%q: the response is %v, error %v, after %v; want status 429 after %v, and the connection closed",
+					c.head, res, err, time.Since(start), c.after)
 			}
 		})
 	}
 }
 
 func TestClientThatDoesNotReadItsResponseIsCutOff(t *testing.T) {
-	for _, size := range []int{1 << 20, 5} { // the short one stays in the server's buffer until the handler has returned
-		serve(t, Options{Stall: 10 * time.Second}, func(s *site) {
+	const long, short = 1 << 20, 5 // the short response stays in the server's buffer until the handler has returned
+	for _, size := range []int{long, short} {
+		serve(t, Options{Stall: 10 * time.Second}, func(s *testServer) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
 				start := time.Now()
 				_, err := io.WriteString(w, strings.Repeat("x", size))
@@ -226,19 +231,19 @@ func TestClientThatDoesNotReadItsResponseIsCutOff(t *testing.T) {
 			conn := s.dial()
 			defer conn.Close()
 			io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-			if got := <-s.results; size > 5 && (!errors.Is(got.err, os.ErrDeadlineExceeded) || got.took != 10*time.Second) {
+			if got := <-s.results; size == long && (!errors.Is(got.err, os.ErrDeadlineExceeded) || got.took != 10*time.Second) {
 				s.Errorf("a response of %d bytes ended with %v after %v; want a deadline after 10 s", size, got.err, got.took)
 			}
 			time.Sleep(11 * time.Second)
 			if _, err := io.WriteString(conn, "GET"); err == nil {
-				s.Errorf("after a response of %d bytes that is not read, the connection is open; want it closed", size)
+				s.Errorf("after a response of %d bytes that the client does not read, the connection is open; want it closed", size)
 			}
 		})
 	}
 }
 
 // client makes a client for one version of HTTP.
-func (s *site) client(version int) *http.Client {
+func (s *testServer) client(version int) *http.Client {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(version == 1)
 	protocols.SetUnencryptedHTTP2(version == 2)
@@ -250,7 +255,7 @@ func (s *site) client(version int) *http.Client {
 
 func TestSilentEventStreamLives(t *testing.T) {
 	for _, version := range []int{1, 2} {
-		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *testServer) {
 			s.handle = func(w http.ResponseWriter, r *http.Request) {
 				for range 5 {
 					io.WriteString(w, "event\n")
@@ -266,14 +271,14 @@ func TestSilentEventStreamLives(t *testing.T) {
 			}
 			text, err := io.ReadAll(res.Body)
 			if err != nil || string(text) != strings.Repeat("event\n", 5) || res.ProtoMajor != version {
-				s.Errorf("the stream by HTTP/%d has %q, %v; want five events by HTTP/%d", res.ProtoMajor, text, err, version)
+				s.Errorf("the stream by HTTP/%d has the text %q, error %v; want five events by HTTP/%d", res.ProtoMajor, text, err, version)
 			}
 		})
 	}
 }
 
 func TestEachRequestOfAConnectionHasItsOwnTime(t *testing.T) {
-	serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+	serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *testServer) {
 		s.handle = s.readAll
 		conn := s.dial()
 		defer conn.Close()
@@ -288,13 +293,13 @@ func TestEachRequestOfAConnectionHasItsOwnTime(t *testing.T) {
 			if res, err := http.ReadResponse(reader, nil); err != nil || res.Close {
 				s.Fatalf("request %d got %v, %v; want a response that keeps the connection", i+1, res, err)
 			}
-			time.Sleep(time.Minute) // no deadline is left over
+			time.Sleep(time.Minute) // a deadline that was not cleared would pass now
 		}
 	})
 }
 
 func TestHTTP2StreamThatIsNotReadIsReset(t *testing.T) {
-	serve(t, Options{Stall: 10 * time.Second}, func(s *site) {
+	serve(t, Options{Stall: 10 * time.Second}, func(s *testServer) {
 		s.handle = func(w http.ResponseWriter, r *http.Request) {
 			_, err := io.WriteString(w, strings.Repeat("x", 1<<24)) // more than the client's window
 			s.results <- result{err: err}

@@ -21,11 +21,11 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := t.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 		method := methodOf(r)
-		name := method
+		spanName := method
 		if method == otherMethod {
-			name = "HTTP"
+			spanName = "HTTP"
 		}
-		ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+		ctx, span := t.tracer.Start(ctx, spanName, trace.WithSpanKind(trace.SpanKindServer))
 		r = r.WithContext(ctx)
 		if !span.IsRecording() {
 			next.ServeHTTP(w, r)
@@ -46,7 +46,7 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// otherMethod is an unknown method, by OpenTelemetry's semantic conventions.
+// otherMethod stands for all unknown methods in OpenTelemetry's semantic conventions.
 const otherMethod = "_OTHER"
 
 // methodOf returns the request's method, or otherMethod if the method is unknown: clients can send
@@ -67,14 +67,15 @@ func schemeOf(r *http.Request) string {
 	return "http"
 }
 
-// A statusWriter notes the status of a response.
+// A statusWriter records the status of a response.
 type statusWriter struct {
 	http.ResponseWriter
 	code int // 0: none yet
 }
 
 func (w *statusWriter) WriteHeader(code int) {
-	if w.code == 0 && (code >= 200 || code == http.StatusSwitchingProtocols) {
+	isFinal := code >= 200 || code == http.StatusSwitchingProtocols
+	if w.code == 0 && isFinal {
 		w.code = code
 	}
 	w.ResponseWriter.WriteHeader(code)
@@ -87,11 +88,11 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap implements the interface that http.ResponseController needs.
+// Unwrap gives http.ResponseController access to the other methods of the writer.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Inject writes the trace of a request into the headers for the upstream, in place of the
-// client's.
+// Inject writes the trace of a request into the headers for the upstream. It replaces the trace
+// headers that the client sent.
 func (t *Telemetry) Inject(ctx context.Context, header http.Header) {
 	if t == nil || len(t.propagator.Fields()) == 0 || !trace.SpanContextFromContext(ctx).IsValid() {
 		return
@@ -102,14 +103,16 @@ func (t *Telemetry) Inject(ctx context.Context, header http.Header) {
 	t.propagator.Inject(ctx, propagation.HeaderCarrier(header))
 }
 
-// Call continues the trace of a gRPC call, and makes a span for the call. get returns a header of
-// the call. The span lasts until end is called.
-func (t *Telemetry) Call(ctx context.Context, method string, get func(name string) string) (_ context.Context, end func(codes.Code)) {
-	ctx, span := t.tracer.Start(t.propagator.Extract(ctx, carrier(get)), strings.TrimPrefix(method, "/"), trace.WithSpanKind(trace.SpanKindServer))
+// Call continues the trace of a gRPC call, and makes a span for the call. method is the full
+// method, such as /a.B/C. getHeader returns a header of the call. The span lasts until end is
+// called.
+func (t *Telemetry) Call(ctx context.Context, method string, getHeader func(name string) string) (_ context.Context, end func(codes.Code)) {
+	method = strings.TrimPrefix(method, "/")
+	ctx, span := t.tracer.Start(t.propagator.Extract(ctx, carrier(getHeader)), method, trace.WithSpanKind(trace.SpanKindServer))
 	return ctx, func(code codes.Code) {
 		if span.IsRecording() {
 			span.SetAttributes(
-				attribute.String("rpc.system.name", "grpc"), attribute.String("rpc.method", strings.TrimPrefix(method, "/")),
+				attribute.String("rpc.system.name", "grpc"), attribute.String("rpc.method", method),
 				attribute.String("rpc.response.status_code", nameOf(code)))
 			if isServerError(code) {
 				span.SetStatus(otelcodes.Error, "")
@@ -119,7 +122,7 @@ func (t *Telemetry) Call(ctx context.Context, method string, get func(name strin
 	}
 }
 
-// A carrier reads headers of a call.
+// A carrier returns a header of a call.
 type carrier func(name string) string
 
 func (c carrier) Get(name string) string { return c(name) }
@@ -137,8 +140,8 @@ func nameOf(code codes.Code) string {
 var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED",
 	"FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
 
-// isServerError reports whether a code is an error of the server, by the semantic conventions. The
-// code of a denial, RESOURCE_EXHAUSTED, is not.
+// isServerError reports whether OpenTelemetry's semantic conventions count a code as an error of
+// the server. They do not count RESOURCE_EXHAUSTED, the code of a denial.
 func isServerError(code codes.Code) bool {
 	switch code {
 	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss:

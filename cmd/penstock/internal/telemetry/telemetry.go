@@ -38,33 +38,35 @@ import (
 
 // Options of Open. All must be set.
 type Options struct {
-	Plan    Plan
-	Metrics prometheus.Gatherer // what is exported
-	Version string
+	Exports Exports
+	Metrics prometheus.Gatherer // the metrics that are exported
+	Version string              // of Penstock
 	Log     *slog.Logger
 }
 
-// A Plan is what is exported. PlanOf makes it from the environment.
-type Plan struct {
-	Traces       Protocol // "": spans are not exported
-	Metrics      Protocol // "": metrics are not exported
-	IsContinuing bool     // traces of callers are continued
+// Exports are what is exported, and how. ExportsOf makes them from the environment.
+type Exports struct {
+	Traces  Protocol // "": spans are not exported
+	Metrics Protocol // "": metrics are not exported
+
+	// ShouldContinueTraces is whether requests continue the traces of their callers.
+	ShouldContinueTraces bool
 
 	// Warnings are about values that are ignored.
 	Warnings []string
 }
 
-// TraceID returns a function that returns the id of a request's trace, for exemplars; nil: requests
-// have no traces.
-func (p Plan) TraceID() func(context.Context) string {
-	if !p.HasTraces() {
+// TraceID returns the function that exemplars of metrics need: it returns the trace ID of a request
+// whose trace is sampled. TraceID returns nil if requests have no traces.
+func (e Exports) TraceID() func(context.Context) string {
+	if !e.HasTraces() {
 		return nil
 	}
 	return penstockotel.SampledTraceID
 }
 
 // HasTraces reports whether requests have traces.
-func (p Plan) HasTraces() bool { return p.Traces != "" || p.IsContinuing }
+func (e Exports) HasTraces() bool { return e.Traces != "" || e.ShouldContinueTraces }
 
 // A Protocol of OTLP.
 type Protocol string
@@ -75,36 +77,38 @@ const (
 	GRPC Protocol = "grpc"
 )
 
-// IsOn reports whether Open does anything.
-func (p Plan) IsOn() bool { return p.HasTraces() || p.Metrics != "" }
+// IsOn reports whether Open starts anything.
+func (e Exports) IsOn() bool { return e.HasTraces() || e.Metrics != "" }
 
-// PlanOf reads the variables that choose what is exported. The exporters and the SDK read all
+// ExportsOf reads the variables that choose what is exported. The exporters and the SDK read all
 // others, such as headers, timeouts, the sampler and attributes of the resource.
 //
-// A signal is exported if its exporter is otlp, or if there is an endpoint for it and its exporter
-// is not none.
-func PlanOf(getenv func(string) string) (p Plan) {
+// Traces are exported if their exporter is otlp, or if they have an endpoint and no exporter is
+// set. The same holds for metrics.
+func ExportsOf(getenv func(string) string) (e Exports) {
 	if strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true") {
-		return Plan{}
+		return Exports{}
 	}
-	p.Traces = p.protocolOf(getenv, "TRACES")
-	p.Metrics = p.protocolOf(getenv, "METRICS")
+	e.Traces = e.protocolOf(getenv, "TRACES")
+	e.Metrics = e.protocolOf(getenv, "METRICS")
 	propagators := getenv("OTEL_PROPAGATORS")
-	p.IsContinuing = p.Traces != "" && propagators == ""
+	e.ShouldContinueTraces = e.Traces != "" && propagators == ""
 	for name := range strings.SplitSeq(propagators, ",") {
 		switch strings.TrimSpace(name) {
 		case "tracecontext":
-			p.IsContinuing = true
-		case "", "none", "baggage": // the upstream always gets the header baggage
+			e.ShouldContinueTraces = true
+		case "", "none":
+		case "baggage": // nothing to do: the proxy forwards the header baggage to the upstream anyway
 		default:
-			p.warn("OTEL_PROPAGATORS: %q is not supported and is ignored; write tracecontext or none", name)
+			e.warn("OTEL_PROPAGATORS: %q is not supported and is ignored; write tracecontext or none", name)
 		}
 	}
-	return p
+	return e
 }
 
-// protocolOf returns how a signal, TRACES or METRICS, is exported. It returns "" if it is not.
-func (p *Plan) protocolOf(getenv func(string) string, signal string) Protocol {
+// protocolOf returns the protocol that exports a signal, which is TRACES or METRICS. It returns ""
+// if the signal is not exported.
+func (e *Exports) protocolOf(getenv func(string) string, signal string) Protocol {
 	hasEndpoint := getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
 	variable := "OTEL_" + signal + "_EXPORTER"
 	switch name := getenv(variable); name {
@@ -115,10 +119,10 @@ func (p *Plan) protocolOf(getenv func(string) string, signal string) Protocol {
 		}
 	case "none":
 		return ""
-	case "prometheus": // /metrics is always served
+	case "prometheus": // nothing to do: the admin listener always serves /metrics
 		return ""
 	default:
-		p.warn("%s: %q is not supported, and nothing is exported; write otlp or none", variable, name)
+		e.warn("%s: %q is not supported, and nothing is exported; write otlp or none", variable, name)
 		return ""
 	}
 	variable = "OTEL_EXPORTER_OTLP_" + signal + "_PROTOCOL"
@@ -133,12 +137,12 @@ func (p *Plan) protocolOf(getenv func(string) string, signal string) Protocol {
 	case GRPC:
 		return GRPC
 	}
-	p.warn("%s: %q is not supported; http/protobuf is used. Write that or grpc", variable, name)
+	e.warn("%s: %q is not supported, and http/protobuf is used; write http/protobuf or grpc", variable, name)
 	return HTTP
 }
 
-func (p *Plan) warn(format string, args ...any) {
-	p.Warnings = append(p.Warnings, fmt.Sprintf(format, args...))
+func (e *Exports) warn(format string, args ...any) {
+	e.Warnings = append(e.Warnings, fmt.Sprintf(format, args...))
 }
 
 // Telemetry exports until Close. A nil Telemetry does nothing.
@@ -146,54 +150,56 @@ type Telemetry struct {
 	spans      *penstockotel.Spans // nil: spans are not exported
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
-	shutdown   []func(context.Context) error
+	shutdowns  []func(context.Context) error // of the exporters
 }
 
 // scope is the name of the tracer.
 const scope = "github.com/penstock/penstock/cmd/penstock"
 
-// Open starts the exports of the Plan. It returns nil if there are none. It does not connect: the
-// collector may start later. Mistakes of the configuration are only logged.
+// Open starts the exports. It returns nil if there is nothing to start. It does not wait for a
+// connection: the collector may start later. Wrong variables are only logged.
 func Open(o Options) *Telemetry {
-	for _, warning := range o.Plan.Warnings {
+	for _, warning := range o.Exports.Warnings {
 		o.Log.Warn(warning)
 	}
-	if !o.Plan.IsOn() {
+	if !o.Exports.IsOn() {
 		return nil
 	}
 	logErrors(o.Log)
-	ctx := context.Background() // the exporters do not connect with it
+	ctx := context.Background() // no call below uses the network
 	var provider trace.TracerProvider = noop.NewTracerProvider()
 	t := &Telemetry{propagator: propagation.NewCompositeTextMapPropagator()}
-	if o.Plan.IsContinuing {
+	if o.Exports.ShouldContinueTraces {
 		t.propagator = propagation.TraceContext{}
 	}
-	about := describe(ctx, o)
-	if o.Plan.Traces != "" {
-		if exporter, err := newSpanExporter(ctx, o.Plan.Traces); err != nil {
+	self := newResource(ctx, o)
+	if o.Exports.Traces != "" {
+		if exporter, err := newSpanExporter(ctx, o.Exports.Traces); err != nil {
 			o.Log.Warn("spans are not exported: the variables OTEL_… are wrong", "err", redact.Quoted(err.Error()))
 		} else {
-			spans := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
+			spans := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(self))
 			provider = spans
 			t.spans = penstockotel.NewSpans(penstockotel.SpansOptions{Provider: spans})
-			t.shutdown = append(t.shutdown, spans.Shutdown)
+			t.shutdowns = append(t.shutdowns, spans.Shutdown)
 		}
 	}
-	if o.Plan.Metrics != "" {
-		if exporter, err := newMetricExporter(ctx, o.Plan.Metrics); err != nil {
+	if o.Exports.Metrics != "" {
+		if exporter, err := newMetricExporter(ctx, o.Exports.Metrics); err != nil {
 			o.Log.Warn("metrics are not exported: the variables OTEL_… are wrong", "err", redact.Quoted(err.Error()))
 		} else {
 			source := prometheusbridge.NewMetricProducer(prometheusbridge.WithGatherer(o.Metrics))
 			reader := sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithProducer(source))
-			t.shutdown = append(t.shutdown, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(about)).Shutdown)
+			metrics := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(self))
+			t.shutdowns = append(t.shutdowns, metrics.Shutdown)
 		}
 	}
 	t.tracer = provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version))
-	o.Log.Info("OpenTelemetry is on", "spans", orNone(o.Plan.Traces), "metrics", orNone(o.Plan.Metrics), "continues_traces", o.Plan.IsContinuing)
+	o.Log.Info("OpenTelemetry is on", "spans", orNone(o.Exports.Traces), "metrics", orNone(o.Exports.Metrics), "continues_traces", o.Exports.ShouldContinueTraces)
 	return t
 }
 
-// Spans returns what makes a span for each decision. It is nil if spans are not exported.
+// Spans returns the observer that makes a span for each decision. It is nil if spans are not
+// exported.
 func (t *Telemetry) Spans() *penstockotel.Spans {
 	if t == nil {
 		return nil
@@ -201,8 +207,8 @@ func (t *Telemetry) Spans() *penstockotel.Spans {
 	return t.spans
 }
 
-// TraceOf returns a function that returns the id of the trace that the request of an event belongs
-// to, for log lines; nil: requests have no traces.
+// TraceOf returns the function that log lines need: it returns the trace ID of an event's request.
+// TraceOf returns nil if telemetry is off.
 func (t *Telemetry) TraceOf() func(*admission.Event) string {
 	if t == nil {
 		return nil
@@ -231,11 +237,11 @@ func newMetricExporter(ctx context.Context, p Protocol) (sdkmetric.Exporter, err
 	return otlpmetrichttp.New(ctx)
 }
 
-// describe returns the resource, which describes this instance to the collector. OTEL_SERVICE_NAME
-// and OTEL_RESOURCE_ATTRIBUTES come last, so they take precedence. Each process has an id of its
-// own: otherwise a collector would mix the metrics of instances.
-func describe(ctx context.Context, o Options) *resource.Resource {
-	about, err := resource.New(ctx,
+// newResource returns the resource, which describes this instance to the collector.
+// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence, because they come last. Each
+// process has an ID of its own: otherwise a collector would mix the metrics of instances.
+func newResource(ctx context.Context, o Options) *resource.Resource {
+	self, err := resource.New(ctx,
 		resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(
 			attribute.String("service.name", "penstock"),
@@ -243,16 +249,17 @@ func describe(ctx context.Context, o Options) *resource.Resource {
 			attribute.String("service.instance.id", rand.Text()),
 		),
 		resource.WithFromEnv())
-	if err != nil { // what could be read is in about
+	if err != nil { // self has all attributes that could be read
 		o.Log.Warn("a part of OTEL_RESOURCE_ATTRIBUTES is ignored", "err", redact.Quoted(err.Error()))
 	}
-	return about
+	return self
 }
 
-// errorInterval is how often an error of an exporter is logged at most.
+// errorInterval is the shortest time between two log lines about errors of exporters.
 const errorInterval = 10 * time.Second
 
-// logErrors sends what the SDK reports to the log. The SDK has one handler for the whole process.
+// logErrors makes the SDK write its errors to the log. The SDK has one error handler for the whole
+// process.
 func logErrors(log *slog.Logger) {
 	line := &logthrottle.Line{Every: errorInterval}
 	otel.SetLogger(logr.New(sdkLog{log}))
@@ -263,8 +270,8 @@ func logErrors(log *slog.Logger) {
 	}))
 }
 
-// sdkLog logs what the SDK reports about wrong variables. It omits their values, which may be
-// secrets.
+// sdkLog logs the SDK's messages about wrong variables. It omits the values of the variables, which
+// may be secrets.
 type sdkLog struct{ log *slog.Logger }
 
 func (s sdkLog) Error(err error, message string, _ ...any) {
@@ -277,19 +284,19 @@ func (s sdkLog) Info(int, string, ...any)       {}
 func (s sdkLog) WithValues(...any) logr.LogSink { return s }
 func (s sdkLog) WithName(string) logr.LogSink   { return s }
 
-// closeTimeout is how long Close waits for a collector.
+// closeTimeout is the longest time that Close waits for a collector.
 const closeTimeout = time.Second
 
-// Close exports what is left, for a second at most, and ends the export.
+// Close exports what is left, within closeTimeout, and stops exporting.
 func (t *Telemetry) Close() {
 	if t == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	var all sync.WaitGroup
-	for _, shutdown := range t.shutdown {
-		all.Go(func() {
+	var exporters sync.WaitGroup
+	for _, shutdown := range t.shutdowns {
+		exporters.Go(func() {
 			if err := shutdown(ctx); err != nil {
 				otel.Handle(err)
 			}
@@ -297,7 +304,7 @@ func (t *Telemetry) Close() {
 	}
 	ended := make(chan struct{})
 	go func() {
-		all.Wait()
+		exporters.Wait()
 		close(ended)
 	}()
 	select {
@@ -306,5 +313,5 @@ func (t *Telemetry) Close() {
 	}
 }
 
-// Environment returns the Plan for the environment of this process.
-func Environment() Plan { return PlanOf(os.Getenv) }
+// Environment returns the Exports that the environment of this process sets.
+func Environment() Exports { return ExportsOf(os.Getenv) }

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
 )
 
-func TestPlanOfTheEnvironment(t *testing.T) {
+func TestExportsOfTheEnvironment(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318"
 	for _, row := range []struct{ environment, want string }{
 		{"", `traces "" metrics "" continues false`},
@@ -37,14 +37,14 @@ func TestPlanOfTheEnvironment(t *testing.T) {
 		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc", `traces "grpc" metrics "grpc" continues true`},
 		{endpoint + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", `traces "http/protobuf" metrics "grpc" continues true`},
 		{endpoint + " OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json", `traces "http/protobuf" metrics "http/protobuf" continues true ` +
-			`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "http/json" is not supported; http/protobuf is used. Write that or grpc`},
+			`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "http/json" is not supported, and http/protobuf is used; write http/protobuf or grpc`},
 		{endpoint + " OTEL_TRACES_EXPORTER=zipkin", `traces "" metrics "http/protobuf" continues false OTEL_TRACES_EXPORTER: "zipkin" is not supported, and nothing is exported; write otlp or none`},
 		{"OTEL_PROPAGATORS=tracecontext,baggage", `traces "" metrics "" continues true`},
 		{endpoint + " OTEL_PROPAGATORS=none", `traces "http/protobuf" metrics "http/protobuf" continues false`},
 		{"OTEL_PROPAGATORS=b3", `traces "" metrics "" continues false OTEL_PROPAGATORS: "b3" is not supported and is ignored; write tracecontext or none`},
 		{"OTEL_SERVICE_NAME=shop OTEL_RESOURCE_ATTRIBUTES=a=b", `traces "" metrics "" continues false`},
 	} {
-		p := PlanOf(func(name string) string {
+		e := ExportsOf(func(name string) string {
 			for pair := range strings.FieldsSeq(row.environment) {
 				if value, found := strings.CutPrefix(pair, name+"="); found {
 					return value
@@ -52,20 +52,22 @@ func TestPlanOfTheEnvironment(t *testing.T) {
 			}
 			return ""
 		})
-		got := fmt.Sprintf("traces %q metrics %q continues %v", p.Traces, p.Metrics, p.IsContinuing)
-		if got = strings.Join(append([]string{got}, p.Warnings...), " "); got != row.want {
-			t.Errorf("%s:\ngot  %s\nwant %s", row.environment, got, row.want)
+		exports := fmt.Sprintf("traces %q metrics %q continues %v", e.Traces, e.Metrics, e.ShouldContinueTraces)
+		got := strings.Join(append([]string{exports}, e.Warnings...), " ")
+		if got != row.want {
+			t.Errorf("the environment %q:\ngot  %s\nwant %s", row.environment, got, row.want)
 		}
 	}
 }
 
-// Without variables nothing runs, and requests pass through the same handler.
+// Without variables no goroutine starts, and Handler returns the handler that it is given.
 func TestNothingHappensWithoutVariables(t *testing.T) {
 	before := runtime.NumGoroutine()
-	var plan Plan
-	tel := Open(Options{Plan: plan, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	var exports Exports
+	tel := Open(Options{Exports: exports, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	next := http.NotFoundHandler()
-	if tel != nil || tel.Spans() != nil || plan.TraceID() != nil || fmt.Sprintf("%p", tel.Handler(next)) != fmt.Sprintf("%p", next) {
+	isSameHandler := fmt.Sprintf("%p", tel.Handler(next)) == fmt.Sprintf("%p", next)
+	if tel != nil || tel.Spans() != nil || exports.TraceID() != nil || !isSameHandler {
 		t.Error("telemetry is partly on; want all of it off")
 	}
 	header := http.Header{"Traceparent": {"a"}}
@@ -89,7 +91,7 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
 	registry, counter := prometheus.NewRegistry(), prometheus.NewCounter(prometheus.CounterOpts{Name: "rate_limiter_requests_total"})
 	registry.MustRegister(counter)
-	tel := Open(Options{Plan: Environment(), Metrics: registry, Version: "v1.2.3", Log: slog.New(slog.DiscardHandler)})
+	tel := Open(Options{Exports: Environment(), Metrics: registry, Version: "v1.2.3", Log: slog.New(slog.DiscardHandler)})
 	upstream := make(http.Header)
 	handler := tel.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		counter.Inc()
@@ -119,11 +121,11 @@ func TestSpansAndMetricsAreExported(t *testing.T) {
 	}
 	for _, want := range []string{"shop-limits", "v1.2.3", "deployment.environment.name", "service.instance.id"} {
 		if !strings.Contains(c.Resource(), want) {
-			t.Errorf("the resource lacks %s: %s", want, c.Resource())
+			t.Errorf("the resource has the attributes %s; want %s among them", c.Resource(), want)
 		}
 	}
 	if all := fmt.Sprint(spans); strings.Contains(all, "4711") {
-		t.Errorf("a span has the path: %s", all)
+		t.Errorf("the path or the query of the request is in a span; want neither: %s", all)
 	}
 }
 
@@ -141,47 +143,47 @@ func TestAHangingCollectorDelaysNothing(t *testing.T) {
 	defer server.Close()
 	defer close(release)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.URL)
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10") // ms between exports
+	tel := Open(Options{Exports: Environment(), Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	served := 0
 	handler := tel.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
 	send := func() { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) }
 	send()
 	<-reached
-	const more = 5000 // twice the queue of the SDK, which has 2048 places
+	const more = 5000 // twice as many as the queue of the SDK holds, which has 2048 places
 	for range more {
 		send()
 	}
 	if hanging.Load() == 0 {
-		t.Error("the collector does not hang any more")
+		t.Error("no export waits for the collector; want at least one")
 	}
 	tel.Close()
 	if hanging.Load() == 0 || served != more+1 {
-		t.Errorf("%d requests were served while %d exports hung; want %d, and some", served, hanging.Load(), more+1)
+		t.Errorf("%d requests were served while %d exports waited; want %d requests, and at least one export", served, hanging.Load(), more+1)
 	}
 	t.Logf("counted: %d requests served beside a collector that hangs", served)
 }
 
-// Nothing listens at the endpoint: the log reports it once, without secrets.
+// If nothing listens at the endpoint, the log reports it once, without secrets.
 func TestAnUnreachableCollectorIsLogged(t *testing.T) {
 	server := httptest.NewServer(nil)
 	server.Close()
 	t.Setenv("OTEL_TRACES_EXPORTER", "otlp")
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", server.URL+"/v1/traces")
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer secret-4711")
-	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")
+	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50") // ms
 	log := new(logbuffer.Buffer)
-	tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
+	tel := Open(Options{Exports: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
 	_, end := tel.Call(context.Background(), "/a.B/C", http.Header{}.Get)
 	end(codes.OK)
 	tel.Close()
 	if text := log.String(); strings.Count(text, "OpenTelemetry could not export") != 1 || strings.Contains(text, "4711") {
-		t.Errorf("the log has\n%s\nwant one line about the failed export, without the path", text)
+		t.Errorf("the log has\n%s\nwant one line about the failed export, without the secret", text)
 	}
 }
 
-// With wrong variables the service starts anyway, and the log has no secrets.
-func TestWrongVariablesEndNothing(t *testing.T) {
+// With wrong variables telemetry starts anyway, and the log has no secrets.
+func TestWrongVariablesPreventNothing(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "://no url")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
 	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/does/not/exist")
@@ -191,7 +193,7 @@ func TestWrongVariablesEndNothing(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
 		t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
 		log := new(logbuffer.Buffer)
-		tel := Open(Options{Plan: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
+		tel := Open(Options{Exports: Environment(), Metrics: prometheus.NewRegistry(), Log: log.Logger()})
 		if tel == nil {
 			t.Fatalf("%s: telemetry is off; want it on", protocol)
 		}

@@ -20,17 +20,17 @@ import (
 
 // A View is how a Snapshot is printed.
 type View struct {
-	Width  int    // columns; beyond it, lines are cut. 0: nothing is cut
-	Height int    // lines; 0: any number
-	IsBold bool   // strong texts are bold: the terminal understands ANSI sequences
+	Width  int    // columns, at which lines are cut; 0: no line is cut
+	Height int    // number of lines; 0: all
+	IsBold bool   // whether important lines are bold, by ANSI sequences
 	Notice string // the first line, such as why the numbers are old
 }
 
-// Widths in columns. Tables are made for at least minWidth. A View without a width has usualWidth,
-// but its columns grow to their longest text.
+// Widths in columns. Tables are at least minWidth wide. A View without a width gets tables of
+// usualWidth, whose columns grow to their longest text.
 const minWidth, usualWidth = 72, 80
 
-// Print returns the snapshot as lines without a newline. None is wider than the view.
+// Print returns the snapshot as lines without a newline. No line is wider than the view.
 func (s *Snapshot) Print(v View) []string {
 	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
 	if v.Width == 0 {
@@ -54,12 +54,12 @@ func (s *Snapshot) Print(v View) []string {
 type printer struct {
 	View
 	snapshot *Snapshot
-	cut      int  // columns at which lines are cut
-	isUncut  bool // no line is cut
+	cut      int  // the largest width of a line, in columns
+	isUncut  bool // whether no line is cut
 	lines    []string
 }
 
-// column returns the width of a column: width, or more if nothing may be cut.
+// column returns the width of a column with these texts: width, or more if no line is cut.
 func (p *printer) column(width int, texts ...string) int {
 	for _, text := range texts {
 		if p.isUncut {
@@ -88,8 +88,8 @@ func (p *printer) printHeader() {
 		printable.Line(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
-// printStore prints whether the store decides. If not, it prints what decides instead, and how much
-// the limits may then admit.
+// printStore prints whether the store decides. If the store fails, printStore also prints how much
+// the limits may admit.
 func (p *printer) printStore() {
 	s := &p.snapshot.State
 	o := p.snapshot.outage()
@@ -106,7 +106,7 @@ func (p *printer) printStore() {
 	for _, node := range slices.Sorted(maps.Keys(s.Store.Breakers)) {
 		switch state := s.Store.Breakers[node]; state {
 		case guard.StateClosed.String():
-			if len(s.Store.Breakers) == 1 {
+			if len(s.Store.Breakers) == 1 { // of several breakers, only those that are not closed are shown
 				p.line("breaker    closed")
 			}
 		case guard.StateOpen.String():
@@ -123,7 +123,7 @@ func (p *printer) printStore() {
 		switch {
 		case c.Status != "ok":
 			p.wrapped(fmt.Sprintf("health     %s: %s %s", printable.Line(s.Health.Status), printable.Line(c.Name), printable.Line(c.Detail)))
-		case c.Detail != "": // such as a reload that failed: the instance is ready, but has the old rules
+		case c.Detail != "": // such as a failed reload: the instance is healthy, but has the old rules
 			p.strong("%-10s %s", printable.Line(c.Name), printable.Line(c.Detail))
 		}
 	}
@@ -132,10 +132,11 @@ func (p *printer) printStore() {
 	}
 }
 
-// maxExcess is how many limits the text about an outage names.
+// maxExcess is how many limits printExcess names.
 const maxExcess = 8
 
-// printExcess prints how much the limits may admit while the store fails, and when it returns.
+// printExcess prints how much more than their limits the instances may admit while the store fails,
+// and when it returns.
 func (p *printer) printExcess(instances int) {
 	p.line("")
 	p.strong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
@@ -145,12 +146,14 @@ func (p *printer) printExcess(instances int) {
 			if l.Kind != keylimits.Enforced {
 				continue
 			}
-			if named++; named > maxExcess {
+			named++
+			if named > maxExcess {
 				continue
 			}
 			for _, b := range l.Bounds {
 				if b.When == storeFails || b.When == storeReturns {
-					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable.Line(r.Name+"."+l.Name), strings.Replace(b.When, "store ", "while it ", 1), printable.Line(b.Text)))
+					when := strings.Replace(b.When, "store ", "while it ", 1)
+					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable.Line(r.Name+"."+l.Name), when, printable.Line(b.Text)))
 				}
 			}
 		}
@@ -160,10 +163,11 @@ func (p *printer) printExcess(instances int) {
 	}
 }
 
-// The situations of bounds in an outage.
+// The values of adminapi.Bound.When for an outage.
 const storeFails, storeReturns = "store fails", "store returns"
 
-// wrapped breaks a text between words. Further lines are indented. Spaces between words are kept.
+// wrapped prints a text, and breaks it between words into lines of p.Width. It indents all lines
+// but the first. Spaces between words are kept.
 func (p *printer) wrapped(text string) {
 	const indent = "    "
 	rest := []rune(strings.TrimRight(text, " "))
@@ -189,18 +193,20 @@ const (
 )
 
 func (p *printer) printRules() {
-	titleWidth, ratesWidth := p.Width-rateWidth-3*numberWidth-failsWidth-2, rateWidth-1
+	const spaces = 2 // before the last column
+	titleWidth := p.Width - rateWidth - 3*numberWidth - spaces - failsWidth
+	ratesWidth := rateWidth - 1
 	for _, r := range p.snapshot.Rules.Rules {
 		titleWidth = p.column(titleWidth, r.Name)
 		for _, l := range r.Limits {
 			for one := &l; one != nil; one = one.Candidate {
-				titleWidth, ratesWidth = p.column(titleWidth, titleOf(r.Name, one)), p.column(ratesWidth, strings.Join(one.Rates, ", "))
+				titleWidth = p.column(titleWidth, titleOf(r.Name, one))
+				ratesWidth = p.column(ratesWidth, strings.Join(one.Rates, ", "))
 			}
 		}
 	}
-	isInMemory := p.snapshot.State.Store.Name == memoryStore // it does not fail
 	row := func(limit, rate, allowed, denied, near, fails string) {
-		if isInMemory {
+		if p.snapshot.State.Store.Name == memoryStore { // it cannot fail
 			fails = ""
 		}
 		p.line("%s %s%s%s%s  %s", pad(limit, titleWidth), pad(rate, ratesWidth), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
@@ -235,7 +241,8 @@ func titleOf(rule string, l *adminapi.Limit) string {
 	return rule + "." + l.Name
 }
 
-// failureOf describes in a few words what a limit does while the store fails.
+// failureOf describes what a limit does while the store fails, such as "local +2": its fallback,
+// and the most units that it then admits beyond the limit. "any" is an unlimited number of units.
 func failureOf(l *adminapi.Limit) string {
 	if l.Kind != keylimits.Enforced {
 		return "-"
@@ -264,8 +271,8 @@ func (p *printer) printOffenders() {
 		p.line("nobody")
 		return
 	}
-	const most = 10
-	shown := o.Offenders[:min(len(o.Offenders), most)]
+	const maxShown = 10
+	shown := o.Offenders[:min(len(o.Offenders), maxShown)]
 	limitWidth := (p.Width - 2*numberWidth - 2) / 2
 	keyWidth := p.Width - limitWidth - 2*numberWidth - 2
 	for _, one := range shown {
@@ -276,7 +283,7 @@ func (p *printer) printOffenders() {
 		p.line("%s %s%s%s", pad(printable.Line(one.Identity), keyWidth), pad(printable.Line(one.Rule+"."+one.Limit), limitWidth),
 			alignRight(fmt.Sprint(one.AtLeast), numberWidth), alignRight(fmt.Sprint(one.AtMost), numberWidth))
 	}
-	if d := o.Distinct; d != nil && d.Count > most {
+	if d := o.Distinct; d != nil && d.Count > maxShown {
 		p.line("about %d different keys were denied", d.Count)
 	}
 }
@@ -292,14 +299,16 @@ func (p *printer) printInstances() {
 	hostWidth := p.Width - versionWidth - policyWidth - 2*numberWidth - failsWidth - 3
 	names := namesOf(i.Instances)
 	for n, one := range i.Instances {
-		hostWidth, versionWidth, policyWidth = p.column(hostWidth, names[n]), p.column(versionWidth, one.Version), p.column(policyWidth, one.Digest)
+		hostWidth = p.column(hostWidth, names[n])
+		versionWidth = p.column(versionWidth, one.Version)
+		policyWidth = p.column(policyWidth, one.Digest)
 	}
 	p.line("%s %s%s%s%s  %s", pad("HOST", hostWidth), pad("VERSION", versionWidth), pad("POLICY", policyWidth), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
 	for n, one := range i.Instances {
 		denied := rate(0)
 		for _, c := range one.Counts {
 			if isDenied(c.Name) {
-				denied += rate(c.Last10) / 10
+				denied += perSecond(c)
 			}
 		}
 		p.line("%s %s%s%s%s  %s", pad(printable.Line(names[n]), hostWidth), pad(printable.Line(one.Version), versionWidth), pad(printable.Line(one.Digest), policyWidth),
@@ -307,8 +316,8 @@ func (p *printer) printInstances() {
 	}
 }
 
-// namesOf names instances by their hosts, and also by their processes if they share a host. '*'
-// marks the instance that answers.
+// namesOf returns the names of the instances: their hosts. Instances on one host also have their
+// process ID in the name. '*' marks the instance that sent the snapshot.
 func namesOf(all []adminapi.Instance) []string {
 	onHost := make(map[string]int)
 	for _, one := range all {
@@ -338,22 +347,22 @@ func uptimeOf(d time.Duration) string {
 	return d.Truncate(time.Second).String()
 }
 
-// An outage is whether the store fails now, and why.
+// An outage is the state of the store: whether it fails now, and why.
 type outage struct {
 	isFailing    bool
-	isRecovering bool // all breakers are closed, and one was open in the last seconds
+	isRecovering bool // the store works again; all breakers are closed, and one was open in the last seconds
 	reason       string
 }
 
-// outage finds out whether the store fails. The breakers and the health are not enough: after an
-// outage, the health reports for ten more seconds that the store fails. So outage also counts what
-// has decided the latest requests.
+// outage returns whether the store fails. The breakers and the health check are not enough: after
+// an outage, the check reports for ten more seconds that the store fails. So outage also counts by
+// which source the latest requests were decided.
 func (s *Snapshot) outage() (o outage) {
 	o.reason = s.State.Store.Reason
-	isClosed := len(s.State.Store.Breakers) > 0 // all breakers are
+	isEachBreakerClosed := len(s.State.Store.Breakers) > 0
 	for _, state := range s.State.Store.Breakers {
 		o.isFailing = o.isFailing || state == guard.StateOpen.String()
-		isClosed = isClosed && state == guard.StateClosed.String()
+		isEachBreakerClosed = isEachBreakerClosed && state == guard.StateClosed.String()
 	}
 	byFallback, byStore := uint64(0), uint64(0)
 	for source, n := range s.sources() {
@@ -364,18 +373,20 @@ func (s *Snapshot) outage() (o outage) {
 			byStore += n
 		}
 	}
-	isDegraded := slices.ContainsFunc(s.State.Health.Checks, func(c adminapi.Check) bool {
-		if c.Name != "store" || c.Status == "ok" {
-			return false
+	isDegraded := false
+	for _, c := range s.State.Health.Checks {
+		if c.Name == "store" && c.Status != "ok" {
+			isDegraded = true
+			o.reason = cmp.Or(o.reason, strings.TrimPrefix(c.Detail, "degraded: "))
+			break
 		}
-		o.reason = cmp.Or(o.reason, strings.TrimPrefix(c.Detail, "degraded: "))
-		return true
-	})
-	if isDegraded && isClosed && byFallback > 0 && s.wasBreakerOpen() {
+	}
+	if isDegraded && isEachBreakerClosed && byFallback > 0 && s.wasBreakerOpen() {
 		o.isRecovering = true
 		return o
 	}
-	o.isFailing = o.isFailing || isDegraded && (byFallback > 0 || byStore == 0)
+	isStoreUsed := byStore > 0 && byFallback == 0
+	o.isFailing = o.isFailing || isDegraded && !isStoreUsed
 	o.reason = cmp.Or(o.reason, "it gives no answer")
 	return o
 }
@@ -384,20 +395,24 @@ func (s *Snapshot) outage() (o outage) {
 // seconds. The newer second does not count: the state may be a second old, so an error in that
 // second may belong to an outage that has just begun.
 func (s *Snapshot) wasBreakerOpen() bool {
-	return slices.ContainsFunc(s.Now.Lines, func(l adminapi.Line) bool {
-		return l.Rule == "" && l.Name == activity.ErrorPrefix+penstock.ReasonBreakerOpen.String() && len(l.Counts) > 1 && l.Counts[0] > 0
-	})
-}
-
-// sources returns how many requests each source has decided in the last seconds.
-func (s *Snapshot) sources() map[string]uint64 {
-	all := make(map[string]uint64)
+	breakerOpen := activity.ErrorPrefix + penstock.ReasonBreakerOpen.String()
 	for _, l := range s.Now.Lines {
-		if source, ok := strings.CutPrefix(l.Name, activity.SourcePrefix); ok && l.Rule == "" {
-			all[source] += sum(l.Counts)
+		if l.Rule == "" && l.Name == breakerOpen && len(l.Counts) > 1 && l.Counts[0] > 0 { // Counts begins with the oldest second
+			return true
 		}
 	}
-	return all
+	return false
+}
+
+// sources returns how many requests were decided by each source in the last seconds.
+func (s *Snapshot) sources() map[string]uint64 {
+	requests := make(map[string]uint64)
+	for _, l := range s.Now.Lines {
+		if source, ok := strings.CutPrefix(l.Name, activity.SourcePrefix); ok && l.Rule == "" {
+			requests[source] += sum(l.Counts)
+		}
+	}
+	return requests
 }
 
 func sum(counts []uint32) (total uint64) {
@@ -407,7 +422,7 @@ func sum(counts []uint32) (total uint64) {
 	return total
 }
 
-// answers returns what decides the requests of this instance.
+// answers describes by which sources this instance decides its requests, with a rate for each.
 func (s *Snapshot) answers() string {
 	meanings := map[string]string{
 		penstock.FromFallback.String(): "local, by this instance's share", penstock.FromOpen.String(): "admitted uncounted", penstock.FromClosed.String(): "rejected",
@@ -415,11 +430,12 @@ func (s *Snapshot) answers() string {
 	}
 	var parts []string
 	sources := s.sources()
-	worst := []string{penstock.FromFallback.String(), penstock.FromClosed.String(), penstock.FromOpen.String()} // the last is printed first
-	order := slices.SortedFunc(maps.Keys(sources), func(a, b string) int {
-		return cmp.Or(slices.Index(worst, b)-slices.Index(worst, a), cmp.Compare(a, b))
+	// The worst source is printed first. Index returns -1 for the sources that are not bad.
+	fromBadToWorst := []string{penstock.FromFallback.String(), penstock.FromClosed.String(), penstock.FromOpen.String()}
+	worstFirst := slices.SortedFunc(maps.Keys(sources), func(a, b string) int {
+		return cmp.Or(slices.Index(fromBadToWorst, b)-slices.Index(fromBadToWorst, a), cmp.Compare(a, b))
 	})
-	for _, source := range order {
+	for _, source := range worstFirst {
 		if n := sources[source]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %s/s", cmp.Or(meanings[source], printable.Line(source)), rate(n)/nowSeconds))
 		}
@@ -445,21 +461,24 @@ type limitName struct{ rule, limit string }
 
 // rates returns the rates of all limits.
 func (s *Snapshot) rates() map[limitName]limitRates {
-	all := make(map[limitName]limitRates)
+	rates := make(map[limitName]limitRates)
 	for _, c := range s.State.FleetCounts {
-		n := all[limitName{c.Rule, c.Limit}]
-		switch per := rate(c.Last10) / 10; {
+		r := rates[limitName{c.Rule, c.Limit}]
+		switch {
 		case c.Name == "allowed", c.Name == "failed_open", c.Name == "shadow_allowed":
-			n.allowed += per
+			r.allowed += perSecond(c)
 		case isDenied(c.Name), c.Name == "shadow_denied":
-			n.denied += per
+			r.denied += perSecond(c)
 		case c.Name == "near_limit":
-			n.near += per
+			r.near += perSecond(c)
 		}
-		all[limitName{c.Rule, c.Limit}] = n
+		rates[limitName{c.Rule, c.Limit}] = r
 	}
-	return all
+	return rates
 }
+
+// perSecond returns the mean rate of the last 10 seconds.
+func perSecond(c adminapi.Count) rate { return rate(c.Last10) / 10 }
 
 func isDenied(outcome string) bool {
 	return outcome == "denied" || outcome == "failed_closed" || outcome == "denied_new_identity"
@@ -486,16 +505,17 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// fit cuts a text to a width. It counts each character as one column, because wide ones are rare.
+// fit cuts a text to a width. It counts each character as one column, because characters of two
+// columns are rare.
 func fit(text string, width int) string {
-	letters := []rune(text)
-	if len(letters) <= width {
+	characters := []rune(text)
+	if len(characters) <= width {
 		return strings.TrimRight(text, " ")
 	}
-	return string(letters[:width-1]) + "…"
+	return string(characters[:width-1]) + "…"
 }
 
-// pad cuts or fills a text to a width.
+// pad cuts a text to a width, or fills it with spaces up to the width.
 func pad(text string, width int) string {
 	text = fit(text, width)
 	return text + strings.Repeat(" ", max(width-len([]rune(text)), 0))

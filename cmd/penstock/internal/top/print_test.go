@@ -3,6 +3,7 @@ package top
 import (
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,19 +11,17 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
-var update = flag.Bool("update", false, "write testdata")
+var update = flag.Bool("update", false, "write the current text to testdata/outage.txt")
 
-func number(n int64) *int64 { return &n }
-
-// sample returns an instance with a rule, while its store fails.
+// sample returns a snapshot of an instance whose store fails.
 func sample() *Snapshot {
 	at := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	limit := adminapi.Limit{
 		Name: "hour", Kind: "enforced", Rates: []string{"3 per 1h"}, OnFailure: "local",
 		Bounds: []adminapi.Bound{
-			{When: "always", Over: number(0), Text: "3 units"},
-			{When: "store fails", Over: number(2), Text: "2 instances with a share each: 1 unit more by rounding, and up to 1 at the beginning if one of them had used the whole limit"},
-			{When: "store returns", Over: number(4), Text: "4 units more around the end"},
+			{When: "always", Over: new(int64(0)), Text: "3 units"},
+			{When: "store fails", Over: new(int64(2)), Text: "2 instances with a share each: 1 unit more by rounding, and up to 1 at the beginning if one of them had used the whole limit"},
+			{When: "store returns", Over: new(int64(4)), Text: "4 units more around the end"},
 		},
 		Candidate: &adminapi.Limit{Name: "hour.candidate", Kind: "candidate", Rates: []string{"2 per 1h"}},
 	}
@@ -52,7 +51,8 @@ func sample() *Snapshot {
 	return s
 }
 
-// The tables fit into 80 columns, and texts of clients cannot steer the terminal.
+// The tables fit into 80 columns, and texts from clients cannot send control characters to the
+// terminal.
 func TestTablesOfAnOutage(t *testing.T) {
 	time.Local = time.UTC
 	lines := sample().Print(View{Width: 80, Notice: "NO ANSWER for 3s"})
@@ -67,24 +67,24 @@ func TestTablesOfAnOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text != string(want) {
-		t.Errorf("the text differs from testdata/outage.txt; -update writes it:\n%s", text)
+		t.Errorf("the text differs from testdata/outage.txt; if it is right, run the test with -update:\n%s", text)
 	}
 	for _, width := range []int{1, 40, 72, 80, 200} {
 		for _, line := range sample().Print(View{Width: width}) {
 			if len([]rune(line)) > width || strings.ContainsAny(line, "\x1b\a\n") {
-				t.Errorf("width %d: the line %q is wider, or has control characters", width, line)
+				t.Errorf("width %d: the line %q is wider, or has control characters; want neither", width, line)
 			}
 		}
 	}
 	if got := sample().Print(View{Width: 80, Height: 5}); len(got) != 5 {
-		t.Errorf("height 5: there are %d lines; want 5", len(got))
+		t.Errorf("with a height of 5, Print returns %d lines; want 5", len(got))
 	}
 	_ = new(Snapshot).Print(View{}) // an empty snapshot must not panic
 }
 
 // The store is shown as failing until it decides again.
 func TestStoreIsBackWhenItDecides(t *testing.T) {
-	const fails, answers, recovers, unlimited = "FAILING: unreachable", "decides again", "recovering: ", "answers    no limit applies 3.5/s"
+	const fails, answers, recovers, unlimited, works = "FAILING: unreachable", "decides again", "recovering: ", "answers    no limit applies 3.5/s", "6379 ok"
 	for name, c := range map[string]struct {
 		change func(*Snapshot)
 		want   string
@@ -113,7 +113,7 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 		"well": {func(s *Snapshot) {
 			s.State.Store = adminapi.StoreState{Name: "redis://localhost:6379"}
 			s.State.Health = adminapi.Health{Status: "ok"}
-		}, "6379 ok"},
+		}, works},
 		"requests without a limit": {func(s *Snapshot) {
 			s.State.Health = adminapi.Health{Status: "ok"}
 			s.State.Store, s.Now.Lines = adminapi.StoreState{Name: "memory"}, nil
@@ -123,9 +123,9 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 		s := sample()
 		c.change(s)
 		text := strings.Join(s.Print(View{Width: 80}), "\n")
-		isOutage := c.want != answers && c.want != recovers && c.want != unlimited && c.want != "6379 ok"
+		isOutage := !slices.Contains([]string{answers, recovers, unlimited, works}, c.want)
 		if !strings.Contains(text, c.want) || strings.Contains(text, "WITHOUT THE STORE") != isOutage {
-			t.Errorf("%s: the text is\n%s\nwant %q, and the bounds without the store: %v", name, text, c.want, isOutage)
+			t.Errorf("%s: the text is\n%s\nwant %q in it; want the bounds of an outage in it: %v", name, text, c.want, isOutage)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestNothingIsCutWithoutAWidth(t *testing.T) {
 	text := strings.Join(s.Print(View{}), "\n")
 	for _, want := range []string{"rule-" + long + ".hour", "rate-" + long, "version-" + long, "host-" + long, strings.Repeat("x", 60), "answers    admitted uncounted 9.0/s, local"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("want %q in\n%s", want, text)
+			t.Errorf("the text lacks %q:\n%s", want, text)
 		}
 	}
 	if strings.Contains(text, "…\n") {
@@ -153,7 +153,7 @@ func TestFailedReloadIsShown(t *testing.T) {
 	s := sample()
 	s.State.Health = adminapi.Health{Status: "ok", Checks: []adminapi.Check{{Name: "policy", Status: "ok", Detail: "reload failed: the rules of 2026-01-31T11:00:00Z stay in force"}}}
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "policy     reload failed: the rules of 2026-01-31T11:00:00Z stay in force") {
-		t.Errorf("the overview does not show the failed reload:\n%s", text)
+		t.Errorf("the text does not show the failed reload:\n%s", text)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestMemoryDoesNotFail(t *testing.T) {
 	s := sample()
 	s.State.Store, s.State.Health = adminapi.StoreState{Name: "memory"}, adminapi.Health{Status: "ok"}
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "STORE FAILS") || strings.Contains(text, "local +2") {
-		t.Errorf("the overview of a service without Redis shows a failing store:\n%s", text)
+		t.Errorf("the text shows what happens when the store fails; want nothing about it, because the store is in memory:\n%s", text)
 	}
 }
 
@@ -169,10 +169,10 @@ func TestInstancesOfOneHostAreDistinguished(t *testing.T) {
 	s := sample()
 	s.Instances.Instances[0].PID, s.Instances.Instances[1].PID = 101, 102
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); strings.Contains(text, "pid") {
-		t.Errorf("instances on different hosts have a pid:\n%s", text)
+		t.Errorf("instances on different hosts are shown with a pid; want none:\n%s", text)
 	}
 	s.Instances.Instances[1].Host = "web-1"
 	if text := strings.Join(s.Print(View{Width: 80}), "\n"); !strings.Contains(text, "*web-1 pid 101 ") || !strings.Contains(text, "\nweb-1 pid 102 ") {
-		t.Errorf("instances on one host have no pid:\n%s", text)
+		t.Errorf("instances on one host are shown without a pid; want 101 and 102:\n%s", text)
 	}
 }

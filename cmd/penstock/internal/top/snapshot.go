@@ -16,18 +16,17 @@ type Snapshot struct {
 	Rules     adminapi.Rules     `json:"rules"`
 	Offenders adminapi.Offenders `json:"offenders"`
 	Instances adminapi.Instances `json:"instances"`
-	Now       adminapi.History   `json:"now"` // who decided in the last seconds, and which errors occurred
+	Now       adminapi.History   `json:"now"` // the sources and errors of the last nowSeconds
 }
 
-// A GetFunc requests a path of the admin API, below its prefix, and decodes the response into
-// answer.
+// A GetFunc requests a path of the admin API and decodes the response into answer. The path is
+// relative to the prefix of the API.
 type GetFunc func(ctx context.Context, path string, answer any) error
 
-// nowSeconds is how many seconds Now covers. They are few, so that an outage is noticed within two
-// seconds.
+// nowSeconds is how many seconds Now covers. They are few, so that Print shows an outage soon.
 const nowSeconds = 2
 
-// Read reads all parts. rule selects one rule; "" selects all.
+// Read reads all parts of a Snapshot. rule selects one rule; "" selects all.
 func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	s := new(Snapshot)
 	for _, part := range []struct {
@@ -45,11 +44,12 @@ func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	if err := s.Refresh(ctx, get); err != nil {
 		return nil, err
 	}
-	s.keep(rule)
+	s.keepRule(rule)
 	return s, nil
 }
 
-// Refresh reads again the parts that change first when the store fails, and keeps the others.
+// Refresh reads State and Now again, which show first that the store fails. It keeps the other
+// parts.
 func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	s.State, s.Now = adminapi.State{}, adminapi.History{}
 	if err := get(ctx, "state", &s.State); err != nil {
@@ -58,8 +58,8 @@ func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	return get(ctx, "history?"+url.Values{"rule": {""}, "last": {strconv.Itoa(nowSeconds)}}.Encode(), &s.Now)
 }
 
-// keep removes all rules except one, and the offenders of the other rules. "" keeps all.
-func (s *Snapshot) keep(rule string) {
+// keepRule removes all other rules and their offenders. "" keeps all rules.
+func (s *Snapshot) keepRule(rule string) {
 	if rule == "" {
 		return
 	}
@@ -89,7 +89,7 @@ func (s *Snapshot) HasRule(name string) bool {
 	return false
 }
 
-// self returns the instance that sent the state, and how long it has run.
+// self returns the instance that sent the snapshot, and how long it has run.
 func (s *Snapshot) self() (self adminapi.Instance, uptime time.Duration) {
 	for _, i := range s.Instances.Instances {
 		if i.IsSelf {

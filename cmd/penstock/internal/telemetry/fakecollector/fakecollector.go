@@ -18,9 +18,9 @@ import (
 type Collector struct {
 	*httptest.Server
 	mu       sync.Mutex
-	spans    []string
-	metrics  []string
-	resource string
+	spans    []string // as Spans returns them
+	metrics  []string // names
+	resource string   // as Resource returns it
 }
 
 // New starts a Collector. Close ends it.
@@ -38,6 +38,7 @@ func New() *Collector {
 	return c
 }
 
+// add decodes and keeps the body of a request.
 func (c *Collector) add(path string, body []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,21 +80,21 @@ func (c *Collector) add(path string, body []byte) error {
 	return nil
 }
 
-// Spans returns the spans, each as "name trace parent status attribute=value …".
+// Spans returns the spans, each as "name trace-id parent-span-id status attribute=value …".
 func (c *Collector) Spans() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.spans)
 }
 
-// Metrics returns the names of metrics.
+// Metrics returns the name of each metric of each export, in the order in which they came.
 func (c *Collector) Metrics() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.metrics)
 }
 
-// Resource returns the attributes of the resource that sent spans.
+// Resource returns the attributes of the resource, as the last export of spans had them.
 func (c *Collector) Resource() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
