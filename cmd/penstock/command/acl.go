@@ -70,7 +70,7 @@ func (a *aclUser) run(c *cobra.Command) error {
 		}
 	}
 	if strings.Trim(a.user, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || a.user == "" {
-		return coded(exitUsage, fmt.Errorf("--user %q is not a valid user name; use letters, digits and -_.", a.user))
+		return withStatus(exitUsage, fmt.Errorf("--user %q is not a valid user name; use letters, digits and -_.", a.user))
 	}
 	given := make(map[string]string)
 	if c.Flags().Changed("prefix") {
@@ -120,5 +120,5 @@ func checkChoice(flag, value string, known []string) error {
 			return nil
 		}
 	}
-	return coded(exitUsage, fmt.Errorf("unknown --%s %q; write %s", flag, value, strings.Join(known, " or ")))
+	return withStatus(exitUsage, fmt.Errorf("unknown --%s %q; write %s", flag, value, strings.Join(known, " or ")))
 }

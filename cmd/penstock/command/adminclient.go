@@ -52,7 +52,7 @@ func (f *adminFlags) open(token credential) (*admin, error) {
 	o.Token = token.text
 	client, err := adminclient.New(o)
 	if err != nil {
-		return nil, coded(exitUsage, err)
+		return nil, withStatus(exitUsage, err)
 	}
 	return &admin{client, f.Address, token.isTooShort}, nil
 }
@@ -71,7 +71,7 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 	defer cancel()
 	status, text, err := a.Send(ctx, adminapi.Prefix+path, body)
 	if err != nil {
-		return coded(exitUnreachable, err)
+		return withStatus(exitUnreachable, err)
 	}
 	if status != http.StatusOK {
 		return a.errRefused(status, text)
@@ -98,7 +98,7 @@ func (a *admin) errRefused(status int, text []byte) error {
 	case http.StatusServiceUnavailable:
 		code = exitUnreachable
 	}
-	return coded(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
+	return withStatus(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
 }
 
 // maxDetail is how many characters of an instance's text a message shows.
@@ -117,7 +117,7 @@ const notTheAPI = "the answer is not that of the admin API; check that --admin i
 
 // errNotTheAPI returns the error for an answer that does not have the form of the admin API's.
 func (a *admin) errNotTheAPI() error {
-	return coded(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
+	return withStatus(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
 }
 
 // A credential is the token of operators. The text is "" if there is no token, or if the token is
@@ -128,7 +128,7 @@ type credential struct {
 	isTooShort bool
 }
 
-var errShortToken = coded(exitInvalid, errors.New("the token is wrong or too short; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to the operator_token of the instance"))
+var errShortToken = withStatus(exitInvalid, errors.New("the token is wrong or too short; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to the operator_token of the instance"))
 
 // operatorToken returns the token of operators, from the environment.
 func operatorToken() (credential, error) {
@@ -144,7 +144,7 @@ func operatorToken() (credential, error) {
 func adminToken(c *cobra.Command, given *storeFlags) (credential, error) {
 	for name := range given.texts {
 		if c.Flags().Changed(name) {
-			return credential{}, coded(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
+			return credential{}, withStatus(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
 		}
 	}
 	return operatorToken()

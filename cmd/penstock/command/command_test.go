@@ -116,7 +116,7 @@ func TestVersionAsTextAndJSON(t *testing.T) {
 		t.Errorf("version -o json prints %q; want version, go and platform", out)
 	}
 	if code, _, err := command("version", "-o", "xml"); code != exitUsage || !strings.Contains(err, "write text or json") {
-		t.Errorf("-o xml: exit status %d, %q; want %d with %q", code, err, exitUsage, "write text or json")
+		t.Errorf("version -o xml: exit status %d, %q; want %d with %q", code, err, exitUsage, "write text or json")
 	}
 	released := build{Version: "v1.2.3", Commit: "0123456789abcdef0123456789abcdef01234567", Date: "2026-11-30T12:00:00Z", Go: "go1.26.8", Platform: "linux/arm64"}
 	if line := released.line(); line != "penstock v1.2.3 (commit 0123456789ab of 2026-11-30, go1.26.8, linux/arm64)\n" {
@@ -438,7 +438,7 @@ func mustGet(t *testing.T, url string) string {
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != 200 {
-		t.Fatalf("%s: %s, %v; want status 200", url, res.Status, err)
+		t.Fatalf("GET %s: status %s, %v; want status 200", url, res.Status, err)
 	}
 	return string(body)
 }

@@ -39,7 +39,7 @@ func newDenials() *cobra.Command {
 				return err
 			}
 			if (d.key != "" || d.ref != "") && !d.isFollowing {
-				return coded(exitUsage, errors.New("--key and --ref work only with --follow; penstock status shows one key"))
+				return withStatus(exitUsage, errors.New("--key and --ref work only with --follow; penstock status shows one key"))
 			}
 			if err := checkMasked(d.key); err != nil {
 				return err
@@ -146,7 +146,7 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 		case err == nil:
 			err = instance.errRefused(status, text)
 		case !hasConnected:
-			return coded(exitUnreachable, err)
+			return withStatus(exitUnreachable, err)
 		}
 		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", printable.Text(textOf(err)))
 		if !sleep(ctx, reconnectAfter) {

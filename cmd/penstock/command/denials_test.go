@@ -44,7 +44,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	for to, args := range map[*lockedBuffer]string{out: "--rule login", jsonOut: "--key key:customer-4711 -o json"} {
 		all.Go(func() {
 			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
-				t.Errorf("%s: exit status %d, %s; want %d", args, code, to, exitOK)
+				t.Errorf("denials --follow %s: exit status %d, %s; want %d", args, code, to, exitOK)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestDenialsAreFollowed(t *testing.T) {
 	f.await(t, "request denied")
 
 	if code, out, errors := command("denials", "--admin", f.admin, "--rule", "login"); code != exitOK || !strings.Contains(out, "login.hour") || strings.Contains(out, "near.") || strings.Contains(out, "4711") {
-		t.Errorf("without --follow: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour")
+		t.Errorf("denials without --follow: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour")
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -126,7 +126,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	}
 	stop()
 	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
-		t.Errorf("exit status %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
+		t.Errorf("denials -f: exit status %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
 	}
 }
 

@@ -60,9 +60,9 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			case err != nil:
 				return err
 			case !report.IsReached():
-				return silent(exitUnreachable)
+				return statusOnly(exitUnreachable)
 			case report.Has(doctor.Failed), isStrict && report.Has(doctor.Unknown): // a warning is worse than Unknown
-				return silent(exitProblem)
+				return statusOnly(exitProblem)
 			}
 			return nil
 		},
@@ -125,7 +125,7 @@ func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Setti
 		Only: append([]string{"store", "prefix", "key-hash-secret"}, further...),
 	})
 	if err == nil && s.Store == "" {
-		err = coded(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+		err = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
 	}
 	if err != nil && p != nil {
 		p.Close()

@@ -45,21 +45,21 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		}
 		request(customer, 200)
 		if code, out, errors := run("status"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
-			t.Errorf("%s: exit status %d, %s%s; want %d with %q", name, code, out, errors, exitOK, "rides.api_key.day")
+			t.Errorf("%s: status: exit status %d, %s%s; want %d with %q", name, code, out, errors, exitOK, "rides.api_key.day")
 		}
 		request(customer, 200)
 		request(customer, 429)
 		code, out, errors := run("status", "-o", "json")
 		var r keyReport
 		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitDenied || len(r.Limits) != 1 || r.Limits[0].Used != 2 || r.Limits[0].Left != 0 || !r.Limits[0].IsDenied {
-			t.Errorf("%s: exit status %d, %v, %s%s; want %d with one limit that is used up and denies", name, code, err, out, errors, exitDenied)
+			t.Errorf("%s: status -o json: exit status %d, %v, %s%s; want %d with one limit that is used up and denies", name, code, err, out, errors, exitDenied)
 		}
 		t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 		if code, out, errors := run("reset", "--reason", "support-4711", "--yes"); code != exitOK || !strings.Contains(out, "rides.api_key.day was reset: 2 used before, 2 left now") || strings.Contains(errors, "customer-4711") {
 			t.Errorf("%s: reset: exit status %d, %s%s; want %d with %q", name, code, out, errors, exitOK, "rides.api_key.day was reset: 2 used before, 2 left now")
 		}
 		if code, out, _ := run("status", "--rule", "rides.api_key"); code != exitOK || !strings.Contains(out, "rides.api_key.day") {
-			t.Errorf("%s: after the reset: exit status %d, %s; want %d with %q", name, code, out, exitOK, "rides.api_key.day")
+			t.Errorf("%s: status after the reset: exit status %d, %s; want %d with %q", name, code, out, exitOK, "rides.api_key.day")
 		}
 		for line, want := range map[string]string{"rides|other=1": "no limit", key + " --rule none": "no "} {
 			if code, out, errors := command(append(append([]string{"status"}, strings.Fields(line)...), args...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
@@ -68,6 +68,6 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		}
 	}
 	if code, _, errors := command("status", "rides|api_key=a", "--store", "redis://"+redis.Addr, "--envoy-config", dir+"/none"); code != exitInvalid || !strings.Contains(errors, "envoy-config (--envoy-config)") {
-		t.Errorf("without the folder: exit status %d, %s; want %d with %q", code, errors, exitInvalid, "envoy-config (--envoy-config)")
+		t.Errorf("status without the folder of Envoy: exit status %d, %s; want %d with %q", code, errors, exitInvalid, "envoy-config (--envoy-config)")
 	}
 }

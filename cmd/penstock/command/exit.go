@@ -16,39 +16,39 @@ import (
 // Exit statuses. They are part of the interface: scripts depend on them.
 const (
 	exitOK          = 0
-	exitInternal    = 1
-	exitUsage       = 2
-	exitDenied      = 3
-	exitInvalid     = 4
-	exitUnreachable = 5
+	exitInternal    = 1 // an error without a status of its own
+	exitUsage       = 2 // the command line is wrong
+	exitDenied      = 3 // a request would be denied, or there was nothing to reset
+	exitInvalid     = 4 // the configuration or a token is wrong
+	exitUnreachable = 5 // the store or an instance gives no answer
 	exitProblem     = 6 // doctor has found a problem, or a case of penstock test has failed
 )
 
-// A codedError is an error with an exit status. If it has no cause, nothing is printed: the command
-// has printed everything already.
-type codedError struct {
+// A statusError is an error with an exit status. If it has no cause, nothing is printed, because
+// the command has printed everything already.
+type statusError struct {
 	status int
 	cause  error
 }
 
-func (e *codedError) Error() string { return fmt.Sprint(e.cause) }
+func (e *statusError) Error() string { return fmt.Sprint(e.cause) }
 
-func (e *codedError) Unwrap() error { return e.cause }
+func (e *statusError) Unwrap() error { return e.cause }
 
-// coded returns the error with an exit status.
-func coded(status int, cause error) error { return &codedError{status, cause} }
+// withStatus adds an exit status to an error.
+func withStatus(status int, cause error) error { return &statusError{status, cause} }
 
-// silent returns an error that only sets the exit status.
-func silent(status int) error { return &codedError{status: status} }
+// statusOnly returns an error that sets the exit status, and prints nothing.
+func statusOnly(status int) error { return &statusError{status: status} }
 
 // exitStatus prints the error, if there is one, and returns the exit status.
 func exitStatus(c *cobra.Command, err error) int {
-	var failure *codedError
+	var failure *statusError
 	switch {
 	case err == nil:
 		return exitOK
 	case !errors.As(err, &failure):
-		failure = &codedError{statusOf(err), err}
+		failure = &statusError{statusOf(err), err}
 	}
 	if failure.cause != nil {
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable.Text(textOf(failure.cause)))
@@ -95,7 +95,7 @@ func checkOutput(output string, known ...string) error {
 			return nil
 		}
 	}
-	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
+	return withStatus(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
 }
 
 // rejectConfigFlag sets the error message for --config on a command that takes its files as
@@ -105,7 +105,7 @@ func rejectConfigFlag(c *cobra.Command, example string) {
 		if err.Error() == "unknown flag: --config" {
 			err = fmt.Errorf("this command has no --config; write the name of the file alone, as in: %s", example)
 		}
-		return coded(exitUsage, err)
+		return withStatus(exitUsage, err)
 	})
 }
 
@@ -115,9 +115,9 @@ func argumentCount(least, most int, wanted string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return coded(exitUsage, fmt.Errorf("an argument is missing; write %s", wanted))
+			return withStatus(exitUsage, fmt.Errorf("an argument is missing; write %s", wanted))
 		case len(args) > most:
-			return coded(exitUsage, fmt.Errorf("the argument %.60q is one too many; write %s", args[most], wanted))
+			return withStatus(exitUsage, fmt.Errorf("the argument %.60q is one too many; write %s", args[most], wanted))
 		}
 		return nil
 	}

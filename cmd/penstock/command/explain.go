@@ -64,7 +64,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	}
 	request, err := explain.NewRequest(e.method, target, e.headers, e.from, e.size)
 	if err != nil {
-		return coded(exitUsage, err)
+		return withStatus(exitUsage, err)
 	}
 	p, s, err := e.policy(c)
 	if err != nil {
@@ -76,27 +76,27 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	descriptor, err := explain.ReadDescriptor(e.descriptor)
 	if err != nil {
-		return coded(exitUsage, fmt.Errorf("--%w", err))
+		return withStatus(exitUsage, fmt.Errorf("--%w", err))
 	}
 	report, charges, err := explain.Explain(rules, request, descriptor, options, int(s.MinInstances))
 	if err != nil {
-		return coded(exitUsage, err)
+		return withStatus(exitUsage, err)
 	}
 	if err := report.CheckCost(charges); err != nil {
-		return coded(exitUsage, err)
+		return withStatus(exitUsage, err)
 	}
 	var storeErr error
 	if e.store != "" && e.store != "memory" {
 		store, err := redisstore.Open(e.store, options)
 		if err != nil {
-			return coded(exitUsage, err)
+			return withStatus(exitUsage, err)
 		}
 		defer store.Close()
 		ctx, cancel := context.WithTimeout(c.Context(), storeTimeout)
 		defer cancel()
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
-			storeErr = coded(exitUnreachable, err) // returned after the report, which helps to fix the store
+			storeErr = withStatus(exitUnreachable, err) // returned after the report, which helps to fix the store
 		}
 	}
 	if e.output == "json" {
@@ -109,7 +109,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	}
 	isDenied := report.Allowed != nil && !*report.Allowed // nil if it is not known
 	if err == nil && (report.List == "deny" || isDenied) {
-		return silent(exitDenied)
+		return statusOnly(exitDenied)
 	}
 	return err
 }

@@ -123,10 +123,10 @@ rules    ride-request applies: the most specific match
 	} {
 		code, out, note := command("explain", "-o", output, "-X", "POST", "/api/rides/request", "-H", "X-API-Key: a")
 		if code != exitOK || out != want {
-			t.Errorf("-o %s: exit status %d, %s\nwant %s", output, code, out, want)
+			t.Errorf("explain -o %s: exit status %d, %s\nwant %s", output, code, out, want)
 		}
 		if note != "penstock: no --config: using the demo policy\n" {
-			t.Errorf("-o %s: standard error is %q; want the note about the demo policy", output, note)
+			t.Errorf("explain -o %s: standard error is %q; want the note about the demo policy", output, note)
 		}
 	}
 }
@@ -142,11 +142,11 @@ func TestBoundsDependOnTheNumberOfInstances(t *testing.T) {
 	} {
 		code, out, _ := command(append([]string{"explain", "-X", "POST", "/api/rides/request"}, c.args...)...)
 		if code != exitOK || !strings.Contains(out, c.want) {
-			t.Errorf("%v: exit status %d, %s\nwant %s", c.args, code, out, c.want)
+			t.Errorf("explain with %v: exit status %d, %s\nwant %s", c.args, code, out, c.want)
 		}
 	}
 	if code, _, note := command("explain", "--min-instances", "none", "/"); code != exitUsage || !strings.Contains(note, "instances") {
-		t.Errorf("exit status %d, %s; want %d with %q", code, note, exitUsage, "instances")
+		t.Errorf("explain --min-instances none: exit status %d, %s; want %d with %q", code, note, exitUsage, "instances")
 	}
 }
 
@@ -299,7 +299,7 @@ func TestExplainReadsAllShardsOfASplitLimit(t *testing.T) {
 	}
 	code, out, errors := command("explain", "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/")
 	if code != exitDenied || !strings.Contains(out, "It would be denied now.") {
-		t.Errorf("exit status %d; want %d: %s%s", code, exitDenied, out, errors)
+		t.Errorf("explain after all units are used: exit status %d; want %d: %s%s", code, exitDenied, out, errors)
 	}
 	t.Logf("counted: %d peeks at a split limit", units+2)
 }
@@ -388,7 +388,7 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 		const blame = "this key has a value that Penstock did not write: delete the key"
 		_, named, _ := strings.Cut(out, c.want+"\n")
 		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(named), blame) || !strings.Contains(errors, "corrupt") {
-			t.Errorf("%s: exit status %d: %s%s; want %d with %q", c.poison, code, out, errors, exitUnreachable, "corrupt")
+			t.Errorf("explain after %s: exit status %d: %s%s; want %d with %q", c.poison, code, out, errors, exitUnreachable, "corrupt")
 		}
 		var r struct {
 			Charges []struct {
@@ -401,7 +401,7 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 		}
 		for _, charge := range r.Charges {
 			if charge.Corrupt != (charge.Key == c.want) {
-				t.Errorf("%s: the charge is %+v; want corrupt only for the key %s", c.poison, charge, c.want)
+				t.Errorf("explain after %s: the charge is %+v; want corrupt only for the key %s", c.poison, charge, c.want)
 			}
 		}
 	}

@@ -24,18 +24,18 @@ func newHealthcheck() *cobra.Command {
 		Example: "  penstock healthcheck\n  penstock healthcheck --admin unix:/run/penstock/admin.sock",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return coded(exitInternal, fmt.Errorf("unexpected argument %q; write --admin %s", args[0], args[0]))
+				return withStatus(exitInternal, fmt.Errorf("unexpected argument %q; write --admin %s", args[0], args[0]))
 			}
 			text, err := fetchReadiness(c.Context(), &address, timeout)
 			if err != nil {
-				return coded(exitInternal, err)
+				return withStatus(exitInternal, err)
 			}
 			_, err = fmt.Fprintln(c.OutOrStdout(), text)
 			return err
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitInternal, err) })
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withStatus(exitInternal, err) })
 	address.add(c, "admin address of the service (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	return c

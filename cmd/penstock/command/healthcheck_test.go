@@ -19,7 +19,7 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	_, port, _ := net.SplitHostPort(p.admin)
 	for _, address := range []string{p.admin, "http://" + p.admin, ":" + port, "0.0.0.0:" + port, "localhost:" + port} {
 		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
-			t.Errorf("%s: exit status %d, %q, %s; want 0 with %q", address, code, out, errors, "ok\n")
+			t.Errorf("healthcheck --admin %s: exit status %d, %q, %s; want 0 with %q", address, code, out, errors, "ok\n")
 		}
 	}
 	t.Setenv("PENSTOCK_ADMIN_LISTEN", p.admin)
@@ -35,7 +35,7 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 		code, _, errors = command("healthcheck")
 	}
 	if code != 1 || !strings.Contains(errors, "not ready: status 503") {
-		t.Errorf("while it drains: exit status %d, %s; want %d with %q", code, errors, 1, "not ready: status 503")
+		t.Errorf("healthcheck while the service drains: exit status %d, %s; want %d with %q", code, errors, 1, "not ready: status 503")
 	}
 }
 
@@ -45,7 +45,7 @@ func TestHealthcheckOfADegradedService(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())
 	s.Kill()
 	if code, out, errors := command("healthcheck", "--admin", p.admin); code != 0 || out != "degraded: store\n" {
-		t.Errorf("exit status %d, %q, %s; want 0 with %q", code, out, errors, "degraded: store\n")
+		t.Errorf("healthcheck: exit status %d, %q, %s; want 0 with %q", code, out, errors, "degraded: store\n")
 	}
 }
 
@@ -65,7 +65,7 @@ func TestHealthcheckOverUnixSocket(t *testing.T) {
 	defer server.Close()
 	for _, address := range []string{"unix:" + path, "unix://" + path} {
 		if code, out, errors := command("healthcheck", "--admin", address); code != 0 || out != "ok\n" {
-			t.Errorf("%s: exit status %d, %q, %s; want 0 with %q", address, code, out, errors, "ok\n")
+			t.Errorf("healthcheck --admin %s: exit status %d, %q, %s; want 0 with %q", address, code, out, errors, "ok\n")
 		}
 	}
 }

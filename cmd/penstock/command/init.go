@@ -68,26 +68,26 @@ func newInit() *cobra.Command {
 func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	if o.OpenAPI != "" {
 		if o.OpenAPIText, err = boundedfile.Read(o.OpenAPI, scaffold.MaxOpenAPI); err != nil {
-			return "", nil, coded(exitInvalid, fmt.Errorf("cannot read the OpenAPI file: %w", err))
+			return "", nil, withStatus(exitInvalid, fmt.Errorf("cannot read the OpenAPI file: %w", err))
 		}
 	}
 	text, notes, err = scaffold.Write(o)
 	switch {
 	case errors.Is(err, scaffold.ErrOption):
-		return "", nil, coded(exitUsage, err)
+		return "", nil, withStatus(exitUsage, err)
 	case err != nil:
-		return "", nil, coded(exitInvalid, err)
+		return "", nil, withStatus(exitInvalid, err)
 	}
 	if len(text) > policyfile.MaxFile {
-		return "", nil, coded(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
+		return "", nil, withStatus(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
 	}
 	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
-		return "", nil, coded(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
+		return "", nil, withStatus(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
 	}
 	p, err := config.Compile()
 	if err != nil {
-		return "", nil, coded(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
+		return "", nil, withStatus(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
 	}
 	p.Close()
 	return text, notes, nil
@@ -102,14 +102,14 @@ func create(name, text string, isForced bool) error {
 	}
 	file, err := os.OpenFile(name, flags, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return coded(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name", name))
+		return withStatus(exitUsage, fmt.Errorf("%s exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name", name))
 	}
 	if err == nil {
 		_, err = file.WriteString(text)
 		err = errors.Join(err, file.Close())
 	}
 	if err != nil {
-		return coded(exitUsage, fmt.Errorf("cannot write the policy: %w; write the name of a file in a folder that exists, or - for standard output", err))
+		return withStatus(exitUsage, fmt.Errorf("cannot write the policy: %w; write the name of a file in a folder that exists, or - for standard output", err))
 	}
 	return nil
 }

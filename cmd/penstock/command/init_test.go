@@ -31,11 +31,11 @@ func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
 	for _, args := range [][]string{{}, {"--per", "header X-API-Key"}, {"--per", "global", "--rate", "5/s, burst 10"}, {"--from-openapi", shop}, {"--from-openapi", shop, "--per", "ip"}} {
 		code, out, err := command(append(append([]string{"init"}, args...), "--force", file)...)
 		if code != exitOK || !strings.HasPrefix(out, file+" is written.") {
-			t.Fatalf("%s: exit status %d, %s%s; want %d", args, code, out, err, exitOK)
+			t.Fatalf("init %s: exit status %d, %s%s; want %d", args, code, out, err, exitOK)
 		}
 		if code, out, _ := command("validate", "--strict", file); code != exitOK {
 			text, _ := os.ReadFile(file)
-			t.Errorf("%s: validate --strict ends with %d: %s\nThe policy is\n%s; want %d", args, code, out, text, exitOK)
+			t.Errorf("init %s: validate --strict ends with exit status %d: %s\nwant %d. The policy is\n%s", args, code, out, exitOK, text)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
 		got = append(got, m[1]+" "+m[2])
 	}
 	if code != exitOK || !strings.Contains(out, "key: header X-Shop-Key\n") {
-		t.Errorf("exit status %d, %s\n%s; want %d with %q", code, err, out, exitOK, "key: header X-Shop-Key\n")
+		t.Errorf("init: exit status %d, %s\n%s; want %d with %q", code, err, out, exitOK, "key: header X-Shop-Key\n")
 	}
 	if !slices.Equal(got, rulesOfShop) {
 		t.Errorf("the rules are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(rulesOfShop, "\n"))
@@ -84,10 +84,10 @@ func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 	file := writeFile(t, "policy.yaml", "mine\n")
 	code, _, err := command("init", file)
 	if text, _ := os.ReadFile(file); code != exitUsage || string(text) != "mine\n" || !strings.Contains(err, file+" exists; write another name, or --force to replace it. To read an OpenAPI file, write --from-openapi before its name") {
-		t.Errorf("without --force: exit status %d, %s; the file has %q; want %d and the file as before", code, err, text, exitUsage)
+		t.Errorf("init without --force: exit status %d, %s; the file has %q; want %d and the file as before", code, err, text, exitUsage)
 	}
 	if code, _, err := command("init", "--force", file); code != exitOK {
-		t.Errorf("with --force: exit status %d, %s; want %d", code, err, exitOK)
+		t.Errorf("init --force: exit status %d, %s; want %d", code, err, exitOK)
 	}
 }
 
@@ -123,11 +123,11 @@ func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--per", "claim sub"}, {"--per", "header a b"}, {"--rate", "fast"}, {"a", "b"}, {filepath.Join(t.TempDir(), "none", "policy.yaml")}} {
 		if code, _, err := command(append([]string{"init"}, args...)...); code != exitUsage || !strings.Contains(err, "write ") {
-			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "write ")
+			t.Errorf("init %s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "write ")
 		}
 	}
 	if code, _, _ := command("init", "--from-openapi", "none.yaml", "-"); code != exitInvalid {
-		t.Errorf("a missing description: exit status %d; want %d", code, exitInvalid)
+		t.Errorf("init with a description that does not exist: exit status %d; want %d", code, exitInvalid)
 	}
 }
 
@@ -158,7 +158,7 @@ paths:
 	}
 	want := []string{"users-read ip", "users-write ip", "hooks client", "mixed ip", "either ip", "open ip"}
 	if err != nil || code != exitOK || !slices.Equal(got, want) {
-		t.Errorf("exit status %d, %s%v; the rules are %q, want %q", code, out, err, got, want)
+		t.Errorf("validate --strict: exit status %d, %s%v; the rules are %q; want %q", code, out, err, got, want)
 	}
 	for _, want := range []string{"key: header X-Acme-Key\n", `"bearerAuth" in securitySchemes`, "#   tokens:\n", "claim sub", `path: ["/v1/users/**", "/v2/users/**"]`} {
 		if !strings.Contains(string(policy), want) {
@@ -196,7 +196,7 @@ paths:
 		`files-read {method: [GET], path: ["/files/**", "/in/files/**"]}`, `files-write {method: [PUT], path: ["/files/**", "/in/files/**"]}`,
 	}
 	if err != nil || code != exitOK || !slices.Equal(got, want) {
-		t.Errorf("exit status %d, %s\nthe rules are\n%s\nwant\n%s", code, out, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("validate --strict: exit status %d, %s\nthe rules are\n%s\nwant\n%s", code, out, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -205,7 +205,7 @@ func TestServerPathsInRulesAreExplained(t *testing.T) {
 	const server = `/v1 of the server "https://api.shop.test/v1"`
 	code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\nservers: [{url: https://api.shop.test/v1}]\npaths: {/login: {post: {}}}\n"), "-")
 	if code != exitOK || !strings.Contains(out, "#   "+server+"\n") || !strings.Contains(out, "change the server's url to / in the description") {
-		t.Errorf("exit status %d; the policy is\n%s\nwant a comment with %s", code, out, server)
+		t.Errorf("init: exit status %d; the policy is\n%s\nwant a comment with %s", code, out, server)
 	}
 	if strings.Count(err, "\n") != 1 || !strings.HasPrefix(err, "note: ") || !strings.Contains(err, server) || !strings.Contains(err, "not limited; if your upstream") {
 		t.Errorf("the note is %q; want one line with %s", err, server)
@@ -213,7 +213,7 @@ func TestServerPathsInRulesAreExplained(t *testing.T) {
 	for _, servers := range []string{"", "servers: [{url: https://api.shop.test}]\n", "servers: [{url: /v1}, {url: /}]\n"} {
 		_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\n"+servers+"paths: {/login: {post: {}}}\n"), "-")
 		if err != "" || strings.Contains(out, "of the server") {
-			t.Errorf("%s: the rules match /login, and there is the note %q in\n%s", servers, err, out)
+			t.Errorf("with %q, init prints the note %q and\n%s\nwant no note about servers, because the rules match /login", servers, err, out)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestFiveFailedLoginsAreTheMostInAMinute(t *testing.T) {
       - {after: 1s, times: 5, response_status: 401, expect: allowed}
 `)
 	if code, out, err := command("test", file, cases); code != exitOK {
-		t.Errorf("exit status %d: %s%s; want %d", code, out, err, exitOK)
+		t.Errorf("test: exit status %d: %s%s; want %d", code, out, err, exitOK)
 	}
 }
 
@@ -304,7 +304,7 @@ func TestHostileDescriptionsAreRefusedEarly(t *testing.T) {
 	} {
 		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", c.text), "-")
 		if c.want == "" && (code != exitOK || !strings.Contains(out, "  - name: ")) || c.want != "" && (code != exitInvalid || !strings.Contains(err, c.want)) {
-			t.Errorf("%s: exit status %d, %.200s%.200s; want the error %q; if it is empty, want a policy", name, code, out, err, c.want)
+			t.Errorf("init from hostile %s: exit status %d, %.200s%.200s; want the error %q; if it is empty, want a policy", name, code, out, err, c.want)
 		}
 	}
 }

@@ -16,7 +16,7 @@ func newMigrate() *cobra.Command {
 		Short: "Write a policy for the limits of another limiter",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return coded(exitUsage, errors.New("no limiter is named; write penstock migrate envoy-ratelimit FOLDER"))
+			return withStatus(exitUsage, errors.New("no limiter is named; write penstock migrate envoy-ratelimit FOLDER"))
 		},
 	}
 	var canMerge bool
@@ -31,7 +31,7 @@ func newMigrate() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			config, err := envoyconfig.LoadDir(args[0], envoyconfig.Options{MergeDomains: canMerge})
 			if err != nil {
-				return coded(exitInvalid, err)
+				return withStatus(exitInvalid, err)
 			}
 			for _, line := range config.LeftOut() {
 				c.PrintErrln("penstock: " + line)

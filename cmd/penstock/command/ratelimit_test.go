@@ -19,7 +19,7 @@ func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {
 	t.Setenv("PENSTOCK_ENVOY_MODE", "exact")
 	code, out, err := command("ratelimit", "--print-settings")
 	if code != exitOK {
-		t.Fatalf("exit status %d, %s; want %d", code, err, exitOK)
+		t.Fatalf("ratelimit --print-settings: exit status %d, %s; want %d", code, err, exitOK)
 	}
 	for _, want := range []string{"envoy-config /data/config", "store redis://redis:6379", "envoy-mode exact PENSTOCK_ENVOY_MODE", "grpc 0.0.0.0:8081"} {
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
@@ -28,7 +28,7 @@ func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {
 	}
 	t.Setenv("BACKEND_TYPE", "memcache")
 	if code, _, err := command("ratelimit"); code != exitInvalid || !strings.Contains(err, "BACKEND_TYPE") {
-		t.Errorf("with memcache: exit status %d, %s; want %d and the variable's name", code, err, exitInvalid)
+		t.Errorf("ratelimit with BACKEND_TYPE=memcache: exit status %d, %s; want %d and the variable's name", code, err, exitInvalid)
 	}
 }
 

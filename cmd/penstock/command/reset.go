@@ -53,7 +53,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 				return err
 			}
 			if err := r.check(); err != nil {
-				return coded(exitUsage, err)
+				return withStatus(exitUsage, err)
 			}
 			if r.admin.Address != "" {
 				return r.resetAtInstance(c, &given, keyQuery{key: keyArgument(args), ref: r.ref, rule: r.rule})
@@ -104,7 +104,7 @@ type resetReport struct {
 
 func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if k.skipped > 0 {
-		return coded(exitUsage, fmt.Errorf("there are more than %d limits of such a key; name a rule by --rule", keylimits.MaxLimits))
+		return withStatus(exitUsage, fmt.Errorf("there are more than %d limits of such a key; name a rule by --rule", keylimits.MaxLimits))
 	}
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
@@ -152,7 +152,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return errShortToken
 	}
 	if token.text == "" {
-		return coded(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
+		return withStatus(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
 	}
 	instance, err := r.admin.open(token)
 	if err != nil {
@@ -165,7 +165,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	fallbacks := []string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}
 	if slices.Contains(fallbacks, found.Source) {
-		return coded(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, printable.Line(found.Source)))
+		return withStatus(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, printable.Line(found.Source)))
 	}
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
@@ -184,8 +184,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	done := new(keylimits.Reset)
 	if err := instance.send(c.Context(), "key/reset", body, done); err != nil {
-		if failure, ok := errors.AsType[*codedError](err); ok && failure.status == exitUnreachable {
-			return coded(exitUnreachable, fmt.Errorf("%w; whether the key was reset is not known: run penstock status to see", failure.cause))
+		if failure, ok := errors.AsType[*statusError](err); ok && failure.status == exitUnreachable {
+			return withStatus(exitUnreachable, fmt.Errorf("%w; whether the key was reset is not known: run penstock status to see", failure.cause))
 		}
 		return err
 	}
@@ -201,9 +201,9 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 func errNoSuchLimit(key string, unread []string) error {
 	key = printable.Line(key)
 	if len(unread) > 0 {
-		return coded(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
+		return withStatus(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
 	}
-	return coded(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --limit", key))
+	return withStatus(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --limit", key))
 }
 
 // print prints what was reset. caches describes what the reset did not clear.
@@ -231,7 +231,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 		_, err = io.WriteString(out, text.String())
 	}
 	if err == nil && len(report.Reset.Reset) == 0 {
-		err = silent(exitDenied)
+		err = statusOnly(exitDenied)
 	}
 	return err
 }
@@ -266,12 +266,12 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	}
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
-		return coded(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
+		return withStatus(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
 	}
 	printable.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
 	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
 	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil || answer != "y" && answer != "yes" {
-		return coded(exitUsage, errors.New("nothing was reset"))
+		return withStatus(exitUsage, errors.New("nothing was reset"))
 	}
 	return nil
 }

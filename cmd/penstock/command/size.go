@@ -62,7 +62,7 @@ type ruleSize struct {
 
 func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) error {
 	if err := s.check(); err != nil {
-		return coded(exitUsage, err)
+		return withStatus(exitUsage, err)
 	}
 	p, err := policyfile.Load(s.config, settings.PolicyOptions(algorithms...))
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 		all = append(all, one)
 	}
 	if len(all) == 0 {
-		return coded(exitUsage, fmt.Errorf("the policy has no rule %q with limits; %s", wording.Clip(s.rule), wording.Suggest(s.rule, names)))
+		return withStatus(exitUsage, fmt.Errorf("the policy has no rule %q with limits; %s", wording.Clip(s.rule), wording.Suggest(s.rule, names)))
 	}
 	if s.output == "json" {
 		return writeJSON(out, struct {

@@ -17,7 +17,7 @@ func TestSizesAreAsThePageShows(t *testing.T) {
 		t.Fatal(readErr)
 	}
 	if code != exitOK || err != "" || !strings.Contains(string(page), out) {
-		t.Errorf("exit status %d, %s; docs/sizing.md does not show\n%s; want %d", code, err, out, exitOK)
+		t.Errorf("size: exit status %d, %s; docs/sizing.md does not show\n%s; want %d", code, err, out, exitOK)
 	}
 }
 
@@ -28,7 +28,7 @@ func TestRulesAddUp(t *testing.T) {
 		Total sizing.Size
 	}
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || len(got.Rules) != 4 {
-		t.Fatalf("exit status %d, %s%v in %s; want %d and 4 rules", code, err, jsonErr, out, exitOK)
+		t.Fatalf("size -o json: exit status %d, %s%v in %s; want %d and 4 rules", code, err, jsonErr, out, exitOK)
 	}
 	memory, calls := int64(0), int64(0)
 	for _, r := range got.Rules {
@@ -61,7 +61,7 @@ func TestLargeSizesDoNotOverflow(t *testing.T) {
 	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")
 	var got struct{ Total sizing.Size }
 	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || got.Total.Memory != math.MaxInt64 || got.Total.MaxMemory != math.MaxInt64 || got.Total.Calls != 2e9 {
-		t.Errorf("exit status %d, %s%v in %s; want %d, the largest int64 as memory, and 2e9 calls", code, err, jsonErr, out, exitOK)
+		t.Errorf("size -o json: exit status %d, %s%v in %s; want %d, the largest int64 as memory, and 2e9 calls", code, err, jsonErr, out, exitOK)
 	}
 }
 
@@ -74,6 +74,6 @@ func TestSizesThatCannotBeComputedAreRefused(t *testing.T) {
 		}
 	}
 	if code, _, _ := command("size", "--config", "none.yaml"); code != exitInvalid {
-		t.Errorf("a policy that is missing: exit status %d; want %d", code, exitInvalid)
+		t.Errorf("size without the policy's file: exit status %d; want %d", code, exitInvalid)
 	}
 }

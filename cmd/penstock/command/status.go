@@ -70,7 +70,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 				err = report.print(c.OutOrStdout())
 			}
 			if err == nil && len(report.DeniedBy) > 0 {
-				return silent(exitDenied)
+				return statusOnly(exitDenied)
 			}
 			return err
 		},
@@ -130,9 +130,9 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 				return err
 			}
 		case len(args) > 0:
-			return coded(exitUsage, errors.New("both a key and --ref are given; write one of them"))
+			return withStatus(exitUsage, errors.New("both a key and --ref are given; write one of them"))
 		case instance.Address == "":
-			return coded(exitUsage, errors.New("only a running instance knows refs; write --admin 127.0.0.1:9180 --ref "+*ref))
+			return withStatus(exitUsage, errors.New("only a running instance knows refs; write --admin 127.0.0.1:9180 --ref "+*ref))
 		}
 		return checkMasked(keyArgument(args))
 	}
@@ -143,7 +143,7 @@ func checkMasked(key string) error {
 	if !redact.IsMasked(key) {
 		return nil
 	}
-	return coded(exitUsage, fmt.Errorf("%s is masked, so it names no client; write --ref REF --admin ADDRESS: penstock denials and the log print the ref beside the key", key))
+	return withStatus(exitUsage, fmt.Errorf("%s is masked, so it names no client; write --ref REF --admin ADDRESS: penstock denials and the log print the ref beside the key", key))
 }
 
 // keyArgument returns the key, or "" if --ref names it.
@@ -170,7 +170,7 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 		return nil, a.errNotTheAPI()
 	}
 	if len(found.Limits) == 0 && len(found.Unread) == 0 {
-		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", wanted, adminapi.Prefix))
+		return nil, withStatus(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", wanted, adminapi.Prefix))
 	}
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
@@ -199,7 +199,7 @@ func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, 
 		return nil, err
 	}
 	if p == nil && s.EnvoyConfig == "" {
-		return nil, coded(exitUsage, errors.New("no policy is named; write --config rules.yaml, set PENSTOCK_CONFIG, or write --envoy-config DIR"))
+		return nil, withStatus(exitUsage, errors.New("no policy is named; write --config rules.yaml, set PENSTOCK_CONFIG, or write --envoy-config DIR"))
 	}
 	k, err := newKeyStore(s, p, key, rule)
 	if err != nil && p != nil {
@@ -239,7 +239,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 		return nil, err
 	}
 	if rule != "" && len(envoy) == 0 && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
-		return nil, coded(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
+		return nil, withStatus(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
 	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
@@ -248,9 +248,9 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	k.limits = append(k.limits, envoy...)
 	if len(k.limits) == 0 && len(k.unread) == 0 {
 		if p == nil {
-			return nil, coded(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
+			return nil, withStatus(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
 		}
-		return nil, coded(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
+		return nil, withStatus(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
 	}
 	if k.key != keylimits.Global {
 		global, skipped := keylimits.Globals(rules, k.limits)
@@ -264,7 +264,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 		}
 	}
 	if k.redis, err = redisstore.Open(s.Store, options); err != nil {
-		return nil, coded(exitUsage, err)
+		return nil, withStatus(exitUsage, err)
 	}
 	split := penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 	k.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

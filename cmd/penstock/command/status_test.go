@@ -108,7 +108,7 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	const none = "login.hour premium 0+30, login.hour free 0+3, login.day 0+1000, login.day.candidate 0+2, busy.minute 0+60, login.everyone 0+5000"
 	code, limits, denied := f.status(t, "key:abc")
 	if code != exitOK || limits != none || denied != "" {
-		t.Errorf("an unknown key: exit status %d, %s, denied by %q; want %d, %s", code, limits, denied, exitOK, none)
+		t.Errorf("status of an unknown key: exit status %d, %s, denied by %q; want %d, %s and no denial", code, limits, denied, exitOK, none)
 	}
 	if code, out, _ := f.run("reset", "key:abc", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
 		t.Errorf("reset of an unused key: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
@@ -127,14 +127,14 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 	code, limits, denied = f.status(t, "key:abc")
 	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; limits != want || denied != "login.hour" || code != exitDenied {
-		t.Errorf("exit status %d, denied by %q\n%s; want\n%s", code, denied, limits, want)
+		t.Errorf("status: exit status %d, denied by %q\n%s; want\n%s", code, denied, limits, want)
 	}
 	if code, out, errors := f.run("status", "key:abc"); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free).") || strings.Contains(out+errors, "hunter2") {
-		t.Errorf("as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
+		t.Errorf("status as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
 	}
 
 	if code, out, errors := f.run("reset", "key:abc", "--reason", "r"); code != exitUsage || out != "" || !strings.Contains(errors, "write --yes") {
-		t.Errorf("without a terminal: exit status %d, %s%s; want %d with %q", code, out, errors, exitUsage, "write --yes")
+		t.Errorf("reset without a terminal: exit status %d, %s%s; want %d with %q", code, out, errors, exitUsage, "write --yes")
 	}
 	code, out, audit := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes")
 	if code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before, 30 left now for tier premium") || !strings.Contains(out, "for up to 1s more") || strings.Contains(out, "busy") {
@@ -164,13 +164,13 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 	// A reset clears all parts of a split limit.
 	if code, out, _ := f.run("reset", "key:abc", "--rule", "busy", "--reason", "r", "--yes", "-o", "json"); code != exitOK || !strings.Contains(out, `"used": 7`) {
-		t.Errorf("a split limit: exit status %d, %s; want %d with 7 used before", code, out, exitOK)
+		t.Errorf("reset of a split limit: exit status %d, %s; want %d with 7 used before", code, out, exitOK)
 	}
 	if _, limits, _ := f.status(t, "key:abc", "--rule", "busy"); limits != "busy.minute 0+60" {
 		t.Errorf("after the reset, the split limit is %s; want it unused", limits)
 	}
 	if code, out, _ := f.run("reset", "global", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.everyone was reset: ") {
-		t.Errorf("the global key: exit status %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
+		t.Errorf("reset of the global key: exit status %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
 	}
 }
 
@@ -226,7 +226,7 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	t.Setenv("PENSTOCK_AUDIT_FILE", t.TempDir())
 	f.request(t, "/login", "abc")
 	if code, _, errors := f.run("reset", "key:abc", "--reason", "r", "--yes", "--audit-file", t.TempDir()); code != exitInvalid || !strings.Contains(errors, "nothing was reset") {
-		t.Errorf("a folder as --audit-file: exit status %d, %s; want %d with %q", code, errors, exitInvalid, "nothing was reset")
+		t.Errorf("reset with a folder as --audit-file: exit status %d, %s; want %d with %q", code, errors, exitInvalid, "nothing was reset")
 	}
 	if code, out, errors := f.run("reset", "key:abc", "--rule", "login", "--reason", "support-4711", "--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "audit-file (PENSTOCK_AUDIT_FILE)") || !strings.Contains(errors, "nothing was reset") {
 		t.Errorf("a folder as the audit file: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "audit-file (PENSTOCK_AUDIT_FILE)")
@@ -290,7 +290,7 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		}
 	}
 	if code, _, errors := command("reset", "key:a", "--reason", "a\nb", "--config", policy, "--store", s.URL()); code != exitUsage || !strings.Contains(errors, "on one line") {
-		t.Errorf("a reason of two lines: exit status %d, %s; want %d with %q", code, errors, exitUsage, "on one line")
+		t.Errorf("reset with a reason of two lines: exit status %d, %s; want %d with %q", code, errors, exitUsage, "on one line")
 	}
 }
 
@@ -314,7 +314,7 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		}
 	}
 	if code != exitDenied || denied != "login.hour" {
-		t.Errorf("exit status %d, denied by %q; want %d, login.hour", code, denied, exitDenied)
+		t.Errorf("status of an instance: exit status %d, denied by %q; want %d, login.hour", code, denied, exitDenied)
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -339,12 +339,12 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitDenied || !strings.Contains(out, "login.hour (free)") {
-		t.Errorf("with the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "login.hour (free)")
+		t.Errorf("status with the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "login.hour (free)")
 	}
 	f.redis.Kill()
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
 	if !strings.Contains(out, "read from the instance itself") && code != exitUnreachable {
-		t.Errorf("without the store: exit status %d, %s%s; want %d, or %q", code, out, errors, exitUnreachable, "read from the instance itself")
+		t.Errorf("status without the store: exit status %d, %s%s; want %d, or %q", code, out, errors, exitUnreachable, "read from the instance itself")
 	}
 }
 
@@ -363,11 +363,11 @@ func TestResetByARunningInstance(t *testing.T) {
 		return command(append([]string{"reset", "key:abc", "--reason", "support-4711", "--admin", guarded.admin}, strings.Fields(args)...)...)
 	}
 	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "set PENSTOCK_OPERATOR_TOKEN") {
-		t.Errorf("without the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "set PENSTOCK_OPERATOR_TOKEN")
+		t.Errorf("reset without the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "set PENSTOCK_OPERATOR_TOKEN")
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "another-token-of-operators")
 	if code, out, errors := reset("--yes"); code != exitInvalid || out != "" || !strings.Contains(errors, "the token is wrong") {
-		t.Errorf("with a wrong token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "the token is wrong")
+		t.Errorf("reset with a wrong token: exit status %d, %s%s; want %d with %q", code, out, errors, exitInvalid, "the token is wrong")
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	for args, want := range map[string]struct {
@@ -391,7 +391,7 @@ func TestResetByARunningInstance(t *testing.T) {
 	code, out, errors := reset("--yes --rule login --limit hour -o json")
 	var done resetReport
 	if err := json.Unmarshal([]byte(out), &done); err != nil || code != exitOK || errors != "" || done.Identity != "key:abc" {
-		t.Fatalf("exit status %d, %v, %s%s; want %d, the key key:abc and no message", code, err, out, errors, exitOK)
+		t.Fatalf("reset --limit hour: exit status %d, %v, %s%s; want %d, the key key:abc and no message", code, err, out, errors, exitOK)
 	}
 	if len(done.Before) != 1 || len(done.After) != 1 || done.Before[0].Used != 3 || done.After[0].Used != 0 || fmt.Sprint(done.Reset.Reset) != "[login.hour]" {
 		t.Errorf("the reset of one limit prints %s; want login.hour with 3 used before and 0 after", out)
@@ -400,10 +400,10 @@ func TestResetByARunningInstance(t *testing.T) {
 		t.Errorf("after the reset of one limit, the limits are %s; want only login.hour unused", limits)
 	}
 	if code, out, errors := reset("--yes"); code != exitOK || !strings.Contains(out, "login.day was reset: 3 used before") || !strings.Contains(out, "busy.minute was reset: 1 used") {
-		t.Errorf("all limits: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.day was reset: 3 used before")
+		t.Errorf("reset of all limits: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.day was reset: 3 used before")
 	}
 	if code, out, _ := reset("--yes"); code != exitDenied || !strings.Contains(out, "nothing was reset") {
-		t.Errorf("nothing is used: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
+		t.Errorf("reset when nothing is used: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
 	}
 	checkRefs(t, guarded)
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
@@ -419,7 +419,7 @@ func TestResetByARunningInstance(t *testing.T) {
 	f.request(t, "/busy", "abc")
 	f.redis.Kill()
 	if code, out, errors := reset("--yes --rule busy"); code != exitUnreachable || out != "" {
-		t.Errorf("without the store: exit status %d, %s%s; want %d", code, out, errors, exitUnreachable)
+		t.Errorf("reset without the store: exit status %d, %s%s; want %d", code, out, errors, exitUnreachable)
 	}
 }
 
@@ -476,7 +476,7 @@ func checkRefs(t *testing.T, p *process) {
 		t.Error("after the reset the key is denied")
 	}
 	if code, _, errors := command("status", "--ref", "0123456789abcdef", "--admin", p.admin); code != exitUsage || !strings.Contains(errors, "no offender of the last hour has this ref") {
-		t.Errorf("an unknown ref: exit status %d, %s; want %d with %q", code, errors, exitUsage, "no offender of the last hour has this ref")
+		t.Errorf("status of an unknown ref: exit status %d, %s; want %d with %q", code, errors, exitUsage, "no offender of the last hour has this ref")
 	}
 }
 

@@ -48,7 +48,7 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 				report.print(c.OutOrStdout())
 			}
 			if err == nil && report.Failed > 0 {
-				return silent(exitProblem)
+				return statusOnly(exitProblem)
 			}
 			return err
 		},
@@ -80,7 +80,7 @@ func runCases(policyName string, caseNames []string, algorithms []*algorithm.Alg
 	for _, name := range caseNames {
 		text, err := boundedfile.Read(name, policyfile.MaxFile)
 		if err != nil {
-			return nil, coded(exitInvalid, fmt.Errorf("cannot read the cases: %w", err))
+			return nil, withStatus(exitInvalid, fmt.Errorf("cannot read the cases: %w", err))
 		}
 		f, err := cases.Parse(name, text, p.Rules)
 		var ofFile policyfile.Errors
@@ -127,9 +127,9 @@ func checkOrder(policyName string, caseNames []string) error {
 		return nil
 	}
 	if at := slices.IndexFunc(caseNames, func(name string) bool { return !hasCases(name) }); at >= 0 {
-		return coded(exitUsage, fmt.Errorf("%s has cases, but the policy comes first; are the files swapped? Then write: penstock test %s %s", policyName, caseNames[at], policyName))
+		return withStatus(exitUsage, fmt.Errorf("%s has cases, but the policy comes first; are the files swapped? Then write: penstock test %s %s", policyName, caseNames[at], policyName))
 	}
-	return coded(exitUsage, fmt.Errorf("%s has cases; write the policy before it, as in: penstock test rules.yaml %s", policyName, policyName))
+	return withStatus(exitUsage, fmt.Errorf("%s has cases; write the policy before it, as in: penstock test rules.yaml %s", policyName, policyName))
 }
 
 // findUnreached returns the names of rules that have limits but were not reached: they neither

@@ -16,7 +16,7 @@ const (
 func TestCasesOfTheExamplePassAsThePageShows(t *testing.T) {
 	code, out, err := command("test", ridesPolicy, ridesCases)
 	if code != exitOK || err != "" {
-		t.Errorf("exit status %d, %s; want %d", code, err, exitOK)
+		t.Errorf("test: exit status %d, %s; want %d", code, err, exitOK)
 	}
 	page, readErr := os.ReadFile("../../../docs/testing-policies.md")
 	if readErr != nil {
@@ -33,21 +33,21 @@ func TestFailedCasesHaveAnExitStatusAndAPlace(t *testing.T) {
 	want := "FAIL  " + cases + ": one & only\n      " + cases + ":5:29: request 21: the outcome is denied by ride-request.second; expected allowed\n" +
 		"note  no case reaches rule drivers-nearby\nnote  no case reaches rule fare-estimate\nnote  no case reaches rule trip-history\n0 passed, 1 failed\n"
 	if code != exitProblem || out != want {
-		t.Errorf("exit status %d\n%s\nwant %d\n%s", code, out, exitProblem, want)
+		t.Errorf("test: exit status %d\n%s\nwant %d\n%s", code, out, exitProblem, want)
 	}
 
 	code, out, _ = command("test", "-o", "json", ridesPolicy, cases, ridesCases)
 	var report caseReport
 	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitProblem || report.Passed != 3 || report.Failed != 1 || len(report.Cases) != 4 ||
 		report.Cases[0].Failures[0].Line != 5 || len(report.Unreached) != 0 {
-		t.Errorf("-o json: exit status %d, %v in %s; want %d, 3 cases passed, one failed in line 5, and no unreached rule", code, err, out, exitProblem)
+		t.Errorf("test -o json: exit status %d, %v in %s; want %d, 3 cases passed, one failed in line 5, and no unreached rule", code, err, out, exitProblem)
 	}
 
 	code, out, _ = command("test", "-o", "junit", ridesPolicy, cases, ridesCases)
 	var suite junitSuite
 	if err := xml.Unmarshal([]byte(out), &suite); err != nil || code != exitProblem || suite.Tests != 4 || suite.Failures != 1 ||
 		suite.Cases[0].Name != "one & only" || len(suite.Cases[0].Failures) != 1 || len(suite.Cases[1].Failures) != 0 {
-		t.Errorf("-o junit: exit status %d, %v in %s; want %d, 4 tests, and one failure in the first", code, err, out, exitProblem)
+		t.Errorf("test -o junit: exit status %d, %v in %s; want %d, 4 tests, and one failure in the first", code, err, out, exitProblem)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 	second := writeFile(t, "second.yaml", "cases: [{name: a, send: GET /, steps: [{times: 0, expect: allowed}]}]")
 	code, out, err := command("test", ridesPolicy, first, second)
 	if code != exitInvalid || out != "" || !strings.Contains(err, first+":1:49: there is no outcome") || !strings.Contains(err, second+":1:48: times is 0") {
-		t.Errorf("exit status %d, %s%s; want %d and the mistakes of both files", code, out, err, exitInvalid)
+		t.Errorf("test: exit status %d, %s%s; want %d and the mistakes of both files", code, out, err, exitInvalid)
 	}
 	for _, args := range []string{"test", "test " + ridesPolicy, "test -o yaml " + ridesPolicy + " " + ridesCases} {
 		if code, _, err := command(strings.Fields(args)...); code != exitUsage || !strings.Contains(err, "write ") {
@@ -81,10 +81,10 @@ func TestInvalidCasesAreListedFromAllFiles(t *testing.T) {
 	}
 	code, _, err = command("test", ridesCases, ridesPolicy)
 	if want := ridesCases + " has cases, but the policy comes first; are the files swapped? Then write: penstock test " + ridesPolicy + " " + ridesCases + "\n"; code != exitUsage || !strings.Contains(err, want) {
-		t.Errorf("the files are swapped: exit status %d, %s; want %d with %q", code, err, exitUsage, want)
+		t.Errorf("test with swapped files: exit status %d, %s; want %d with %q", code, err, exitUsage, want)
 	}
 	if code, _, err := command("test", ridesCases, ridesCases); code != exitUsage || !strings.Contains(err, "write the policy before it") {
-		t.Errorf("there is no policy: exit status %d, %s; want %d", code, err, exitUsage)
+		t.Errorf("test without a policy: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 	for _, args := range []string{"test none.yaml " + ridesCases, "test " + ridesPolicy + " none.yaml", "test " + fileWithMistakes + " " + ridesCases} {
 		if code, _, err := command(strings.Fields(args)...); code != exitInvalid {

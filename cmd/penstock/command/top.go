@@ -75,7 +75,7 @@ func (t *topCommand) run(c *cobra.Command) error {
 		return err
 	}
 	if t.rule != "" && !s.HasRule(t.rule) {
-		return coded(exitUsage, fmt.Errorf("the policy of %s has no rule %q", t.admin.Address, t.rule))
+		return withStatus(exitUsage, fmt.Errorf("the policy of %s has no rule %q", t.admin.Address, t.rule))
 	}
 	if t.output == "json" {
 		return writeJSON(c.OutOrStdout(), s)
@@ -105,7 +105,7 @@ const (
 // follow shows the instance until ctx ends.
 func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	const isFull = true
-	latest, err := t.next(ctx, nil, isFull)
+	latest, err := t.readSnapshot(ctx, nil, isFull)
 	if err != nil {
 		return err
 	}
@@ -131,15 +131,15 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 		case <-tick.C:
 		}
 		var next *top.Snapshot
-		if next, err = t.next(ctx, latest, i%topFull == 0); err == nil {
+		if next, err = t.readSnapshot(ctx, latest, i%topFull == 0); err == nil {
 			latest, answeredAt = next, time.Now()
 		}
 	}
 }
 
-// next reads the whole state if isFull is true. Otherwise it refreshes only the parts of the latest
-// snapshot that change often.
-func (t *topCommand) next(ctx context.Context, latest *top.Snapshot, isFull bool) (*top.Snapshot, error) {
+// readSnapshot reads the whole state if isFull is true. Otherwise it refreshes only the parts of
+// the latest snapshot that change often.
+func (t *topCommand) readSnapshot(ctx context.Context, latest *top.Snapshot, isFull bool) (*top.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
 	if isFull {

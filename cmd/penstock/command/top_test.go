@@ -113,10 +113,10 @@ func TestTopShowsAnOutage(t *testing.T) {
 		Rules struct{ Rules []struct{ Name string } }
 	}
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Rules.Rules) != 1 || got.Rules.Rules[0].Name != "near" || !strings.HasPrefix(got.State.Store.Name, "redis://") {
-		t.Errorf("-o json --rule near: exit status %d, %v, %s%s; want %d, the rule near and the store's URL", code, err, errors, out, exitOK)
+		t.Errorf("top -o json --rule near: exit status %d, %v, %s%s; want %d, the rule near and the store's URL", code, err, errors, out, exitOK)
 	}
 	if code, out, _ := command("top", "--admin", f.admin); code != exitOK || !strings.Contains(out, "near.hour") || strings.Contains(out, "\x1b") {
-		t.Errorf("without a terminal: exit status %d, %s; want %d with %q", code, out, exitOK, "near.hour")
+		t.Errorf("top without a terminal: exit status %d, %s; want %d with %q", code, out, exitOK, "near.hour")
 	}
 	for args, want := range map[string]struct {
 		code int

@@ -77,7 +77,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 				}
 			}
 			if invalidCount > 0 {
-				return silent(exitInvalid)
+				return statusOnly(exitInvalid)
 			}
 			return nil
 		},

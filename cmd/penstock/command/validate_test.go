@@ -23,7 +23,7 @@ var mistakeLine = regexp.MustCompile(`^testdata/five-mistakes\.yaml:(\d+:\d+): (
 func TestEveryMistakeHasItsPlaceAndFix(t *testing.T) {
 	code, out, err := command("validate", fileWithMistakes)
 	if code != exitInvalid || err != "" {
-		t.Errorf("exit status %d, %s; want %d and nothing on standard error", code, err, exitInvalid)
+		t.Errorf("validate: exit status %d, %s; want %d and nothing on standard error", code, err, exitInvalid)
 	}
 	var places []string
 	for line := range strings.Lines(out) {
@@ -42,7 +42,7 @@ func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
 	const file = "testdata/five-settings.yaml"
 	code, out, err := command("validate", file)
 	if code != exitInvalid || err != "" || strings.Contains(out, "hunter2") {
-		t.Errorf("exit status %d, %s; want %d:\n%s", code, err, exitInvalid, out)
+		t.Errorf("validate: exit status %d, %s; want %d:\n%s", code, err, exitInvalid, out)
 	}
 	want := []string{"5:13: upstream ", "6:11: listen ", "7:18: store_timeout ", "8:15: max_header ", "9:15: log_format "}
 	lines := slices.Collect(strings.Lines(out))
@@ -103,7 +103,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 	code, out, _ := command("validate", "-o", "json", fileWithMistakes)
 	var got findings
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || got.Valid == nil || *got.Valid {
-		t.Fatalf("exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
+		t.Fatalf("validate -o json: exit status %d, %v in %s; want %d", code, err, out, exitInvalid)
 	}
 	var lines strings.Builder
 	for _, f := range got.Findings {
@@ -117,7 +117,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 	}
 	code, out, _ = command("validate", "-o", "json", "../../../examples/rides.yaml")
 	if code != exitOK || out != "{\n  \"valid\": true,\n  \"findings\": []\n}\n" {
-		t.Errorf("a policy without mistakes: exit status %d, %s; want %d", code, out, exitOK)
+		t.Errorf("validate -o json without mistakes: exit status %d, %s; want %d", code, out, exitOK)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestVerboseDescribesThePolicy(t *testing.T) {
 	}
 	code, out, _ := command("validate", "-v", good)
 	if want := describe.Spec(p.Rules.Spec()) + good + ": valid, 4 rules, digest " + p.Digest + "\n"; code != exitOK || out != want {
-		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
+		t.Errorf("validate -v: exit status %d, %s\nwant 0 with %s", code, out, want)
 	}
 	if _, out, _ := command("validate", "-v", fileWithMistakes); strings.Count(out, "\n") != 5 {
 		t.Errorf("validate -v of an invalid policy prints %s; want its 5 mistakes only", out)
@@ -173,10 +173,10 @@ func TestFilesForEnvoyAreValidated(t *testing.T) {
 	good := "../../../examples/envoy"
 	code, out, err := command("validate", "--envoy-config", good, "../../../examples/rides.yaml")
 	if code != 0 || err != "" || !strings.Contains(out, "rides.yaml: valid, 4 rules") || !strings.HasSuffix(out, good+": valid, 1 domain, 5 limits\n") {
-		t.Errorf("exit status %d, %s%s; want both valid", code, out, err)
+		t.Errorf("validate: exit status %d, %s%s; want both valid", code, out, err)
 	}
 	if _, out, _ := command("validate", "-v", "--envoy-config", good); !strings.Contains(out, "rides.remote_address: unit=MINUTE requests_per_unit=5") {
-		t.Errorf("-v prints %s; want the limits", out)
+		t.Errorf("validate -v prints %s; want the limits", out)
 	}
 	dir := t.TempDir()
 	write := func(text string) {
@@ -186,18 +186,18 @@ func TestFilesForEnvoyAreValidated(t *testing.T) {
 	}
 	write("domain: web\nfoo: 1\n")
 	if code, out, err := command("validate", "--envoy-config", dir); code != exitInvalid || err != "" || !strings.HasPrefix(out, filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'; write one of ") {
-		t.Errorf("exit status %d, %s%s; want %d and the mistake at its line", code, out, err, exitInvalid)
+		t.Errorf("validate --envoy-config: exit status %d, %s%s; want %d and the mistake at its line", code, out, err, exitInvalid)
 	}
 	write("domain: web\ndescriptors: [{key: a, unit: day}]\n")
 	for flag, want := range map[string]int{"--verbose": 0, "--strict": exitInvalid} {
 		if code, out, _ := command("validate", flag, "--envoy-config", dir); code != want || !strings.Contains(out, "unit has no effect in a descriptor") {
-			t.Errorf("%s: exit status %d, %s; want %d and a warning", flag, code, out, want)
+			t.Errorf("validate %s --envoy-config: exit status %d, %s; want %d and a warning", flag, code, out, want)
 		}
 	}
 	if code, out, _ := command("validate", "--envoy-config", filepath.Join(dir, "missing")); code != exitInvalid || !strings.Contains(out, "no such file") {
-		t.Errorf("without the folder: exit status %d, %s; want %d", code, out, exitInvalid)
+		t.Errorf("validate without Envoy's folder: exit status %d, %s; want %d", code, out, exitInvalid)
 	}
 	if code, _, err := command("validate"); code != exitUsage || !strings.Contains(err, "write the name of a policy file") {
-		t.Errorf("without arguments: exit status %d, %s; want %d", code, err, exitUsage)
+		t.Errorf("validate without arguments: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 }
