@@ -32,10 +32,10 @@ func (d *doctor) checkReach() {
 	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
 		if s.client == nil || s.err != nil {
-			c.Status, c.Summary = Failed, "the server cannot be reached: "+plain(s.err)
+			c.Status, c.Summary = Failed, "the server cannot be reached: "+shortText(s.err)
 			c.isLoginRefused = isLoginRefused(s.err)
 			if c.isLoginRefused {
-				c.Summary = "the server refuses the user or the password: " + plain(s.err)
+				c.Summary = "the server refuses the user or the password: " + shortText(s.err)
 			}
 			c.Why, c.Remedy = d.whyUnreached(s)
 			if s.isReplica {
@@ -45,12 +45,12 @@ func (d *doctor) checkReach() {
 			continue
 		}
 		s.dialed.mu.Lock()
-		took, secured := s.dialed.took, s.dialed.tls
+		took, tlsState := s.dialed.took, s.dialed.tls
 		s.dialed.mu.Unlock()
 		c.Summary = fmt.Sprintf("the server can be reached; connecting took %v", took.Round(100*time.Microsecond))
 		c.Facts = map[string]any{"connect_us": took.Microseconds()}
-		if secured != nil {
-			d.judgeCertificate(&c, s, secured)
+		if tlsState != nil {
+			d.judgeCertificate(&c, s, tlsState)
 		}
 		if s.hello["mode"] == "sentinel" && !slices.Contains(d.sentinels, s) {
 			c.Status, c.Summary = Failed, "this is a Sentinel, which has no counters"
@@ -78,22 +78,22 @@ func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionStat
 
 // isLoginRefused reports whether a server was reached, and refused the user or the password.
 func isLoginRefused(err error) bool {
-	text := plain(err)
+	text := shortText(err)
 	return strings.Contains(text, "WRONGPASS") || strings.Contains(text, "NOAUTH")
 }
 
-// whyUnreached explains an error of connecting, and returns a remedy.
+// whyUnreached explains why a server cannot be reached, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
-	text := plain(s.err)
-	var invalid x509.CertificateInvalidError
-	var name x509.HostnameError
-	var authority x509.UnknownAuthorityError
+	text := shortText(s.err)
+	var invalidCertificate x509.CertificateInvalidError
+	var otherName x509.HostnameError
+	var unknownAuthority x509.UnknownAuthorityError
 	switch {
-	case errors.As(s.err, &invalid) && invalid.Reason == x509.Expired:
+	case errors.As(s.err, &invalidCertificate) && invalidCertificate.Reason == x509.Expired:
 		return "the server's certificate has expired", "install a new certificate on the server"
-	case errors.As(s.err, &name):
+	case errors.As(s.err, &otherName):
 		return "the certificate is for another name", "write server_name=NAME into the URL, or use a certificate with the server's name"
-	case errors.As(s.err, &authority):
+	case errors.As(s.err, &unknownAuthority):
 		return "the certificate's authority is not known here", "write ca=FILE into the URL"
 	case isLoginRefused(s.err):
 		return "the user or the password is wrong", "correct the URL; " + d.cli(s, "ACL LIST") + " lists the users"
@@ -111,8 +111,8 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
 }
 
-// plain returns an error's text without the prefixes that do not matter in a report.
-func plain(err error) string {
+// shortText returns an error's text without the prefixes that do not matter in a report.
+func shortText(err error) string {
 	if err == nil {
 		return "the reason is unknown"
 	}
@@ -167,7 +167,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s has all rights that serve needs", d.user())}
 	text, err := d.do(ctx, s, "EVAL", redisstore.CheckRights(rights), "0", d.base+"{doctor}self-test").ToString()
 	if err != nil {
-		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+plain(err)
+		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+shortText(err)
 		if strings.Contains(err.Error(), "NOPERM") {
 			c.Status, c.Needs = Failed, "+eval"
 			c.Why, c.Remedy = "no script can be checked or loaded", d.grant(s, "+eval")
@@ -176,7 +176,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 		return
 	}
 	missing := strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
-	var needed, useful []string
+	var needed, useful []string // missing rights without which decisions fail, and the others
 	why := ""
 	keyed, missingKeyed := 0, 0 // all commands that use a key, and those that the user lacks
 	for _, right := range rights {
@@ -220,31 +220,31 @@ func (d *doctor) checkMemory(s *server) {
 		d.addWithoutInfo("memory", s, "the memory")
 		return
 	}
-	policy, used, most := s.info["maxmemory_policy"], s.number("used_memory"), s.number("maxmemory")
+	evictionPolicy, used, maxMemory := s.info["maxmemory_policy"], s.number("used_memory"), s.number("maxmemory")
 	c := Check{Name: "eviction", Server: s.address, Status: OK, Summary: "maxmemory-policy is noeviction: a full server deletes no counters",
-		Facts: map[string]any{"maxmemory_policy": policy, "evicted_keys": s.number("evicted_keys")}}
-	if policy != "noeviction" {
-		c.Status, c.Summary = Failed, "maxmemory-policy is "+policy
+		Facts: map[string]any{"maxmemory_policy": evictionPolicy, "evicted_keys": s.number("evicted_keys")}}
+	if evictionPolicy != "noeviction" {
+		c.Status, c.Summary = Failed, "maxmemory-policy is "+evictionPolicy
 		c.Why = "a full server deletes counters, and clients may use their limits again"
 		c.Remedy = d.cli(s, "CONFIG SET maxmemory-policy noeviction") + ", and in redis.conf"
-		if most == 0 {
+		if maxMemory == 0 {
 			c.Status, c.Why = Warning, "this has no effect while maxmemory is 0; with a bound, the server would delete counters"
 		}
 	}
 	d.add(c)
-	m := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": most}}
-	switch share := percent(used, most); {
-	case most == 0:
+	m := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": maxMemory}}
+	switch share := percent(used, maxMemory); {
+	case maxMemory == 0:
 		m.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
 		if system := s.number("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
 			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may kill the server", used*100/system)
 			m.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
 		}
 	case share >= 100:
-		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(most))
+		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(maxMemory))
 		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, maxMemoryCommand(s))
 	default:
-		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(most))
+		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(maxMemory))
 		if share >= maxMemoryShare {
 			m.Status, m.Why = Warning, "a full server rejects decisions, and limits use on_failure"
 			m.Remedy = d.cli(s, maxMemoryCommand(s))
@@ -284,11 +284,11 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 			continue
 		}
 		text, err := d.do(ctx, s, "INFO", "stats").ToString()
-		now, _ := strconv.ParseInt(parseInfo(text)["evicted_keys"], 10, 64)
-		if n := now - s.number("evicted_keys"); err == nil && n > 0 {
+		evicted, _ := strconv.ParseInt(parseInfo(text)["evicted_keys"], 10, 64)
+		if n := evicted - s.number("evicted_keys"); err == nil && n > 0 {
 			d.add(Check{Name: "eviction", Server: s.address, Status: Failed, Summary: "the server is deleting keys now: " + count(n, "key") + " during this run",
 				Why: "counters are among them, so clients use their limits again", Remedy: d.cli(s, "CONFIG SET maxmemory-policy noeviction"),
-				Facts: map[string]any{"evicted_keys": now}})
+				Facts: map[string]any{"evicted_keys": evicted}})
 		}
 	}
 }
@@ -389,28 +389,28 @@ func (d *doctor) judgeReplica(s *server) {
 }
 
 func (d *doctor) judgePrimary(s *server) {
-	n := s.number("connected_slaves")
-	c := Check{Name: "replication", Server: s.address, Status: OK, Summary: "a primary with " + count(n, "replica"), Facts: map[string]any{"role": "primary", "replicas": n}}
+	replicas := s.number("connected_slaves")
+	c := Check{Name: "replication", Server: s.address, Status: OK, Summary: "a primary with " + count(replicas, "replica"), Facts: map[string]any{"role": "primary", "replicas": replicas}}
 	offset := s.number("master_repl_offset")
-	for i := range n {
+	for i := range replicas {
 		line := s.info["slave"+strconv.FormatInt(i, 10)]
-		replicated, _ := strconv.ParseInt(part(line, "offset"), 10, 64)
-		lag, _ := strconv.ParseInt(part(line, "lag"), 10, 64)
-		state := part(line, "state")
+		replicated, _ := strconv.ParseInt(listField(line, "offset"), 10, 64)
+		lag, _ := strconv.ParseInt(listField(line, "lag"), 10, 64)
+		state := listField(line, "state")
 		if isBehind := lag > maxLagSeconds || offset-replicated > maxLagBytes; isBehind || state != "online" {
 			c.Status = Warning
-			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", part(line, "ip"), part(line, "port"), state, size(offset-replicated), lag)
+			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", listField(line, "ip"), listField(line, "port"), state, size(offset-replicated), lag)
 			c.Why, c.Remedy = "after a failover, clients may use again the units that the replica has not received", "see the replica's log and its network"
 		}
 	}
-	switch good, configured := s.info["min_slaves_good_slaves"]; {
-	case configured && good == "0":
+	switch inSync, isSet := s.info["min_slaves_good_slaves"]; { // a field that exists only with min-replicas-to-write
+	case isSet && inSync == "0":
 		c.Status, c.Summary = Failed, "min-replicas-to-write is set, and no replica is in sync"
 		c.Why, c.Remedy = "the server rejects all decisions", "start a replica, or "+d.cli(s, "CONFIG SET min-replicas-to-write 0")
-	case n == 0 && d.kind != "single":
+	case replicas == 0 && d.kind != "single":
 		c.Status, c.Summary = Warning, "a primary without a replica"
 		c.Why, c.Remedy = "if it fails, no replica takes over, and the limits of its keys use on_failure", "start a replica of it"
-	case n == 0:
+	case replicas == 0:
 		c.Summary = "a primary without a replica; while it is down, limits use on_failure"
 	}
 	d.add(c)

@@ -76,7 +76,7 @@ func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 	}
 }
 
-// probeKey returns a key whose slot the server has.
+// probeKey returns a key whose slot the server has. It returns false if the server has no slot.
 func (d *doctor) probeKey(s *server) (string, bool) {
 	if d.kind != "cluster" || s.ranges == nil {
 		return "doctor", true
@@ -91,7 +91,8 @@ func (d *doctor) probeKey(s *server) (string, bool) {
 	return "", false
 }
 
-// decide makes decisions and returns how long each took, except the first, which loads the script.
+// decide makes decisions under a key. It returns how long each took, except the first, which loads
+// the script.
 func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string) (times []time.Duration, err error) {
 	begin := time.Now()
 	most := max(probes/len(d.primaries), minProbes)
@@ -120,7 +121,7 @@ func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string
 
 // addFailedDecision adds a check that explains why a server made no decision.
 func (d *doctor) addFailedDecision(s *server, err error) {
-	c := Check{Name: "decisions", Server: s.address, Status: Failed, Summary: "the server made no decision: " + plain(err), Why: "limits use on_failure",
+	c := Check{Name: "decisions", Server: s.address, Status: Failed, Summary: "the server made no decision: " + shortText(err), Why: "limits use on_failure",
 		Facts: map[string]any{"reason": "other"}}
 	var e *penstock.StoreError
 	if errors.As(err, &e) {
@@ -152,18 +153,20 @@ func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": most.Microseconds(),
 		"decisions": len(times), "store_timeout_ms": d.StoreTimeout.Milliseconds()}}
 	c.Summary = fmt.Sprintf("half of the decisions took %v, 99 %% at most %v; store_timeout is %v", rounded(p50), rounded(p99), d.StoreTimeout)
-	scriptMicros, _ := strconv.ParseFloat(part(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
+	scriptMicros, _ := strconv.ParseFloat(listField(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
 	if scriptMicros > 0 {
 		c.Facts["script_p50_us"] = scriptMicros
 	}
+	longestGood := d.StoreTimeout / 2 // it leaves a reserve
 	switch {
-	case p50 > d.StoreTimeout/2:
+	case p50 > longestGood:
 		c.Status, c.Why = Failed, "many decisions take longer than store_timeout, and then limits use on_failure"
-	case p99 > d.StoreTimeout/2:
+	case p99 > longestGood:
 		c.Status, c.Why = Warning, "some decisions may take longer than store_timeout, and then limits use on_failure"
 	case time.Duration(scriptMicros*float64(time.Microsecond)) > maxScriptTime:
 		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", scriptMicros)
-		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", 1e6/scriptMicros)
+		const microsPerSecond = 1e6
+		c.Why = fmt.Sprintf("the server's processor is slow or shared; it makes at most about %.0f decisions per second", microsPerSecond/scriptMicros)
 	}
 	if c.Status != OK {
 		c.Remedy = d.cli(s, "SLOWLOG GET 10") + " shows slow commands of others; " + d.cli(s, "--latency") + " shows the network; or set a longer --store-timeout"

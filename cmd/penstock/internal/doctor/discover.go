@@ -58,7 +58,7 @@ func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
 func replicasIn(info map[string]string) (addresses []string) {
 	for i := 0; info["slave"+strconv.Itoa(i)] != ""; i++ {
 		line := info["slave"+strconv.Itoa(i)]
-		if host, port := part(line, "ip"), part(line, "port"); host != "" && port != "" && port != "0" {
+		if host, port := listField(line, "ip"), listField(line, "port"); host != "" && port != "" && port != "0" {
 			addresses = append(addresses, net.JoinHostPort(host, port))
 		}
 	}

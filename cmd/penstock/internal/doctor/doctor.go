@@ -188,7 +188,7 @@ func (d *doctor) addWithoutInfo(name string, s *server, what string) {
 		d.addWithoutRight(name, s, what, "+info")
 		return
 	}
-	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + plain(s.infoErr)})
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + shortText(s.infoErr)})
 }
 
 // user returns the name of the Redis user.

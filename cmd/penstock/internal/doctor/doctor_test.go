@@ -469,8 +469,8 @@ func TestBusyServerIsFound(t *testing.T) {
 // anyClient marks a server as reached.
 var anyClient = struct{ rueidis.Client }{}
 
-// These faults cannot be caused in a real server: a file that cannot be written, and a slow fork. A
-// key is the status of the check, and the beginning of its summary.
+// These faults cannot be caused in a real server: a file that cannot be written, and a slow fork.
+// Each row has the status and the beginning of the summary that the check must have, and the INFO.
 func TestPersistenceIsJudgedByInfo(t *testing.T) {
 	for want, info := range map[string]map[string]string{
 		"failed the latest write to the append-only file failed": {"aof_enabled": "1", "aof_last_write_status": "err"},

@@ -44,7 +44,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 }
 
 func (d *doctor) addFailedInstances(err error) {
-	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be read: " + plain(err)}
+	c := Check{Name: "instances", Status: Unknown, Summary: "the instances cannot be read: " + shortText(err)}
 	var e *penstock.StoreError
 	switch {
 	case !errors.As(err, &e):

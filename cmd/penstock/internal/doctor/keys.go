@@ -45,7 +45,7 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 		if right := deniedRight(err); right != "" {
 			d.addWithoutRight("keys", s, "the keys", right)
 		} else {
-			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be read: " + plain(err)})
+			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be read: " + shortText(err)})
 		}
 		d.checkTenants(s)
 		return
@@ -230,7 +230,7 @@ func (d *doctor) checkTenants(s *server) {
 		if _, err := strconv.Atoi(number); !isDatabase || err != nil {
 			continue
 		}
-		n, _ := strconv.ParseInt(part(value, "keys"), 10, 64)
+		n, _ := strconv.ParseInt(listField(value, "keys"), 10, 64)
 		all += n
 		if name != own {
 			elsewhere += n
@@ -275,7 +275,7 @@ func (d *doctor) checkSpread() {
 		if s.sample == nil || s.info == nil {
 			return
 		}
-		n, _ := strconv.ParseInt(part(s.info["db0"], "keys"), 10, 64)
+		n, _ := strconv.ParseInt(listField(s.info["db0"], "keys"), 10, 64)
 		all += n
 		if n > most || fullest == nil {
 			most, fullest = n, s

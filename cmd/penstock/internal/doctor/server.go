@@ -30,9 +30,9 @@ type server struct {
 	primaryAddress string // of a Sentinel: the primary that it names
 
 	hello   map[string]string // its reply to HELLO, which needs no right
-	info    map[string]string // its reply to INFO; nil if the user may not read it
-	infoErr error
-	offset  offset // of its clock
+	info    map[string]string // its reply to INFO; nil if there is none
+	infoErr error             // why INFO failed
+	offset  offset            // of its clock
 	sample  *sample
 }
 
@@ -102,9 +102,10 @@ func greetingOf(ctx context.Context, option *rueidis.ClientOption, dial dialFunc
 
 type dialFunc = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error)
 
+// dialWith connects to an address. dial is nil for TCP.
 func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 	switch {
-	case dial != nil: // for a Unix socket
+	case dial != nil:
 		return dial(ctx, address, dialer, config)
 	case config == nil:
 		return dialer.DialContext(ctx, "tcp", address)
@@ -116,8 +117,8 @@ func (d *dialed) record(conn net.Conn, took time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.took = took
-	if secured, ok := conn.(*tls.Conn); ok {
-		state := secured.ConnectionState()
+	if tlsConn, ok := conn.(*tls.Conn); ok {
+		state := tlsConn.ConnectionState()
 		d.tls = &state
 	}
 }
@@ -147,6 +148,7 @@ func (d *doctor) readInfo(ctx context.Context, s *server) {
 	}
 }
 
+// parseInfo returns the fields of a reply to INFO, which has lines such as "role:master".
 func parseInfo(text string) map[string]string {
 	fields := make(map[string]string)
 	for line := range strings.Lines(strings.TrimPrefix(text, "txt:")) { // txt: begins a verbatim string of RESP3
@@ -157,14 +159,15 @@ func parseInfo(text string) map[string]string {
 	return fields
 }
 
-// number returns a field of INFO as a number from 0 to 2^53; 0 if it does not exist.
+// number returns a field of INFO as a number, or 0 if it does not exist. A number beyond 0 to 2^53
+// becomes the nearest bound, so that the callers' arithmetic cannot overflow.
 func (s *server) number(name string) int64 {
 	n, _ := strconv.ParseInt(s.info[name], 10, 64)
 	return min(max(n, 0), 1<<53)
 }
 
-// part returns the value of a field in a list such as "p50=1.0,p99=2.0", or "".
-func part(list, name string) string {
+// listField returns the value of a field in a list such as "p50=1.0,p99=2.0", or "".
+func listField(list, name string) string {
 	for field := range strings.SplitSeq(list, ",") {
 		if n, value, _ := strings.Cut(field, "="); n == name {
 			return value

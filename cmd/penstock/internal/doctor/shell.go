@@ -5,8 +5,8 @@ import "strings"
 // shellWord quotes a word for a POSIX shell. It uses single quotes if the word has characters that
 // the shell may interpret, as in +script|load and ~ps1*.
 func shellWord(word string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-_./:,@%="
-	if word != "" && strings.Trim(word, plain) == "" {
+	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-_./:,@%="
+	if word != "" && strings.Trim(word, harmless) == "" {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"

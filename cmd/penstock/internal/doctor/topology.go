@@ -87,13 +87,13 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		}
 		reached++
 		if s.primaryAddress == "" {
-			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel names no primary: " + plain(s.err),
+			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel names no primary: " + shortText(s.err),
 				Why: "clients that use this Sentinel find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL MASTERS lists the names"})
 			continue
 		}
 		named[s.primaryAddress] = append(named[s.primaryAddress], s.address)
 		if err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).Error(); err != nil {
-			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + plain(err),
+			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + shortText(err),
 				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + shellWord(d.option.Sentinel.MasterSet) + " quorum N"})
 		}
 	}
