@@ -181,7 +181,7 @@ func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := noAnswer(penstock.ReasonTimeout)
 		c, log := newPolledCore(t, func(context.Context) error { return hangs })
-		for range 350 {
+		for range 350 { // tenths of a second
 			c.storeFailed(hangs)
 			for range 10 {
 				c.storeFailed(breakerOpen)
@@ -191,7 +191,7 @@ func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR")); open != 0 || all != 4 {
 			t.Errorf("of %d error lines, %d have the reason breaker_open; want 4 and 0:\n%s", all, open, log)
 		}
-		for range 300 { // these calls count for the last known reason
+		for range 300 { // tenths of a second; these calls count for the last known reason
 			c.storeFailed(breakerOpen)
 			time.Sleep(100 * time.Millisecond)
 		}

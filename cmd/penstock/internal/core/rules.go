@@ -101,7 +101,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 			}
 		},
 		Notify: func(reload policyfile.Reload) {
-			<-started // the file may change before watch returns
+			<-started // wait until r.watcher is set: the file may change before that
 			if reload.Err != nil {
 				r.reloadFailed(reload.Err)
 				return
@@ -117,6 +117,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 	return nil
 }
 
+// recordFirst records the policy of the first load.
 func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
 	r.since, r.digest = time.Now(), r.first.Digest
@@ -139,7 +140,8 @@ func (r *rules) reloadSucceeded(p Policy) {
 	r.since, r.digest = time.Now(), p.Digest
 	r.metrics.SetRules(p.Rules)
 	r.log.Info("policy reloaded", "policy", p.File, "digest", p.Digest, "rules", p.Count())
-	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return slices.Contains(r.warnings, w) }))
+	isOld := func(warning string) bool { return slices.Contains(r.warnings, warning) }
+	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), isOld))
 	if !reflect.DeepEqual(p.server, r.first.server) {
 		r.log.Warn("the policy's server section has changed; restart to apply it", "policy", p.File)
 	}

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 )
 
-// oncePerHour denies the second request of an address. Tests state the address in X-Forwarded-For.
+// oncePerHour denies the second request of an address within an hour. Tests state the address in
+// X-Forwarded-For.
 const oncePerHour = `
 http: {trusted_proxies: [127.0.0.1, unix]}
 rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{rate: 1/h}]}]
@@ -265,7 +266,8 @@ func TestRedisClientsNeedTheToken(t *testing.T) {
 	}
 }
 
-// CL.THROTTLE has a series of its own, with a policy and without one, and keeps it over a reload.
+// CL.THROTTLE has a series of its own, with a policy and without one. The series stays after a
+// reload.
 func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 	const series = `{algorithm="token-bucket",limit="cl.throttle",rule="cl.throttle"}`
 	onStores(t, func(t *testing.T, flags map[string]string) {
@@ -295,7 +297,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		replaceFile(t, all["config"], noLimits)
 		await(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
 		checkCounts("after a reload", counts)
-		r.doRedis("THROTTLE", "k", "13", "1", "3600")
+		r.doRedis("THROTTLE", "k", "13", "1", "3600") // the command of throttlecrab
 		checkCounts("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
 	})
 	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})

@@ -81,9 +81,9 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	defer c.mu.Unlock()
 	if time.Since(c.checked) >= time.Second {
 		c.checked = time.Now()
-		if now := c.currentStamps(); now != c.stamps {
+		if found := c.currentStamps(); found != c.stamps {
 			if err := c.load(); err != nil {
-				c.stamps = now // log this error only once
+				c.stamps = found // log this error only once
 				c.log.Error("certificate reload failed; the old certificate stays in use", "listener", c.listener, "file", c.certFile, "key_file", c.keyFile, "err", err)
 			} else {
 				c.log.Info("certificate reloaded", "listener", c.listener, "file", c.certFile)

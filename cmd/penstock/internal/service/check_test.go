@@ -168,8 +168,9 @@ func TestInstancesShareReservations(t *testing.T) {
 	three := startBeside(t, nil, flags)
 	var all sync.WaitGroup
 	var mu sync.Mutex
-	answers := make(map[string]int)
-	for i := range 50 {
+	answers := make(map[string]int) // number of answers by their text
+	const settles = 50
+	for i := range settles {
 		all.Go(func() {
 			answer := callCheckAPI(t, []*testService{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
 			mu.Lock()
@@ -178,8 +179,8 @@ func TestInstancesShareReservations(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if answers[`200 {"is_repeat":false}`] != 1 || answers[`200 {"is_repeat":true}`] != 49 {
-		t.Errorf("the answers are %v; want one that is no repeat, and 49 repeats", answers)
+	if answers[`200 {"is_repeat":false}`] != 1 || answers[`200 {"is_repeat":true}`] != settles-1 {
+		t.Errorf("the answers are %v; want one that is no repeat, and %d repeats", answers, settles-1)
 	}
 	if left := callCheckAPI(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
 		t.Errorf("after settle, the peek returned %s; want 90 units left", left.text)

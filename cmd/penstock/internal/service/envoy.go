@@ -119,8 +119,8 @@ func (e *envoy) source() string {
 	return e.service.Settings.EnvoyXDS
 }
 
-// followControlPlane uses the limits that a control plane sends. Until it has sent the first ones,
-// calls return an error.
+// followControlPlane uses the limits that a control plane sends. Until it has sent the first
+// limits, calls return an error.
 func (e *envoy) followControlPlane(ctx context.Context) error {
 	s := e.service
 	o := envoyxds.Options{
@@ -224,7 +224,7 @@ func (e *envoy) logWarningsLocked(warnings []envoyconfig.Warning) {
 	e.warnings = warnings
 }
 
-// reloaded logs the result of a reload.
+// reloaded counts a reload, and logs it if it has failed.
 func (e *envoy) reloaded(err error) {
 	e.service.metrics.Reloaded(metrics.ConfigEnvoy, err, time.Now())
 	if err == nil {

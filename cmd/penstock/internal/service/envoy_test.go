@@ -191,12 +191,14 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	if call == nil {
 		t.Fatal("docs/envoy-ratelimit.md has no call of /json")
 	}
+	path, body := call[1], call[2]
 	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
 	for client := 1; ; client++ { // a new client for each try
 		minute := time.Now().Unix() / 60
 		statuses := ""
 		for range 6 {
-			response, err := http.Post("http://"+r.API+call[1], "", strings.NewReader(strings.Replace(call[2], "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)))
+			bodyOfClient := strings.Replace(body, "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)
+			response, err := http.Post("http://"+r.API+path, "", strings.NewReader(bodyOfClient))
 			if err != nil {
 				t.Fatal(err)
 			}

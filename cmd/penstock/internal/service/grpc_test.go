@@ -290,15 +290,15 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 		<-leave
 		return "done", nil
 	}))
-	conn, watching := r.grpcClient(nil), r.grpcClient(nil)
-	watch, err := healthpb.NewHealthClient(watching).Watch(callContext(t), &healthpb.HealthCheckRequest{Service: "penstock.test.Echo"})
+	conn, watchConn := r.grpcClient(nil), r.grpcClient(nil)
+	watch, err := healthpb.NewHealthClient(watchConn).Watch(callContext(t), &healthpb.HealthCheckRequest{Service: "penstock.test.Echo"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Fatalf("before the drain, health is %v (error %v); want SERVING", answer, err)
 	}
-	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(callContext(t))
+	reflecting, err := reflectionpb.NewServerReflectionClient(watchConn).ServerReflectionInfo(callContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -407,6 +407,7 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	// A frame begins with its length (3 bytes), type (1), flags (1) and stream (4).
 	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	conns := make(map[string]net.Conn)
 	for name, sent := range map[string]string{
@@ -416,8 +417,8 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		"half a preface":       preface[:10],
 		"no settings":          preface,
 		"a huge frame":         preface + "\xff\xff\xff\x00\x00\x00\x00\x00\x01",
-		"data on no stream":    preface + settingsFrame + "\x00\x00\x01\x00\x00\x00\x00\x00\x01x",
-		"an even stream":       preface + settingsFrame + "\x00\x00\x01\x01\x05\x00\x00\x00\x02\x82",
+		"data on stream 0":     preface + settingsFrame + "\x00\x00\x01\x00\x00\x00\x00\x00\x01x",
+		"an even stream id":    preface + settingsFrame + "\x00\x00\x01\x01\x05\x00\x00\x00\x02\x82",
 		"broken HPACK":         preface + settingsFrame + "\x00\x00\x04\x01\x05\x00\x00\x00\x01\xff\xff\xff\xff",
 		"endless CONTINUATION": preface + settingsFrame + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82" + strings.Repeat("\x00\x00\x01\x09\x00\x00\x00\x00\x01\x82", 20_000),
 		"a TLS hello":          "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",

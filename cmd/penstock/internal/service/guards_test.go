@@ -23,19 +23,20 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	flags := map[string]string{"store": redis.URL(), "min-instances": "2"}
 	var c *core.Core
 	r := start(t, hello, limitedBy(t, policy, flags), func(o *Options) { o.wrap.core = func(made *core.Core) { c = made } })
-	countInstances := func() any {
+	countInstances := func() int64 {
 		n, err := redis.Do("ZCARD", "ps1{%@}instances") // the key of all registrations
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n
+		return n.(int64)
 	}
-	await(t, "the instance to be counted", func() bool { return countInstances() == int64(1) })
+	await(t, "the instance to be counted", func() bool { return countInstances() == 1 })
 	if n := r.metric("rate_limiter_instances"); n != "2" {
 		t.Errorf("the metric has %s instances; want 2, the value of min-instances", n)
 	}
+	const fromLeases = 300 // decisions
 	requests := 0
-	await(t, "300 decisions by leases", func() bool {
+	await(t, fmt.Sprint(fromLeases, " decisions by leases"), func() bool {
 		for range 100 {
 			if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
 				t.Fatalf("the response is %s; want 200", res.Status)
@@ -44,16 +45,16 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 		}
 		var n int
 		fmt.Sscan(r.metric(`rate_limiter_decisions_total{source="lease"}`), &n)
-		return n >= 300
+		return n >= fromLeases
 	})
 	var drawn, spent int
 	fmt.Sscan(r.metric(`rate_limiter_lease_units_total{fate="drawn"}`), &drawn)
 	fmt.Sscan(r.metric(`rate_limiter_lease_units_total{fate="spent"}`), &spent)
-	if drawn < spent || spent < 300 {
-		t.Errorf("%d units were drawn and %d spent; want at least 300 spent, and no more than were drawn", drawn, spent)
+	if drawn < spent || spent < fromLeases {
+		t.Errorf("%d units were drawn and %d spent; want at least %d spent, and no more than were drawn", drawn, spent, fromLeases)
 	}
 	r.wait()
-	if n := countInstances(); n != int64(0) {
+	if n := countInstances(); n != 0 {
 		t.Errorf("after the instance closed, %v are registered; want 0", n)
 	}
 	next := startBeside(t, hello, limitedBy(t, policy, flags))
@@ -77,7 +78,7 @@ func TestMissingRightIsLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := startLimited(t, hello, "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n", map[string]string{"store": "redis://gate:secret@" + redis.Addr})
-	for _, want := range []int{200, 200, 429} { // decided by this instance
+	for _, want := range []int{200, 200, 429} { // the fallback decides, in this instance
 		if res := r.mustSend("GET", "/"); res.StatusCode != want {
 			t.Errorf("the response is %s; want %d", res.Status, want)
 		}
@@ -174,7 +175,7 @@ func rejectedScripts(t *testing.T, redis *redistest.Server) (n int) {
 	return n
 }
 
-// A right that only the scripts of one rule need does not affect other rules.
+// If a right is missing that only the scripts of one rule need, other rules are not affected.
 func TestMissingRightAffectsOnlyTheRuleThatNeedsIt(t *testing.T) {
 	effort.WithoutRace(t)
 	redis := redistest.Start(t)
@@ -189,7 +190,7 @@ rules:
 `
 	r := startLimited(t, hello, policy, map[string]string{"store": "redis://gate:secret@" + redis.Addr})
 	for i := range 100 {
-		if res := r.mustSend("GET", "/log"); res.StatusCode != 200 { // decided by this instance
+		if res := r.mustSend("GET", "/log"); res.StatusCode != 200 { // the fallback decides, in this instance
 			t.Fatalf("request %d of rule log, which needs a missing right, got %s; want 200", i, res.Status)
 		}
 		if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
@@ -199,6 +200,7 @@ rules:
 	if n := r.metric(`rate_limiter_decisions_total{source="store"}`); n != "100" {
 		t.Errorf("the store made %s decisions; want 100", n)
 	}
+	// Commands on sorted sets begin with "z".
 	if n := len(r.log.Lines("level=ERROR", "reason=permission_denied", "needs=+z")); n != 1 {
 		t.Errorf("%d lines name the missing right; want 1: %s", n, r.log)
 	}

@@ -93,6 +93,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	maps.Copy(all, flags)
 	switch {
 	case all["upstream"] != "":
+		// The test has an upstream of its own.
 	case upstream == nil && (all["api"] != "" || all["grpc"] != "" || all["resp"] != ""):
 		delete(all, "listen")
 	case upstream == nil:

@@ -43,10 +43,10 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	const timeout = 400 * time.Millisecond
 	const policy = "deny: [{header X-Denied: \"yes\"}]\nrules: [{name: none, match: {path: /none}, per: global, limits: [{rate: 1/s}]}]\n"
 	r := startLimited(t, hello, policy, map[string]string{"header-timeout": timeout.String(), "stall-timeout": timeout.String(), "idle-timeout": timeout.String()})
-	var all, others sync.WaitGroup
+	var slow, others sync.WaitGroup
 	for _, c := range slowClients {
 		for range clientsOfEachKind {
-			all.Go(func() {
+			slow.Go(func() {
 				conn, err := net.Dial("tcp", r.Listen)
 				if err != nil {
 					t.Error(err)
@@ -96,7 +96,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 			}
 		})
 	}
-	all.Wait()
+	slow.Wait()
 	close(slowEnded)
 	others.Wait()
 	if served.Load() == 0 {

@@ -20,9 +20,9 @@ rules:
     limits: [{rate: 10/h, algorithm: sliding-log, on_status: 401}]
 `
 	onStores(t, func(t *testing.T, flags map[string]string) {
-		var guesses atomic.Int64
+		var logins atomic.Int64
 		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			guesses.Add(1)
+			logins.Add(1)
 			switch r.Header.Get("X-Password") {
 			case "right":
 				io.WriteString(w, "welcome")
@@ -35,7 +35,7 @@ rules:
 		logIn := func(account, password string, want int) {
 			t.Helper()
 			if res := r.mustSend("POST", "/login", "X-Account: "+account, "X-Password: "+password); res.StatusCode != want {
-				t.Fatalf("%s with the %s password got %s after %d guesses; want %d", account, password, res.Status, guesses.Load(), want)
+				t.Fatalf("%s with the %s password got %s after %d logins; want %d", account, password, res.Status, logins.Load(), want)
 			}
 		}
 		for i := range 50 { // nine of the logins have a wrong password; errors of the upstream do not count
@@ -46,17 +46,17 @@ rules:
 			}
 		}
 		logIn("eve", "wrong", 401) // the tenth wrong password
-		before := guesses.Load()
+		before := logins.Load()
 		for range 20 {
 			logIn("eve", "wrong", 429)
 			logIn("eve", "right", 429)
 		}
-		if guesses.Load() != before {
-			t.Errorf("after ten wrong guesses, %d more reached the upstream; want none", guesses.Load()-before)
+		if logins.Load() != before {
+			t.Errorf("after ten wrong passwords, %d more logins reached the upstream; want none", logins.Load()-before)
 		}
 		logIn("anna", "wrong", 401)
 		logIn("anna", "right", 200)
-		t.Logf("counted: %d logins through the proxy (10 wrong, then 40 denied)", guesses.Load()+40)
+		t.Logf("counted: %d logins through the proxy (10 wrong, then 40 denied)", logins.Load()+40)
 	})
 }
 

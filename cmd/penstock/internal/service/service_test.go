@@ -42,7 +42,8 @@ rules:
 	}
 }
 
-// The memory store is never unreachable, so its line does not show the failure modes of on_failure.
+// The memory store is never unreachable. So the line "listening" shows what happens when memory is
+// full, and not the failure modes of on_failure.
 func TestStartLogsWhatAFullMemoryStoreDoes(t *testing.T) {
 	r := startLimited(t, nil, "rules: [{name: all, per: global, limits: [{rate: 1/s}]}]\n", nil)
 	const want = `counters="in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"`
@@ -56,7 +57,7 @@ func TestAllowedRequestsAreNotLogged(t *testing.T) {
 	before := r.log.String()
 	for range 10 {
 		if body := r.mustGet("http://"+r.Listen+"/x", 200); body != "hello /x" {
-			t.Errorf("got %q; want the upstream's response", body)
+			t.Errorf("an allowed request got %q; want the upstream's response", body)
 		}
 	}
 	if after := r.log.String(); after != before {
@@ -278,7 +279,7 @@ func TestFailedStartLeavesNothingRunning(t *testing.T) {
 		o := options(t, nil, c.flags)
 		err := Run(t.Context(), o)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: Run returned %v; want %v, with the text %q", c.name, err, c.want, c.text)
+			t.Errorf("%s: Run returned %v; want an error with the text %q, that wraps %v if this is not nil", c.name, err, c.text, c.want)
 		} else if strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: the error shows the password: %v", c.name, err)
 		}

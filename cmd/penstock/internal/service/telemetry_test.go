@@ -171,7 +171,7 @@ func TestHangingCollectorDoesNotKeepTheServiceFromStopping(t *testing.T) {
 		reached <- struct{}{}
 		<-release
 	})
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10") // milliseconds
 	r := startBeside(t, nil, nil, withCollector(t, c))
 	r.mustGet("http://"+r.Listen+"/", 200)
 	<-reached

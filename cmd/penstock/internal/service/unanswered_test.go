@@ -148,7 +148,7 @@ rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorith
 
 // Guards pass some errors to the caller, such as ErrInvalid. Requests that such an error allows, by
 // on_failure: open, are counted and logged too.
-func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
+func TestRequestsThatPassBecauseOfAnInvalidChargeAreLogged(t *testing.T) {
 	const policy = `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}

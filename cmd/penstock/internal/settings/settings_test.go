@@ -99,7 +99,9 @@ func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 			t.Fatalf("setting %s has no sample values in this test", row.Name)
 		}
 		for sources := range 8 { // a bit for each source
-			hasFlag, hasEnv, hasFile := sources&4 != 0, sources&2 != 0, sources&1 != 0 && !row.IsNotInFile
+			hasFlag := sources&4 != 0
+			hasEnv := sources&2 != 0
+			hasFile := sources&1 != 0 && !row.IsNotInFile
 			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
 				if hasFile {
 					return sectionWith(t, row.Key(), values.file), nil
@@ -123,7 +125,7 @@ func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 			}
 			s, _ := Load(from) // the error only reports values that do not fit together
 			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
-				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
+				t.Errorf("setting %s, in a flag: %t, in the environment: %t, in the file: %t, is %q from %s; want %q from %s",
 					row.Name, hasFlag, hasEnv, hasFile, got.text, got.source, text, source)
 			}
 			var want Settings
