@@ -28,13 +28,14 @@ func (c *Config) Domains() []string {
 	return names
 }
 
-// Limits returns all limits in the order of the files. The Index of each is its place in the list.
+// Limits returns all limits in the order of the files. The Index of a Limit is its index in this
+// list.
 func (c *Config) Limits() []*Limit { return c.limits }
 
-// Warnings returns probable errors in the files that envoyproxy/ratelimit accepts.
+// Warnings returns what is probably wrong in the files although envoyproxy/ratelimit accepts it.
 func (c *Config) Warnings() []Warning { return c.warnings }
 
-// String lists the limits as envoyproxy/ratelimit lists them at /rlconfig, one in a line.
+// String lists the limits, one per line, as envoyproxy/ratelimit lists them at /rlconfig.
 func (c *Config) String() string {
 	var b strings.Builder
 	for _, l := range c.limits {
@@ -54,18 +55,19 @@ type Domain struct {
 type node struct {
 	key, value string // as in the file
 	children   []*node
-	limit      *Limit // nil: none
+	limit      *Limit // nil: the descriptor has no rate_limit
 
 	exact     map[string]*node // children by their composite key
 	wildcards []wildcard       // children with an asterisk in their composite key, in the order of the file
 
-	isValueInMetric bool   // value_to_metric
-	shared          string // with share_threshold: what replaces every value in the key of the counter; else ""
-	line            int
+	isValueInMetric bool   // value_to_metric is set
+	shared          string // replaces the value of an entry in the key of the counter; "" without share_threshold
+	line            int    // of the descriptor in file
 	file            string
 }
 
-// compositeOf returns the composite key that Match compares: key_value, or the key alone.
+// compositeOf returns the composite key of a descriptor in the files: key_value, or the key alone
+// if it has no value.
 func compositeOf(key, value string) string {
 	if value == "" {
 		return key
@@ -75,7 +77,7 @@ func compositeOf(key, value string) string {
 
 // A Limit is the rate_limit of one descriptor.
 type Limit struct {
-	Index int    // in Config.Limits
+	Index int    // in the list of Config.Limits
 	Path  string // domain and composite keys, as envoyproxy/ratelimit names the limit in its statistics
 
 	RequestsPerUnit uint32 // 0 denies everything
@@ -87,7 +89,7 @@ type Limit struct {
 	ShadowMode     bool
 	QuotaMode      bool
 	DetailedMetric bool
-	ValueToMetric  bool // of the descriptor or of one above it
+	ValueToMetric  bool // set at the descriptor or at one above it
 	Metadata       map[string]any
 
 	File string // where the rate_limit is
@@ -97,10 +99,10 @@ type Limit struct {
 	domainIndex int      // in the order of the files
 	keys        []string // of the descriptors from the domain down to this one
 	values      []string // of the same descriptors; "": any
-	isShared    []bool   // of the same descriptors: share_threshold
+	isShared    []bool   // whether the same descriptors have share_threshold
 }
 
-// valueAt returns the configured value of entry i, or "".
+// valueAt returns the value that the files have for entry i, or "" if they have none.
 func (l *Limit) valueAt(i int) string {
 	if i < len(l.values) {
 		return l.values[i]
@@ -155,8 +157,8 @@ func (u Unit) String() string {
 	return fmt.Sprintf("Unit(%d)", int32(u))
 }
 
-// parseUnit reads the name of a unit in upper or lower case. It returns UnitUnknown for other
-// texts.
+// parseUnit returns the unit with a name, in upper or lower case. It returns UnitUnknown if no
+// valid unit has the name.
 func parseUnit(text string) Unit {
 	text = strings.ToUpper(text)
 	for u := Second; u.IsValid(); u++ {

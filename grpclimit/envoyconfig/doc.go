@@ -1,3 +1,3 @@
-// Package envoyconfig reads the configuration files of envoyproxy/ratelimit. Like that service, it
-// finds the limit of a descriptor in them.
+// Package envoyconfig reads the configuration files of envoyproxy/ratelimit. It finds the limit
+// that they have for a descriptor, as that service does.
 package envoyconfig

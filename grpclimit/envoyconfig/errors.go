@@ -34,7 +34,8 @@ func (e Errors) Error() string {
 
 func (e Errors) Unwrap() error { return ErrInvalid }
 
-// A Warning is about a probable error in a file that envoyproxy/ratelimit accepts.
+// A Warning names something in a file that is probably wrong, although envoyproxy/ratelimit accepts
+// it.
 type Warning struct {
 	File string
 	Line int
@@ -43,6 +44,7 @@ type Warning struct {
 
 func (w Warning) String() string { return place(w.File, w.Line) + ": " + w.Text }
 
+// place returns file:line, or the file alone if the line is 0, which means unknown.
 func place(file string, line int) string {
 	if line == 0 {
 		return file

@@ -31,9 +31,9 @@ type Options struct {
 const (
 	maxFileSize = 2 << 20   // bytes; the parsers may take 400 times as much memory
 	maxMistakes = 100       // that are reported
-	maxDepth    = 100       // of descriptors in descriptors
+	maxDepth    = 100       // levels of descriptors in descriptors
 	maxLimits   = 1_000_000 // in all files; each takes about 1 KB
-	maxPaths    = 128 << 20 // bytes of the paths of all descriptors
+	maxAllPaths = 128 << 20 // bytes of the paths of all descriptors together
 	maxWarnings = 1000      // that are kept
 )
 
@@ -41,7 +41,7 @@ const (
 // what envoyproxy/ratelimit refuses. It reports all errors of all files: the error is of type
 // Errors and wraps ErrInvalid.
 func Load(files []File, o Options) (*Config, error) {
-	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, domainOf: make(map[string]string)}
+	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, fileOf: make(map[string]string)}
 	for _, f := range files {
 		l.load(f)
 	}
@@ -54,15 +54,15 @@ func Load(files []File, o Options) (*Config, error) {
 type loader struct {
 	options  Options
 	config   *Config
-	domainOf map[string]string // the first file of each domain
+	fileOf   map[string]string // the first file of each domain
 	mistakes Errors
-	paths    int // bytes of the paths of all descriptors so far
+	allPaths int // bytes of the paths of all descriptors so far
 
-	file      string
+	file      string // the file that is being loaded
 	positions position
 }
 
-// fail reports an error: remedy is how to fix it, and format and args are what is wrong.
+// fail reports an error. The remedy tells how to fix it, and format and args tell what is wrong.
 func (l *loader) fail(at path, remedy, format string, args ...any) {
 	if len(l.mistakes) < maxMistakes {
 		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.positions.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
@@ -130,7 +130,7 @@ func (l *loader) load(f File) {
 }
 
 // decode reads the content twice: first into a generic map to check all keys, and then into a
-// yamlRoot. If a key is wrong, it reports that and returns nil without an error.
+// yamlRoot. If a key is wrong, decode calls fail, and returns neither a yamlRoot nor an error.
 func (l *loader) decode(content []byte) (*yamlRoot, error) {
 	generic := make(map[any]any)
 	if err := yaml1.Unmarshal(content, &generic); err != nil {
@@ -191,6 +191,7 @@ const (
 	inReplaces   = "replaces"
 )
 
+// keyPlaces has the places of each known key.
 var keyPlaces = map[string][]string{
 	"domain":            {inRoot},
 	"descriptors":       {inRoot, inDescriptor},
@@ -214,7 +215,8 @@ var keyPlaces = map[string][]string{
 const keyList = "write one of domain, descriptors, key, value, rate_limit, unit, requests_per_unit, unlimited, name, replaces, shadow_mode, quota_mode, " +
 	"detailed_metric, value_to_metric, share_threshold and metadata"
 
-// checkKeys checks the keys of a map and the types of its values.
+// checkKeys checks the keys of a map and the types of its values. The place is one of inRoot,
+// inDescriptor, inLimit and inReplaces.
 func (l *loader) checkKeys(m map[any]any, at path, place string) {
 	var keys []string
 	for k := range m {
@@ -227,7 +229,7 @@ func (l *loader) checkKeys(m map[any]any, at path, place string) {
 	}
 	slices.Sort(keys)
 	for _, key := range keys {
-		here := at.to(key)
+		here := at.join(key)
 		places, ok := keyPlaces[key]
 		if !ok {
 			l.fail(here, keyList, "unknown key '%s'", key)
@@ -243,19 +245,19 @@ func (l *loader) checkKeys(m map[any]any, at path, place string) {
 }
 
 func (l *loader) checkValue(key string, value any, at path) {
-	inner := map[string]string{"descriptors": inDescriptor, "rate_limit": inLimit, "replaces": inReplaces}[key]
+	innerPlace := map[string]string{"descriptors": inDescriptor, "rate_limit": inLimit, "replaces": inReplaces}[key]
 	switch v := value.(type) {
 	case []any:
 		for i, element := range v {
 			m, ok := element.(map[any]any)
 			if !ok {
-				l.fail(at.to(i), "write a map, such as - key: value", "the list has %.60q, which is not a map", fmt.Sprint(element))
+				l.fail(at.join(i), "write a map, such as - key: value", "the list has %.60q, which is not a map", fmt.Sprint(element))
 				continue
 			}
-			l.checkKeys(m, at.to(i), inner)
+			l.checkKeys(m, at.join(i), innerPlace)
 		}
 	case map[any]any:
-		l.checkKeys(v, at, inner)
+		l.checkKeys(v, at, innerPlace)
 	case string, int, bool, nil:
 	default:
 		l.fail(at, "put it in quotes if it is a string, or write a whole number", "%v has a type that no key takes", v)
@@ -272,10 +274,10 @@ func (l *loader) addDomain(root *yamlRoot) {
 	if d == nil {
 		d = &Domain{Name: root.Domain, index: len(l.config.domains)}
 		l.config.domains[root.Domain] = d
-		l.domainOf[root.Domain] = l.file
+		l.fileOf[root.Domain] = l.file
 	} else if !l.options.MergeDomains {
 		l.fail(path{"domain"}, "put both into one file, rename one, or merge the domains of several files (MERGE_DOMAIN_CONFIG)",
-			"domain '%s' is in %s already", root.Domain, l.domainOf[root.Domain])
+			"domain '%s' is in %s already", root.Domain, l.fileOf[root.Domain])
 		return
 	}
 	l.addDescriptors(&d.node, root.Descriptors, path{"descriptors"}, parents{domain: d, path: root.Domain})
@@ -284,8 +286,8 @@ func (l *loader) addDomain(root *yamlRoot) {
 // parents describe the levels above a list of descriptors.
 type parents struct {
 	domain          *Domain
-	path            string // domain and composite keys
-	keys, values    []string
+	path            string   // domain and composite keys
+	keys, values    []string // from the domain down
 	isShared        []bool
 	isValueInMetric bool
 }
@@ -299,7 +301,7 @@ func (l *loader) addDescriptors(to *node, list []yamlDescriptor, at path, above 
 		to.exact = make(map[string]*node, len(list))
 	}
 	for i := range list {
-		l.addDescriptor(to, &list[i], at.to(i), above)
+		l.addDescriptor(to, &list[i], at.join(i), above)
 	}
 	l.warnOfCollisions(to)
 }
@@ -310,11 +312,12 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 		return
 	}
 	// With aliases, or with long keys above many others, paths are far larger than the files.
-	const perLevel = 40 // bytes of keys, values and isShared
-	isReported := l.paths > maxPaths
-	if l.paths += len(above.path) + len(y.Key) + len(y.Value) + perLevel*(len(above.keys)+1); l.paths > maxPaths {
+	const perLevel = 40 // bytes that a level adds to parents.keys, values and isShared
+	isReported := l.allPaths > maxAllPaths
+	l.allPaths += len(above.path) + len(y.Key) + len(y.Value) + perLevel*(len(above.keys)+1)
+	if l.allPaths > maxAllPaths {
 		if !isReported {
-			l.fail(at, "use shorter keys and values, or fewer descriptors", "the names of all descriptors together have more than %d MB", maxPaths>>20)
+			l.fail(at, "use shorter keys and values, or fewer descriptors", "the names of all descriptors together have more than %d MB", maxAllPaths>>20)
 		}
 		return
 	}
@@ -329,7 +332,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	isWildcard := strings.Contains(composite, "*")
 	if y.ShareThreshold {
 		if !isWildcard {
-			l.fail(at.to("share_threshold"), "write a value with *, or omit share_threshold", "share_threshold needs a value with *, and this one is '%s'", composite)
+			l.fail(at.join("share_threshold"), "write a value with *, or omit share_threshold", "share_threshold needs a value with *, and this descriptor is '%s'", composite)
 		}
 		n.shared = y.Value
 		if y.Value == "" {
@@ -348,20 +351,20 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	if isWildcard {
 		to.wildcards = append(to.wildcards, newWildcard(n))
 	}
-	l.addDescriptors(n, y.Descriptors, at.to("descriptors"), below)
+	l.addDescriptors(n, y.Descriptors, at.join("descriptors"), below)
 }
 
 // addLimit adds the rate_limit of a descriptor to the configuration. If the rate_limit is invalid,
 // addLimit reports the errors and returns nil.
 func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 	before := len(l.mistakes)
-	r, at := y.RateLimit, at.to("rate_limit")
+	r, at := y.RateLimit, at.join("rate_limit")
 	unit := parseUnit(r.Unit)
 	switch {
 	case r.Unlimited && unit != UnitUnknown:
-		l.fail(at.to("unit"), "remove the unit, or unlimited", "an unlimited rate_limit has a unit")
+		l.fail(at.join("unit"), "remove the unit, or unlimited", "an unlimited rate_limit has a unit")
 	case !r.Unlimited && unit == UnitUnknown:
-		l.fail(at.to("unit"), "write second, minute, hour, day, week, month or year", "invalid rate limit unit '%s'", r.Unit)
+		l.fail(at.join("unit"), "write second, minute, hour, day, week, month or year", "invalid rate limit unit '%s'", r.Unit)
 	case !r.Unlimited && r.RequestsPerUnit == 0:
 		l.warn(at, "requests_per_unit is 0 or missing, so the limit denies everything")
 	}
@@ -374,14 +377,14 @@ func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 	for i, one := range r.Replaces {
 		switch one.Name {
 		case "":
-			l.fail(at.to("replaces", i), "write - name: NAME, or remove the entry", "an entry of replaces has no name")
+			l.fail(at.join("replaces", i), "write - name: NAME, or remove the entry", "an entry of replaces has no name")
 		case r.Name:
-			l.fail(at.to("replaces", i), "name another limit", "the limit '%s' replaces itself", r.Name)
+			l.fail(at.join("replaces", i), "name another limit", "the limit '%s' replaces itself", r.Name)
 		}
 		limit.Replaces = append(limit.Replaces, one.Name)
 	}
 	if len(l.config.limits) >= maxLimits {
-		l.fail(at, "use fewer", "there are more than %d limits", maxLimits)
+		l.fail(at, "remove some of them", "the files have more than %d limits together", maxLimits)
 	}
 	if len(l.mistakes) > before {
 		return nil
@@ -390,10 +393,10 @@ func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 	return limit
 }
 
-// warnOfCollisions warns of descriptors that also match entries with the key of a sibling. Key and
-// value are joined by an underscore, so a=b_c is matched like a_b=c.
+// warnOfCollisions warns of children of n that also match entries with the key of a sibling. Key
+// and value are joined by an underscore, so the descriptor a=b_c also matches the entry a_b=c.
 func (l *loader) warnOfCollisions(n *node) {
-	const longest = 256 // bytes of the descriptors that are compared
+	const longest = 256 // bytes of a composite key; longer ones are not checked
 	keys := make(map[string]bool, len(n.children))
 	for _, c := range n.children {
 		keys[c.key] = true
@@ -407,7 +410,10 @@ func (l *loader) warnOfCollisions(n *node) {
 			if len(l.config.warnings) == maxWarnings {
 				return
 			}
-			if key := composite[:i]; composite[i] == '_' && key != c.key && keys[key] {
+			if composite[i] != '_' {
+				continue
+			}
+			if key := composite[:i]; key != c.key && keys[key] {
 				l.config.warnings = append(l.config.warnings, Warning{File: c.file, Line: c.line, Text: fmt.Sprintf(
 					"the descriptor '%s' also matches requests with key '%s' and value '%s', because key and value are matched as one text", composite, key, composite[i+1:])})
 			}

@@ -5,7 +5,7 @@ import "strings"
 // An Entry is a part of a descriptor in a request.
 type Entry struct{ Key, Value string }
 
-// A Match is the result of Domain.Match. It can be reused.
+// A Match is the result of Domain.Match. Another call of Domain.Match can reuse it.
 type Match struct {
 	Limit *Limit // nil: no limit applies
 
@@ -14,8 +14,8 @@ type Match struct {
 	// entries, the other entries keep their values.
 	Shared []string
 
-	isInMetric []bool // by entry: value_to_metric
-	composite  []byte
+	isInMetric []bool // by entry: whether its descriptor has value_to_metric
+	composite  []byte // a buffer for the entry that is being matched
 }
 
 // Match finds the limit of a descriptor. At each level it takes the child with the entry's key and
@@ -51,7 +51,7 @@ func (m *Match) share(i int, text string) {
 	m.Shared[i] = text
 }
 
-// child returns the child for an entry, or nil. composite is compositeOf the entry.
+// child returns the child for an entry, or nil. composite is key_value, even if the value is empty.
 func (n *node) child(composite []byte, key string) (next *node, isWildcard bool) {
 	if next := n.exact[string(composite)]; next != nil {
 		return next, false
@@ -66,7 +66,7 @@ func (n *node) child(composite []byte, key string) (next *node, isWildcard bool)
 
 // AppendMetricPath appends the name of the matched limit for metrics. With detailed_metric it
 // contains the values of all entries, and otherwise the values of descriptors with value_to_metric.
-// Clients can create any number of such names.
+// Clients can cause any number of different names.
 func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []byte {
 	if m.Limit == nil {
 		return to
@@ -77,7 +77,7 @@ func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []by
 	to = append(to, domain...)
 	for i, e := range entries {
 		to = append(append(to, '.'), e.Key...)
-		value := ""
+		var value string
 		switch {
 		case i < len(m.Shared) && m.Shared[i] != "":
 			value = m.Shared[i]

@@ -42,45 +42,44 @@ descriptors:
 - {key: none}
 `
 
-// Each row has entries key=value, separated by blanks. want is the count of the limit that matches,
-// or 0 for none.
+// Each row has the entries of a descriptor, as in "key=value key=value".
 func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 	d := load(t, matching).Domain("d")
 	var m envoyconfig.Match
 	for _, row := range []struct {
 		entries string
-		want    uint32   // requests_per_unit of the limit
+		want    uint32   // requests_per_unit of the limit that matches; 0: none
 		shared  []string // Match.Shared
 	}{
-		{"plain=two", 1, nil},
-		{"plain=", 1, nil},
-		{"plain=one", 2, nil},
-		{"plain=one more=x", 0, nil},
-		{"wild=foo1", 3, nil},
-		{"wild=foobar1", 3, nil}, // the first wildcard in the file
-		{"wild=foobar", 5, nil},
-		{"wild=foo", 3, nil},
-		{"wild=fo", 6, nil},
-		{"nest=a k=x", 7, nil},
-		{"nest=a k=y", 0, nil}, // nest=a has been chosen; the other nest is not tried
-		{"nest=b k=y", 8, nil},
-		{"nest=a", 0, nil},
-		{"both=1", 9, nil},
-		{"both=1 sub=2", 10, nil},
-		{"both=1 other=2", 0, nil},
-		{"keys1=x", 11, nil},
-		{"keys=", 11, nil},
-		{"mid=bcd", 12, nil},
-		{"mid=b-c-c-d", 12, nil},
-		{"mid=b-d", 0, nil},
-		{"mid=bc", 0, nil},
-		{"files=f1 path=p2", 13, []string{"f*"}},
-		{"files=f* path=p2", 13, nil}, // the value itself, which is the same counter
-		{"files=g path=p2", 0, nil},
-		{"a_b=c", 14, nil}, // key and value are one text
-		{"none=1", 0, nil},
-		{"other=1", 0, nil},
-		{"", 0, nil},
+		{entries: "plain=two", want: 1},
+		{entries: "plain=", want: 1},
+		{entries: "plain=one", want: 2},
+		{entries: "plain=one more=x", want: 0},
+		{entries: "wild=foo1", want: 3},
+		{entries: "wild=foobar1", want: 3}, // the first wildcard in the file
+		{entries: "wild=foobar", want: 5},
+		{entries: "wild=foo", want: 3},
+		{entries: "wild=fo", want: 6},
+		{entries: "nest=a k=x", want: 7},
+		{entries: "nest=a k=y", want: 0}, // nest=a matches, so nest without a value is not tried
+		{entries: "nest=b k=y", want: 8},
+		{entries: "nest=a", want: 0},
+		{entries: "both=1", want: 9},
+		{entries: "both=1 sub=2", want: 10},
+		{entries: "both=1 other=2", want: 0},
+		{entries: "keys1=x", want: 11},
+		{entries: "keys=", want: 11},
+		{entries: "mid=bcd", want: 12},
+		{entries: "mid=b-c-c-d", want: 12},
+		{entries: "mid=b-d", want: 0},
+		{entries: "mid=bc", want: 0},
+		{entries: "files=f1 path=p2", want: 13, shared: []string{"f*"}},
+		{entries: "files=f* path=p2", want: 13}, // f* matches exactly, and its key is the shared one
+		{entries: "files=g path=p2", want: 0},
+		{entries: "a_b=c", want: 14}, // key and value are one text
+		{entries: "none=1", want: 0},
+		{entries: "other=1", want: 0},
+		{entries: "", want: 0},
 	} {
 		var entries []envoyconfig.Entry
 		for _, field := range strings.Fields(row.entries) {
@@ -93,7 +92,7 @@ func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 			got = m.Limit.RequestsPerUnit
 		}
 		if got != row.want || !slices.Equal(m.Shared, row.shared) {
-			t.Errorf("[%s] has limit %d and shared %q; want %d, %q", row.entries, got, m.Shared, row.want, row.shared)
+			t.Errorf("the descriptor %q has a limit of %d requests and Shared %q; want %d and %q", row.entries, got, m.Shared, row.want, row.shared)
 		}
 	}
 }
@@ -123,7 +122,7 @@ descriptors:
 	} {
 		d.Match(row.entries, &m)
 		if got := string(m.AppendMetricPath(nil, "d", row.entries)); got != row.want {
-			t.Errorf("%v has the path %s; want %s", row.entries, got, row.want)
+			t.Errorf("the descriptor %v has the metric path %q; want %q", row.entries, got, row.want)
 		}
 	}
 }

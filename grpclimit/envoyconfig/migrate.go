@@ -9,8 +9,8 @@ import (
 )
 
 // Policy returns the limits as a policy file of Penstock. Comments list the limits that a policy
-// cannot express. The policy is a draft: the comments at its head describe how its behavior
-// differs.
+// cannot express. The policy is a draft: the comments at its head describe how it differs from the
+// files.
 func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}
 	p.b.WriteString(policyHead)
@@ -52,21 +52,22 @@ func (c *Config) LeftOut() (lines []string) {
 
 const policyHead = `# Made by penstock migrate envoy-ratelimit.
 #
-# Envoy's requests of a domain that --envoy-config does not have are decided by these rules.
-# "descriptor domain" is the domain of a request. What differs from the files:
+# These rules decide Envoy's requests of all domains that --envoy-config does not have.
+# "descriptor domain" is the domain of a request. The rules differ from the files:
 #   - All limits of a request are charged, or none. A denied request charges nothing.
-#   - Of the rules that match a descriptor, the one with the most conditions applies, then the first.
-#     It also applies to descriptors with further entries, unless a rule matches those too.
-#   - Without a match at a deeper level, a rule for another value of the level above can apply.
-#   - A descriptor in deny is always denied, also with further entries.
+#   - If several rules match a descriptor, the one with the most conditions applies. Of rules with
+#     equally many conditions, the first applies. A rule also applies to descriptors with further
+#     entries, unless another rule matches those entries too.
+#   - If no rule for the value of an entry matches the next entry, a rule for all values can apply.
+#   - A descriptor in deny is always denied, even if it has further entries.
 `
 
 // A policyWriter writes a policy file.
 type policyWriter struct {
 	b      strings.Builder
 	names  map[string]bool // of rules
-	denied []*Limit
-	rules  int // how many rules were written
+	denied []*Limit        // the limits of 0 requests, which are in deny
+	rules  int             // how many rules were written
 }
 
 func (p *policyWriter) writeComment(indent, text string) {
@@ -104,8 +105,8 @@ func (p *policyWriter) writeRule(l *Limit) {
 
 var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", Week: "week", Month: "30d", Year: "365d"}
 
-// maxName is how many characters of a limit's path are in a rule's name. The longest name has 64,
-// so there is room for a number.
+// maxName is how many characters of a limit's path a rule's name has. A name may have 64
+// characters, so there is room for a number.
 const maxName = 56
 
 // ruleName returns a unique rule name, made from the path of the limit.
@@ -135,11 +136,11 @@ func (l *Limit) obstacle() string {
 		value := l.values[i]
 		switch {
 		case key == "domain":
-			return "a key is \"domain\", which is the domain of the request in a policy"
+			return "a key is \"domain\", and in a policy that is the domain of the request"
 		case seen[key]:
 			return "the key " + clean(key) + " is used twice"
 		case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' }) || key == "":
-			return "a key has white space"
+			return "a key is empty, or has white space"
 		case strings.Contains(key, "*"), value != "*" && strings.Contains(value, "*"):
 			return "a policy has no wildcards in texts; list the values, as in: descriptor " + clean(key) + ": [a, b]"
 		}
@@ -178,7 +179,7 @@ func (l *Limit) conditions() string {
 	return strings.Join(all, ", ")
 }
 
-// identity returns the value of per: the entries without a value.
+// identity returns the value of per: the entries whose values have separate counters.
 func (l *Limit) identity() string {
 	var parts []string
 	for i, key := range l.keys {
@@ -195,7 +196,8 @@ func (l *Limit) identity() string {
 	return "{all_of: [" + strings.Join(parts, ", ") + "]}"
 }
 
-// kindOf makes the kind of an identity from a key. n is how many identities precede it.
+// kindOf makes the kind of an identity from the key of an entry. n is how many identities precede
+// it.
 func kindOf(key string, n int) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(key) {
@@ -215,8 +217,8 @@ func kindOf(key string, n int) string {
 	return kind
 }
 
-// compareLimits sorts by domain, and then in the order of matching: at each level exact values,
-// then wildcards, then descriptors without a value.
+// compareLimits orders limits by domain, and then as they are matched: at each level exact values
+// first, then wildcards, then descriptors without a value.
 func compareLimits(a, b *Limit) int {
 	if a.domainIndex != b.domainIndex {
 		return cmp.Compare(a.domainIndex, b.domainIndex)

@@ -9,10 +9,11 @@ import (
 // A path leads from the root of a file to a value: keys of maps and indices of lists.
 type path []any
 
-func (p path) to(step ...any) path { return append(slices.Clip(p), step...) }
+// join returns the path p, extended by keys of maps and indices of lists.
+func (p path) join(steps ...any) path { return append(slices.Clip(p), steps...) }
 
-// A position finds the lines of values. It is needed because the YAML 1.1 parser that reads the
-// values reports no lines.
+// A position finds the lines of the values of a file, because the YAML 1.1 parser that reads the
+// values reports none.
 type position struct{ root *yaml.Node }
 
 // positionsIn reads the positions of a file. If that fails, all lines are unknown.
@@ -37,37 +38,38 @@ func (p position) line(at path) int {
 			break
 		}
 		var key *yaml.Node
-		merges := maxMerges
-		if key, node = step(node, at[i], &merges); key != nil {
+		remaining := maxSearched
+		if key, node = step(node, at[i], &remaining); key != nil {
 			line = key.Line
 			if i == len(at)-1 {
-				return line
+				return line // a value of a map is at the line of its key
 			}
 		}
 	}
 	return line
 }
 
-// maxMerges bounds how many maps are searched for a key, including merged ones.
-const maxMerges = 100
+// maxSearched bounds how many maps are searched for a key, including merged ones.
+const maxSearched = 100
 
-// step returns a value of a map or a list, and its key if it is in a map. The argument to is a key
-// or an index. merges is how many maps may still be searched.
-func step(n *yaml.Node, to any, merges *int) (key, value *yaml.Node) {
+// step returns a value of a map or a list, and its key if it is in a map. remaining is how many
+// maps may still be searched.
+func step(n *yaml.Node, keyOrIndex any, remaining *int) (key, value *yaml.Node) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	switch to := to.(type) {
+	switch at := keyOrIndex.(type) {
 	case int:
-		if n.Kind == yaml.SequenceNode && to < len(n.Content) {
-			return nil, n.Content[to]
+		if n.Kind == yaml.SequenceNode && at < len(n.Content) {
+			return nil, n.Content[at]
 		}
 	case string:
-		if *merges--; n.Kind != yaml.MappingNode || *merges < 0 {
+		*remaining--
+		if n.Kind != yaml.MappingNode || *remaining < 0 {
 			return nil, nil
 		}
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if n.Content[i].Value == to {
+		for i := 0; i+1 < len(n.Content); i += 2 { // a map has keys and values in turn
+			if n.Content[i].Value == at {
 				return n.Content[i], n.Content[i+1]
 			}
 		}
@@ -80,7 +82,7 @@ func step(n *yaml.Node, to any, merges *int) (key, value *yaml.Node) {
 				merged = merged[0].Content
 			}
 			for _, m := range merged {
-				if key, value := step(m, to, merges); value != nil {
+				if key, value := step(m, at, remaining); value != nil {
 					return key, value
 				}
 			}

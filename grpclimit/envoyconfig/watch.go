@@ -98,20 +98,20 @@ type WatchOptions struct {
 	// files are read after 20 times Settle. Default: 50ms.
 	Settle time.Duration
 
-	// Ready is called with each configuration before it takes effect. If it returns an error, the old
-	// one stays. Default: none.
+	// Ready is called with each configuration before it takes effect. If Ready returns an error, the
+	// old configuration stays in force. Default: none.
 	Ready func(*Config) error
 
-	// Notify is called after every load except the first, with its error or nil. An error that is
-	// found again by polling is reported once. The calls do not overlap. It must not call Reload or
-	// Close. Default: none.
+	// Notify is called after every load except the first, with the error of the load or nil. If
+	// polling finds the same error again, Notify is not called. The calls do not overlap. Notify must
+	// not call Reload or Close. Default: none.
 	Notify func(error)
 }
 
 const (
 	defaultPoll   = 30 * time.Second
 	defaultSettle = 50 * time.Millisecond
-	maxSettle     = 20 // times Settle
+	maxSettles    = 20 // the longest delay of a load after a change, as a multiple of Settle
 )
 
 // A Watcher keeps a configuration up to date with its folder. If any file is invalid, the old
@@ -121,14 +121,14 @@ type Watcher struct {
 	options WatchOptions
 	config  atomic.Pointer[Config]
 	notices *fsnotify.Watcher // nil if the system does not report changes
-	stop    chan struct{}
-	ended   chan struct{}
+	stop    chan struct{}     // closed by Close
+	ended   chan struct{}     // closed when run returns
 	close   sync.Once
 
 	mu       sync.Mutex        // held while loading
 	lastHash [sha256.Size]byte // of the files of the last load
 	lastErr  error             // of the last load
-	folders  []string          // of the last load
+	folders  []string          // that the last load without an error has read
 }
 
 var errClosed = errors.New("envoyconfig: the watcher is closed")
@@ -154,7 +154,7 @@ func Watch(dir string, o WatchOptions) (*Watcher, error) {
 	}
 	w := &Watcher{dir: full, options: o, stop: make(chan struct{}), ended: make(chan struct{})}
 	if w.notices, err = fsnotify.NewWatcher(); err != nil {
-		w.notices = nil // polling finds changes
+		w.notices = nil // only polling finds changes
 	}
 	w.folders = []string{full}
 	w.follow()
@@ -200,9 +200,9 @@ func (w *Watcher) run() {
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
-	quiet := time.NewTimer(0) // the files may have changed since Watch has read them
+	quiet := time.NewTimer(0) // fires immediately: the files may have changed since Watch has read them
 	defer quiet.Stop()
-	var since time.Time // of the first change that was not loaded yet
+	var firstChange time.Time // of the changes that are not loaded yet; zero if there are none
 	for {
 		select {
 		case <-w.stop:
@@ -210,19 +210,20 @@ func (w *Watcher) run() {
 		case <-changed:
 		case <-missed: // the queue of changes was full
 		case <-quiet.C:
-			since = time.Time{}
+			firstChange = time.Time{}
 			w.reload(false)
 			continue
 		case <-poll.C:
 			w.reload(false)
 			continue
 		}
-		if since.IsZero() {
-			since = time.Now()
+		if firstChange.IsZero() {
+			firstChange = time.Now()
 		}
-		// The files are read when they have not changed for Settle, or maxSettle times that after the
-		// first change.
-		quiet.Reset(max(0, min(w.options.Settle, maxSettle*w.options.Settle-time.Since(since))))
+		// The files are read when nothing has changed for Settle. If changes continue, the files are read
+		// maxSettles times Settle after the first change.
+		latest := maxSettles*w.options.Settle - time.Since(firstChange)
+		quiet.Reset(max(0, min(w.options.Settle, latest)))
 	}
 }
 
@@ -242,7 +243,8 @@ func (w *Watcher) reload(always bool) error {
 	return err
 }
 
-// loadLocked loads the files. isNew is false if they have not changed since the last load.
+// loadLocked loads the files if they have changed since the last load, or if always is set. isNew
+// tells whether it has loaded them.
 func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 	files, folders, err := readDir(w.dir)
 	if err == nil {
@@ -260,15 +262,24 @@ func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 	}
 	w.lastHash = hash
 	if err == nil {
-		var c *Config
-		if c, err = Load(files, w.options.Options); err == nil {
-			if _, err = panicked.Try("use a configuration of Envoy's rate limits", func() (struct{}, error) { return struct{}{}, w.options.Ready(c) }); err == nil {
-				w.config.Store(c)
-			}
-		}
+		err = w.apply(files)
 	}
 	w.lastErr = err
 	return true, err
+}
+
+// apply puts the configuration of the files in force, unless Load or Ready returns an error.
+func (w *Watcher) apply(files []File) error {
+	c, err := Load(files, w.options.Options)
+	if err != nil {
+		return err
+	}
+	_, err = panicked.Try("use a configuration of Envoy's rate limits", func() (struct{}, error) { return struct{}{}, w.options.Ready(c) })
+	if err != nil {
+		return err
+	}
+	w.config.Store(c)
+	return nil
 }
 
 // follow watches every folder on the path to the files. It ignores errors, because polling finds

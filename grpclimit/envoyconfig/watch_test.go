@@ -19,8 +19,9 @@ func write(t *testing.T, name, content string) {
 	}
 }
 
-// reloads watches a folder. It returns the watcher, and a channel with the result of each reload.
-func reloads(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
+// watch watches a folder until the test ends. It returns the watcher, and a channel with the result
+// of each reload.
+func watch(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
 	t.Helper()
 	results := make(chan error, 100)
 	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Settle: 5 * time.Millisecond, Notify: func(err error) { results <- err }})
@@ -47,7 +48,7 @@ func await(t *testing.T, w *envoyconfig.Watcher, results <-chan error, limits in
 func TestChangesOfAFolderTakeEffect(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
-	w, results := reloads(t, dir)
+	w, results := watch(t, dir)
 	await(t, w, results, 1)
 
 	other := strings.Replace(oneLimit, "domain: a", "domain: b", 1)
@@ -81,41 +82,42 @@ func TestChangesOfAFolderTakeEffect(t *testing.T) {
 // ..data is a link to the folder of one version.
 func TestSwappedLinksTakeEffect(t *testing.T) {
 	dir := t.TempDir()
-	for version, content := range map[string]string{"..1": oneLimit, "..2": oneLimit + "\n- {key: l, rate_limit: {unit: day, requests_per_unit: 1}}"} {
+	twoLimits := strings.Replace(oneLimit, "}}]", "}}, {key: l, rate_limit: {unit: day, requests_per_unit: 1}}]", 1)
+	for version, content := range map[string]string{"..1": oneLimit, "..2": twoLimits} {
 		if err := os.Mkdir(filepath.Join(dir, version), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		write(t, filepath.Join(dir, version, "a.yaml"), content)
 	}
-	write(t, filepath.Join(dir, "..2", "a.yaml"), strings.Replace(oneLimit, "}}]", "}}, {key: l, rate_limit: {unit: day, requests_per_unit: 1}}]", 1))
-	link := func(from, to string) {
+	// link makes a symbolic link with a name, or replaces it in one step.
+	link := func(name, target string) {
 		t.Helper()
-		if err := os.Symlink(to, from+".new"); err != nil {
+		if err := os.Symlink(target, name+".new"); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Rename(from+".new", from); err != nil {
+		if err := os.Rename(name+".new", name); err != nil {
 			t.Fatal(err)
 		}
 	}
 	link(filepath.Join(dir, "..data"), "..1")
 	link(filepath.Join(dir, "a.yaml"), filepath.Join("..data", "a.yaml"))
-	w, results := reloads(t, dir)
+	w, results := watch(t, dir)
 	await(t, w, results, 1)
 	link(filepath.Join(dir, "..data"), "..2")
 	await(t, w, results, 2)
 
 	// The whole folder may be a link too.
 	current := filepath.Join(t.TempDir(), "current")
-	empty := t.TempDir()
+	other := t.TempDir()
 	link(current, dir)
-	w, results = reloads(t, current)
+	w, results = watch(t, current)
 	await(t, w, results, 2)
-	write(t, filepath.Join(empty, "a.yaml"), oneLimit)
-	link(current, empty)
+	write(t, filepath.Join(other, "a.yaml"), oneLimit)
+	link(current, other)
 	await(t, w, results, 1)
 }
 
-func TestReloadReadsAgain(t *testing.T) {
+func TestReloadLoadsUnchangedFiles(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := envoyconfig.Watch(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
 		t.Error("Watch of a missing folder returns no error; want one")
@@ -128,13 +130,13 @@ func TestReloadReadsAgain(t *testing.T) {
 		t.Errorf("for a file instead of a folder the error is %v; want that it is a file", err)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
-	calls := 0
-	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Ready: func(*envoyconfig.Config) error { calls++; return nil }})
+	loads := 0
+	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Ready: func(*envoyconfig.Config) error { loads++; return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Reload(); err != nil || calls != 2 {
-		t.Errorf("the error of Reload is %v, after %d loads; want nil after 2", err, calls)
+	if err := w.Reload(); err != nil || loads != 2 {
+		t.Errorf("Reload returns %v, and there were %d loads; want nil and 2 loads, by Watch and by Reload", err, loads)
 	}
 	w.Close()
 	if err := w.Reload(); err == nil {

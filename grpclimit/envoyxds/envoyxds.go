@@ -35,7 +35,7 @@ const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConf
 // Options configure Follow. Target and Use must be set.
 type Options struct {
 	Target       string                           // address of the control plane, as for grpc.NewClient
-	Credentials  credentials.TransportCredentials // default: none, without TLS
+	Credentials  credentials.TransportCredentials // default: a connection without TLS
 	NodeID       string                           // default: "default"
 	NodeMetadata map[string]string
 
@@ -45,11 +45,12 @@ type Options struct {
 	// plane, and the old configuration stays in force. The calls do not overlap.
 	Use func(*envoyconfig.Config) error
 
-	// Report is called with nil after a configuration took effect. It is called with an error when
-	// a configuration was refused or the connection ended. The calls do not overlap. Default: none.
+	// Report is called with nil after a configuration takes effect, and with an error after a
+	// configuration is refused or the connection ends. The calls do not overlap. Default: none.
 	Report func(error)
 
-	// MinPause and MaxPause bound the pause before a new connection. Default: 1 s and 60 s.
+	// MinPause and MaxPause bound the mean pause before a new connection. It doubles with each
+	// connection that ends without a used configuration. Default: 1 s and 60 s.
 	MinPause, MaxPause time.Duration
 
 	// MaxMessage is the size of the largest message, in bytes. Default: 64 MiB.
@@ -81,7 +82,7 @@ type Client struct {
 // error wraps penstock.ErrInvalid.
 func Follow(o Options) (*Client, error) {
 	if o.Target == "" || o.Use == nil {
-		return nil, fmt.Errorf("%w: envoyxds: Options needs a Target and Use", penstock.ErrInvalid)
+		return nil, fmt.Errorf("%w: envoyxds: Options.Target or Options.Use is missing; set both", penstock.ErrInvalid)
 	}
 	if o.Credentials == nil {
 		o.Credentials = insecure.NewCredentials()
@@ -122,7 +123,8 @@ func (c *Client) run(ctx context.Context) {
 		if hasUsed {
 			pause = c.options.MinPause
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause)) // random, so that instances do not all reconnect at the same moment
+		// The pause is random, so that instances do not all reconnect at the same moment.
+		timer := time.NewTimer(pause/2 + rand.N(pause))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -165,21 +167,21 @@ func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 			continue
 		}
 		answer := &discoveryv3.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: m.GetNonce()}
-		refused := c.use(m.GetResources())
-		if refused == nil {
+		useErr := c.use(m.GetResources())
+		if useErr == nil {
 			c.version, hasUsed = m.GetVersionInfo(), true
 		} else {
-			answer.ErrorDetail = &statuspb.Status{Code: int32(codes.InvalidArgument), Message: refused.Error()}
+			answer.ErrorDetail = &statuspb.Status{Code: int32(codes.InvalidArgument), Message: useErr.Error()}
 		}
 		answer.VersionInfo = c.version
-		c.report(refused)
+		c.report(useErr)
 		if err := stream.Send(answer); err != nil {
 			return hasUsed, err
 		}
 	}
 }
 
-// use applies a set of resources.
+// use loads a set of resources, and calls Options.Use with the configuration.
 func (c *Client) use(resources []*anypb.Any) error {
 	_, err := panicked.Try("use what a control plane sends", func() (struct{}, error) {
 		config, err := load(resources, c.options.MergeDomains)
@@ -191,7 +193,7 @@ func (c *Client) use(resources []*anypb.Any) error {
 	return err
 }
 
-var errKind = errors.New("the resource is not a RateLimitConfig")
+var errResourceType = errors.New("the resource is not a RateLimitConfig")
 
 // load converts resources to files and loads them.
 func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error) {
@@ -199,29 +201,29 @@ func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error
 	for i, r := range resources {
 		var m configv3.RateLimitConfig
 		if err := r.UnmarshalTo(&m); err != nil {
-			return nil, fmt.Errorf("resource %d: %w: %w", i, errKind, err)
+			return nil, fmt.Errorf("resource %d: %w: %w", i, errResourceType, err)
 		}
 		content, err := json.Marshal(map[string]any{"domain": m.GetDomain(), "descriptors": descriptors(m.GetDescriptors())})
 		if err != nil {
 			return nil, fmt.Errorf("resource %d: %w", i, err)
 		}
-		files = append(files, envoyconfig.File{Name: cmp.Or(m.GetName(), fmt.Sprintf("resource %d", i)), Content: escaped(content)})
+		files = append(files, envoyconfig.File{Name: cmp.Or(m.GetName(), fmt.Sprintf("resource %d", i)), Content: escapeNonASCII(content)})
 	}
 	return envoyconfig.Load(files, envoyconfig.Options{MergeDomains: mergeDomains})
 }
 
-// escaped replaces characters outside ASCII by escapes. YAML, unlike JSON, refuses some of these
-// characters, and reads others, such as U+0085, as the end of a line.
-func escaped(content []byte) []byte {
-	to := make([]byte, 0, len(content))
+// escapeNonASCII replaces the characters from U+007F to U+FFFF by escapes. YAML, unlike JSON,
+// refuses some of these characters, and reads others, such as U+0085, as the end of a line.
+func escapeNonASCII(content []byte) []byte {
+	escaped := make([]byte, 0, len(content))
 	for _, r := range string(content) {
 		if r >= 0x7f && r <= 0xffff {
-			to = fmt.Appendf(to, `\u%04x`, r)
+			escaped = fmt.Appendf(escaped, `\u%04x`, r)
 		} else {
-			to = utf8.AppendRune(to, r)
+			escaped = utf8.AppendRune(escaped, r)
 		}
 	}
-	return to
+	return escaped
 }
 
 // descriptors converts descriptors to the structure of the files. The files are YAML, which

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyxds"
 )
 
+// patience is the longest time that a test waits for a request of the client.
 const patience = 20 * time.Second
 
 // A controlPlane passes the requests of the client to the test, and the responses of the test to
@@ -63,7 +64,7 @@ func (p *controlPlane) nextRequest(t *testing.T) *discoveryv3.DiscoveryRequest {
 	case r := <-p.requests:
 		return r
 	case <-time.After(patience):
-		t.Fatal("the client sent no request in time")
+		t.Fatalf("the client sent no request within %v; want one", patience)
 		return nil
 	}
 }
@@ -128,7 +129,7 @@ func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 	}
 	p.send(t, "1", configOf("a", "k", 4), configOf("b", "k", 5))
 	if r := p.nextRequest(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-1" || r.ErrorDetail != nil {
-		t.Errorf("the answer is %v; want an ACK of version 1", r)
+		t.Errorf("after version 1 the request is %v; want its ACK", r)
 	}
 	c := <-used
 	want := "a.k_1.5: unit=WEEK requests_per_unit=4, shadow_mode: true, quota_mode: false\na.k_1.5.free: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false\n"
@@ -138,32 +139,32 @@ func TestClientUsesAndAcknowledgesConfigurations(t *testing.T) {
 
 	p.send(t, "2", configOf("a", "k", 4), configOf("a", "k", 5))
 	if r := p.nextRequest(t); r.VersionInfo != "1" || r.ResponseNonce != "nonce-2" || !strings.Contains(r.GetErrorDetail().GetMessage(), "domain 'a' is in config of a already") {
-		t.Errorf("the answer is %v; want a NACK of version 2 with the error", r)
+		t.Errorf("after version 2, which has a domain twice, the request is %v; want its NACK, with the error", r)
 	}
 	p.responses <- &discoveryv3.DiscoveryResponse{VersionInfo: "3", Nonce: "nonce-3", TypeUrl: envoyxds.TypeURL, Resources: []*anypb.Any{{TypeUrl: "x", Value: []byte("y")}}}
 	if r := p.nextRequest(t); r.VersionInfo != "1" || r.GetErrorDetail() == nil {
-		t.Errorf("the answer is %v; want a NACK of a resource of another type", r)
+		t.Errorf("after version 3, which has a resource of another type, the request is %v; want its NACK", r)
 	}
 
 	p.responses <- nil
 	if r := p.nextRequest(t); r.VersionInfo != "" || r.GetNode() == nil {
-		t.Errorf("after a new connection the request is %v; want one without a version", r)
+		t.Errorf("the first request on a new connection is %v; want one with the node and without a version", r)
 	}
 	p.send(t, "4")
 	if r := p.nextRequest(t); r.VersionInfo != "4" || r.ErrorDetail != nil {
-		t.Errorf("the answer is %v; want an ACK of an empty set", r)
+		t.Errorf("after version 4, which has no resources, the request is %v; want its ACK", r)
 	}
 	if c := <-used; len(c.Limits()) != 0 {
-		t.Errorf("the configuration is\n%swant none", c)
+		t.Errorf("the configuration of version 4 is\n%swant no limits", c)
 	}
 	var failures int
-	for range 5 { // two that were used, two that were refused, and the end of the connection
+	for range 5 { // two used and two refused configurations, and the end of the connection
 		if err := <-reports; err != nil {
 			failures++
 		}
 	}
 	if failures != 3 || len(used) != 0 {
-		t.Errorf("%d failures were reported; want two refused configurations and the end of the connection", failures)
+		t.Errorf("%d failures were reported, and %d more configurations were used; want 3 failures (two refused configurations and the end of the connection) and no more configurations", failures, len(used))
 	}
 }
 
@@ -172,7 +173,7 @@ func TestClientRetriesUntilItIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Close() // nobody listens
+	l.Close() // no server listens on the address now
 	reports := make(chan error, 100)
 	client, err := envoyxds.Follow(envoyxds.Options{
 		Target: l.Addr().String(), MinPause: time.Millisecond, MaxPause: 2 * time.Millisecond,
@@ -193,6 +194,6 @@ func TestClientRetriesUntilItIsClosed(t *testing.T) {
 	}
 	client.Close()
 	if _, err := envoyxds.Follow(envoyxds.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a target the error is %v; want ErrInvalid", err)
+		t.Errorf("Follow without Options returns %v; want ErrInvalid", err)
 	}
 }

@@ -17,7 +17,7 @@ func TestTextsOfResourcesAreNotChanged(t *testing.T) {
 		}
 		config, err := load([]*anypb.Any{resource}, false)
 		if err != nil {
-			t.Errorf("a key %q: %v; want no error", text, err)
+			t.Errorf("load of a resource with the key %q returns %v; want no error", text, err)
 		} else if got := config.Limits()[0].Path; got != "d."+text {
 			t.Errorf("the path is %q; want %q", got, "d."+text)
 		}

@@ -36,18 +36,19 @@ type Server struct {
 	rules   func() *policy.Rules
 	options forwardauth.Options
 
-	mu      sync.Mutex    // held while a handler is made
-	refused *policy.Rules // rules that Misused was called for
-	handler atomic.Pointer[forwardauth.Handler]
+	mu      sync.Mutex                          // held while a handler is made
+	refused *policy.Rules                       // the last rules for which no handler could be made
+	handler atomic.Pointer[forwardauth.Handler] // nil until the rules can be enforced
 }
 
-// New makes a Server that counts in the store. Rules returns the policy in force, as for
-// httplimit.New. While the rules have limits that ext_authz cannot enforce (see forwardauth.Check),
-// the response to each check is an error, and Options.Misused is called with the reason. If rules
-// change to such rules, the old ones stay in force.
+// New makes a Server that counts in the store. The function rules returns the rules in force, as
+// for httplimit.New. If they have limits that ext_authz cannot enforce (see forwardauth.Check),
+// Options.Misused is called with the reason, and the response to each check is an error until a
+// reload brings other rules. Once the Server has enforced rules, it keeps them if a reload brings
+// such limits.
 func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) (*Server, error) {
 	if store == nil || rules == nil {
-		return nil, fmt.Errorf("%w: extauthz: a store and rules are needed", penstock.ErrInvalid)
+		return nil, fmt.Errorf("%w: extauthz: the store or the rules are nil; give both", penstock.ErrInvalid)
 	}
 	if o.Misused == nil {
 		o.Misused = func(error) {}
@@ -76,7 +77,7 @@ func (s *Server) current() *forwardauth.Handler {
 	rules := s.rules()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if rules == s.refused && rules != nil {
+	if rules == s.refused && rules != nil { // Misused was called for these rules
 		return s.handler.Load()
 	}
 	h, err := forwardauth.New(s.store, s.rules, s.options)
@@ -101,13 +102,14 @@ func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.Che
 	switch {
 	case answer.status == http.StatusOK:
 		return allowed(&answer, d.Header), nil
-	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil: // there is no decision
-		return failed("the call ended before it was decided"), nil
+	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil:
+		return failed("the call ended before there was a decision"), nil
 	}
 	return denied(&answer), nil
 }
 
-// describe converts a CheckRequest. Missing parts stay empty, and forwardauth responds with 400.
+// describe converts a CheckRequest to the form of forwardauth. A missing part stays empty, and
+// forwardauth then responds with status 400.
 func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Description {
 	attributes := q.GetAttributes()
 	r := attributes.GetRequest().GetHttp()
@@ -123,9 +125,9 @@ func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Descript
 	return d
 }
 
-// headersOf returns the headers of a request, without pseudo headers and headers with
-// ContextPrefix. With encode_raw_headers a header that was sent twice has two values; otherwise
-// Envoy has joined them.
+// headersOf returns the headers of a request, but no pseudo headers and no headers with
+// ContextPrefix. A header that was sent twice has two values if Envoy's encode_raw_headers is set.
+// Otherwise Envoy has joined them.
 func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
 	headers := make(http.Header, len(r.GetHeaders())+len(r.GetHeaderMap().GetHeaders()))
 	add := func(name, value string) {
@@ -148,8 +150,8 @@ func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
 	return headers
 }
 
-// addressOf returns an address in the form of http.Request.RemoteAddr: "@" for a pipe, "" if it is
-// missing.
+// addressOf returns an address in the form of http.Request.RemoteAddr: "@" for a pipe, and "" for
+// no address.
 func addressOf(a *corev3.Address) string {
 	switch {
 	case a.GetPipe() != nil:
@@ -180,7 +182,8 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.body.Write(p)
 }
 
-// headerOptions returns the headers of the response. Each replaces other headers of its name.
+// headerOptions returns the headers of the response for Envoy. Each replaces other headers of the
+// same name.
 func (r *recorder) headerOptions() (all []*corev3.HeaderValueOption) {
 	for name, values := range r.header {
 		all = append(all, &corev3.HeaderValueOption{
@@ -196,6 +199,7 @@ func (r *recorder) headerOptions() (all []*corev3.HeaderValueOption) {
 // them. If one is present, the client has sent it.
 var describingHeaders = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
 
+// allowed returns the response for a request that may pass. sent are the headers of the request.
 func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
 	ok := &authv3.OkHttpResponse{ResponseHeadersToAdd: answer.headerOptions()}
 	for _, name := range describingHeaders {
@@ -206,6 +210,7 @@ func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
 	return &authv3.CheckResponse{Status: &rpcstatus.Status{Code: int32(codes.OK)}, HttpResponse: &authv3.CheckResponse_OkResponse{OkResponse: ok}}
 }
 
+// denied returns the response for a request that must not pass.
 func denied(answer *recorder) *authv3.CheckResponse {
 	code := codes.PermissionDenied
 	switch answer.status {
@@ -224,7 +229,7 @@ func denied(answer *recorder) *authv3.CheckResponse {
 	}
 }
 
-// statusOf returns the status for Envoy. A status that Envoy does not know becomes 429.
+// statusOf returns an HTTP status in Envoy's form. A status that Envoy does not know becomes 429.
 func statusOf(status int) *typev3.HttpStatus {
 	code := typev3.StatusCode(status)
 	if typev3.StatusCode_name[int32(code)] == "" {
@@ -233,7 +238,8 @@ func statusOf(status int) *typev3.HttpStatus {
 	return &typev3.HttpStatus{Code: code}
 }
 
-// failed returns the response if there is no decision. Envoy's failure_mode_allow then decides.
+// failed returns the response for a request without a decision. Envoy's failure_mode_allow then
+// decides.
 func failed(reason string) *authv3.CheckResponse {
 	return &authv3.CheckResponse{
 		Status: &rpcstatus.Status{Code: int32(codes.Unavailable), Message: reason},

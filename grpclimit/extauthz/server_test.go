@@ -48,7 +48,7 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-// serverOf makes a Server on a store with the fallback of package guard.
+// serverOf makes a Server on a store without guards.
 func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) *extauthz.Server {
 	t.Helper()
 	s, err := extauthz.New(store, rules, o)
@@ -58,7 +58,7 @@ func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o 
 	return s
 }
 
-// serve serves a Server over loopback until the test ends.
+// serve serves a Server over loopback until the test ends. It returns a client.
 func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -83,7 +83,8 @@ func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 	return authv3.NewAuthorizationClient(conn)
 }
 
-func authorize(t testing.TB, text string) authv3.AuthorizationClient {
+// clientFor serves a policy with a new memory store. It returns a client.
+func clientFor(t testing.TB, text string) authv3.AuthorizationClient {
 	t.Helper()
 	rules := rulesOf(t, text)
 	return serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{}))
@@ -107,13 +108,13 @@ func source(address string) *authv3.AttributeContext_Peer {
 	}}}}
 }
 
-// from sets the client of a CheckRequest.
+// from changes the client's address in a CheckRequest.
 func from(address string, q *authv3.CheckRequest) *authv3.CheckRequest {
 	q.Attributes.Source = source(address)
 	return q
 }
 
-// check sends a CheckRequest, and checks the properties of every response.
+// check sends a CheckRequest. It checks the properties that every response must have.
 func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckRequest) *authv3.CheckResponse {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -126,13 +127,13 @@ func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckReque
 		t.Errorf("Envoy refuses the response: %v\n%v", err, answer)
 	}
 	if isOK := answer.GetStatus().GetCode() == int32(codes.OK); isOK != (answer.GetOkResponse() != nil) {
-		t.Errorf("the status contradicts the response: %v; want both OK or none", answer)
+		t.Errorf("the status contradicts the response: %v; want that both are OK, or neither", answer)
 	}
 	return answer
 }
 
-// status returns the HTTP status that Envoy's client gets: 200 if the request passes, 500 if there
-// is no decision.
+// status returns 200 if the request passes, 500 if there is no decision, and otherwise the HTTP
+// status that Envoy's client gets.
 func status(answer *authv3.CheckResponse) int {
 	switch {
 	case answer.GetOkResponse() != nil:
@@ -162,18 +163,18 @@ rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{name: hour, rate:
 `
 
 func TestResponsesFollowEnvoysProtocol(t *testing.T) {
-	client := authorize(t, hourly)
+	client := clientFor(t, hourly)
 	passed := check(t, client, checkRequest("GET", "/api/a"))
 	if status(passed) != 200 || header(passed, "RateLimit") != `"api.hour";r=0;t=3600` || header(passed, "RateLimit-Policy") != `"api.hour";q=1;w=3600` {
-		t.Errorf("the first request: %v; want that it passes", passed)
+		t.Errorf("the first request: %v; want that it passes, with RateLimit and RateLimit-Policy", passed)
 	}
 	denied := check(t, client, checkRequest("GET", "/api/a"))
 	if status(denied) != 429 || denied.Status.Code != int32(codes.ResourceExhausted) || header(denied, "Retry-After") != "3600" ||
 		header(denied, "Content-Type") != "application/problem+json" || header(denied, "RateLimit") == "" || !strings.Contains(denied.GetDeniedResponse().Body, `"violated-policies":["api.hour"]`) {
-		t.Errorf("the second request: %v; want 429", denied)
+		t.Errorf("the second request: %v; want 429 with Retry-After, RateLimit and a problem that names api.hour", denied)
 	}
 	if free := check(t, client, checkRequest("GET", "/other")); status(free) != 200 || header(free, "RateLimit") != "" {
-		t.Errorf("a request without limits: %v; want that it passes", free)
+		t.Errorf("a request without limits: %v; want that it passes without RateLimit", free)
 	}
 	if other := check(t, client, from("192.0.2.2", checkRequest("GET", "/api/a"))); status(other) != 200 {
 		t.Errorf("another client: %v; want that it passes", other)
@@ -193,7 +194,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := authorize(t, text)
+		client := clientFor(t, text)
 		for range 2 {
 			w := httptest.NewRecorder()
 			r := httptest.NewRequest("GET", "/auth/forward", nil)
@@ -201,20 +202,20 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 			r.Header = http.Header{"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {target}, "X-Forwarded-Host": {"shop.example"}, "X-Forwarded-For": {"192.0.2.1"}}
 			overHTTP.ServeHTTP(w, r)
 			if got := status(check(t, client, checkRequest("GET", target))); got != w.Code {
-				t.Errorf("%s: %d; want %d as from forward-auth", target, got, w.Code)
+				t.Errorf("the path %q: status %d; want %d as from forward-auth", target, got, w.Code)
 			}
 			counts[w.Code]++
 			n++
 		}
 	}
 	if counts[429] < 100 || counts[400] == 0 {
-		t.Errorf("the statuses are %v; want more than 100 denials", counts)
+		t.Errorf("the statuses are %v; want at least 100 of 429 and some of 400", counts)
 	}
 	t.Logf("counted: %d spellings of paths in ext_authz", n)
 }
 
 func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
-	client := authorize(t, hourly)
+	client := clientFor(t, hourly)
 	if got := status(check(t, client, checkRequest("GET", "/api/a"))); got != 200 {
 		t.Fatalf("the first request: %d; want 200", got)
 	}
@@ -229,17 +230,17 @@ func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 		"a context extension": checkRequest("GET", "/api/a", "x-context-plan", "gold"),
 	} {
 		if got := status(check(t, client, q)); got != 429 {
-			t.Errorf("%s: %d; want 429", name, got)
+			t.Errorf("%s: status %d; want 429", name, got)
 		}
 	}
 	// The client is the address that the trusted load balancer has appended.
-	behind := authorize(t, strings.Replace(hourly, "[127.0.0.1]", "[127.0.0.1, 10.0.0.0/8]", 1))
+	behind := clientFor(t, strings.Replace(hourly, "[127.0.0.1]", "[127.0.0.1, 10.0.0.0/8]", 1))
 	for _, c := range []struct {
 		list string
 		want int
 	}{{"192.0.2.7", 200}, {"198.51.100.9, 192.0.2.7, 10.0.0.2", 429}, {"203.0.113.1, 192.0.2.7", 429}, {"192.0.2.7, 192.0.2.8", 200}} {
 		if got := status(check(t, behind, from("10.0.0.1", checkRequest("GET", "/api/a", "x-forwarded-for", c.list)))); got != c.want {
-			t.Errorf("the list %s: %d; want %d", c.list, got, c.want)
+			t.Errorf("X-Forwarded-For: %s: status %d; want %d", c.list, got, c.want)
 		}
 	}
 	removed := check(t, client, checkRequest("GET", "/other", "x-forwarded-uri", "/admin", "x-original-url", "http://a/b", "x-forwarded-proto", "https")).GetOkResponse().HeadersToRemove
@@ -249,22 +250,22 @@ func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
 }
 
 func TestMalformedCheckRequestsGetStatus400(t *testing.T) {
-	client := authorize(t, hourly)
+	client := clientFor(t, hourly)
 	for name, q := range map[string]*authv3.CheckRequest{
-		"nothing":            {},
-		"no request":         {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1")}},
-		"no HTTP request":    {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{}}},
-		"no source":          {Attributes: &authv3.AttributeContext{Request: checkRequest("GET", "/api/a").Attributes.Request}},
-		"no method":          checkRequest("", "/api/a"),
-		"no path":            checkRequest("GET", ""),
-		"an absolute URI":    checkRequest("GET", "http://shop.example/api/a"),
-		"an asterisk":        checkRequest("OPTIONS", "*"),
-		"a relative path":    checkRequest("GET", "api/a"),
-		"a space":            checkRequest("GET", "/api/a b"),
-		"an encoded slash":   checkRequest("GET", "/api%2fa"),
-		"a control":          checkRequest("GET", "/api/%00"),
-		"a lower method":     checkRequest("get", "/api/a"),
-		"a malformed method": checkRequest("G T", "/api/a"),
+		"nothing":                {},
+		"no request":             {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1")}},
+		"no HTTP request":        {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{}}},
+		"no source":              {Attributes: &authv3.AttributeContext{Request: checkRequest("GET", "/api/a").Attributes.Request}},
+		"no method":              checkRequest("", "/api/a"),
+		"no path":                checkRequest("GET", ""),
+		"an absolute URI":        checkRequest("GET", "http://shop.example/api/a"),
+		"an asterisk":            checkRequest("OPTIONS", "*"),
+		"a relative path":        checkRequest("GET", "api/a"),
+		"a space":                checkRequest("GET", "/api/a b"),
+		"an encoded slash":       checkRequest("GET", "/api%2fa"),
+		"a NUL":                  checkRequest("GET", "/api/%00"),
+		"a method in lower case": checkRequest("get", "/api/a"),
+		"a malformed method":     checkRequest("G T", "/api/a"),
 	} {
 		if answer := check(t, client, q); status(answer) != 400 {
 			t.Errorf("%s: %v; want 400", name, answer)
@@ -279,7 +280,7 @@ func TestMalformedCheckRequestsGetStatus400(t *testing.T) {
 
 // With encode_raw_headers, a header that was sent twice has two values and identifies no client.
 func TestRepeatedRawHeaderIdentifiesNoClient(t *testing.T) {
-	client := authorize(t, `
+	client := clientFor(t, `
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
 `)
@@ -296,7 +297,10 @@ rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
 		q    *authv3.CheckRequest
 		want int
 	}{
-		{raw("x-key", "a"), 200}, {raw("X-KEY", "a"), 429}, {raw("x-key", "a", "x-key", "b"), 400}, {raw("x-key", "\xff"), 400},
+		{raw("x-key", "a"), 200},
+		{raw("X-KEY", "a"), 429}, // the same client
+		{raw("x-key", "a", "x-key", "b"), 400},
+		{raw("x-key", "\xff"), 400}, // not UTF-8
 	} {
 		if answer := check(t, client, c.q); status(answer) != c.want {
 			t.Errorf("%v: %v; want %d", c.q.Attributes.Request.Http.HeaderMap, answer, c.want)
@@ -305,7 +309,7 @@ rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
 }
 
 func TestContextExtensionsAreHeadersOfRules(t *testing.T) {
-	client := authorize(t, `
+	client := clientFor(t, `
 http: {trusted_proxies: [127.0.0.1]}
 rules:
   - {name: gold, match: {header X-Context-Plan: gold}, per: ip, limits: [{rate: 10/h, cost: {header: X-Context-Cost, max: 5}}]}
@@ -315,13 +319,13 @@ rules:
 	q.Attributes.ContextExtensions = map[string]string{"plan": "gold", "cost": "4"}
 	for _, want := range []string{`"gold.hour";r=6`, `"gold.hour";r=2`} {
 		if answer := check(t, client, q); !strings.HasPrefix(header(answer, "RateLimit"), want) {
-			t.Errorf("%v; want %s", answer, want)
+			t.Errorf("the response %v has another RateLimit; want %s", answer, want)
 		}
 	}
 	for _, name := range []string{"x-context-plan", "X-Context-Plan", "X-CONTEXT-PLAN"} {
 		forged := from("192.0.2.9", checkRequest("GET", "/api/a", name, "gold"))
 		if answer := check(t, client, forged); strings.Contains(header(answer, "RateLimit"), "gold") || header(answer, "RateLimit") == "" {
-			t.Errorf("a client that writes %s: %v; want the rule others", name, answer)
+			t.Errorf("a client that sends %s itself: %v; want the limit of rule others", name, answer)
 		}
 	}
 }
@@ -331,10 +335,10 @@ func TestUntrustedPeersAreRefused(t *testing.T) {
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
 	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
-		t.Errorf("an untrusted peer: %v; want that it is refused", answer)
+		t.Errorf("an untrusted peer: %v; want 403 with PERMISSION_DENIED", answer)
 	}
 	if len(reasons) != 1 || !strings.Contains(reasons[0], "127.0.0.1") || !strings.Contains(reasons[0], "trusted_proxies") {
-		t.Errorf("Misused got the errors %q; want one about trusted_proxies", reasons)
+		t.Errorf("Misused got the errors %q; want one with 127.0.0.1 and trusted_proxies", reasons)
 	}
 }
 
@@ -348,7 +352,7 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	for range 3 {
 		if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 500 {
-			t.Errorf("with slots: %v; want an error", answer)
+			t.Errorf("a request while the rules have in_flight: %v; want an error", answer)
 		}
 	}
 	if len(reasons) != 1 || !strings.Contains(reasons[0], "in_flight") {
@@ -357,19 +361,19 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 	rules = rulesOf(t, hourly)
 	for _, want := range []int{200, 429} {
 		if got := status(check(t, client, checkRequest("GET", "/api/a"))); got != want {
-			t.Errorf("after a reload: %d; want %d", got, want)
+			t.Errorf("a request after a reload to other rules: status %d; want %d", got, want)
 		}
 	}
 	if _, err := extauthz.New(nil, func() *policy.Rules { return rules }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("without a store the error is %v; want ErrInvalid", err)
+		t.Errorf("New without a store returns %v; want ErrInvalid", err)
 	}
 }
 
-// A failingStore returns an error. If it hangs, it does so when the context ends.
-type failingStore struct{ hangs bool }
+// A failingStore returns an error: immediately, or only when the context ends.
+type failingStore struct{ isHanging bool }
 
 func (s failingStore) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
-	if s.hangs {
+	if s.isHanging {
 		<-ctx.Done()
 		return penstock.Decision{}, ctx.Err()
 	}
@@ -382,16 +386,16 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 		client := serve(t, serverOf(t, failingStore{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
 		answer := check(t, client, checkRequest("GET", "/api/a"))
 		if status(answer) != want || want == 503 && header(answer, "Retry-After") != "1" {
-			t.Errorf("%s: %v; want %d", mode, answer, want)
+			t.Errorf("on_failure %s: %v; want status %d, and for 503 Retry-After: 1", mode, answer, want)
 		}
 	}
 	rules := rulesOf(t, hourly)
-	s := serverOf(t, failingStore{hangs: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
+	s := serverOf(t, failingStore{isHanging: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
 	client := serve(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if answer, err := client.Check(ctx, checkRequest("GET", "/api/a")); err == nil && answer.GetErrorResponse() == nil {
-		t.Errorf("a store that hangs: %v; want an error", answer)
+		t.Errorf("a call that ends while the store hangs: %v; want an error", answer)
 	}
 }
 
