@@ -250,7 +250,8 @@ func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	return remaining*100 <= capacity*leftPercent
 }
 
-// isSampled returns true for one of gap events, at random. gap is a power of 2.
+// isSampled reports whether a random number selects an event as a sample. It selects one in gap
+// events. gap is a power of 2.
 func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 
 // observeDenied counts a denial. The plan is nil if the limit that denied the request is not known.
@@ -274,7 +275,7 @@ func (r *Recorder) observeShadowDenied(c *penstock.Charge, random uint32) {
 	}
 }
 
-// localHash returns a hash of a limit and a key that cannot be predicted outside of this process.
+// localHash returns a hash of a limit and a key. Other processes cannot predict the hash.
 func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
 	hash := maphash.String(r.seed, key)
 	if plan != nil {
@@ -283,7 +284,8 @@ func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
 	return hash
 }
 
-// sharedHash returns a hash of a limit and a key that is equal in all instances with the seed.
+// sharedHash returns a hash of a limit and a key. All instances with the same seed get the same
+// hash.
 func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 	if plan != nil {
 		seed ^= plan.ID()[0]
@@ -339,7 +341,8 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	r.Upstream.tick(at)
 	for i := range r.streams {
 		s := &r.streams[i]
-		if gap := s.gap.Load(); s.samples.Swap(0) < maxSamples/4 && gap > 1 {
+		hasRoom := s.samples.Swap(0) < maxSamples/4 // twice as many samples stay far below maxSamples
+		if gap := s.gap.Load(); hasRoom && gap > 1 {
 			s.gap.CompareAndSwap(gap, gap/2)
 		}
 	}

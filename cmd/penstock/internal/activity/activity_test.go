@@ -161,7 +161,7 @@ func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
 	}
 	f.Tick(time.Second, noCounters)
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
-		t.Errorf("a limit that all clients share has offenders: %+v", a.Tops)
+		t.Errorf("a limit that all clients share has the offenders %+v; want none", a.Tops)
 	} else if n, _ := a.Denied.Count(); n != 0 {
 		t.Errorf("a limit that all clients share has %v different keys that were denied; want none", n)
 	}
@@ -269,7 +269,7 @@ func TestObserveWaitsForNothing(t *testing.T) {
 	f.denied.mu.Lock()
 	f.mu.Lock()
 	f.history.mu.Lock()
-	for range 14 { // would not return if it waited
+	for range 14 { // 10 are allowed, by 2 limits each; decide would not return if Observe waited
 		f.decide("a")
 	}
 	f.history.mu.Unlock()
@@ -287,7 +287,7 @@ func TestObserveWaitsForNothing(t *testing.T) {
 func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	plan := f.rules.Plans()[0]
-	const each, goroutines = 20_000, 4
+	const each, goroutines = 20_000, 4 // the keys are k:0 to k:5
 	var all sync.WaitGroup
 	for i := range goroutines {
 		all.Go(func() {
@@ -303,7 +303,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 	all.Wait()
 	a := f.Activity(Hour)
 	if n, _ := a.Denied.Count(); n > 6 || n+float64(a.Denied.Missed) < 6 {
-		t.Errorf("%v different keys, and %d missed; want 6", n, a.Denied.Missed)
+		t.Errorf("%v different keys were denied, and %d denials were missed; want 6 keys, or fewer by the missed ones", n, a.Denied.Missed)
 	}
 	for _, item := range a.Tops[Denied].Items {
 		var exact uint64

@@ -100,7 +100,8 @@ func (d *distinctCounter) siftDown(at int) {
 	}
 }
 
-// read returns the count. If isLast is true, the counter starts again from zero.
+// read returns the count. isLast is true for the last read of a minute: the counter then starts
+// again from zero.
 func (d *distinctCounter) read(isLast bool) *Distinct {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -23,9 +23,9 @@ const Overflow = "other"
 
 // The bounds of a History.
 const (
-	Seconds   = 600  // by the second: 10 minutes
-	Minutes   = 1440 // by the minute: 24 hours
-	MaxSeries = 1024 // with rings of their own, 8 KB each
+	Seconds   = 600  // growth by the second is kept for 10 minutes
+	Minutes   = 1440 // growth by the minute is kept for 24 hours
+	MaxSeries = 1024 // series with a ring of their own, of 8 KB
 )
 
 // A History records the growth of counters, by the second and by the minute. It samples
@@ -55,9 +55,9 @@ func NewHistory() *History {
 	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64)}
 }
 
-// Sample reads all counters at a time since the start. each calls add once for each counter. The
-// growth since the last sample counts for the current second, even if that sample is older than a
-// second. A counter that has become smaller was restarted from zero.
+// Sample reads all counters. at is the time since the start. each calls add once for each counter.
+// The growth since the last sample counts for the current second, even if that sample is older than
+// a second. A counter that has become smaller was restarted from zero.
 func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,6 +110,8 @@ func (h *History) makeRingLocked(s Series, value uint64) *ring {
 	return r
 }
 
+// dropIdleLocked drops a ring whose counter has not grown for 24 hours. It returns false if there
+// is none.
 func (h *History) dropIdleLocked() bool {
 	for s, r := range h.rings {
 		if h.second-r.grownAt > 60*Minutes {

@@ -103,7 +103,7 @@ func (s *sketch) reset() {
 }
 
 // clone copies the sketch, so that its lock need not be held for long. The copy can only be read,
-// because its table is that of the sketch.
+// because it shares the table of the sketch.
 func (s *sketch) clone() sketch {
 	c := *s
 	c.entries = append(make([]entry, 0, cap(s.entries)), s.entries...)
@@ -137,7 +137,7 @@ type Top struct {
 // An Item is a key with the limit that counted it.
 type Item struct {
 	Rule, Limit string
-	Name        string // of the key, as the store's key has it
+	Name        string // the key's name in the store, see Options.Names
 
 	Weight   uint64  // at least the weight that was added
 	Error    uint64  // Weight is too large by at most this

@@ -75,7 +75,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 			t.Fatalf("%s: %s is missing with a count of %d; want it listed, because the floor is only %d", what, key, n, top.Floor)
 		}
 		if !listed[key] && n > bound {
-			t.Fatalf("%s: the heavy item %s is missing with a count of %d of %d", what, key, n, total)
+			t.Fatalf("%s: the heavy item %s is missing with a count of %d of %d; want it listed", what, key, n, total)
 		}
 	}
 }

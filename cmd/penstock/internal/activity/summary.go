@@ -42,11 +42,11 @@ type Count struct {
 const (
 	MaxSummary   = 16 << 10  // bytes of a text
 	maxUnpacked  = 256 << 10 // bytes of an unpacked text
-	maxCounts    = 400
-	maxField     = 128 // bytes of a field, such as a version or a name
-	summaryItems = 50  // items of a Top
-	summaryKeys  = 256 // hashes of a Distinct
-	minKeys      = 16  // hashes of a Distinct: fewer would make its estimate useless
+	maxCounts    = 400       // counts of a summary
+	maxField     = 128       // bytes of a field, such as a version or a name
+	summaryItems = 50        // items of a Top
+	summaryKeys  = 256       // hashes of a Distinct
+	minKeys      = 16        // hashes of a Distinct: fewer would make its estimate useless
 )
 
 // headerSize is the size of the header of a text in bytes: the format version, and a checksum of 4.
@@ -55,7 +55,7 @@ const headerSize = 1 + 4
 // formatVersion is the first byte of a text. Instances ignore texts with another first byte.
 const formatVersion = 1
 
-// ErrFormat is wrapped by the errors for summaries of another format version.
+// ErrFormat is the error of a summary in another format version.
 var ErrFormat = errors.New("the summary has another format")
 
 // SeedID returns a number that distinguishes seeds and does not reveal them.
@@ -240,7 +240,8 @@ func (p *packed) unpack() (*Summary, error) {
 		}
 	}
 	for _, c := range p.Counts {
-		if !isLabel(c.Rule) || !isLabel(c.Limit) || !isLabel(c.Name) || c.Last10 > c.Last60 {
+		hasLabels := isLabel(c.Rule) && isLabel(c.Limit) && isLabel(c.Name)
+		if !hasLabels || c.Last10 > c.Last60 {
 			return nil, errCorrupt
 		}
 		s.Counts = append(s.Counts, Count{Series{c.Rule, c.Limit, c.Name}, c.Last10, c.Last60})
@@ -274,7 +275,8 @@ func (p *packedTop) unpack() (*Top, error) {
 	t := &Top{Total: p.Total, Floor: p.Floor, Missed: p.Missed, Items: make([]Item, 0, len(p.Items))}
 	for _, i := range p.Items {
 		hasVariance := i.Variance >= 0 && !math.IsInf(i.Variance, 0) // false for NaN
-		if !isLabel(i.Rule) || !isLabel(i.Limit) || !isName(i.Name) || i.Error > i.Weight || !hasVariance {
+		hasNames := isLabel(i.Rule) && isLabel(i.Limit) && isName(i.Name)
+		if !hasNames || !hasVariance || i.Error > i.Weight {
 			return nil, errCorrupt
 		}
 		t.Items = append(t.Items, Item(i))

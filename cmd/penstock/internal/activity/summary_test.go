@@ -61,7 +61,7 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 				want := *s.Activity[w].Tops[k]
 				want.Cut(len(top.Items))
 				if top.Total != want.Total || top.Floor != want.Floor || len(top.Items) > 0 && !reflect.DeepEqual(top.Items, want.Items) {
-					t.Errorf("%s: %v was read as %v; want the same", name, want, top)
+					t.Errorf("%s: the top %v was read as %v; want the same", name, want, top)
 				}
 			}
 			n, deviation := a.Denied.Count()

@@ -21,7 +21,7 @@ type Timing struct {
 // 67 s. So the upper end of a counter is at most a quarter larger than its lower end. The last
 // counter counts failures.
 const (
-	exact    = 16                // µs that have a counter each
+	exact    = 16                // below this number of µs, each µs has a counter
 	octaves  = 22                // from 2^4 to 2^26 µs
 	failures = exact + 4*octaves // index of the counter of failures
 )
@@ -49,6 +49,7 @@ func endOf(counter int) time.Duration {
 		return time.Duration(counter+1) * time.Microsecond
 	}
 	octave, quarter := 4+(counter-exact)/4, (counter-exact)%4
+	// The durations of a counter begin at 4+quarter quarters of 2^octave µs.
 	return time.Duration(5+quarter) << (octave - 2) * time.Microsecond
 }
 

@@ -75,7 +75,7 @@ func (w *windows) end(next int64, a *Activity) {
 	w.parts = since(w.parts, next/partMinutes-hourParts+1)
 }
 
-// since returns the activities that are not older than first.
+// since returns the activities whose number is at least first.
 func since(all []datedActivity, first int64) []datedActivity {
 	for len(all) > 0 && all[0].number < first {
 		all[0] = datedActivity{}

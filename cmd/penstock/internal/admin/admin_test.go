@@ -30,7 +30,7 @@ func TestReadinessIsTheStateOfTheWorstCheck(t *testing.T) {
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest("GET", c.path, nil))
 		if recorder.Code != c.status || recorder.Body.String() != c.body {
-			t.Errorf("%s with store %v, service %v: %d %q; want %d %q", c.path, c.store, c.service, recorder.Code, recorder.Body, c.status, c.body)
+			t.Errorf("with store %v and service %v, %s returns %d %q; want %d %q", c.store, c.service, c.path, recorder.Code, recorder.Body, c.status, c.body)
 		}
 	}
 }
@@ -43,7 +43,7 @@ func TestVerboseShowsTheTextOfACheck(t *testing.T) {
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
 		if recorder.Code != 200 || recorder.Body.String() != want {
-			t.Errorf("%s: %d %q; want 200 %q", path, recorder.Code, recorder.Body, want)
+			t.Errorf("%s returns %d %q; want 200 %q", path, recorder.Code, recorder.Body, want)
 		}
 	}
 }
@@ -102,12 +102,12 @@ func TestBrowsersCannotUseResponses(t *testing.T) {
 		}
 		res.Body.Close()
 		if res.StatusCode != c.status {
-			t.Errorf("Host %q: %d; want %d", c.host, res.StatusCode, c.status)
+			t.Errorf("with the Host %q, the status is %d; want %d", c.host, res.StatusCode, c.status)
 		}
 		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
 			"Content-Security-Policy": "default-src 'none'", "Content-Type": "text/plain"} {
 			if got := res.Header.Get(name); !strings.HasPrefix(got, want) {
-				t.Errorf("Host %q: %s is %q; want %q", c.host, name, got, want)
+				t.Errorf("with the Host %q, %s is %q; want %q", c.host, name, got, want)
 			}
 		}
 	}

@@ -94,7 +94,7 @@ type Handler struct {
 
 	readers atomic.Int32 // of events and denials
 
-	origins http.CrossOriginProtection // of writes
+	origins http.CrossOriginProtection // checks the origins of writes
 }
 
 // Prefix is the start of all paths.

@@ -151,7 +151,7 @@ func read[T any](f *fixture, path string, headers ...string) (body T) {
 	decoder := json.NewDecoder(w.Body)
 	decoder.DisallowUnknownFields()
 	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
-		f.t.Fatalf("%s: %d, %s; want 200 with JSON", path, w.Code, w.Body)
+		f.t.Fatalf("%s returns %d %s; want 200 with JSON", path, w.Code, w.Body)
 	}
 	if err := decoder.Decode(&body); err != nil {
 		f.t.Fatalf("%s: the body cannot be decoded: %v", path, err)
@@ -198,7 +198,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		}
 	}
 	if w := local.get("nothing"); w.Code != 404 {
-		t.Errorf("a path that does not exist: %d; want 404", w.Code)
+		t.Errorf("a path that does not exist returns %d; want 404", w.Code)
 	}
 	t.Logf("counted: %d requests", tried)
 }
@@ -229,12 +229,12 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 		w := f.get(path)
 		var p Problem
 		if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Status != 400 || !strings.Contains(p.Detail, want) || w.Header().Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%.40s: %d %s; want 400 with %q", path, w.Code, w.Body, want)
+			t.Errorf("%.40s returns %d %s; want 400 with %q", path, w.Code, w.Body, want)
 		}
 	}
 	for _, path := range []string{"key?key=key:a&rule=nothing", "key?ref=0123456789abcdef"} {
 		if w := f.get(path); w.Code != 404 {
-			t.Errorf("%s: %d %s; want 404", path, w.Code, w.Body)
+			t.Errorf("%s returns %d %s; want 404", path, w.Code, w.Body)
 		}
 	}
 }
@@ -324,8 +324,11 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 			byTier[l.Limit+l.Tier] = l
 		}
 		hour, day := byTier["hourfree"], byTier["day"]
-		if hour.Used != 10 || hour.Left != 0 || !hour.IsDenied || hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.Rate == "" || hour.Kind != "enforced" || hour.ResetMS <= hour.RetryMS {
-			t.Errorf("the limit hour is %+v; want 10 used, none left, and denied", hour)
+		if hour.Used != 10 || hour.Left != 0 || !hour.IsDenied || hour.Kind != "enforced" || hour.Rate == "" {
+			t.Errorf("the limit hour is %+v; want an enforced one with a rate, 10 used, none left, and denied", hour)
+		}
+		if hour.RetryMS < 1000 || hour.RetryMS > 360_000 || hour.ResetMS <= hour.RetryMS {
+			t.Errorf("the limit hour has a unit left after %d ms, and is unused after %d ms; want 1 s to 6 min, and more", hour.RetryMS, hour.ResetMS)
 		}
 		if day.Used != 3 || day.Left != 997 || day.IsDenied || day.RetryMS != 0 {
 			t.Errorf("the limit day is %+v; want 3 used and 997 left", day)
@@ -511,7 +514,7 @@ func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 		w := f.get(strings.TrimPrefix(path, Prefix) + "?" + query.Encode())
 		var body any
 		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != 200 {
-			t.Fatalf("%s: %d %s; want 200 with JSON", path, w.Code, w.Body)
+			t.Fatalf("%s returns %d %s; want 200 with JSON", path, w.Code, w.Body)
 		}
 		response := at.Get["responses"].(object)["200"].(object)["content"].(object)["application/json"].(object)
 		if err := checkSchema(path, response["schema"].(object), doc.Components.Schemas, body); err != nil {
@@ -548,7 +551,7 @@ func FuzzRequests(f *testing.F) {
 		w := httptest.NewRecorder()
 		x.ServeHTTP(w, q)
 		if w.Code >= 500 {
-			t.Errorf("%q: %d %s; want a status below 500", path, w.Code, w.Body)
+			t.Errorf("%q returns %d %s; want a status below 500", path, w.Code, w.Body)
 		}
 	})
 }

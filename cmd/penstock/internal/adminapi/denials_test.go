@@ -71,7 +71,7 @@ func TestMalformedQueriesOfDenialsAreRejected(t *testing.T) {
 		"denials?key=" + strings.Repeat("k", maxValue+1): "is longer than",
 	} {
 		if w := f.get(path); w.Code < 400 || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%.40s: %d %s; want an error with %q", path, w.Code, w.Body, want)
+			t.Errorf("%.40s returns %d %s; want an error with %q", path, w.Code, w.Body, want)
 		}
 	}
 }

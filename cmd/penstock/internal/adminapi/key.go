@@ -45,11 +45,13 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	found.Source, found.DeniedBy = source.String(), keylimits.DeniedBy(all)
 	for i, l := range all {
-		switch isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"; {
-		case isShown && i < len(limits):
-			found.Limits = append(found.Limits, l)
-		case isShown:
+		isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"
+		isGlobal := i >= len(limits) // all begins with the limits of the key
+		switch {
+		case isShown && isGlobal:
 			found.Global = append(found.Global, l)
+		case isShown:
+			found.Limits = append(found.Limits, l)
 		}
 	}
 	return found, nil

@@ -29,9 +29,9 @@ func newAudit(req *http.Request) Audit {
 	return audit.New("reset", audit.Actor{Kind: audit.API, Address: req.RemoteAddr})
 }
 
-// record completes the audit line of a write with its result, and hands it to Options.Audit.
+// record sets the result in the audit line of a write, and passes the line to Options.Audit.
 func (h *Handler) record(a *Audit, err error) {
-	isRefused := StatusOf(err) != http.StatusServiceUnavailable
+	isRefused := StatusOf(err) != http.StatusServiceUnavailable // the status if the store fails
 	a.End(err, isRefused)
 	h.Audit(*a)
 }

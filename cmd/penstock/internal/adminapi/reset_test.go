@@ -65,7 +65,7 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		w := f.post(c.body, operator)
 		var done keylimits.Reset
 		if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil || w.Code != 200 {
-			t.Fatalf("%s: %d %s; want 200 with JSON", c.body, w.Code, w.Body)
+			t.Fatalf("the reset %s returns %d %s; want 200 with JSON", c.body, w.Code, w.Body)
 		}
 		slices.Sort(done.Reset)
 		slices.Sort(c.reset)
@@ -126,7 +126,7 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		tried++
 		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 			if w := f.send(method, resetPath, operator); w.Code != 405 && w.Code != 401 || f.used("hour") != 5 {
-				t.Errorf("%s: %d %s; want 401 or 405, and nothing reset", method, w.Code, w.Body)
+				t.Errorf("%s returns %d %s; want 401 or 405, and nothing reset", method, w.Code, w.Body)
 			}
 			tried++
 		}
@@ -164,7 +164,7 @@ func TestMalformedResetsAreRejected(t *testing.T) {
 		w := f.post(body, operator)
 		status, text, _ := strings.Cut(want, " ")
 		if fmt.Sprint(w.Code) != status || !strings.Contains(w.Body.String(), text) {
-			t.Errorf("%.60s: %d %s; want %s", body, w.Code, w.Body, want)
+			t.Errorf("the reset %.60s returns %d %s; want %s", body, w.Code, w.Body, want)
 		}
 	}
 	if f.used("hour") != 5 {
@@ -195,11 +195,11 @@ func TestMaskedKeysAreRejected(t *testing.T) {
 		masked := f.masks.Of(isOperator, name)
 		for _, path := range []string{"key?key=", "denials?key="} {
 			if w := f.get(path+url.QueryEscape(masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
-				t.Errorf("%s%s: %d %s; want 400 with the advice to use the ref", path, masked, w.Code, w.Body)
+				t.Errorf("%s%s returns %d %s; want 400 with the advice to use the ref", path, masked, w.Code, w.Body)
 			}
 		}
 		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
-			t.Errorf("reset of %s: %d %s; want 400 with the advice to use the ref", masked, w.Code, w.Body)
+			t.Errorf("the reset of %s returns %d %s; want 400 with the advice to use the ref", masked, w.Code, w.Body)
 		}
 	}
 }
@@ -212,10 +212,10 @@ func FuzzResets(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body string) {
 		if w := x.post(body, operator); w.Code >= 500 {
-			t.Errorf("%q: %d %s; want a status below 500", body, w.Code, w.Body)
+			t.Errorf("the body %q gets %d %s; want a status below 500", body, w.Code, w.Body)
 		}
 		if w := x.post(body); w.Code != 401 {
-			t.Errorf("%q without the token: %d %s; want 401", body, w.Code, w.Body)
+			t.Errorf("without the token, the body %q gets %d %s; want 401", body, w.Code, w.Body)
 		}
 	})
 }

@@ -18,13 +18,19 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	for _, f := range []*fixture{local, remote, none} {
 		for _, wrong := range []string{"", "0123456789abcdeF", token + "0"} {
 			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != 401 {
-				t.Errorf("the wrong token %q makes a session: %v, %v; want an error", wrong, c, err)
+				t.Errorf("LogIn with the wrong token %q returns %v, %v; want an error with the status 401", wrong, c, err)
 			}
 		}
 	}
 	c, err := remote.LogIn(token, q)
-	if err != nil || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Secure || c.Path != "" || c.MaxAge <= 0 || strings.Contains(c.Value, token) {
-		t.Fatalf("the cookie is %+v, %v; want a strict HttpOnly cookie without the token", c, err)
+	if err != nil {
+		t.Fatalf("LogIn returns %v; want a cookie", err)
+	}
+	if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Secure || c.Path != "" || c.MaxAge <= 0 {
+		t.Errorf("the cookie is %+v; want a strict HttpOnly one with a MaxAge, without Secure and without a path", c)
+	}
+	if strings.Contains(c.Value, token) {
+		t.Errorf("the cookie has the value %s; want it without the token", c.Value)
 	}
 	q.Header.Set("Origin", "https://ops.example")
 	if c, _ := remote.LogIn(token, q); !c.Secure {
@@ -98,7 +104,7 @@ func TestReadReturnsWhatTheAPIServes(t *testing.T) {
 		t.Errorf("Read returns %+v, %v; want the offender that the API returns", got, err)
 	}
 	if _, err := Read[Offenders](t.Context(), f.Handler, Viewer{}, "offenders", map[string][]string{"kind": {"x"}}); StatusOf(err) != 400 {
-		t.Errorf("a wrong parameter: %v; want 400", err)
+		t.Errorf("with a wrong parameter, Read returns %v; want an error with the status 400", err)
 	}
 	text, _ := json.Marshal(f.ReadState(t.Context()))
 	if served := strings.TrimSpace(f.get("state").Body.String()); served != string(text) {
@@ -140,7 +146,7 @@ func TestGuessedKeysCannotBeComparedWithMaskedOnes(t *testing.T) {
 			t.Errorf("%s: with the token, the body is %s; want one with a ref", show, body)
 		}
 		if w := f.get("denials?key=key:customer-4711"); w.Code != 401 || !strings.Contains(w.Body.String(), "needs the operator token") {
-			t.Errorf("%s: denials of a key without the token: %d %s; want 401", show, w.Code, w.Body)
+			t.Errorf("%s: without the token, the denials of a key return %d %s; want 401", show, w.Code, w.Body)
 		}
 	}
 }

@@ -63,8 +63,11 @@ func TestStateShowsWhatMayBeAdmittedWhileTheStoreFails(t *testing.T) {
 			t.Fatalf("while the store fails, the bounds are %+v; want those of 3 limits", got.Over)
 		}
 		one := got.Over.Limits[1]
-		if one.Rule != "api" || one.Limit != "day" || one.OnFailure != "local" || len(one.Bounds) != 2 || one.Bounds[0].When != "store fails" || one.Bounds[0].Over == nil || *one.Bounds[0].Over <= 0 || one.Bounds[0].Text == "" {
-			t.Errorf("the limit is %+v; want api.day with 2 bounds, one of them for a failing store", one)
+		if one.Rule != "api" || one.Limit != "day" || one.OnFailure != "local" || len(one.Bounds) != 2 {
+			t.Fatalf("the limit is %+v; want api.day with on_failure local and 2 bounds", one)
+		}
+		if b := one.Bounds[0]; b.When != "store fails" || b.Over == nil || *b.Over <= 0 || b.Text == "" {
+			t.Errorf("the first bound is %+v; want units and a text for a failing store", b)
 		}
 	}
 }

@@ -51,12 +51,12 @@ const maxRuleLines = 6
 // makeCharts makes the charts of the overview. The lines of the history must be sums by rule. rule
 // is the only rule of the first chart, or "" for all.
 func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings adminapi.Timings) []chart {
-	of := ""
+	ofRule := ""
 	if rule != "" {
-		of = " of rule " + rule
+		ofRule = " of rule " + rule
 	}
 	charts := []chart{
-		{ID: "requests", Title: "Requests" + of, Unit: "/s", Source: "history", Lines: []line{
+		{ID: "requests", Title: "Requests" + ofRule, Unit: "/s", Source: "history", Lines: []line{
 			{Label: "Allowed", Style: 1, Rule: rule, Series: passed},
 			{Label: "Denied", Style: 2, Rule: rule, Series: denied},
 			{Label: "Allowed after a wait", Style: 3, Rule: rule, Series: []string{"waited"}},
@@ -139,21 +139,21 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 		l := &c.Lines[i]
 		values := c.values(l, history, timings, unit)
 		values = values[max(len(values)-shownUnits(history.Last, len(values)), 0):]
-		step := len(values) / chartPoints // values of one point
-		c.Step = time.Duration(step) * unit
+		perPoint := len(values) / chartPoints
+		c.Step = time.Duration(perPoint) * unit
 		for n := range chartPoints {
-			l.points = append(l.points, mean(values[n*step:(n+1)*step]))
+			l.points = append(l.points, mean(values[n*perPoint:(n+1)*perPoint]))
 		}
 		if c.Most < slices.Max(l.points) {
 			c.Most = slices.Max(l.points)
 		}
 	}
 	c.Most = niceEnd(c.Most)
-	group := chartPoints / tableRows // points of one row
+	const perRow = chartPoints / tableRows // points
 	for n := tableRows - 1; n >= 0; n-- {
-		r := row{Ago: time.Duration(tableRows-1-n) * time.Duration(group) * c.Step}
+		r := row{Ago: time.Duration(tableRows-1-n) * perRow * c.Step}
 		for i := range c.Lines {
-			r.Values = append(r.Values, mean(c.Lines[i].points[n*group:(n+1)*group]))
+			r.Values = append(r.Values, mean(c.Lines[i].points[n*perRow:(n+1)*perRow]))
 		}
 		c.Rows = append(c.Rows, r)
 	}

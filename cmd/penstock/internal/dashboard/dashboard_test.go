@@ -152,7 +152,7 @@ func (s *site) text(path string, status int, headers ...string) string {
 	s.Helper()
 	w := s.send("GET", path, "", headers...)
 	if w.Code != status {
-		s.Fatalf("%s: %d %s; want %d", path, w.Code, w.Body, status)
+		s.Fatalf("%s returns %d %s; want %d", path, w.Code, w.Body, status)
 	}
 	return plain(w)
 }
@@ -267,7 +267,7 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		isRight := w.Code == c.status && strings.Contains(got, c.want)
 		hasNoToken := c.status == 400 && w.Code == 401 // a form that cannot be read has no token either
 		if !isRight && !hasNoToken {
-			t.Errorf("%.60s with %q: %d %s; want %d with %q", c.form, c.header, w.Code, got, c.status, c.want)
+			t.Errorf("%.60s with %q gets %d %s; want %d with %q", c.form, c.header, w.Code, got, c.status, c.want)
 		}
 		if used := s.used(key); (used == 0) != isReset {
 			t.Errorf("%.60s with %q: %d units are used; want a reset: %v", c.form, c.header, used, isReset)
@@ -489,7 +489,7 @@ func FuzzPages(f *testing.F) {
 		w := httptest.NewRecorder()
 		s.Handler.ServeHTTP(w, q)
 		if w.Code >= 500 {
-			t.Errorf("%s %q with %q: %d %s; want a status below 500", method, path, form, w.Code, w.Body)
+			t.Errorf("%s %q with %q gets %d %s; want a status below 500", method, path, form, w.Code, w.Body)
 		}
 		if to := w.Header().Get("Location"); strings.Contains(to, "//") && !strings.Contains(to, "?") && w.Code == 303 {
 			t.Errorf("%s %q with %q leads to %q; want a page of this site", method, path, form, to)

@@ -56,7 +56,8 @@ func count(n any) string {
 	return text[:len(text)-len(digits)] + b.String()
 }
 
-// number writes a number with about three digits.
+// number writes a number with about three digits. From a limit such as 99.95, rounding would give
+// one digit more.
 func number(v float64) string {
 	switch {
 	case v < 0: // not known

@@ -40,7 +40,7 @@ func TestDemoResponses(t *testing.T) {
 		body, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if res.StatusCode != c.status || !strings.Contains(string(body), c.body) {
-			t.Errorf("%s %s: %s %s; want %d with %s", c.method, c.path, res.Status, body, c.status, c.body)
+			t.Errorf("%s %s gets %s %s; want %d with %s", c.method, c.path, res.Status, body, c.status, c.body)
 		}
 	}
 	if s.Served() != 7 {

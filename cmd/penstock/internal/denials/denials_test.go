@@ -192,7 +192,7 @@ func TestLinesOfTheLogMaskKeys(t *testing.T) {
 			t.Errorf("%s, identities %s: the log is %s; want %d lines with %s", c.mode, c.show, log, c.lines, c.has)
 		}
 		if c.show == redact.ShowOff && strings.Contains(log.String(), "key:") {
-			t.Errorf("identities are off, and the log has a key: %s", log)
+			t.Errorf("with identities off, the log is %s; want no key in it", log)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func spend(t *testing.T, store penstock.Store, limits []Limit, name string, unit
 	t.Helper()
 	i := slices.IndexFunc(limits, func(l Limit) bool { return l.Name() == name })
 	if i < 0 {
-		t.Fatalf("there is no limit %s", name)
+		t.Fatalf("the limits are %s; want one of the name %s", summary(limits), name)
 	}
 	c := limits[i].Charge()
 	c.Cost, c.Mode = units, penstock.Spend
@@ -198,7 +198,7 @@ func TestClearReportsALostAnswer(t *testing.T) {
 func TestReasonsAreOneShortLine(t *testing.T) {
 	for reason, isGood := range map[string]bool{"support-4711": true, "ünï": true, strings.Repeat("x", maxReason): true, "": false, " ": false, "a\nb": false, "a\x1b[2J": false, strings.Repeat("x", maxReason+1): false} {
 		if err := CheckReason(reason); (err == nil) != isGood {
-			t.Errorf("the reason %.20q: %v; want it accepted: %v", reason, err, isGood)
+			t.Errorf("CheckReason(%.20q) returns %v; want it accepted: %v", reason, err, isGood)
 		}
 	}
 }

@@ -94,8 +94,9 @@ func IsMasked(key string) bool {
 		letters := []rune(value)
 		isShortened := len(letters) == 2*shownLetters+1 && letters[shownLetters] == '…'
 		_, err := netip.ParsePrefix(value)
-		isNetwork, hasHash := err == nil, len(rest) < len(key)
-		return value == "…" || isShortened || isNetwork && hasHash
+		hasHash := len(rest) < len(key)
+		isMaskedNetwork := err == nil && hasHash
+		return value == "…" || isShortened || isMaskedNetwork
 	})
 }
 

@@ -63,7 +63,7 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 				t.Errorf("an upstream that %s, %q: the connection is closed; want it kept", name, c.request)
 			}
 			if res.Close != (rest == "") {
-				t.Errorf("an upstream that %s, %q: Connection: close is sent: %v, but then %q is received", name, c.request, res.Close, rest)
+				t.Errorf("an upstream that %s, %q: Connection: close is sent: %v, and then %q is received; want nothing after close, and a response otherwise", name, c.request, res.Close, rest)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func TestBodyAfterTheResponseIsNotReadAsARequest(t *testing.T) {
 		fmt.Fprintf(conn, "POST /a HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", framing)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || !res.Close {
-			t.Errorf("%s: %v, %+v; want a response that closes the connection", framing, err, res)
+			t.Errorf("with %q, the client gets the error %v and the response %+v; want one that closes the connection", framing, err, res)
 		}
 		io.WriteString(conn, "xyz\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
 		conn.(*net.TCPConn).CloseWrite()

@@ -110,7 +110,7 @@ func TestRequestOverHTTP2IsSentOnce(t *testing.T) {
 	for n, status := range []int{200, 502} {
 		res, _ := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n")
 		if res.StatusCode != status || int(got.Load()) != n+1 {
-			t.Errorf("request %d: %s, and the upstream got %d requests; want %d and %d", n+1, res.Status, got.Load(), status, n+1)
+			t.Errorf("request %d gets %s, and the upstream got %d requests; want %d and %d", n+1, res.Status, got.Load(), status, n+1)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func sendToEcho(t *testing.T, site, request string) (s receivedRequest) {
 	t.Helper()
 	res, body := sendRaw(t, site, request)
 	if err := json.Unmarshal(body, &s); err != nil {
-		t.Fatalf("%q: %s %q: %v; want the request as JSON", request, res.Status, body, err)
+		t.Fatalf("%q gets %s %q, which is not JSON: %v; want the request as JSON", request, res.Status, body, err)
 	}
 	return s
 }
@@ -142,7 +142,7 @@ func TestHopByHopHeadersOfResponsesAreNotForwarded(t *testing.T) {
 	res, _ := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade", "Connection"} {
 		if res.Header[name] != nil {
-			t.Errorf("the client got the header %s: %q, which is for one connection", name, res.Header[name])
+			t.Errorf("the client got the header %s: %q; want none, because it is for one connection", name, res.Header[name])
 		}
 	}
 }
@@ -218,7 +218,7 @@ func TestRequestsCannotChooseTheirUpstream(t *testing.T) {
 		{"GET /@example.com:80/ HTTP/1.1\r\nHost: h@example.com\r\n\r\n", 400}, // the Host is malformed
 	} {
 		if res, body := sendRaw(t, site, c.request); res.StatusCode != c.status {
-			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
+			t.Errorf("%q gets %s %s; want %d", c.request, res.Status, body, c.status)
 		}
 	}
 }
@@ -564,7 +564,7 @@ func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 		res, body := sendRaw(t, startProxy(t, o, c.upstream), "GET /secret/1?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
 		want := fmt.Sprintf(`{"type":"about:blank","title":"%s","status":%d,"detail":"%s"}`, http.StatusText(c.status), c.status, c.detail)
 		if res.StatusCode != c.status || string(body) != want || res.Header.Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%s: %s %s; want %s", c.name, res.Status, body, want)
+			t.Errorf("%s: the client gets %s %s; want %s", c.name, res.Status, body, want)
 		}
 		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, fmt.Sprintf("status=%d", c.status)) || strings.Contains(got, "secret") {
 			t.Errorf("%s: the log is %s; want one warning with status=%d, without the request", c.name, got, c.status)
@@ -681,7 +681,7 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 				body, err := io.ReadAll(res.Body)
 				res.Body.Close()
 				if string(body) != "hello" || err != nil || res.StatusCode != 200 {
-					t.Errorf("%s, in pieces of %d bytes: %s %q, %v; want 200 hello", c.name, size, res.Status, body, err)
+					t.Errorf("%s, in pieces of %d bytes: the client gets %s %q, %v; want 200 hello", c.name, size, res.Status, body, err)
 				}
 			}
 			want := int64(3) // one for each response
@@ -769,7 +769,7 @@ func TestBodiesThatCannotBeReadGetA4xx(t *testing.T) {
 		{head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n", 400},
 	} {
 		if res, body := sendRaw(t, site, c.request); res.StatusCode != c.status {
-			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
+			t.Errorf("%q gets %s %s; want %d", c.request, res.Status, body, c.status)
 		}
 	}
 }

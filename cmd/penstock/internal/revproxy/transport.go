@@ -109,7 +109,7 @@ type trackedTransport struct {
 func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
 		isConnected atomic.Bool
-		sent        atomic.Int32 // how often its headers were written
+		sent        atomic.Int32 // how often the headers of the request were written
 	}
 	ctx, giveUp := context.WithCancelCause(r.Context()) // canceled with its parent
 	trace := &httptrace.ClientTrace{

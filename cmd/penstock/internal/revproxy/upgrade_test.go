@@ -16,7 +16,8 @@ import (
 const webSocketRequest = "GET /chat HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
 	"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
-// echoUpgraded switches to any requested protocol, and then sends back what it receives.
+// echoUpgraded switches to any requested protocol, and then sends back what it receives. It closes
+// ended when the connection has ended.
 func echoUpgraded(ended chan<- struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		conn, buffered, err := http.NewResponseController(w).Hijack()
@@ -70,7 +71,7 @@ func TestOtherProtocolsAreNotTunneled(t *testing.T) {
 		site := startProxy(t, revproxy.Options{}, startUpstream(t, echoUpgraded(make(chan struct{}))))
 		res, body := sendRaw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+upgrade+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
 		if res.StatusCode != http.StatusBadGateway {
-			t.Errorf("Upgrade: %s with an upstream that accepts it: %s %s; want 502", upgrade, res.Status, body)
+			t.Errorf("with Upgrade: %s, and an upstream that accepts it, the client gets %s %s; want 502", upgrade, res.Status, body)
 		}
 	}
 }
