@@ -354,7 +354,7 @@ func (r *route) values(query string) (url.Values, error) {
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "the query cannot be read; escape its values")
 	}
-	for name, list := range values {
+	for name, given := range values {
 		i := slices.IndexFunc(r.parameters, func(p parameter) bool { return p.name == name })
 		if i < 0 {
 			return nil, refuse(http.StatusBadRequest, "unknown parameter %.40q; the parameters are: %s", name, r.names())
@@ -364,11 +364,11 @@ func (r *route) values(query string) (url.Values, error) {
 			most = maxRepeats
 		}
 		switch {
-		case len(list) > most:
-			return nil, refuse(http.StatusBadRequest, "%s is given %d times; the most is %d", name, len(list), most)
-		case slices.ContainsFunc(list, func(v string) bool { return len(v) > maxValue }):
+		case len(given) > most:
+			return nil, refuse(http.StatusBadRequest, "%s is given %d times; the most is %d", name, len(given), most)
+		case slices.ContainsFunc(given, func(v string) bool { return len(v) > maxValue }):
 			return nil, refuse(http.StatusBadRequest, "%s is longer than %d bytes", name, maxValue)
-		case p.choices != nil && !slices.Contains(p.choices, list[0]):
+		case p.choices != nil && !slices.Contains(p.choices, given[0]):
 			return nil, refuse(http.StatusBadRequest, "the value of %s is unknown; write %s", name, strings.Join(p.choices, " or "))
 		}
 	}
@@ -383,6 +383,7 @@ func (r *route) values(query string) (url.Values, error) {
 	return values, nil
 }
 
+// names lists the parameters, for a message.
 func (r *route) names() string {
 	var names []string
 	for _, p := range r.parameters {

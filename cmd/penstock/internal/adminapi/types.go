@@ -39,7 +39,7 @@ type State struct {
 // An Upstream is what this instance forwards requests to.
 type Upstream struct {
 	Name    string  `json:"name" doc:"its URL"`
-	Latency Latency `json:"latency" doc:"until the headers of a response; failed: no response, or a status of 500 or more"`
+	Latency Latency `json:"latency" doc:"the time until the headers of a response. A call fails if it gets no response, or a status of 500 or more"`
 }
 
 // A Latency is how long calls took in the last 10 seconds. A true quantile is at most the number
@@ -63,7 +63,7 @@ type FleetState struct {
 type Count struct {
 	Rule   string `json:"rule,omitempty" doc:"empty for counts of the whole instance"`
 	Limit  string `json:"limit,omitempty"`
-	Name   string `json:"name" doc:"an outcome such as allowed or denied; near_limit; waited; source:NAME, decisions by source; error:REASON, failed calls of the store by reason"`
+	Name   string `json:"name" doc:"what is counted: an outcome, such as allowed or denied; near_limit; waited; source:NAME for decisions by their source; error:REASON for failed calls of the store by their reason"`
 	Last10 uint64 `json:"last_10s" doc:"in the last 10 seconds"`
 	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
 }
@@ -96,9 +96,9 @@ type LimitBound struct {
 
 // A Memory is the memory of a server.
 type Memory struct {
-	Used     int64  `json:"used_bytes"`
+	Used     int64  `json:"used_bytes" doc:"memory in use"`
 	Max      int64  `json:"max_bytes" doc:"0: no bound"`
-	Policy   string `json:"policy" doc:"maxmemory-policy"`
+	Policy   string `json:"policy" doc:"the server's maxmemory-policy"`
 	Server   string `json:"server,omitempty" doc:"on a Cluster: its address"`
 	CanEvict bool   `json:"evicts" doc:"the server may delete counters, so clients may use their limits again"`
 }
@@ -115,7 +115,7 @@ type Rule struct {
 	Always    bool                 `json:"always,omitempty"`
 	Shadow    bool                 `json:"shadow,omitempty"`
 	Unlimited bool                 `json:"unlimited,omitempty"`
-	When      string               `json:"when" doc:"in which cases the rule applies to a request that it matches"`
+	When      string               `json:"when" doc:"whether the rule applies to each request that it matches, or only in some cases"`
 	Match     []describe.Condition `json:"match" doc:"conditions that a request must meet"`
 	Limits    []Limit              `json:"limits"`
 }
@@ -152,18 +152,18 @@ type Offenders struct {
 	Total        uint64     `json:"total" doc:"the count of all keys together"`
 	OthersAtMost uint64     `json:"others_at_most" doc:"a key that is not listed has at most this count"`
 	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; at_most and others_at_most include them"`
-	Distinct     *Distinct  `json:"distinct,omitempty" doc:"with kind denied: how many different keys were denied, once for each limit"`
+	Distinct     *Distinct  `json:"distinct,omitempty" doc:"only with kind denied: how many different keys were denied; a key counts once for each limit"`
 	Instances    int        `json:"instances" doc:"how many instances were counted"`
 	Problem      string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
 }
 
-// An Offender is a key with a limit that it met.
+// An Offender is a key with a limit that counted it.
 type Offender struct {
 	Rule     string `json:"rule"`
 	Limit    string `json:"limit"`
 	Identity string `json:"identity,omitempty" doc:"the key, masked unless the token allows more"`
 	Ref      string `json:"ref" doc:"a short name of the key, for /api/v1/key?ref="`
-	Count    uint64 `json:"count" doc:"an estimate, never below what was counted"`
+	Count    uint64 `json:"count" doc:"an estimate: at least the number of recorded events"`
 	AtLeast  uint64 `json:"at_least" doc:"the lower bound of the true count"`
 	AtMost   uint64 `json:"at_most" doc:"the upper bound of the true count"`
 	IsExact  bool   `json:"exact" doc:"at_least and at_most are certain; otherwise events were sampled, and the bounds hold for all but one of three million keys"`
@@ -187,13 +187,13 @@ type DistinctLimit struct {
 // A Key is the state of one key in all limits.
 type Key struct {
 	Identity string            `json:"identity,omitempty"`
-	Ref      string            `json:"ref,omitempty" doc:"a short name of the key; to a request by key, only with the token"`
-	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store; to a request by key, only with the token"`
+	Ref      string            `json:"ref,omitempty" doc:"a short name of the key; a request by key gets it only with the token"`
+	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
 	Source   string            `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
 	Limits   []keylimits.Limit `json:"limits"`
 	Global   []keylimits.Limit `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
-	Unread   []string          `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too: each instance counts in its memory, so they are not read or reset"`
+	Unread   []string          `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`
 	Skipped  int               `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 

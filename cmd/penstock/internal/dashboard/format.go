@@ -56,8 +56,8 @@ func count(n any) string {
 	return text[:len(text)-len(digits)] + b.String()
 }
 
-// number writes a number with about three digits. From a limit such as 99.95, rounding would give
-// one digit more.
+// number writes a number with about three digits. The bounds are 9.995 and 99.95, because such
+// numbers are rounded up to 10 and 100.
 func number(v float64) string {
 	switch {
 	case v < 0: // not known
