@@ -28,11 +28,11 @@ func BenchmarkObserve(b *testing.B) {
 		decision *penstock.Decision
 		charges  []penstock.Charge
 	}{
-		{"allowed", admission.Allowed, &allowed, []penstock.Charge{charge}},
-		{"two limits", admission.Allowed, &two, []penstock.Charge{charge, charge}},
-		{"near", admission.Allowed, &near, []penstock.Charge{charge}},
-		{"denied", admission.Denied, &denied, []penstock.Charge{charge}},
-		{"shadow", admission.ShadowDenied, &denied, []penstock.Charge{charge}},
+		{name: "allowed", outcome: admission.Allowed, decision: &allowed, charges: []penstock.Charge{charge}},
+		{name: "two limits", outcome: admission.Allowed, decision: &two, charges: []penstock.Charge{charge, charge}},
+		{name: "near", outcome: admission.Allowed, decision: &near, charges: []penstock.Charge{charge}},
+		{name: "denied", outcome: admission.Denied, decision: &denied, charges: []penstock.Charge{charge}},
+		{name: "shadow", outcome: admission.ShadowDenied, decision: &denied, charges: []penstock.Charge{charge}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			r := New(Options{Names: plainNames})

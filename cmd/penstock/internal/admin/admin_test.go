@@ -16,12 +16,12 @@ func TestReadinessIsTheStateOfTheWorstCheck(t *testing.T) {
 		status         int
 		body           string
 	}{
-		{OK, OK, "/readyz", 200, "ok\n"},
-		{OK, OK, "/readyz?verbose", 200, "store ok\nservice ok\nok\n"},
-		{Degraded, OK, "/readyz", 200, "degraded: store\n"},
-		{Degraded, Degraded, "/healthz", 200, "degraded: store, service\n"},
-		{Degraded, Down, "/readyz?verbose=1", 503, "store degraded\nservice down\ndown: service\n"},
-		{Down, Down, "/livez", 200, "ok\n"},
+		{store: OK, service: OK, path: "/readyz", status: 200, body: "ok\n"},
+		{store: OK, service: OK, path: "/readyz?verbose", status: 200, body: "store ok\nservice ok\nok\n"},
+		{store: Degraded, service: OK, path: "/readyz", status: 200, body: "degraded: store\n"},
+		{store: Degraded, service: Degraded, path: "/healthz", status: 200, body: "degraded: store, service\n"},
+		{store: Degraded, service: Down, path: "/readyz?verbose=1", status: 503, body: "store degraded\nservice down\ndown: service\n"},
+		{store: Down, service: Down, path: "/livez", status: 200, body: "ok\n"},
 	} {
 		handler := New(Options{Checks: []Check{
 			{"store", func(context.Context) (State, string) { return c.store, "" }},

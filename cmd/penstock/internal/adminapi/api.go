@@ -165,45 +165,45 @@ type Viewer struct{ isOperator bool }
 // IsOperator reports whether the viewer has sent the token.
 func (v Viewer) IsOperator() bool { return v.isOperator }
 
-// routes has in each row: path, summary, parameters, body, respond.
+// routes are the paths of the API that return JSON.
 var routes = []route{
-	{"state", "The current state: health, store, instances and counts.", nil, State{}, (*Handler).makeState},
-	{"health", "Whether the instance is ready, and why not.", nil, Health{}, (*Handler).makeHealth},
-	{"store", "The store: whether it fails, its breakers, latencies and memory.", nil, StoreState{}, (*Handler).makeStore},
-	{"instances", "The instances that share the store.", nil, Instances{}, (*Handler).makeInstances},
-	{"rules", "The rules in force, their limits with bounds, and their recent counts.", nil, Rules{}, (*Handler).makeRules},
-	{"history", "Counts of this instance by the second or by the minute.", []parameter{
+	{path: "state", summary: "The current state: health, store, instances and counts.", body: State{}, respond: (*Handler).makeState},
+	{path: "health", summary: "Whether the instance is ready, and why not.", body: Health{}, respond: (*Handler).makeHealth},
+	{path: "store", summary: "The store: whether it fails, its breakers, latencies and memory.", body: StoreState{}, respond: (*Handler).makeStore},
+	{path: "instances", summary: "The instances that share the store.", body: Instances{}, respond: (*Handler).makeInstances},
+	{path: "rules", summary: "The rules in force, their limits with bounds, and their recent counts.", body: Rules{}, respond: (*Handler).makeRules},
+	{path: "history", summary: "Counts of this instance by the second or by the minute.", parameters: []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
 		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 seconds or 1440 minutes"},
 		{name: "rule", doc: "only counts of this rule"},
 		{name: "limit", doc: "only counts of this limit"},
 		{name: "name", doc: "only counts of this name, such as denied"},
 		{name: "sum", doc: "none: a line for each limit; rules: a line for each rule, which is the sum of its limits, and a line without a rule, which is the sum of all rules", choices: []string{"none", "rules"}},
-	}, History{}, (*Handler).makeHistory},
-	{"timings", "How long the store and the upstream took, by the second or by the minute.", []parameter{
+	}, body: History{}, respond: (*Handler).makeHistory},
+	{path: "timings", summary: "How long the store and the upstream took, by the second or by the minute.", parameters: []parameter{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
 		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 seconds or 1440 minutes"},
-	}, Timings{}, (*Handler).makeTimings},
-	{"offenders", "The keys with the most denied requests, requests near their limit, or units.", []parameter{
+	}, body: Timings{}, respond: (*Handler).makeTimings},
+	{path: "offenders", summary: "The keys with the most denied requests, requests near their limit, or units.", parameters: []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "shadow_denied", "near_limit", "units"}},
 		{name: "window", doc: "the time that is counted, up to now", choices: []string{"5m", "1h"}},
 		{name: "scope", doc: "fleet: all instances; instance: this one", choices: []string{"fleet", "instance"}},
 		{name: "limit", doc: "how many offenders; default 20, at most 100"},
-	}, Offenders{}, (*Handler).makeOffenders},
-	{"key", "The state of one key in all limits. It charges nothing.", []parameter{
+	}, body: Offenders{}, respond: (*Handler).makeOffenders},
+	{path: "key", summary: "The state of one key in all limits. It charges nothing.", parameters: []parameter{
 		{name: "key", doc: "as explain writes it, such as key:abc"},
 		{name: "ref", doc: "instead of key: the ref of an offender"},
 		{name: "rule", doc: "only the limits of this rule"},
 		{name: "all", doc: "true: also limits that the key has not used", choices: []string{"false", "true"}},
-	}, Key{}, (*Handler).makeKey},
-	{"explain", "Which limits apply to a request, and what they would decide. It charges nothing.", []parameter{
+	}, body: Key{}, respond: (*Handler).makeKey},
+	{path: "explain", summary: "Which limits apply to a request, and what they would decide. It charges nothing.", parameters: []parameter{
 		{name: "url", doc: "a path or a URL", isRequired: true},
 		{name: "method", doc: "default GET"},
 		{name: "header", doc: "Name: value", isRepeated: true},
 		{name: "descriptor", doc: "KEY=VALUE: an entry of a descriptor that Envoy sends", isRepeated: true},
 		{name: "from", doc: "the address of the client; default 192.0.2.1"},
 		{name: "size", doc: "size of the body in bytes; default 0; -1: unknown"},
-	}, explain.Report{}, (*Handler).makeExplain},
+	}, body: explain.Report{}, respond: (*Handler).makeExplain},
 }
 
 // A refusal is an error with the status of its response.

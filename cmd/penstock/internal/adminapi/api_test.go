@@ -78,7 +78,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 			return f
 		},
 		Waiting: func() int { return 3 }, Upstream: func() string { return "http://127.0.0.1:3000" },
-		Health: func(context.Context) Health { return Health{"ok", []Check{{"store", "ok", ""}}} },
+		Health: func(context.Context) Health { return Health{"ok", []Check{{Name: "store", Status: "ok"}}} },
 		StoreInfo: func(context.Context) StoreState {
 			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
 		},
@@ -170,11 +170,27 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		header string
 		status int
 	}{
-		{local, "", 200}, {local, operator, 200}, {local, operator + "0", 401}, {local, "Authorization: Basic x", 401}, {local, "Authorization: Bearer ", 401},
-		{remote, "", 401}, {remote, operator, 200}, {remote, "Authorization: Bearer 0123456789abcdeF", 401}, {remote, "Authorization: bearer", 401}, {remote, "Cookie: token=" + token, 401},
-		{locked, "", 403}, {locked, "Authorization: Bearer ", 401}, {locked, operator, 401},
-		{local, "Origin: http://127.0.0.1:9180", 200}, {local, "Origin: http://evil.example", 403}, {local, "Origin: null", 403}, {local, "Origin: http://127.0.0.1:8080", 403},
-		{local, "Sec-Fetch-Site: same-origin", 200}, {local, "Sec-Fetch-Site: none", 200}, {local, "Sec-Fetch-Site: cross-site", 403}, {local, "Sec-Fetch-Site: same-site", 403},
+		{f: local, status: 200},
+		{f: local, header: operator, status: 200},
+		{f: local, header: operator + "0", status: 401},
+		{f: local, header: "Authorization: Basic x", status: 401},
+		{f: local, header: "Authorization: Bearer ", status: 401},
+		{f: remote, status: 401},
+		{f: remote, header: operator, status: 200},
+		{f: remote, header: "Authorization: Bearer 0123456789abcdeF", status: 401},
+		{f: remote, header: "Authorization: bearer", status: 401},
+		{f: remote, header: "Cookie: token=" + token, status: 401},
+		{f: locked, status: 403},
+		{f: locked, header: "Authorization: Bearer ", status: 401},
+		{f: locked, header: operator, status: 401},
+		{f: local, header: "Origin: http://127.0.0.1:9180", status: 200},
+		{f: local, header: "Origin: http://evil.example", status: 403},
+		{f: local, header: "Origin: null", status: 403},
+		{f: local, header: "Origin: http://127.0.0.1:8080", status: 403},
+		{f: local, header: "Sec-Fetch-Site: same-origin", status: 200},
+		{f: local, header: "Sec-Fetch-Site: none", status: 200},
+		{f: local, header: "Sec-Fetch-Site: cross-site", status: 403},
+		{f: local, header: "Sec-Fetch-Site: same-site", status: 403},
 	} {
 		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "key?key=a", "explain?url=/", "openapi.json"} {
 			tried++
@@ -242,8 +258,11 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 	const name = "customer-4711-alice"
 	for _, c := range []struct{ identities, header, shown, identity string }{
-		{ShowMasked, "", ShowMasked, "key:cu…ce#"}, {ShowMasked, operator, ShowMasked, "key:cu…ce#"},
-		{ShowFull, "", ShowMasked, "key:cu…ce#"}, {ShowFull, operator, ShowFull, "key:" + name}, {ShowOff, operator, ShowOff, ""},
+		{identities: ShowMasked, shown: ShowMasked, identity: "key:cu…ce#"},
+		{identities: ShowMasked, header: operator, shown: ShowMasked, identity: "key:cu…ce#"},
+		{identities: ShowFull, shown: ShowMasked, identity: "key:cu…ce#"},
+		{identities: ShowFull, header: operator, shown: ShowFull, identity: "key:" + name},
+		{identities: ShowOff, header: operator, shown: ShowOff},
 	} {
 		f := newFixture(t, func(o *Options) { o.Identities = c.identities })
 		f.spend("api.hour", "key:"+name, 14)
@@ -321,9 +340,9 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 		}
 		byTier := make(map[string]keylimits.Limit)
 		for _, l := range got.Limits {
-			byTier[l.Limit+l.Tier] = l
+			byTier[strings.TrimSpace(l.Limit+" "+l.Tier)] = l
 		}
-		hour, day := byTier["hourfree"], byTier["day"]
+		hour, day := byTier["hour free"], byTier["day"]
 		if hour.Used != 10 || hour.Left != 0 || !hour.IsDenied || hour.Kind != "enforced" || hour.Rate == "" {
 			t.Errorf("the limit hour is %+v; want an enforced one with a rate, 10 used, none left, and denied", hour)
 		}
@@ -333,7 +352,7 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 		if day.Used != 3 || day.Left != 997 || day.IsDenied || day.RetryMS != 0 {
 			t.Errorf("the limit day is %+v; want 3 used and 997 left", day)
 		}
-		if premium := byTier["hourpremium"]; premium.IsDenied || premium.Left == 0 {
+		if premium := byTier["hour premium"]; premium.IsDenied || premium.Left == 0 {
 			t.Errorf("the limit for tier premium is %+v; want units left", premium)
 		}
 	}
@@ -383,7 +402,7 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 	if len(hour.Rates) != 2 || hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
 		t.Errorf("the limit is %+v; want an enforced one with 2 rates, bounds, a candidate and an identity", hour)
 	}
-	if want := []Count{{"api", "hour", "allowed", 7, 7}}; !slices.Equal(hour.Counts, want) {
+	if want := []Count{{Rule: "api", Limit: "hour", Name: "allowed", Last10: 7, Last60: 7}}; !slices.Equal(hour.Counts, want) {
 		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)
 	}
 	if got.Rules[1].Limits[0].Kind != "shadow" {
@@ -407,7 +426,7 @@ func TestUnchangedStateIsNotSentAgain(t *testing.T) {
 			t.Errorf("If-None-Match %s: the status is %d with %d bytes; want %d, and a body only with 200", c.tag, w.Code, w.Body.Len(), c.status)
 		}
 	}
-	f.stateCache.made = time.Time{} // a second later
+	f.stateCache.made = time.Time{} // so that the cached state is too old
 	if again := f.get("state"); again.Header().Get("ETag") != tag {
 		t.Errorf("the ETag of an equal state is %s; want %s", again.Header().Get("ETag"), tag)
 	}
@@ -563,8 +582,13 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 		header  string
 		want    string // the calls of AuthFailed: none or wrong, by the token
 	}{
-		{false, "", "none"}, {false, "Authorization: Bearer guess", "wrong"}, {false, "Authorization: Basic x", "wrong"}, {false, operator, ""},
-		{true, "", "none"}, {true, "Authorization: Bearer guess", "wrong"}, {true, operator, ""},
+		{want: "none"},
+		{header: "Authorization: Bearer guess", want: "wrong"},
+		{header: "Authorization: Basic x", want: "wrong"},
+		{header: operator},
+		{isReset: true, want: "none"},
+		{isReset: true, header: "Authorization: Bearer guess", want: "wrong"},
+		{isReset: true, header: operator},
 	} {
 		var got []string
 		f := newFixture(t, func(o *Options) {

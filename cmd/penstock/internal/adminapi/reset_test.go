@@ -53,11 +53,11 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		reset     []string // the limits that are reset
 		hour, day int64    // units that are used afterwards
 	}{
-		{resetAll, []string{"api.hour", "api.day"}, 0, 0},
-		{`{"key": "key:customer-4711", "rule": "api", "reason": "r"}`, []string{"api.hour", "api.day"}, 0, 0},
-		{`{"key": "key:customer-4711", "rule": "api", "limit": "hour", "reason": "r"}`, []string{"api.hour"}, 0, 3},
-		{`{"key": "key:customer-4711", "rule": "api", "limit": "day", "reason": "r"}`, []string{"api.day"}, 10, 0},
-		{`{"key": "key:another", "reason": "r"}`, []string{}, 10, 3},
+		{body: resetAll, reset: []string{"api.hour", "api.day"}},
+		{body: `{"key": "key:customer-4711", "rule": "api", "reason": "r"}`, reset: []string{"api.hour", "api.day"}},
+		{body: `{"key": "key:customer-4711", "rule": "api", "limit": "hour", "reason": "r"}`, reset: []string{"api.hour"}, day: 3},
+		{body: `{"key": "key:customer-4711", "rule": "api", "limit": "day", "reason": "r"}`, reset: []string{"api.day"}, hour: 10},
+		{body: `{"key": "key:another", "reason": "r"}`, reset: []string{}, hour: 10, day: 3},
 	} {
 		f := newFixture(t, nil)
 		f.spend("api.hour", "key:customer-4711", 12)
@@ -111,11 +111,21 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		headers []string
 		status  int
 	}{
-		{nil, nil, 401}, {nil, []string{operator + "x"}, 401}, {nil, []string{"Authorization: Bearer "}, 401}, {nil, []string{"Cookie: token=" + token}, 401},
-		{func(o *Options) { o.IsLocal = false }, nil, 401}, {func(o *Options) { o.Token = nil }, nil, 403}, {func(o *Options) { o.Token = nil }, []string{"Authorization: Bearer "}, 401},
-		{nil, []string{operator, "Origin: http://evil.example"}, 403}, {nil, []string{operator, "Sec-Fetch-Site: cross-site"}, 403}, {nil, []string{operator, "Origin: null"}, 403},
-		{nil, []string{operator, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"}, 403}, {nil, []string{operator, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, 403},
-		{nil, []string{operator, "Content-Type: text/plain"}, 415}, {nil, []string{operator, "Content-Type: application/x-www-form-urlencoded"}, 415}, {nil, []string{operator, "Content-Type: "}, 415},
+		{status: 401},
+		{headers: []string{operator + "x"}, status: 401},
+		{headers: []string{"Authorization: Bearer "}, status: 401},
+		{headers: []string{"Cookie: token=" + token}, status: 401},
+		{change: func(o *Options) { o.IsLocal = false }, status: 401},
+		{change: func(o *Options) { o.Token = nil }, status: 403},
+		{change: func(o *Options) { o.Token = nil }, headers: []string{"Authorization: Bearer "}, status: 401},
+		{headers: []string{operator, "Origin: http://evil.example"}, status: 403},
+		{headers: []string{operator, "Sec-Fetch-Site: cross-site"}, status: 403},
+		{headers: []string{operator, "Origin: null"}, status: 403},
+		{headers: []string{operator, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"}, status: 403},
+		{headers: []string{operator, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, status: 403},
+		{headers: []string{operator, "Content-Type: text/plain"}, status: 415},
+		{headers: []string{operator, "Content-Type: application/x-www-form-urlencoded"}, status: 415},
+		{headers: []string{operator, "Content-Type: "}, status: 415},
 	} {
 		f := newFixture(t, c.change)
 		f.spend("api.hour", "key:customer-4711", 5)

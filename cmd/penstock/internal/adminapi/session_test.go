@@ -45,9 +45,17 @@ func TestSessionReplacesTheToken(t *testing.T) {
 		read  int    // status of a read
 		write int    // status of a write
 	}{
-		{remote, c.Value, 200, 200}, {local, c.Value, 200, 200}, {other, c.Value, 401, 401}, {none, c.Value, 403, 403},
-		{remote, end + "." + signature[1:], 401, 401}, {remote, later + "." + signature, 401, 401}, {local, later + "." + signature, 200, 401},
-		{remote, old + "." + remote.signSession(old), 401, 401}, {remote, "x." + remote.signSession("x"), 401, 401}, {remote, "", 401, 401}, {none, end + "." + none.signSession(end), 403, 403},
+		{f: remote, value: c.Value, read: 200, write: 200},
+		{f: local, value: c.Value, read: 200, write: 200},
+		{f: other, value: c.Value, read: 401, write: 401},
+		{f: none, value: c.Value, read: 403, write: 403},
+		{f: remote, value: end + "." + signature[1:], read: 401, write: 401},
+		{f: remote, value: later + "." + signature, read: 401, write: 401},
+		{f: local, value: later + "." + signature, read: 200, write: 401},
+		{f: remote, value: old + "." + remote.signSession(old), read: 401, write: 401},
+		{f: remote, value: "x." + remote.signSession("x"), read: 401, write: 401},
+		{f: remote, read: 401, write: 401},
+		{f: none, value: end + "." + none.signSession(end), read: 403, write: 403},
 	} {
 		cookie := "Cookie: " + sessionCookie + "=" + at.value
 		if w := at.f.get("state", cookie); w.Code != at.read {
@@ -119,8 +127,14 @@ func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
 		header string
 		status int
 	}{
-		{local, "", 200}, {remote, "", 401}, {remote, operator, 200}, {remote, "Authorization: Bearer wrong", 401}, {local, "Sec-Fetch-Site: same-origin", 200},
-		{local, "Sec-Fetch-Site: cross-site", 403}, {local, "Sec-Fetch-Site: same-site", 403}, {local, "Origin: http://evil.example", 403},
+		{f: local, status: 200},
+		{f: remote, status: 401},
+		{f: remote, header: operator, status: 200},
+		{f: remote, header: "Authorization: Bearer wrong", status: 401},
+		{f: local, header: "Sec-Fetch-Site: same-origin", status: 200},
+		{f: local, header: "Sec-Fetch-Site: cross-site", status: 403},
+		{f: local, header: "Sec-Fetch-Site: same-site", status: 403},
+		{f: local, header: "Origin: http://evil.example", status: 403},
 	} {
 		q := httptest.NewRequest("GET", "http://127.0.0.1:9180/debug/pprof/", nil)
 		if name, value, ok := strings.Cut(c.header, ": "); ok {

@@ -55,7 +55,10 @@ func TestResultDependsOnHowTheWriteEnded(t *testing.T) {
 		isRefused bool
 		want      Result
 	}{
-		"ok": {nil, nil, false, OK}, "refused": {nil, errors.New("e"), true, Refused}, "failed": {nil, errors.New("e"), false, Failed}, "lost": {lost, errors.New("e"), false, Unknown},
+		"ok":      {want: OK},
+		"refused": {err: errors.New("e"), isRefused: true, want: Refused},
+		"failed":  {err: errors.New("e"), want: Failed},
+		"lost":    {change: lost, err: errors.New("e"), want: Unknown},
 	} {
 		l := sample()
 		if c.change != nil {

@@ -245,19 +245,19 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		status       int
 		want         string
 	}{
-		{form("reason=r&token=" + token), "", 200, "Reset. api.hour is unused again"},
-		{form("reason=r&token=" + token + "&limit=api%09hour"), "Sec-Fetch-Site: same-origin", 200, "Reset. api.hour is unused again"},
-		{form("reason=r&token=" + token + "&limit=api%09day"), "", 200, "Nothing to reset"},
-		{form("reason=r"), "Authorization: Bearer " + token, 200, "Reset. api.hour is unused again"},
-		{form("reason=r"), "", 401, "writes need it at every address"},
-		{form("reason=r&token=wrong"), "", 401, "the token is wrong"},
-		{form("token=" + token), "", 400, "the reason must have 1 to 200 letters"},
-		{form("reason=r&limit=api%09nothing&token=" + token), "", 404, "no such limit"},
-		{"reason=r&token=" + token, "", 400, "name one key"},
-		{form("reason=r&token=" + token), "Origin: http://evil.example", 403, "another origin"},
-		{form("reason=r&token=" + token), "Sec-Fetch-Site: cross-site", 403, "another origin"},
-		{form("reason=r&token=" + token), "Content-Type: text/plain", 400, "name one key"},
-		{form("reason=" + strings.Repeat("r", maxForm)), "", 400, "name one key"},
+		{form: form("reason=r&token=" + token), status: 200, want: "Reset. api.hour is unused again"},
+		{form: form("reason=r&token=" + token + "&limit=api%09hour"), header: "Sec-Fetch-Site: same-origin", status: 200, want: "Reset. api.hour is unused again"},
+		{form: form("reason=r&token=" + token + "&limit=api%09day"), status: 200, want: "Nothing to reset"},
+		{form: form("reason=r"), header: "Authorization: Bearer " + token, status: 200, want: "Reset. api.hour is unused again"},
+		{form: form("reason=r"), status: 401, want: "writes need it at every address"},
+		{form: form("reason=r&token=wrong"), status: 401, want: "the token is wrong"},
+		{form: form("token=" + token), status: 400, want: "the reason must have 1 to 200 letters"},
+		{form: form("reason=r&limit=api%09nothing&token=" + token), status: 404, want: "no such limit"},
+		{form: "reason=r&token=" + token, status: 400, want: "name one key"},
+		{form: form("reason=r&token=" + token), header: "Origin: http://evil.example", status: 403, want: "another origin"},
+		{form: form("reason=r&token=" + token), header: "Sec-Fetch-Site: cross-site", status: 403, want: "another origin"},
+		{form: form("reason=r&token=" + token), header: "Content-Type: text/plain", status: 400, want: "name one key"},
+		{form: form("reason=" + strings.Repeat("r", maxForm)), status: 400, want: "name one key"},
 	} {
 		s := newSite(t, nil)
 		s.spend(key, 14)
@@ -327,8 +327,19 @@ func TestPagesRejectOtherPathsMethodsAndParameters(t *testing.T) {
 		method, path string
 		status       int
 	}{
-		{"GET", "nothing", 404}, {"POST", "dashboard", 405}, {"DELETE", "key", 405}, {"GET", "reset", 405}, {"GET", "logout", 405}, {"GET", "assets/", 404}, {"GET", "assets/..%2fdashboard.go", 404},
-		{"GET", "dashboard?span=x", 400}, {"GET", "offenders?kind=x", 400}, {"GET", "key?key=" + strings.Repeat("k", 5000), 400}, {"GET", "rules?%zz", 400}, {"GET", "favicon.ico", 200}, {"HEAD", "dashboard", 200},
+		{method: "GET", path: "nothing", status: 404},
+		{method: "POST", path: "dashboard", status: 405},
+		{method: "DELETE", path: "key", status: 405},
+		{method: "GET", path: "reset", status: 405},
+		{method: "GET", path: "logout", status: 405},
+		{method: "GET", path: "assets/", status: 404},
+		{method: "GET", path: "assets/..%2fdashboard.go", status: 404},
+		{method: "GET", path: "dashboard?span=x", status: 400},
+		{method: "GET", path: "offenders?kind=x", status: 400},
+		{method: "GET", path: "key?key=" + strings.Repeat("k", 5000), status: 400},
+		{method: "GET", path: "rules?%zz", status: 400},
+		{method: "GET", path: "favicon.ico", status: 200},
+		{method: "HEAD", path: "dashboard", status: 200},
 	} {
 		if w := s.send(c.method, c.path, ""); w.Code != c.status {
 			t.Errorf("%s %.40s: the status is %d; want %d", c.method, c.path, w.Code, c.status)

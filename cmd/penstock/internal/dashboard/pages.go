@@ -31,12 +31,12 @@ var pages []page
 
 func init() {
 	pages = []page{
-		{overviewPath, "Overview", "overview", (*Handler).overview},
-		{"rules", "Rules", "rules", (*Handler).rules},
-		{"offenders", "Offenders", "offenders", (*Handler).offenders},
-		{"key", "Key", "key", (*Handler).key},
-		{"explain", "Explain", "explain", (*Handler).explain},
-		{"health", "Health", "health", (*Handler).health},
+		{path: overviewPath, Title: "Overview", template: "overview", make: (*Handler).overview},
+		{path: "rules", Title: "Rules", template: "rules", make: (*Handler).rules},
+		{path: "offenders", Title: "Offenders", template: "offenders", make: (*Handler).offenders},
+		{path: "key", Title: "Key", template: "key", make: (*Handler).key},
+		{path: "explain", Title: "Explain", template: "explain", make: (*Handler).explain},
+		{path: "health", Title: "Health", template: "health", make: (*Handler).health},
 	}
 }
 

@@ -23,13 +23,13 @@ func TestDemoResponses(t *testing.T) {
 		status       int
 		body         string
 	}{
-		{"POST", "/api/rides/request", nil, 200, `"ride":"R-1001"`},
-		{"GET", "/api/fares/estimate", nil, 200, `"currency":"EUR"`},
-		{"GET", "/api/drivers/nearby", nil, 200, `"id":"D-23"`},
-		{"GET", "/api/trips/history", nil, 200, `"trips":[`},
-		{"POST", "/login", url.Values{"user": {"ada"}, "password": {"guess"}}, 401, `"error"`},
-		{"POST", "/login", url.Values{"user": {"ada"}, "password": {"penstock"}}, 200, `"welcome":"ada"`},
-		{"GET", "/any/thing", nil, 200, `"path":"/any/thing"`},
+		{method: "POST", path: "/api/rides/request", status: 200, body: `"ride":"R-1001"`},
+		{method: "GET", path: "/api/fares/estimate", status: 200, body: `"currency":"EUR"`},
+		{method: "GET", path: "/api/drivers/nearby", status: 200, body: `"id":"D-23"`},
+		{method: "GET", path: "/api/trips/history", status: 200, body: `"trips":[`},
+		{method: "POST", path: "/login", form: url.Values{"user": {"ada"}, "password": {"guess"}}, status: 401, body: `"error"`},
+		{method: "POST", path: "/login", form: url.Values{"user": {"ada"}, "password": {"penstock"}}, status: 200, body: `"welcome":"ada"`},
+		{method: "GET", path: "/any/thing", status: 200, body: `"path":"/any/thing"`},
 	} {
 		request, _ := http.NewRequest(c.method, "http://"+s.Addr()+c.path, strings.NewReader(c.form.Encode()))
 		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")

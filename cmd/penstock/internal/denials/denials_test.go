@@ -162,10 +162,10 @@ func TestLinesOfTheLogMaskKeys(t *testing.T) {
 		lines      int
 		has        string
 	}{
-		{LogOff, redact.ShowFull, 0, ""},
-		{LogSampled, redact.ShowOff, 1, `rule=login limit=hour outcome=denied source=store retry_after=`},
-		{LogSampled, redact.ShowMasked, 1, `key=key:cu…11#`},
-		{LogAll, redact.ShowFull, 20, `key=key:cu…11#`},
+		{mode: LogOff, show: redact.ShowFull},
+		{mode: LogSampled, show: redact.ShowOff, lines: 1, has: `rule=login limit=hour outcome=denied source=store retry_after=`},
+		{mode: LogSampled, show: redact.ShowMasked, lines: 1, has: `key=key:cu…11#`},
+		{mode: LogAll, show: redact.ShowFull, lines: 20, has: `key=key:cu…11#`},
 	} {
 		r, log := New(Options{}), new(logbuffer.Buffer)
 		ctx, stop := context.WithCancel(t.Context())

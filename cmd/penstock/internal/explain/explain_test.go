@@ -85,17 +85,17 @@ func TestReportHasTheChargesOfARequest(t *testing.T) {
 		header []string
 		want   string
 	}{
-		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight global 100 in flight"},
-		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight global 100 in flight; " +
+		{target: "/other", want: "/other; ; ; all=true; enforced all.in-flight global 100 in flight"},
+		{target: "/search/a", header: []string{"X-API-Key: a"}, want: "/search/a; free; ; search=true; all=true; enforced all.in-flight global 100 in flight; " +
 			"enforced search.second key:a 10 per 1s, burst 20; enforced search.day key:a 1000 per 24h; " +
 			"candidate search.day.candidate key:a 500 per 24h"},
-		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
+		{target: "/x/../%73earch/%c3%a4%2e", header: []string{"X-Plan: premium"}, want: "/search/%C3%A4.; premium; ; search=true; all=true; " +
 			"enforced all.in-flight global 100 in flight; enforced search.second ip:192.0.2.1 100 per 1s, burst 200; " +
 			"enforced search.day ip:192.0.2.1 1000 per 24h; " +
 			"candidate search.day.candidate ip:192.0.2.1 500 per 24h"},
-		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight global 100 in flight"},
-		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
-		{"/search/deep", []string{"From: 10.9.1.2"}, "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
+		{target: "/search/health", want: "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight global 100 in flight"},
+		{target: "/search/deep", header: []string{"X-API-Key: foe"}, want: "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
+		{target: "/search/deep", header: []string{"From: 10.9.1.2"}, want: "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
 	} {
 		report, charges := explained(t, text, c.target, c.header...)
 		if got := brief(report); got != c.want {
@@ -110,10 +110,10 @@ func TestReportHasTheChargesOfARequest(t *testing.T) {
 func TestReportHasTheReasonOfEachRule(t *testing.T) {
 	report, _ := explained(t, text, "/search/deep", "X-API-Key: a")
 	want := []Rule{
-		{"deep", true, "the most specific match"},
-		{"tried", true, "a shadow rule: counted, never enforced"},
-		{"search", false, "deep is more specific"},
-		{"all", true, "applies in addition to other rules (always: true)"},
+		{Name: "deep", IsApplied: true, Why: "the most specific match"},
+		{Name: "tried", IsApplied: true, Why: "a shadow rule: counted, never enforced"},
+		{Name: "search", Why: "deep is more specific"},
+		{Name: "all", IsApplied: true, Why: "applies in addition to other rules (always: true)"},
 	}
 	if !slices.Equal(report.Rules, want) {
 		t.Errorf("the rules are %v\nwant %v", report.Rules, want)

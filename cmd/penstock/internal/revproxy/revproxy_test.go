@@ -177,12 +177,12 @@ func TestForgedForwardedHeadersAreRemoved(t *testing.T) {
 func TestForwardedHeadersOfTrustedProxiesAreKept(t *testing.T) {
 	site := startProxy(t, revproxy.Options{IsTrusted: func(*http.Request) bool { return true }}, startUpstream(t, echo))
 	for _, c := range []struct{ lines, forwardedFor, host, proto string }{
-		{"X-Forwarded-For: 9.9.9.9\r\n", "9.9.9.9, 127.0.0.1", "h", "http"},
-		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 10.0.0.1\r\n", "9.9.9.9, 10.0.0.1, 127.0.0.1", "h", "http"},
-		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: site\r\n", "9.9.9.9, 127.0.0.1", "site", "https"},
-		{"Connection: X-Forwarded-For, X-Forwarded-Proto\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\n", "9.9.9.9, 127.0.0.1", "h", "https"},
-		{"", "127.0.0.1", "h", "http"},
-		{"X_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n", "127.0.0.1", "h", "http"},
+		{lines: "X-Forwarded-For: 9.9.9.9\r\n", forwardedFor: "9.9.9.9, 127.0.0.1", host: "h", proto: "http"},
+		{lines: "X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 10.0.0.1\r\n", forwardedFor: "9.9.9.9, 10.0.0.1, 127.0.0.1", host: "h", proto: "http"},
+		{lines: "X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: site\r\n", forwardedFor: "9.9.9.9, 127.0.0.1", host: "site", proto: "https"},
+		{lines: "Connection: X-Forwarded-For, X-Forwarded-Proto\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\n", forwardedFor: "9.9.9.9, 127.0.0.1", host: "h", proto: "https"},
+		{forwardedFor: "127.0.0.1", host: "h", proto: "http"},
+		{lines: "X_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n", forwardedFor: "127.0.0.1", host: "h", proto: "http"},
 	} {
 		got := sendToEcho(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+c.lines+"\r\n")
 		h := got.Header
@@ -547,14 +547,14 @@ func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 		status         int
 		detail         string
 	}{
-		{"nothing listens", "http://" + gone.Addr().String(), 502, "the upstream did not answer"},
-		{"no such socket", "unix:" + filepath.Join(t.TempDir(), "none.sock"), 502, "the upstream did not answer"},
-		{"it sends nothing", slow, 504, "the upstream did not answer in time"},
-		{"it closes the connection", hangUp, 502, "the upstream did not answer"},
-		{"it speaks another protocol", garbage, 502, "the upstream did not answer"},
-		{"its status is 0", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
-		{"its status is 99", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
-		{"it speaks no TLS", strings.Replace(slow, "http:", "https:", 1), 502, "the upstream did not answer"},
+		{name: "nothing listens", upstream: "http://" + gone.Addr().String(), status: 502, detail: "the upstream did not answer"},
+		{name: "no such socket", upstream: "unix:" + filepath.Join(t.TempDir(), "none.sock"), status: 502, detail: "the upstream did not answer"},
+		{name: "it sends nothing", upstream: slow, status: 504, detail: "the upstream did not answer in time"},
+		{name: "it closes the connection", upstream: hangUp, status: 502, detail: "the upstream did not answer"},
+		{name: "it speaks another protocol", upstream: garbage, status: 502, detail: "the upstream did not answer"},
+		{name: "its status is 0", upstream: listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n") }), status: 502, detail: "the upstream did not answer"},
+		{name: "its status is 99", upstream: listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), status: 502, detail: "the upstream did not answer"},
+		{name: "it speaks no TLS", upstream: strings.Replace(slow, "http:", "https:", 1), status: 502, detail: "the upstream did not answer"},
 	} {
 		var log logBuffer
 		o := revproxy.Options{Log: log.logger(), ConnectTimeout: patience, HeaderTimeout: patience}
@@ -636,13 +636,13 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 		name, head string
 		isReused   bool // the connection is used again
 	}{
-		{"clear", "Transfer-Encoding: chunked", true},
-		{"clear, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", true},
-		{"both", "Content-Length: 5\r\nTransfer-Encoding: chunked", false},
-		{"both, the other way", "transfer-encoding: chunked\r\nX: y\r\nCONTENT-LENGTH: 5\r\nConnection: keep-alive", false},
-		{"both, folded", "Content-Length: 5\r\nTransfer-Encoding:\r\n chunked", false},
-		{"both, with a long line", "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
-		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
+		{name: "clear", head: "Transfer-Encoding: chunked", isReused: true},
+		{name: "clear, after an interim response", head: "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", isReused: true},
+		{name: "both", head: "Content-Length: 5\r\nTransfer-Encoding: chunked"},
+		{name: "both, the other way", head: "transfer-encoding: chunked\r\nX: y\r\nCONTENT-LENGTH: 5\r\nConnection: keep-alive"},
+		{name: "both, folded", head: "Content-Length: 5\r\nTransfer-Encoding:\r\n chunked"},
+		{name: "both, with a long line", head: "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked"},
+		{name: "both, after an interim response", head: "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked"},
 	} {
 		for _, size := range []int{1 << 20, 7, 1} { // bytes in each write of the response
 			if size == 1 && len(c.head) > 1000 { // takes too long
