@@ -117,7 +117,7 @@ func (l Limit) Validate() error {
 
 const maxName = 64 // characters of a name
 
-// checkName checks a name of a limit or a limiter. The error calls it what, such as "group".
+// checkName checks a name of a limit or a limiter. In the error, what names it, such as "group".
 func checkName(what, name string) error {
 	position := 0
 	for _, c := range name {

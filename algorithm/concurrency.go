@@ -69,11 +69,11 @@ func (h hold) less(other hold) bool {
 func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
 	var live []hold               // the live holds of other holders
-	var used int64                // the slots that they take
+	var used int64                // the slots that the other holders take
 	var last int64                // when the last of them expires
 	own := hold{holder: r.Holder} // the caller's hold
 	longest := max(s.longest, period)
-	// If repaired is true, the clock has stepped back so far that no hold may last beyond
+	// If a hold ends later than any hold can, the clock has stepped back. Then holds end by
 	// now+longest.
 	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
@@ -97,7 +97,7 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	case Spend, Peek, Draw, Force:
 		wanted := r.Cost
 		if r.Mode == Draw {
-			wanted = min(r.Cost, max(count-used, own.cost))
+			wanted = min(r.Cost, max(count-used, own.cost)) // a renewal keeps its slots, even if the limit was lowered
 		} else if r.Mode == Force {
 			wanted = min(r.Cost, max(Max/2-used, 0))
 		}

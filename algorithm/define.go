@@ -205,10 +205,10 @@ func (a *Algorithm) Windows() string { return a.windowName }
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
-// IsCollection tells whether the option Collection is set.
+// IsCollection tells whether the Lua twin keeps its state in a sorted set (see Collection).
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
-// Numbers is the number that the option Numbers sets.
+// Numbers is how many numbers a state has at most (see Numbers, the option).
 func (a *Algorithm) Numbers() int { return a.numbers }
 
 // IsAdditive tells whether the option Additive is set.

@@ -129,12 +129,12 @@ type subject struct {
 	calendarAt func(Params, int64) Params // adapts parameters to a time; nil unless it has a calendar
 	step       func(s any, p Params, r Request, now int64) (Outcome, any)
 
-	capacity       func(Limit) int64                           // units that a fresh state has
-	refillTime     func(Limit) int64                           // µs after which a state that is not used beyond its capacity equals a fresh one
-	bound          func(l Limit, apart int64) int64            // most cost that an interval of this length in µs can admit; nil: another law checks it
-	boundInTurn    func(variants []variant, apart int64) int64 // the same for limits that are used in turn
-	shortestWindow int64                                       // the shortest window of a calendar, in µs
-	grain          func(Limit) int64                           // times that differ by this much, in µs, are equivalent; 0: none are
+	capacity        func(Limit) int64                           // units that a fresh state has
+	refillTime      func(Limit) int64                           // µs after which a state that is not used beyond its capacity equals a fresh one
+	bound           func(l Limit, apart int64) int64            // most cost that an interval of this length in µs can admit; nil: another law checks it
+	boundOfVariants func(variants []variant, apart int64) int64 // the same for limits that are used in turn
+	shortestWindow  int64                                       // the shortest window of a calendar, in µs
+	grain           func(Limit) int64                           // times that differ by this much, in µs, are equivalent; 0: none are
 
 	limits []Limit // limits that the laws use; nil: any
 
@@ -201,7 +201,7 @@ func bucketSubject() subject {
 	a.bound = func(l Limit, apart int64) int64 {
 		return a.capacity(l) + min(muldiv(apart, l.Count, l.Period), math.MaxInt64/2)
 	}
-	a.boundInTurn = ratesInTurn(a.capacity)
+	a.boundOfVariants = boundByRates(a.capacity)
 	return a
 }
 
@@ -212,8 +212,8 @@ func queueSubject() subject {
 		isAdditive: LeakyBucket.isAdditive,
 	}
 	a.refillTime = func(l Limit) int64 { return muldiv(a.capacity(l), l.Period, l.Count) + 1 }
-	a.boundInTurn = func(variants []variant, apart int64) int64 { // moments are rounded up to whole µs
-		return ratesInTurn(func(Limit) int64 { return 1 })(variants, apart+1)
+	a.boundOfVariants = func(variants []variant, apart int64) int64 { // moments are rounded up to whole µs
+		return boundByRates(func(Limit) int64 { return 1 })(variants, apart+1)
 	}
 	return a
 }
@@ -221,7 +221,7 @@ func queueSubject() subject {
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: hideState(fixedWindow), capacity: count, refillTime: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
-		boundInTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive,
+		boundOfVariants: boundByWindows, grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive,
 	}
 }
 
@@ -257,7 +257,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 func slidingSubject() subject {
 	return subject{
 		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: hideState(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive,
-		refillTime: func(l Limit) int64 { return 2 * l.Period }, boundInTurn: ratesInTurn(count),
+		refillTime: func(l Limit) int64 { return 2 * l.Period }, boundOfVariants: boundByRates(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
 				return 2*l.Count - 1
@@ -271,7 +271,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: hideState(subWindow), capacity: count, grain: width,
-		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundInTurn: windowsInTurn(true), isAdditive: SubWindow(n).isAdditive,
+		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundOfVariants: boundByStrictWindows, isAdditive: SubWindow(n).isAdditive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -282,7 +282,7 @@ func subSubject(n int) subject {
 func logSubject() subject {
 	return subject{
 		name: "slidinglog", prepare: SlidingLog.Prepare, step: hideState(slidingLog), capacity: count, refillTime: period, bound: strictBound,
-		boundInTurn: windowsInTurn(true), grain: func(Limit) int64 { return 1 },
+		boundOfVariants: boundByStrictWindows, grain: func(Limit) int64 { return 1 },
 	}
 }
 
@@ -322,8 +322,8 @@ func subjectsWhere(where func(subject) bool) []subject {
 	return some
 }
 
-// isCounter returns true if the used units of a subject have no holder and no turns.
-func isCounter(a subject) bool { return !a.needsHolder && !a.isQueue }
+// hasInterchangeableUnits returns true if the used units of a subject have no holder and no turns.
+func hasInterchangeableUnits(a subject) bool { return !a.needsHolder && !a.isQueue }
 
 func isAdditive(a subject) bool { return a.isAdditive }
 
@@ -951,7 +951,7 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, roll
 			return r.lawError("%d units were granted, but %d were refunded; want no more than granted", granted, refunded)
 		}
 	}
-	if !isCounter(a) {
+	if !hasInterchangeableUnits(a) {
 		return nil
 	}
 	r.decide(Request{Mode: Refund, Cost: Max / 2})
@@ -1178,7 +1178,9 @@ func TestRetryAfterGrant(t *testing.T) {
 
 func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(isAdditive)) }
 
-func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, subjectsWhere(isCounter)) }
+func TestACostIsItsUnits(t *testing.T) {
+	prove(t, costIsItsUnits, subjectsWhere(hasInterchangeableUnits))
+}
 
 // An event is a cost that was admitted or refunded at a time.
 type event struct {

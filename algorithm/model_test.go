@@ -227,6 +227,7 @@ func (m *ledger) wait(Request, int64) int64 { return 0 }
 
 func (m *ledger) remaining(now int64) int64 { return max(m.count-m.used(m.grants, now), 0) }
 
+// refundable counts each grant in full, while used may weight it by its age.
 func (m *ledger) refundable(now int64) int64 { return m.sum(m.grants, now) }
 
 func (m *ledger) isEmpty(now int64) bool {

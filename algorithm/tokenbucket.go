@@ -120,7 +120,7 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 		granted = min(r.Cost, (Max-level)/parts)
 		level += granted * parts
 	case Refund:
-		granted = min(r.Cost, level/parts)
+		granted = min(r.Cost, level/parts) // whole tokens only, but a rest of the cost empties the bucket
 		level = shrink(level, r.Cost, parts)
 	default: // Reset
 		level = 0
@@ -144,7 +144,7 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 }
 
 // tokenRetryAfter counts back from the time at which the bucket is full, to the time at which it
-// has cost tokens.
+// has as many tokens as the cost.
 func tokenRetryAfter(p *Params, cost, remaining, reset int64) int64 {
 	rate, parts, burst := p[0], p[1], p[2]
 	if cost <= remaining || cost > burst {

@@ -95,35 +95,47 @@ func most(variants []variant, of func(Limit) int64) int64 {
 // maxUnits bounds the terms of a sum, so that it does not overflow.
 const maxUnits = 8 * Max
 
-// ratesInTurn is the bound of algorithms that refill steadily: the largest capacity, and the
+// boundByRates is the bound of algorithms that refill steadily: the largest capacity, and the
 // largest rate.
-func ratesInTurn(room func(Limit) int64) func([]variant, int64) int64 {
+func boundByRates(room func(Limit) int64) func([]variant, int64) int64 {
 	return func(variants []variant, apart int64) int64 {
 		return most(variants, room) + most(variants, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), maxUnits) })
 	}
 }
 
-// windowsInTurn is the bound of algorithms with windows: each kind of window may end once per its
-// length, and admit its Count then. If isStrict is true, one kind alone never exceeds its Count.
-func windowsInTurn(isStrict bool) func([]variant, int64) int64 {
-	return func(variants []variant, apart int64) int64 {
-		type kind struct {
-			kind     int
-			shortest int64
-		}
-		admitted, sum := map[kind]int64{}, int64(0)
-		for _, t := range variants {
-			k := kind{t.kind, t.shortest}
-			admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shortest), t.limit.Count), maxUnits))
-		}
-		for _, n := range admitted {
-			sum += n
-		}
-		if isStrict && len(admitted) == 1 {
-			return sum
-		}
-		return most(variants, count) + sum
+// boundByWindows is the bound of algorithms with windows: each kind of window may end once per its
+// length, and admit its Count then.
+func boundByWindows(variants []variant, apart int64) int64 {
+	_, sum := sumOfWindows(variants, apart)
+	return most(variants, count) + sum
+}
+
+// boundByStrictWindows is boundByWindows for algorithms of which one kind alone never exceeds its
+// Count.
+func boundByStrictWindows(variants []variant, apart int64) int64 {
+	kinds, sum := sumOfWindows(variants, apart)
+	if kinds == 1 {
+		return sum
 	}
+	return most(variants, count) + sum
+}
+
+// sumOfWindows returns how many kinds of windows the variants have, and how many units the windows
+// of all kinds that end within apart µs admit.
+func sumOfWindows(variants []variant, apart int64) (kinds int, sum int64) {
+	type kind struct {
+		kind     int
+		shortest int64
+	}
+	admitted := map[kind]int64{}
+	for _, t := range variants {
+		k := kind{t.kind, t.shortest}
+		admitted[k] = max(admitted[k], min(times(cdiv(apart+1, t.shortest), t.limit.Count), maxUnits))
+	}
+	for _, n := range admitted {
+		sum += n
+	}
+	return len(admitted), sum
 }
 
 // If several limits use one state in turn, what one has used counts for the others: together they
@@ -203,7 +215,7 @@ var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll di
 	if a.needsHolder {
 		return nil
 	}
-	if err := checkBound(events, func(apart int64) int64 { return a.boundInTurn(variants, apart) }); err != nil {
+	if err := checkBound(events, func(apart int64) int64 { return a.boundOfVariants(variants, apart) }); err != nil {
 		return r.lawError("%v; the limits are %+v", err, variants)
 	}
 	return nil

@@ -61,8 +61,8 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	return append(all, b.clockForwardBound())
 }
 
-// noMore is the text of bounds that only several instances can exceed.
-const noMore = "no more, with one instance"
+// noMoreOfOneInstance is the text of bounds that only several instances can exceed.
+const noMoreOfOneInstance = "no more, with one instance"
 
 type bounds struct {
 	plan      *penstock.Plan
@@ -88,14 +88,14 @@ func (b *bounds) leaseBound(o LeaseOptions, block int64) Bound {
 // denyCacheBound returns the bound of a limit whose denials are cached.
 func (b *bounds) denyCacheBound() Bound {
 	if b.instances == 1 {
-		return Bound{"denials", 0, noMore}
+		return Bound{"denials", 0, noMoreOfOneInstance}
 	}
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyCacheTTL, denyCacheTTL))}
 }
 
-// clockForwardBound returns the bound around a jump of the store's clock. Before the jump, and
-// again after it, the limit may admit as much as in any short time. For fixed windows that is one
-// window more at each side of the jump.
+// clockForwardBound returns the bound around a jump of the store's clock. The limit may admit its
+// whole capacity right before the jump, and again right after it. Fixed windows may do so for one
+// more window on each side.
 func (b *bounds) clockForwardBound() Bound {
 	const when = "clock forward"
 	a, over := b.plan.Algorithm(), b.plan.Capacity()
@@ -126,8 +126,8 @@ func (b *bounds) outageBounds() []Bound {
 		return []Bound{{fails, 0, "nothing passes"}}
 	}
 	if b.plan.Algorithm().NeedsHolder() {
-		over := b.capacityOfShares() - capacity + b.unevenExcess()
-		text := noMore
+		over := b.capacityOfShares() - capacity + b.excessIfOneUsedAll()
+		text := noMoreOfOneInstance
 		if b.instances > 1 {
 			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(over), b.instances)
 		}
@@ -150,17 +150,17 @@ func (b *bounds) outageBounds() []Bound {
 // excessOfShares returns how many units the shares of all instances admit beyond the limit, as a
 // number and as the text of a Bound.
 func (b *bounds) excessOfShares() (over int64, text string) {
-	text, whose := noMore, "its clock"
+	text, clocks := noMoreOfOneInstance, "its clock"
 	if b.instances > 1 {
-		whose = "their clocks"
+		clocks = "their clocks"
 		rounding := b.capacityOfShares() - b.plan.Capacity()
-		over = rounding + b.unevenExcess()
+		over = rounding + b.excessIfOneUsedAll()
 		text = fmt.Sprintf("%d instances with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
-			b.instances, units(rounding), b.unevenExcess())
+			b.instances, units(rounding), b.excessIfOneUsedAll())
 	}
 	if b.plan.Algorithm().WindowsDiffer() {
 		over += b.plan.Capacity()
-		text += fmt.Sprintf("; and up to %d if %s and the store's differ, since windows begin by the clock", b.plan.Capacity(), whose)
+		text += fmt.Sprintf("; and up to %d if %s and the store's differ, since windows begin by the clock", b.plan.Capacity(), clocks)
 	}
 	return over, text
 }
@@ -182,9 +182,9 @@ func (b *bounds) capacityOfShares() int64 {
 	return share.Capacity() * b.instances
 }
 
-// unevenExcess returns how many units the shares of the other instances admit if one instance has
+// excessIfOneUsedAll returns how many units the shares of the other instances admit if one instance has
 // used the whole limit.
-func (b *bounds) unevenExcess() int64 {
+func (b *bounds) excessIfOneUsedAll() int64 {
 	return b.plan.Capacity() - ceil(b.plan.Capacity(), b.instances)
 }
 

@@ -19,8 +19,8 @@ type Event struct {
 	Plan *penstock.Plan
 
 	Charges int             // how many the batch has
-	Allowed bool            // false without a decision
-	Source  penstock.Source // FromStore without a decision
+	Allowed bool            // false if there is no decision
+	Source  penstock.Source // if there is no decision: FromStore
 	Latency time.Duration   // of the call of Decide
 
 	// Err is why there was no decision, or nil. Reason is its kind, for metrics: the Reason of a

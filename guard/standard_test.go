@@ -202,7 +202,7 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 		for range 3 {
 			g.Decide(t.Context(), one(hour, "denied"))
 		}
-		for range 100 {
+		for range 100 { // the node of this key does not answer
 			g.Decide(t.Context(), one(hour, "dead"))
 		}
 		for range 2000 {

@@ -74,7 +74,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 			statuses   []int
 			outcomes   []admission.Outcome
 			source     penstock.Source
-			rateLimits []string // the RateLimit headers of all responses
+			rateLimits []string // the RateLimit headers of all responses; r is at most the capacity of the limit, and t of an empty share is the time until its next unit
 		}{
 			{path: "/open", statuses: []int{200, 200, 200}, outcomes: []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, source: penstock.FromOpen},
 			{path: "/ceiling", statuses: []int{200, 200, 200, 429}, outcomes: []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
@@ -121,7 +121,7 @@ func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 		store.IsDown.Store(isDown)
 		seen.list = nil
 		for _, path := range paths {
-			send(h, "GET", path, "X-API-Key", fmt.Sprint(isDown))
+			send(h, "GET", path)
 		}
 		for i, e := range seen.list {
 			if errors.Is(e.Err, flaky.ErrDown) != isDown {

@@ -218,8 +218,8 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
 
-// isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. Only
-// rules that name OPTIONS limit preflights. So that clients cannot use this to evade other rules, a
+// isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. A
+// preflight is limited only by rules that name OPTIONS. So that clients cannot use this to evade other rules, a
 // request with a body, or with anything that identifies the client, does not count as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {

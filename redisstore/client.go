@@ -3,15 +3,15 @@ package redisstore
 import "context"
 
 // A Client is the small part of a Redis client that a Store needs. This package makes one from a
-// URL (Open) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
+// URL (Open, Dial) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
 // go-redis client.
 //
 // A Client must not send a script again, even if the reply is lost: the script may have run, and
 // running it again would charge twice. A Client may follow a redirection (MOVED, ASK), because that
 // proves that nothing ran.
 //
-// A Store calls its Client on other goroutines than those of its callers, which return at their
-// deadlines. So a Client may dial and wait. The contexts of its calls are special: Err returns an
+// The callers of a Store return at their deadlines, because the Store calls its Client on other
+// goroutines. So a Client may dial and wait. The contexts of its calls are special: Err returns an
 // error as soon as the caller has left, and then the Client need not send the command. Done is
 // closed at most 5 s after that, or when the Store is closed.
 type Client interface {

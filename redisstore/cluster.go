@@ -106,7 +106,8 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 			return
 		}
 		refundErr := s.refund(ownCtx, refundsOf(charges, statuses))
-		switch err = chargeErr; {
+		err = chargeErr
+		switch {
 		case storeCtx.Err() != nil && errors.Join(chargeErr, refundErr) != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
 		case refundErr != nil:
@@ -145,8 +146,8 @@ func (s *Store) chargeInOrder(ctx context.Context, deniable, undeniable [][]int,
 }
 
 // runEach decides groups of charges concurrently, each in a script of its own, and writes their
-// statuses to statuses. It returns when all groups have ended. If several fail, it returns an error
-// after which charges may have been made, if there is one.
+// statuses to statuses. It returns when all groups have ended. If several fail, it prefers
+// an error after which charges may have been made.
 func (s *Store) runEach(ctx context.Context, groups [][]int, charges []penstock.Charge, statuses []penstock.Status) error {
 	errs := make([]error, len(groups))
 	var started sync.WaitGroup

@@ -122,8 +122,8 @@ func (s *Server) decideLists(b *batch) {
 	}
 }
 
-// reserve returns how many of n jobs may be decided now, at least one. It adds those beyond the
-// first to the field deciding.
+// reserve returns how many of n jobs may be decided now. Each list may always decide one job. The
+// field deciding counts the other jobs of all lists, and MaxParallel bounds it. reserve adds to it.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
 	if over := min(s.deciding.Add(others)-int64(s.options.MaxParallel), others); over > 0 {

@@ -31,7 +31,7 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Reset,
 	}
-	twins := 0
+	compared := 0
 	for round := range 5000 {
 		// The clock advances by up to 3.5 s, and steps back at times.
 		now = now.Add(time.Duration(random.Int64N(4_000_000)-500_000) * time.Microsecond)
@@ -60,10 +60,10 @@ func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 				t.Fatalf("seed %d, round %d, %v %d of %v: Lua returns %+v; want %+v, as Go returns", seed, round,
 					charges[i].Mode, charges[i].Cost, charges[i].Plan, got.Status(i), want.Status(i))
 			}
-			twins++
+			compared++
 		}
 	}
-	t.Logf("counted: %d twins", twins)
+	t.Logf("counted: %d twins", compared)
 }
 
 func TestBackoffDoublesThePauseAndResets(t *testing.T) {
@@ -74,7 +74,8 @@ func TestBackoffDoublesThePauseAndResets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pause := func() time.Duration {
+	// attempt makes an attempt, and returns the pause after it.
+	attempt := func() time.Duration {
 		t.Helper()
 		if d, err := limiter.Allow(t.Context(), "alice"); err != nil || !d.Allowed {
 			t.Fatalf("the attempt after a pause returns %+v, %v; want it allowed", d, err)
@@ -86,14 +87,14 @@ func TestBackoffDoublesThePauseAndResets(t *testing.T) {
 		return d.RetryAfter()
 	}
 	for _, want := range []time.Duration{1, 2, 4, 4} {
-		got := pause()
+		got := attempt()
 		if got != want*time.Second {
 			t.Errorf("the pause is %v; want %vs", got, int64(want))
 		}
 		now = now.Add(got)
 	}
 	now = now.Add(4 * time.Second)
-	if got := pause(); got != time.Second {
+	if got := attempt(); got != time.Second {
 		t.Errorf("after a time without requests the pause is %v; want 1s", got)
 	}
 }

@@ -31,6 +31,7 @@ type exchange struct {
 	trailers    []string // keys of header that are sent after the body
 	hasHeader   bool     // WriteHeader was called
 	isCommitted bool     // the header was sent
+	isAborted   bool     // the handler has panicked, so end cancels the stream
 	status      int      // of HTTP
 }
 
@@ -70,8 +71,7 @@ func (e *exchange) serve(fallback http.Handler, r *http.Request) {
 		if value != http.ErrAbortHandler {
 			panicked.Report("a gRPC call is handled", value)
 		}
-		e.isCommitted = true
-		e.header = nil // so that end cancels the stream
+		e.isAborted = true
 	}()
 	fallback.ServeHTTP(e, r)
 }
@@ -260,8 +260,7 @@ func (e *exchange) Flush() {
 func (e *exchange) end() {
 	s := e.stream
 	c := s.conn
-	isAborted := e.header == nil
-	if !isAborted {
+	if !e.isAborted {
 		e.WriteHeader(http.StatusOK)
 	}
 	c.mu.Lock()
@@ -269,7 +268,7 @@ func (e *exchange) end() {
 	s.isRunning = false
 	e.cancel()
 	if !e.isOver {
-		if isAborted {
+		if e.isAborted {
 			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
 		} else {
 			e.sendTrailersLocked()

@@ -93,7 +93,7 @@ func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	}
 }
 
-// newRequest returns a request. The counter closed has how often the request's body was closed.
+// newRequest returns a request, and a counter of how often the body of the request was closed.
 func newRequest(t testing.TB, ctx context.Context, method, target, body string) (r *http.Request, closed *atomic.Int64) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
@@ -136,18 +136,18 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	}
 }
 
-// wantSent checks when the requests were sent: each not before its time in after, and at most a
-// tenth of this time later.
-func (s *server) wantSent(t testing.TB, after ...time.Duration) {
+// wantSent checks when the requests were sent: each not before its time in times, and at most
+// a tenth of that time later.
+func (s *server) wantSent(t testing.TB, times ...time.Duration) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.sentAfter) != len(after) {
-		t.Fatalf("the requests were sent after %v; want %v", s.sentAfter, after)
+	if len(s.sentAfter) != len(times) {
+		t.Fatalf("the requests were sent after %v; want %v", s.sentAfter, times)
 	}
-	for i := range after {
-		if late := s.sentAfter[i] - after[i]; late < 0 || late > max(after[i]/10, time.Millisecond) {
-			t.Errorf("request %d was sent after %v; want %v, or up to a tenth later", i, s.sentAfter[i], after[i])
+	for i := range times {
+		if late := s.sentAfter[i] - times[i]; late < 0 || late > max(times[i]/10, time.Millisecond) {
+			t.Errorf("request %d was sent after %v; want %v, or up to a tenth later", i, s.sentAfter[i], times[i])
 		}
 	}
 }

@@ -81,7 +81,7 @@ func (sc *scenario) String() string {
 		fmt.Fprintf(&s, "  %v\n", &sc.guardedLimits[i])
 	}
 	for _, ph := range sc.phases {
-		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, sc.guardedLimits[ph.limit].limit.Name(),
+		fmt.Fprintf(&s, "  after %v: %d requests, one every %v, mostly of %s, %s\n", ph.after, ph.requests, ph.gap, sc.guardedLimits[ph.limit].limit.Name(),
 			patternNames[ph.pattern])
 	}
 	return s.String()

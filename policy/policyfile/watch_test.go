@@ -137,8 +137,8 @@ type changeMethod struct {
 }
 
 var changeMethods = []changeMethod{
-	{name: "write", begin: inFolder, change: func(t *testing.T, dir string) { write(t, dir+"/p.yaml", version("v2")) }},
-	{name: "truncate, then write in parts", begin: inFolder, change: func(t *testing.T, dir string) {
+	{name: "write", begin: writeFirstPolicy, change: func(t *testing.T, dir string) { write(t, dir+"/p.yaml", version("v2")) }},
+	{name: "truncate, then write in parts", begin: writeFirstPolicy, change: func(t *testing.T, dir string) {
 		f, err := os.Create(dir + "/p.yaml")
 		must(t, err)
 		for _, line := range strings.SplitAfter(version("v2"), "\n") {
@@ -147,12 +147,12 @@ var changeMethods = []changeMethod{
 		}
 		must(t, f.Close())
 	}},
-	{name: "rename over", begin: inFolder, change: func(t *testing.T, dir string) { replace(t, dir+"/p.yaml", version("v2")) }},
-	{name: "keep a backup, then write a new file", begin: inFolder, change: func(t *testing.T, dir string) {
+	{name: "rename over", begin: writeFirstPolicy, change: func(t *testing.T, dir string) { replace(t, dir+"/p.yaml", version("v2")) }},
+	{name: "keep a backup, then write a new file", begin: writeFirstPolicy, change: func(t *testing.T, dir string) {
 		must(t, os.Rename(dir+"/p.yaml", dir+"/p.yaml~"))
 		write(t, dir+"/p.yaml", version("v2"))
 	}},
-	{name: "delete, then create", begin: inFolder, change: func(t *testing.T, dir string) {
+	{name: "delete, then create", begin: writeFirstPolicy, change: func(t *testing.T, dir string) {
 		must(t, os.Remove(dir+"/p.yaml"))
 		write(t, dir+"/p.yaml", version("v2"))
 	}},
@@ -183,25 +183,25 @@ var changeMethods = []changeMethod{
 		must(t, os.Symlink(dir+"/releases/v1", dir+"/current"))
 		return dir + "/current/etc/p.yaml"
 	}, change: func(t *testing.T, dir string) { link(t, dir+"/releases/v2", dir+"/current") }},
-	{name: "folder renamed over", begin: inSubfolder, change: func(t *testing.T, dir string) {
+	{name: "folder renamed over", begin: writeFirstPolicyInSubfolder, change: func(t *testing.T, dir string) {
 		must(t, os.Mkdir(dir+"/new", 0o700))
 		write(t, dir+"/new/p.yaml", version("v2"))
 		must(t, os.Rename(dir+"/a", dir+"/old"))
 		must(t, os.Rename(dir+"/new", dir+"/a"))
 	}},
-	{name: "folder deleted, then created", begin: inSubfolder, change: func(t *testing.T, dir string) {
+	{name: "folder deleted, then created", begin: writeFirstPolicyInSubfolder, change: func(t *testing.T, dir string) {
 		must(t, os.RemoveAll(dir+"/a"))
 		must(t, os.Mkdir(dir+"/a", 0o700))
 		write(t, dir+"/a/p.yaml", version("v2"))
 	}},
 }
 
-func inFolder(t *testing.T, dir string) string {
+func writeFirstPolicy(t *testing.T, dir string) string {
 	write(t, dir+"/p.yaml", version("v1"))
 	return dir + "/p.yaml"
 }
 
-func inSubfolder(t *testing.T, dir string) string {
+func writeFirstPolicyInSubfolder(t *testing.T, dir string) string {
 	must(t, os.Mkdir(dir+"/a", 0o700))
 	write(t, dir+"/a/p.yaml", version("v1"))
 	return dir + "/a/p.yaml"
@@ -297,7 +297,7 @@ func realName(t *testing.T, name string) string {
 func TestReplacedFolderIsWatched(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	w := newWatcher(t, inSubfolder(t, dir), never, WatchOptions{}, loadPlain)
+	w := newWatcher(t, writeFirstPolicyInSubfolder(t, dir), never, WatchOptions{}, loadPlain)
 	must(t, os.Mkdir(dir+"/new", 0o700))
 	write(t, dir+"/new/p.yaml", version("v1"))
 	before, folder := w.Rules(), realName(t, dir+"/a")
@@ -321,7 +321,7 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", MaxFile+1)}
 	for _, text := range broken {
 		reports := new(recorder)
-		name := inFolder(t, t.TempDir())
+		name := writeFirstPolicy(t, t.TempDir())
 		w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		replace(t, name, text)
@@ -345,7 +345,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 	t.Parallel()
 	for _, poll := range []time.Duration{never, often} {
 		dir, reports := t.TempDir(), new(recorder)
-		name := inFolder(t, dir)
+		name := writeFirstPolicy(t, dir)
 		w := newWatcher(t, name, poll, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		for i := range 20 {
@@ -368,7 +368,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 func TestAbsenceIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	reports, loads := new(recorder), new(atomic.Int64)
-	name := inFolder(t, t.TempDir())
+	name := writeFirstPolicy(t, t.TempDir())
 	w := newWatcher(t, name, often, WatchOptions{Notify: reports.notify}, func(path string) (*Policy, error) {
 		loads.Add(1)
 		return Load(path, Options{})
@@ -437,7 +437,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	t.Parallel()
 	dir, elsewhere, reports := t.TempDir(), t.TempDir(), new(recorder)
-	name := inFolder(t, dir)
+	name := writeFirstPolicy(t, dir)
 	w := newWatcher(t, name, often, WatchOptions{Notify: reports.notify}, loadPlain)
 	replace(t, name, version("v2")+"deny:\n  ip: {file: "+elsewhere+"/bad.txt}\n")
 	eventually(t, "the failure is reported", func() bool { return len(reports.all()) > 0 })
@@ -451,7 +451,7 @@ func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Parallel()
 	reports := new(recorder)
-	name := inFolder(t, t.TempDir())
+	name := writeFirstPolicy(t, t.TempDir())
 	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: 200 * time.Millisecond}, loadPlain)
 	const changes = 1000
 	for i := range changes {
@@ -467,7 +467,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	w := newWatcher(t, inFolder(t, dir), never, WatchOptions{}, loadPlain)
+	w := newWatcher(t, writeFirstPolicy(t, dir), never, WatchOptions{}, loadPlain)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -568,7 +568,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 
 func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 	t.Parallel()
-	name, isChanging := inFolder(t, t.TempDir()), false
+	name, isChanging := writeFirstPolicy(t, t.TempDir()), false
 	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
 		if isChanging {
 			isChanging = false
@@ -589,7 +589,7 @@ func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	name, v, isRestless := inFolder(t, dir), 1, false
+	name, v, isRestless := writeFirstPolicy(t, dir), 1, false
 	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
 		p, err := Load(path, Options{})
 		if isRestless {
@@ -620,7 +620,7 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 func TestReloadLoadsChangedFiles(t *testing.T) {
 	t.Parallel()
 	reports := new(recorder)
-	name := inFolder(t, t.TempDir())
+	name := writeFirstPolicy(t, t.TempDir())
 	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify}, loadPlain)
 	before := w.Rules()
 	if err := w.Reload(); err != nil || w.Rules() == before {
@@ -645,7 +645,7 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 
 func TestReloadWhileFilesChange(t *testing.T) {
 	t.Parallel()
-	name := inFolder(t, t.TempDir())
+	name := writeFirstPolicy(t, t.TempDir())
 	reloads := new(atomic.Int64)
 	isNotifying := new(atomic.Bool)
 	w := newWatcher(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
@@ -735,7 +735,7 @@ func TestKeysAreRefreshedForTheRulesInForce(t *testing.T) {
 // This test does not run in parallel, so all goroutines are its own.
 func TestCloseEndsAllGoroutines(t *testing.T) {
 	dir := t.TempDir()
-	name := inFolder(t, dir)
+	name := writeFirstPolicy(t, dir)
 	const watchers = 20
 	for i := range watchers {
 		w, err := Watch(name, WatchOptions{Settle: time.Millisecond, Poll: often})
