@@ -182,7 +182,7 @@ func (b *bounds) capacityOfShares() int64 {
 	return share.Capacity() * b.instances
 }
 
-// excessIfOneUsedAll returns how many units the shares of the other instances admit if one instance has
+// excessIfOneUsedAll returns how many units the shares of the others admit if one instance has
 // used the whole limit.
 func (b *bounds) excessIfOneUsedAll() int64 {
 	return b.plan.Capacity() - ceil(b.plan.Capacity(), b.instances)

@@ -3,8 +3,8 @@ package redisstore
 import "context"
 
 // A Client is the small part of a Redis client that a Store needs. This package makes one from a
-// URL (Open, Dial) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
-// go-redis client.
+// URL (Open), from options (Dial) or from a rueidis.Client (NewRueidis). Package redisstore/goredis
+// makes one from a go-redis client.
 //
 // A Client must not send a script again, even if the reply is lost: the script may have run, and
 // running it again would charge twice. A Client may follow a redirection (MOVED, ASK), because that
