@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 // patience is the longest time that a test waits for a command or a process.
 const patience = 20 * time.Second
 
-// command runs a command line in this process.
+// command runs a command line in this process. It returns the exit status, standard output and
+// standard error.
 func command(args ...string) (code int, out, err string) {
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -51,38 +52,38 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		code int
 		text string // on standard error
 	}{
-		{"", exitOK, ""},
-		{"--help", exitOK, ""},
-		{"version", exitOK, ""},
-		{"completion bash", exitOK, ""},
-		{"--version", exitOK, ""},
-		{"serve --print-settings", exitOK, ""},
-		{"serve --demo --drain-delay soon", exitUsage, `drain-delay "soon" (from --drain-delay): it is not a duration`},
-		{"serve --demo --max-connections 0 --log-level loud", exitUsage, "it is out of bounds"},
-		{"explain --from nowhere /", exitUsage, "nowhere"},
-		{"explain --config /none.yaml --min-instances many /", exitInvalid, "/none.yaml"},
-		{"explain --min-instances many /", exitUsage, "it is not a whole number"},
-		{"serve --demo --print-settings", exitOK, ""},
-		{"unknown", exitUsage, `penstock: unknown command "unknown"`},
-		{"serve --unknown", exitUsage, `Run "penstock serve --help" for usage.`},
-		{"serve extra", exitUsage, "penstock serve --help"},
-		{"version extra", exitUsage, "penstock version --help"},
-		{"serve --listen", exitUsage, "flag needs an argument: --listen"},
-		{"serve", exitInvalid, "upstream (not set): write --upstream http://localhost:3000"},
-		{"serve --upstream localhost:3000", exitUsage, `upstream "localhost:3000" (from --upstream): it has no scheme`},
-		{"serve --demo --config /none.yaml", exitInvalid, "/none.yaml"},
-		{"serve --demo --config " + broken, exitInvalid, "broken.yaml:"},
-		{"serve --demo --tls-cert /none.pem --tls-key /none.pem", exitInvalid, "tls-cert (--tls-cert)"},
-		{"serve --demo --store redis://u:hunter2@127.0.0.1:1/x", exitUsage, "redis URL"},
-		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "penstock: store redis://127.0.0.1:1 (--store): unreachable: "},
-		{"serve --resp 0.0.0.0:1", exitInvalid, "write --caller-token or --caller-client-ca, 127.0.0.1 as the host, or --allow-open-callers if"},
-		{"validate", exitUsage, "penstock: an argument is missing; write the name of a policy file, as in: penstock validate rules.yaml"},
-		{"explain", exitUsage, "penstock: an argument is missing; write one URL or path, as in: penstock explain --config rules.yaml /api/rides"},
-		{"serve rules.yaml", exitUsage, `penstock: the argument "rules.yaml" is one too many; write flags only, as in: penstock serve --config rules.yaml`},
-		{"validate --config rules.yaml", exitUsage, "this command has no --config; write the name of the file alone, as in: penstock validate rules.yaml"},
-		{"test --config rules.yaml cases.yaml", exitUsage, "this command has no --config; write the name of the file alone, as in: penstock test rules.yaml cases.yaml"},
-		{"explain /a /b", exitUsage, `penstock: the argument "/b" is one too many; write one URL or path`},
-		{"serve --demo --listen 192.0.2.1:1 --admin-listen off", exitInternal, "listen (--listen)"},
+		{args: "", code: exitOK},
+		{args: "--help", code: exitOK},
+		{args: "version", code: exitOK},
+		{args: "completion bash", code: exitOK},
+		{args: "--version", code: exitOK},
+		{args: "serve --print-settings", code: exitOK},
+		{args: "serve --demo --drain-delay soon", code: exitUsage, text: `drain-delay "soon" (from --drain-delay): it is not a duration`},
+		{args: "serve --demo --max-connections 0 --log-level loud", code: exitUsage, text: "it is out of bounds"},
+		{args: "explain --from nowhere /", code: exitUsage, text: "nowhere"},
+		{args: "explain --config /none.yaml --min-instances many /", code: exitInvalid, text: "/none.yaml"},
+		{args: "explain --min-instances many /", code: exitUsage, text: "it is not a whole number"},
+		{args: "serve --demo --print-settings", code: exitOK},
+		{args: "unknown", code: exitUsage, text: `penstock: unknown command "unknown"`},
+		{args: "serve --unknown", code: exitUsage, text: `Run "penstock serve --help" for usage.`},
+		{args: "serve extra", code: exitUsage, text: "penstock serve --help"},
+		{args: "version extra", code: exitUsage, text: "penstock version --help"},
+		{args: "serve --listen", code: exitUsage, text: "flag needs an argument: --listen"},
+		{args: "serve", code: exitInvalid, text: "upstream (not set): write --upstream http://localhost:3000"},
+		{args: "serve --upstream localhost:3000", code: exitUsage, text: `upstream "localhost:3000" (from --upstream): it has no scheme`},
+		{args: "serve --demo --config /none.yaml", code: exitInvalid, text: "/none.yaml"},
+		{args: "serve --demo --config " + broken, code: exitInvalid, text: "broken.yaml:"},
+		{args: "serve --demo --tls-cert /none.pem --tls-key /none.pem", code: exitInvalid, text: "tls-cert (--tls-cert)"},
+		{args: "serve --demo --store redis://u:hunter2@127.0.0.1:1/x", code: exitUsage, text: "redis URL"},
+		{args: "serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", code: exitUnreachable, text: "penstock: store redis://127.0.0.1:1 (--store): unreachable: "},
+		{args: "serve --resp 0.0.0.0:1", code: exitInvalid, text: "write --caller-token or --caller-client-ca, 127.0.0.1 as the host, or --allow-open-callers if"},
+		{args: "validate", code: exitUsage, text: "penstock: an argument is missing; write the name of a policy file, as in: penstock validate rules.yaml"},
+		{args: "explain", code: exitUsage, text: "penstock: an argument is missing; write one URL or path, as in: penstock explain --config rules.yaml /api/rides"},
+		{args: "serve rules.yaml", code: exitUsage, text: `penstock: the argument "rules.yaml" is one too many; write flags only, as in: penstock serve --config rules.yaml`},
+		{args: "validate --config rules.yaml", code: exitUsage, text: "this command has no --config; write the name of the file alone, as in: penstock validate rules.yaml"},
+		{args: "test --config rules.yaml cases.yaml", code: exitUsage, text: "this command has no --config; write the name of the file alone, as in: penstock test rules.yaml cases.yaml"},
+		{args: "explain /a /b", code: exitUsage, text: `penstock: the argument "/b" is one too many; write one URL or path`},
+		{args: "serve --demo --listen 192.0.2.1:1 --admin-listen off", code: exitInternal, text: "listen (--listen)"},
 	} {
 		code, out, err := command(strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(err, c.text) {
@@ -155,15 +156,15 @@ func TestCompletionKnowsValues(t *testing.T) {
 		want      string
 		directive int
 	}{
-		{"serve --log-format", "text json", valuesOnly},
-		{"validate --output", "text json", valuesOnly},
-		{"explain -o", "text json", valuesOnly},
-		{"validate", "yaml yml", filesByExtension},
-		{"validate a.yaml", "yaml yml", filesByExtension},
-		{"validate -v -o json", "yaml yml", filesByExtension},
-		{"serve --config", "yaml yml", filesByExtension},
-		{"explain --config", "yaml yml", filesByExtension},
-		{"explain", "", valuesOnly},
+		{args: "serve --log-format", want: "text json", directive: valuesOnly},
+		{args: "validate --output", want: "text json", directive: valuesOnly},
+		{args: "explain -o", want: "text json", directive: valuesOnly},
+		{args: "validate", want: "yaml yml", directive: filesByExtension},
+		{args: "validate a.yaml", want: "yaml yml", directive: filesByExtension},
+		{args: "validate -v -o json", want: "yaml yml", directive: filesByExtension},
+		{args: "serve --config", want: "yaml yml", directive: filesByExtension},
+		{args: "explain --config", want: "yaml yml", directive: filesByExtension},
+		{args: "explain", directive: valuesOnly},
 	} {
 		_, out, _ := command(append(append([]string{"__complete"}, strings.Fields(c.args)...), "")...)
 		if got := strings.Join(strings.Fields(out), " "); got != strings.TrimSpace(fmt.Sprintf("%s :%d", c.want, c.directive)) {
@@ -197,6 +198,7 @@ type process struct {
 	listen, admin string
 }
 
+// startProcess starts penstock serve --demo with the args, and waits until it listens.
 func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
 	return startProcessBy(t, nil, args...)
@@ -336,13 +338,13 @@ func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
 		c.Wait()
 	})
 	write.Close()
-	var open struct {
+	var line struct {
 		Msg, Listen string
 		Admin       string `json:"admin_listen"`
 	}
-	for lines := bufio.NewScanner(read); open.Msg != "listening"; {
-		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &open) != nil {
-			t.Fatalf("the service does not listen: %s", lines.Text())
+	for lines := bufio.NewScanner(read); line.Msg != "listening"; {
+		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &line) != nil {
+			t.Fatalf("the service does not listen; the last line of its log is %q", lines.Text())
 		}
 	}
 	read.Close()
@@ -352,7 +354,7 @@ func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
 	lost := regexp.MustCompile(`(?m)^rate_limiter_log_lines_lost_total [1-9]`)
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		c.Process.Signal(syscall.SIGHUP) // makes it log why the reload failed
-		page := mustGet(t, "http://"+open.Admin+"/metrics")
+		page := mustGet(t, "http://"+line.Admin+"/metrics")
 		if lost.MatchString(page) {
 			break
 		}
@@ -360,7 +362,7 @@ func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
 			t.Fatalf("after %v, rate_limiter_log_lines_lost_total is 0; want more", patience)
 		}
 	}
-	mustGet(t, "http://"+open.Listen+"/api/fares/estimate")
+	mustGet(t, "http://"+line.Listen+"/api/fares/estimate")
 	c.Process.Signal(syscall.SIGTERM)
 	if err := c.Wait(); err != nil {
 		t.Errorf("the process did not drain: %v", err)
@@ -429,6 +431,7 @@ func TestHealthChecksWorkWhenClientsUseManyConnections(t *testing.T) {
 	}
 }
 
+// mustGet returns the body of a response with status 200.
 func mustGet(t *testing.T, url string) string {
 	t.Helper()
 	res, err := http.Get(url)

@@ -65,6 +65,7 @@ func loadStrictly(t *testing.T, name string, v any) {
 	}
 }
 
+// pinned matches an image with a whole version, such as valkey:8.1.0-alpine.
 var pinned = regexp.MustCompile(`^[a-z0-9./-]+:v?[0-9]+\.[0-9]+\.[0-9]+(-alpine)?$`)
 
 // TestComposeFile: the files, volumes, secrets, services and settings that it names exist.

@@ -41,10 +41,10 @@ func TestDenialsAreFollowed(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	out, jsonOut := new(lockedBuffer), new(lockedBuffer)
 	var all sync.WaitGroup
-	for to, args := range map[*lockedBuffer]string{out: "--rule login", jsonOut: "--key key:customer-4711 -o json"} {
+	for output, args := range map[*lockedBuffer]string{out: "--rule login", jsonOut: "--key key:customer-4711 -o json"} {
 		all.Go(func() {
-			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), to, to); code != exitOK {
-				t.Errorf("denials --follow %s: exit status %d, %s; want %d", args, code, to, exitOK)
+			if code := Run(ctx, append([]string{"denials", "--follow", "--admin", f.admin}, strings.Fields(args)...), output, output); code != exitOK {
+				t.Errorf("denials --follow %s: exit status %d, %s; want %d", args, code, output, exitOK)
 			}
 		})
 	}

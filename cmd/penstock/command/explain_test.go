@@ -21,6 +21,7 @@ type report struct {
 	Allowed *bool
 }
 
+// explained returns the report of penstock explain.
 func explained(t *testing.T, args ...string) (r report) {
 	t.Helper()
 	_, out, errors := command(append([]string{"explain", "-o", "json"}, args...)...)
@@ -30,6 +31,7 @@ func explained(t *testing.T, args ...string) (r report) {
 	return r
 }
 
+// writeFile writes a file into a temporary folder, and returns its path.
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
 	name = filepath.Join(t.TempDir(), name)
@@ -171,18 +173,18 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 	redis := redistest.Start(t)
 	config := writeFile(t, "rules.yaml", variedRules)
 	compared := 0
-	for _, c := range []struct{ serve, explain, env string }{
-		{"", "", ""},
-		{"--prefix=gate", "--prefix=gate", ""},
-		{"--prefix=gate", "", "PENSTOCK_PREFIX=gate"},
-		{"--key-hash-secret=pepper", "", "PENSTOCK_KEY_HASH_SECRET=pepper"},
+	for _, c := range []struct{ serveFlag, explainFlag, explainVariable string }{
+		{},
+		{serveFlag: "--prefix=gate", explainFlag: "--prefix=gate"},
+		{serveFlag: "--prefix=gate", explainVariable: "PENSTOCK_PREFIX=gate"},
+		{serveFlag: "--key-hash-secret=pepper", explainVariable: "PENSTOCK_KEY_HASH_SECRET=pepper"},
 	} {
-		t.Run(c.serve+c.explain+c.env, func(t *testing.T) {
+		t.Run(c.serveFlag+c.explainFlag+c.explainVariable, func(t *testing.T) {
 			if _, err := redis.Do("FLUSHALL"); err != nil {
 				t.Fatal(err)
 			}
-			p := startProcess(t, strings.Fields("--config="+config+" --store-timeout=20s --store="+redis.URL()+" "+c.serve)...)
-			if name, value, ok := strings.Cut(c.env, "="); ok {
+			p := startProcess(t, strings.Fields("--config="+config+" --store-timeout=20s --store="+redis.URL()+" "+c.serveFlag)...)
+			if name, value, ok := strings.Cut(c.explainVariable, "="); ok {
 				t.Setenv(name, value)
 			}
 			for _, key := range []string{"a", "{a}:b %\u00e9", strings.Repeat("long", 100)} {
@@ -197,7 +199,7 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				}
 				res.Body.Close()
 				var named []string
-				args := strings.Fields("-X POST --from 127.0.0.1 /api//rides/%31 --config " + config + " " + c.explain)
+				args := strings.Fields("-X POST --from 127.0.0.1 /api//rides/%31 --config " + config + " " + c.explainFlag)
 				e := explained(t, append(args, "-H", "X-API-Key: "+key)...)
 				for _, charge := range slices.Concat(e.Charges, e.Shadows) {
 					named = append(named, charge.Key)
@@ -329,30 +331,30 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, 
 		code int
 		text string // on standard output, or on standard error
 	}{
-		{"--config $RULES /a", exitOK, "a applies: the most specific match"},
-		{"--config $RULES /b", exitOK, "no rule matches"},
-		{"--config $RULES --descriptor user=42 /", exitOK, "user:42"},
-		{"--config $RULES --descriptor user /", exitUsage, "write KEY=VALUE"},
-		{"--config $RULES --store $STORE /a", exitOK, "It would be allowed now."},
-		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "It would be denied now."},
-		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "no rule matches"},
-		{"--config $RULES --from 203.0.113.7 /a", exitDenied, "deny: always rejected"},
-		{"--config $RULES --from 198.51.100.7 /a", exitOK, "allow: never limited"},
-		{"--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", exitUnreachable, "penstock: store unavailable"},
-		{"--config $RULES --store localhost /a", exitUsage, "it has no scheme; write redis://"},
-		{"--config $BROKEN /a", exitInvalid, "broken.yaml:"},
-		{"--config /none.yaml /a", exitInvalid, "/none.yaml: no such file"},
-		{"-H X-API-Key /a", exitUsage, "has no colon; write 'Name: value'"},
-		{"-H :a /a", exitUsage, "is not valid; write 'Name: value'"},
-		{"-H X(Y):a /a", exitUsage, "is not valid; write 'Name: value'"},
-		{"--from nowhere /a", exitUsage, `"nowhere" is not an address; write 192.0.2.1`},
-		{"--prefix a/b /api/fares/estimate", exitUsage, "the prefix"},
-		{"-X G(T /a", exitUsage, "invalid method"},
-		{"-o xml /a", exitUsage, `unknown output "xml"; write text or json`},
-		{"a", exitUsage, "neither a path nor a URL; write /path"},
-		{"/%zz", exitUsage, "neither a path nor a URL; write /path"},
-		{"/a%2fb", exitUsage, "is a slash to some servers only; write /"},
-		{"", exitUsage, "an argument is missing; write one URL or path"},
+		{args: "--config $RULES /a", code: exitOK, text: "a applies: the most specific match"},
+		{args: "--config $RULES /b", code: exitOK, text: "no rule matches"},
+		{args: "--config $RULES --descriptor user=42 /", code: exitOK, text: "user:42"},
+		{args: "--config $RULES --descriptor user /", code: exitUsage, text: "write KEY=VALUE"},
+		{args: "--config $RULES --store $STORE /a", code: exitOK, text: "It would be allowed now."},
+		{args: "--config $RULES --store $STORE --from 127.0.0.1 /a", code: exitDenied, text: "It would be denied now."},
+		{args: "--config $RULES --store $STORE --from 127.0.0.1 /b", code: exitOK, text: "no rule matches"},
+		{args: "--config $RULES --from 203.0.113.7 /a", code: exitDenied, text: "deny: always rejected"},
+		{args: "--config $RULES --from 198.51.100.7 /a", code: exitOK, text: "allow: never limited"},
+		{args: "--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", code: exitUnreachable, text: "penstock: store unavailable"},
+		{args: "--config $RULES --store localhost /a", code: exitUsage, text: "it has no scheme; write redis://"},
+		{args: "--config $BROKEN /a", code: exitInvalid, text: "broken.yaml:"},
+		{args: "--config /none.yaml /a", code: exitInvalid, text: "/none.yaml: no such file"},
+		{args: "-H X-API-Key /a", code: exitUsage, text: "has no colon; write 'Name: value'"},
+		{args: "-H :a /a", code: exitUsage, text: "is not valid; write 'Name: value'"},
+		{args: "-H X(Y):a /a", code: exitUsage, text: "is not valid; write 'Name: value'"},
+		{args: "--from nowhere /a", code: exitUsage, text: `"nowhere" is not an address; write 192.0.2.1`},
+		{args: "--prefix a/b /api/fares/estimate", code: exitUsage, text: "the prefix"},
+		{args: "-X G(T /a", code: exitUsage, text: "invalid method"},
+		{args: "-o xml /a", code: exitUsage, text: `unknown output "xml"; write text or json`},
+		{args: "a", code: exitUsage, text: "neither a path nor a URL; write /path"},
+		{args: "/%zz", code: exitUsage, text: "neither a path nor a URL; write /path"},
+		{args: "/a%2fb", code: exitUsage, text: "is a slash to some servers only; write /"},
+		{args: "", code: exitUsage, text: "an argument is missing; write one URL or path"},
 	} {
 		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
 		text := out + err

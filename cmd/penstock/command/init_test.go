@@ -15,20 +15,22 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
 )
 
-const shop = "../internal/scaffold/testdata/shop.yaml"
+// shopFile describes an API in OpenAPI.
+const shopFile = "../internal/scaffold/testdata/shop.yaml"
 
-// rulesOfShop are the rules that init writes for the API of shop, each as its name and its match.
+// rulesOfShop are the rules that init writes for shopFile, each as its name and its match.
 var rulesOfShop = []string{
 	`login-attempts {method: POST, path: "/api/v2/login"}`, `login {method: [POST], path: "/api/v2/login/**"}`,
 	`orders-read {method: [GET], path: "/api/v2/orders/**"}`, `orders-write {method: [POST, PATCH, DELETE], path: "/api/v2/orders/**"}`,
 	`search {method: [GET], path: "/api/v2/search/**"}`, `reports {method: [GET], path: "/api/v2/*/reports/**"}`,
 }
 
+// ruleLines finds the name and the match of each rule that init writes.
 var ruleLines = regexp.MustCompile(`  - name: (\S+)\n    match: (.*)\n`)
 
 func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
-	for _, args := range [][]string{{}, {"--per", "header X-API-Key"}, {"--per", "global", "--rate", "5/s, burst 10"}, {"--from-openapi", shop}, {"--from-openapi", shop, "--per", "ip"}} {
+	for _, args := range [][]string{{}, {"--per", "header X-API-Key"}, {"--per", "global", "--rate", "5/s, burst 10"}, {"--from-openapi", shopFile}, {"--from-openapi", shopFile, "--per", "ip"}} {
 		code, out, err := command(append(append([]string{"init"}, args...), "--force", file)...)
 		if code != exitOK || !strings.HasPrefix(out, file+" is written.") {
 			t.Fatalf("init %s: exit status %d, %s%s; want %d", args, code, out, err, exitOK)
@@ -41,7 +43,7 @@ func TestFirstPoliciesAreStrictlyValid(t *testing.T) {
 }
 
 func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
-	code, out, err := command("init", "--from-openapi", shop, "-")
+	code, out, err := command("init", "--from-openapi", shopFile, "-")
 	var got []string
 	for _, m := range ruleLines.FindAllStringSubmatch(out, -1) {
 		got = append(got, m[1]+" "+m[2])
@@ -53,7 +55,7 @@ func TestOpenAPIHasARuleForEachGroup(t *testing.T) {
 		t.Errorf("the rules are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(rulesOfShop, "\n"))
 	}
 	var document any
-	text, readErr := os.ReadFile(shop)
+	text, readErr := os.ReadFile(shopFile)
 	if readErr != nil {
 		t.Fatal(readErr)
 	}
@@ -91,6 +93,7 @@ func TestInitReplacesAFileOnlyByForce(t *testing.T) {
 	}
 }
 
+// Each description has the error that it must cause, or "" if init must write a policy for it.
 func TestBadDescriptionsHaveClearErrors(t *testing.T) {
 	const head = "openapi: 3.0.0\n"
 	for text, want := range map[string]string{
@@ -154,7 +157,8 @@ paths:
 	policy, err := os.ReadFile(file)
 	var got []string
 	for _, m := range regexp.MustCompile(`  - name: (\S+)\n    match: .*\n    per: (\S+)\n`).FindAllStringSubmatch(string(policy), -1) {
-		got = append(got, m[1]+" "+m[2])
+		name, per := m[1], m[2]
+		got = append(got, name+" "+per)
 	}
 	want := []string{"users-read ip", "users-write ip", "hooks client", "mixed ip", "either ip", "open ip"}
 	if err != nil || code != exitOK || !slices.Equal(got, want) {
@@ -328,7 +332,7 @@ func TestEachRuleHasANameOfItsOwn(t *testing.T) {
 }
 
 func FuzzInitFromOpenAPI(f *testing.F) {
-	text, err := os.ReadFile(shop)
+	text, err := os.ReadFile(shopFile)
 	if err != nil {
 		f.Fatal(err)
 	}

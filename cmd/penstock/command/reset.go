@@ -34,11 +34,12 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "reset [flags] --reason TEXT (KEY | --ref REF)",
 		Short: "Let a client use its limits again from the beginning",
 		Long: "reset clears the counters of one key: of all its limits, of one rule's limits, or of one limit. Shadows and candidates\n" +
-			"are cleared too, so that they stay comparable. A limit of requests in flight is reset only by its name (--limit), because\n" +
-			"its slots may still be in use. reset never clears the counters of other keys. The key of all clients together is global.\n" +
-			"reset prompts for confirmation. --yes skips the prompt, and is needed if the input is not a terminal.\n\n" +
-			"It writes an audit line in JSON to standard error, and to the audit_file of the settings: when, who, what, before, after,\n" +
-			"and why. The line has the masked key and a ref. Lines with the same ref are about the same key.\n\n" +
+			"are cleared too, so that their counts stay comparable with those of limits. A limit of requests in flight is reset only by\n" +
+			"its name (--limit), because its slots may still be in use. reset never clears the counters of other keys. The key of all\n" +
+			"clients together is global. reset prompts for confirmation. --yes skips the prompt, and is needed if the input is not a\n" +
+			"terminal.\n\n" +
+			"It writes an audit line in JSON to standard error, and to the audit_file of the settings. The line has the time, the user,\n" +
+			"each limit before and after, the reason, the masked key and a ref. Lines with the same ref are about the same key.\n\n" +
 			"With --admin, a running instance resets the key, and writes the audit line to its log. The command then needs no store and\n" +
 			"no policy, but the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. penstock denials and the log print a\n" +
 			"ref beside each masked key; --ref resets that key.\n\n" +

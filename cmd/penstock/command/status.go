@@ -47,8 +47,8 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It takes the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
 			"reads from a running instance instead, and needs none of these settings. The token of PENSTOCK_OPERATOR_TOKEN or\n" +
-			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance decides as for a request: it also uses its deny cache and its\n" +
-			"leases. penstock denials and the log print a ref beside each masked key. --ref shows that key, if the instance has denied it\n" +
+			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance answers as it would for a request: it also uses its deny cache and\n" +
+			"its leases. penstock denials and the log print a ref beside each masked key. --ref shows that key, if the instance has denied it\n" +
 			"or seen it often in the last hour.\n\n" +
 			"Exit status: 0 no limit would deny the request, 3 one would, 4 the operator token is wrong or missing, 5 the store or the\n" +
 			"instance gives no answer. An instance without its store decides from its own memory, so the status is 0 or 3. The used units\n" +

@@ -490,11 +490,11 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		code       int
 		text       string
 	}{
-		{`{"source": "fallback", "limits": [` + limit + `]}`, `{}`, exitUnreachable, "has no connection to its store (fallback)"},
-		{`{}`, `{}`, exitUsage, "not that of the admin API"},
-		{`[]`, `{}`, exitUsage, "not that of the admin API"},
-		{`{"source": "store", "limits": [` + limit + `]}`, `{}`, exitUsage, "not that of the admin API"},
-		{`{"source": "store", "limits": [` + limit + `]}`, `{"reset": ["a.b"], "before": [` + limit + `]}`, exitUsage, "not that of the admin API"},
+		{key: `{"source": "fallback", "limits": [` + limit + `]}`, reset: `{}`, code: exitUnreachable, text: "has no connection to its store (fallback)"},
+		{key: `{}`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
+		{key: `[]`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
+		{key: `{"source": "store", "limits": [` + limit + `]}`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
+		{key: `{"source": "store", "limits": [` + limit + `]}`, reset: `{"reset": ["a.b"], "before": [` + limit + `]}`, code: exitUsage, text: "not that of the admin API"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 			answer := c.key

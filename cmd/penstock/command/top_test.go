@@ -20,6 +20,7 @@ type screen struct {
 	text string // drawn since the last call of await
 }
 
+// startTop starts penstock top in a terminal of 80 columns and 60 rows.
 func startTop(t *testing.T, args ...string) *screen {
 	t.Helper()
 	script, err := exec.LookPath("script")

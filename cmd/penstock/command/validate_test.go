@@ -122,7 +122,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 }
 
 func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
-	const good, valid = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
+	const good, validLine = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
 	const missing = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
 	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: {key: header X-Key}, limits: [{rate: 10/s}]}]\n")
 	hinted := writeFile(t, "hinted.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
@@ -131,17 +131,17 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 		code  int
 		want  []string // the beginning or end of each line
 	}{
-		{good, exitOK, []string{valid}},
-		{good + " " + good, exitOK, []string{valid, valid}},
-		{good + " " + fileWithMistakes, exitInvalid,
-			[]string{valid, fileWithMistakes + ":7:", fileWithMistakes + ":10:", fileWithMistakes + ":11:", fileWithMistakes + ":13:", fileWithMistakes + ":15:"}},
-		{"/none.yaml " + good, exitInvalid, []string{missing, valid}},
-		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
-		{warned, exitOK, []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
-		{hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
-		{"--strict " + warned, exitInvalid, []string{warned + ":1:30: "}},
-		{"--strict " + hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
-		{"--strict " + good + " " + warned, exitInvalid, []string{valid, warned + ":1:30: "}},
+		{files: good, code: exitOK, want: []string{validLine}},
+		{files: good + " " + good, code: exitOK, want: []string{validLine, validLine}},
+		{files: good + " " + fileWithMistakes, code: exitInvalid,
+			want: []string{validLine, fileWithMistakes + ":7:", fileWithMistakes + ":10:", fileWithMistakes + ":11:", fileWithMistakes + ":13:", fileWithMistakes + ":15:"}},
+		{files: "/none.yaml " + good, code: exitInvalid, want: []string{missing, validLine}},
+		{files: "testdata", code: exitInvalid, want: []string{"testdata is a folder; name a file"}},
+		{files: warned, code: exitOK, want: []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
+		{files: hinted, code: exitOK, want: []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
+		{files: "--strict " + warned, code: exitInvalid, want: []string{warned + ":1:30: "}},
+		{files: "--strict " + hinted, code: exitOK, want: []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
+		{files: "--strict " + good + " " + warned, code: exitInvalid, want: []string{validLine, warned + ":1:30: "}},
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")

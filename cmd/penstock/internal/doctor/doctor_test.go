@@ -619,9 +619,9 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 		options redisstore.RightsOptions
 		rights  string // the test revokes each of them once
 	}{
-		{"redis://" + limiter + group.Primary.Addr, []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{}, "info scan type pttl memory|usage zrange time"},
-		{sentinelURL(group, limiter), []*redistest.Server{group.Primary, group.Replica}, redisstore.RightsOptions{Sentinel: true}, "info"},
-		{"redis://" + limiter + cluster.Nodes[0].Addr, cluster.Nodes, redisstore.RightsOptions{Cluster: true}, "info cluster|info scan"},
+		{url: "redis://" + limiter + group.Primary.Addr, servers: []*redistest.Server{group.Primary, group.Replica}, rights: "info scan type pttl memory|usage zrange time"},
+		{url: sentinelURL(group, limiter), servers: []*redistest.Server{group.Primary, group.Replica}, options: redisstore.RightsOptions{Sentinel: true}, rights: "info"},
+		{url: "redis://" + limiter + cluster.Nodes[0].Addr, servers: cluster.Nodes, options: redisstore.RightsOptions{Cluster: true}, rights: "info cluster|info scan"},
 	} {
 		setRights(c.servers, c.options, "")
 		fillStore(t, strings.Replace(c.url, limiter, "", 1))
