@@ -22,6 +22,7 @@ func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener
 	return &limitedListener{Listener: l, open: make(chan struct{}, limit), onFull: onFull, closed: make(chan struct{})}
 }
 
+// A limitedListener is what limitConnections returns.
 type limitedListener struct {
 	net.Listener
 	open   chan struct{} // an element for each open connection

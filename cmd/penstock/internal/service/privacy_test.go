@@ -13,13 +13,16 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
+// signingKey is the key that verifies tokens in the tests of this file.
+const signingKey = "LEAKsigningkeyLEAKsigningkeyLEAKsigningkey"
+
 // Each identity and secret contains LEAK, or is an address that the test looks for.
 func TestMetricsLogAndAdminAPINameNoClient(t *testing.T) {
 	effort.WithoutRace(t)
 	redis := redistest.Start(t)
 	const policy = `
 http: {trusted_proxies: [127.0.0.1]}
-tokens: {secret: "LEAKsigningkeyLEAKsigningkeyLEAKsigningkey", audience: a, issuer: i}
+tokens: {secret: "` + signingKey + `", audience: a, issuer: i}
 deny: [{header X-API-Key: LEAKfoe}]
 allow: [{header X-API-Key: LEAKfriend}]
 rules:
@@ -105,7 +108,7 @@ rules:
 	if !strings.Contains(texts["offenders"], `"count"`) {
 		t.Errorf("the admin API shows no offender, which the test must cause: %s", texts["offenders"])
 	}
-	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {
+	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} { // parts of identities and secrets
 		for where, text := range texts {
 			for line := range strings.Lines(text) {
 				if strings.Contains(strings.ToLower(line), secret) {
@@ -117,11 +120,11 @@ rules:
 	t.Logf("counted: %d requests whose client neither metrics, nor log, nor the admin API name", sent)
 }
 
-// tokenOf makes a token with signed claims.
+// tokenOf signs claims, and returns the token.
 func tokenOf(claims string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	text := encode([]byte(`{"alg":"HS256"}`)) + "." + encode([]byte(claims))
-	mac := hmac.New(sha256.New, []byte("LEAKsigningkeyLEAKsigningkeyLEAKsigningkey"))
+	mac := hmac.New(sha256.New, []byte(signingKey))
 	io.WriteString(mac, text)
 	return text + "." + encode(mac.Sum(nil))
 }

@@ -23,7 +23,7 @@ type strictUpstream struct {
 	conns sync.WaitGroup
 
 	mu         sync.Mutex
-	got        []string // method and path of each message
+	received   []string // method and path of each message
 	complaints []string
 }
 
@@ -44,7 +44,7 @@ func startStrictUpstream(t *testing.T) *strictUpstream {
 	})
 	t.Cleanup(func() {
 		listener.Close()
-		s.conns.Wait() // the service has ended before and closed its connections
+		s.conns.Wait() // by now the service has ended and closed its connections
 	})
 	return s
 }
@@ -59,7 +59,7 @@ func (s *strictUpstream) serve(conn net.Conn) {
 		}
 		s.mu.Lock()
 		if err == nil {
-			s.got = append(s.got, message)
+			s.received = append(s.received, message)
 		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			// An incomplete body is no complaint: the service forwards what the client has sent.
 			s.complaints = append(s.complaints, fmt.Sprintf("%s: %v", message, err))
@@ -85,23 +85,23 @@ func (r *strictReader) fail(err error) {
 	}
 }
 
-// line reads a line that ends in CRLF, and returns it without CRLF.
-func (r *strictReader) line() string {
+// readLine reads a line that ends in CRLF, and returns it without CRLF.
+func (r *strictReader) readLine() string {
 	text, err := r.ReadString('\n')
 	text, hasCRLF := strings.CutSuffix(text, "\r\n")
 	switch {
 	case err != nil:
 		r.fail(err)
 	case !hasCRLF:
-		r.fail(fmt.Errorf("a bare LF after %q", text))
+		r.fail(fmt.Errorf("the line %q ends in a bare LF", text))
 	case strings.ContainsAny(text, "\r\x00"):
-		r.fail(fmt.Errorf("a control character in %q", text))
+		r.fail(fmt.Errorf("the line %q has a control character", text))
 	}
 	return text
 }
 
-// size parses a size in bytes.
-func (r *strictReader) size(text string, base int) int {
+// parseSize parses a size in bytes.
+func (r *strictReader) parseSize(text string, base int) int {
 	n, err := strconv.ParseUint(text, base, 31)
 	if err != nil {
 		r.fail(err)
@@ -109,8 +109,8 @@ func (r *strictReader) size(text string, base int) int {
 	return int(n)
 }
 
-// bytes reads n bytes.
-func (r *strictReader) bytes(n int) string {
+// readBytes reads n bytes.
+func (r *strictReader) readBytes(n int) string {
 	if r.err != nil {
 		return ""
 	}
@@ -121,12 +121,12 @@ func (r *strictReader) bytes(n int) string {
 	return string(p)
 }
 
-// chunks reads a chunked body without trailers.
-func (r *strictReader) chunks() (body string) {
+// readChunks reads a chunked body without trailers.
+func (r *strictReader) readChunks() (body string) {
 	for {
-		n := r.size(r.line(), 16)
-		body += r.bytes(n)
-		if end := r.line(); end != "" {
+		n := r.parseSize(r.readLine(), 16)
+		body += r.readBytes(n)
+		if end := r.readLine(); end != "" {
 			r.fail(fmt.Errorf("a chunk is followed by %q", end))
 		}
 		if r.err != nil || n == 0 {
@@ -138,7 +138,7 @@ func (r *strictReader) chunks() (body string) {
 // readStrictly reads one message. If the request line is invalid, message is "?".
 func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 	r := &strictReader{Reader: buffered}
-	words := strings.Split(r.line(), " ")
+	words := strings.Split(r.readLine(), " ")
 	if r.err != nil {
 		return "", "", r.err
 	}
@@ -148,7 +148,7 @@ func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 	message = words[0] + " " + words[1]
 	fields := make(map[string][]string)
 	for {
-		text := r.line()
+		text := r.readLine()
 		if r.err != nil {
 			return message, "", r.err
 		}
@@ -170,9 +170,9 @@ func readStrictly(buffered *bufio.Reader) (message, body string, err error) {
 	case encodings != nil && encodings[0] != "chunked":
 		return message, "", fmt.Errorf("the encoding %q is not chunked", encodings)
 	case lengths != nil:
-		body = r.bytes(r.size(lengths[0], 10))
+		body = r.readBytes(r.parseSize(lengths[0], 10))
 	case encodings != nil:
-		body = r.chunks()
+		body = r.readChunks()
 	}
 	return message, body, r.err
 }
@@ -355,11 +355,11 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 			r.wait()
 			upstream.mu.Lock()
 			defer upstream.mu.Unlock()
-			upstream.got = slices.DeleteFunc(upstream.got, func(m string) bool { return strings.HasPrefix(m, "GET /after/") })
-			if !slices.Equal(upstream.got, attack.passes) || upstream.complaints != nil {
-				t.Errorf("%.200q: the upstream got %q and complains about %q; want %q", attack.text, upstream.got, upstream.complaints, attack.passes)
+			upstream.received = slices.DeleteFunc(upstream.received, func(m string) bool { return strings.HasPrefix(m, "GET /after/") })
+			if !slices.Equal(upstream.received, attack.passes) || upstream.complaints != nil {
+				t.Errorf("%.200q: the upstream got %q and complains about %q; want %q", attack.text, upstream.received, upstream.complaints, attack.passes)
 			}
-			for _, message := range upstream.got {
+			for _, message := range upstream.received {
 				if !slices.Contains(limits.allowed, message) {
 					t.Errorf("%.200q: %s reached the upstream without a check of the limits", attack.text, message)
 				}

@@ -51,7 +51,7 @@ func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer
 	}
 }
 
-// xdsConfig makes a configuration of one limit. Its name is also its version.
+// xdsConfig makes a configuration of one limit. The control plane sends its name as the version.
 func xdsConfig(name string, unit configv3.RateLimitUnit, count uint32) *configv3.RateLimitConfig {
 	return &configv3.RateLimitConfig{Name: name, Domain: "web", Descriptors: []*configv3.RateLimitDescriptor{
 		{Key: "remote_address", RateLimit: &configv3.RateLimitPolicy{Unit: unit, RequestsPerUnit: count}},

@@ -259,7 +259,8 @@ func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 func (s *Settings) checkListeners(report func(name, format string, args ...any)) {
 	all := s.CallerListeners()
 	for _, l := range all {
-		if l.Name != "api" && len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l) {
+		isUnprotected := len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l)
+		if isUnprotected && l.Name != "api" {
 			report(l.Name, "anyone who reaches %s could use up the limits of others; write --caller-token or --caller-client-ca, 127.0.0.1 as the host, "+
 				"or --allow-open-callers if the network protects it", l.Address)
 		}
