@@ -294,6 +294,19 @@ rules:
 	}
 }
 
+// The cost of a body of known size, also of an empty one, is final.
+func TestEmptyBodiesNeedNoResult(t *testing.T) {
+	c, _ := memoryControllerOf(t, `
+rules:
+  - {name: a, per: global, limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}}]}
+`)
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
+	defer a.Done(admission.Result{})
+	if a.NeedsResult() || a.NeedsBodySize() {
+		t.Errorf("NeedsResult is %t, NeedsBodySize is %t; want both to be false", a.NeedsResult(), a.NeedsBodySize())
+	}
+}
+
 // unknownSize are attributes of a request whose body has an unknown size.
 type unknownSize struct{ attributes }
 

@@ -327,6 +327,21 @@ func hasInterchangeableUnits(a subject) bool { return !a.needsHolder && !a.isQue
 
 func isAdditive(a subject) bool { return a.isAdditive }
 
+// Stores decide the spends of many callers together only for these algorithms.
+func TestTheseAlgorithmsAreAdditive(t *testing.T) {
+	for _, row := range []struct {
+		algorithm *Algorithm
+		want      bool
+	}{
+		{TokenBucket, true}, {FixedWindow, true}, {AnchoredWindow, true}, {CalendarWindow(Day, time.UTC), true}, {SlidingWindow, true},
+		{LeakyBucket, false}, {SlidingLog, false}, {SubWindow(6), false}, {Concurrency, false},
+	} {
+		if got := row.algorithm.IsAdditive(); got != row.want {
+			t.Errorf("IsAdditive of %s is %t; want %t", row.algorithm.Name(), got, row.want)
+		}
+	}
+}
+
 func isBounded(a subject) bool { return a.bound != nil }
 
 const day = 24 * hour

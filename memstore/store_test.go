@@ -133,6 +133,44 @@ func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
 	t.Logf("the heap has %d KiB with %d counters, and %d KiB afterwards", full>>10, keys, empty>>10)
 }
 
+// A batch sweeps too: the counters of old keys make room for those of new keys.
+func TestBatchesSweepIdleCounters(t *testing.T) {
+	const keys, most = 100_000, 2000
+	clock := newManualClock()
+	s := memstore.New(memstore.Options{Now: clock.Now, Locks: 1})
+	first, second := penstock.PerSecond(10).MustCompile(), penstock.PerSecond(20).WithName("other").MustCompile()
+	for i := range keys {
+		key := fmt.Sprint("k", i)
+		decide(t, s, spend(key, first, 1), spend(key, second, 1))
+		clock.advance(time.Millisecond) // each counter is needed for at most 100 ms
+		if s.Len() > most {
+			t.Fatalf("the store has %d counters after %d keys; want at most %d", s.Len(), i+1, most)
+		}
+	}
+}
+
+// State that is needed for only one more microsecond still counts.
+func TestBatchesKeepStateForTheLastMicrosecond(t *testing.T) {
+	clock := &manualClock{time.UnixMicro(1_700_000_000_000_000 - 1)}
+	s := memstore.New(memstore.Options{Now: clock.Now})
+	limit := penstock.PerSecond(1).With(penstock.FixedWindow) // its window ends in 1 µs
+	first, second := limit.MustCompile(), limit.WithName("other").MustCompile()
+	for call, want := range []bool{true, false} {
+		if d := decide(t, s, spend("k", first, 1), spend("k", second, 1)); d.Allowed != want {
+			t.Errorf("call %d of the window is allowed: %t; want %t", call+1, d.Allowed, want)
+		}
+	}
+}
+
+func TestClocksOutOfRangeAreErrors(t *testing.T) {
+	for _, now := range []time.Time{time.Unix(-1, 0), time.Date(2300, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		s := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+		if _, err := s.Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerSecond(1).MustCompile(), 1)}); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("at %v the error is %v; want ErrInvalid", now, err)
+		}
+	}
+}
+
 // heapBytes returns how many bytes of the heap are in use.
 func heapBytes() uint64 {
 	runtime.GC()
