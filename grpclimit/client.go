@@ -18,16 +18,16 @@ import (
 // ClientOptions configure the interceptors of a client. The zero value is useful.
 type ClientOptions struct {
 	// Key returns the Limiter's key for a call. The method is "/package.Service/Method". Default: the
-	// target of the connection, so that all its calls share the limits.
+	// target of the connection, so that all calls to one target share the limits.
 	Key func(ctx context.Context, conn *grpc.ClientConn, method string) string
 
 	// Cost returns how many units a call or a message costs. The message is nil when a stream begins.
 	// Default: 1.
 	Cost func(ctx context.Context, method string, message any) int64
 
-	// MaxWait is how long a call or a message may wait before it is sent. A context that ends earlier
-	// ends the wait. Default: 30 seconds. If MaxWait is negative, a call or a message never waits: it
-	// fails if the limits do not admit it.
+	// MaxWait is how long a call or a message may wait before it is sent. If its context ends earlier,
+	// the wait ends too. Default: 30 seconds. If MaxWait is negative, a call or a message never waits:
+	// it fails if the limits do not admit it.
 	MaxWait time.Duration
 
 	// Messages is whether the messages that the client sends on a stream are charged too. The first
@@ -92,24 +92,25 @@ func StreamClient(limiter *penstock.Limiter, o ClientOptions) grpc.StreamClientI
 		if err != nil || !o.Messages {
 			return stream, err
 		}
-		return &clientStream{ClientStream: stream, admit: func(message any) error { return o.admit(stream.Context(), limiter, conn, method, message) }}, nil
+		admit := func(message any) error { return o.admit(stream.Context(), limiter, conn, method, message) }
+		return &clientStream{ClientStream: stream, admit: admit}, nil
 	}
 }
 
 // A clientStream charges the messages that it sends.
 type clientStream struct {
 	grpc.ClientStream
-	admit    func(message any) error
-	hasFirst bool // the first message, which was charged with the stream, has been sent
+	admit        func(message any) error
+	hasSentFirst bool // the first message, which was charged with the stream, has been sent
 }
 
 func (s *clientStream) SendMsg(message any) error {
-	if s.hasFirst {
+	if s.hasSentFirst {
 		if err := s.admit(message); err != nil {
 			return err
 		}
 	}
-	s.hasFirst = true
+	s.hasSentFirst = true
 	return s.ClientStream.SendMsg(message)
 }
 

@@ -74,7 +74,7 @@ const (
 )
 
 // A Gate admits calls within the limits of a policy. Make one with New. Many goroutines may use it
-// at once.
+// at the same time.
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
@@ -120,8 +120,8 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 	return answer, err
 }
 
-// Stream is a grpc.StreamServerInterceptor. It charges a stream when it begins, and its messages if
-// Options.Messages says so. Slots are returned when the handler returns.
+// Stream is a grpc.StreamServerInterceptor. It charges a stream when the stream begins, and charges
+// its messages as Options.Messages sets. Slots are returned when the handler returns.
 func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if g.calls.Exempts(info.FullMethod) {
 		return handler(srv, stream)
@@ -150,7 +150,8 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 
 // callOf returns a call, or a message of a stream, in the form that package calls decides.
 func callOf(ctx context.Context, method string, message any) *calls.Call {
-	c := &calls.Call{Method: method, Message: message, Header: func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }}
+	header := func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }
+	c := &calls.Call{Method: method, Message: message, Header: header}
 	if authority := c.Header(":authority"); len(authority) > 0 {
 		c.Authority = authority[0]
 	}

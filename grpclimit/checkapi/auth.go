@@ -71,7 +71,8 @@ func (t *tokens) permission(token string) permission {
 	return nobody
 }
 
-// authorize checks that the sender of the header values "Bearer TOKEN" has a permission.
+// authorize checks that a caller has a permission. headers are the values of the header
+// Authorization, such as "Bearer TOKEN".
 func (t *tokens) authorize(headers []string, needed permission) error {
 	hasTokens := t.caller.IsSet() || t.operator.IsSet()
 	granted := nobody

@@ -50,7 +50,7 @@ type readCheck struct {
 	err   error
 }
 
-// checkEach decides each request separately, several at once and in any order.
+// checkEach decides each request separately: several at the same time, and in any order.
 func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1.CheckBatchResponse {
 	answers := make([]*penstockv1.CheckBatchAnswer, len(checks))
 	var next atomic.Int64
@@ -85,6 +85,7 @@ func (s *Service) checkEach(ctx context.Context, checks []readCheck) *penstockv1
 
 // checkOne decides one request of a batch. If that panics, the answer is an internal error.
 func (s *Service) checkOne(ctx context.Context, r readCheck) (answer *penstockv1.CheckBatchAnswer) {
+	// This is the answer if s.decide panics.
 	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: panicked.Message, MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
 	var decision *penstockv1.CheckResponse

@@ -96,9 +96,9 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(text)
 }
 
-// authorize checks that the caller may call a method. It refuses requests that have an Origin, as
-// browsers send it, and no token. Otherwise any web page in a browser on this machine could call a
-// service that needs no token.
+// authorize checks that the caller may call a method. Browsers send the header Origin, so authorize
+// refuses requests with Origin and without a token. Otherwise any web page in a browser on this
+// machine could call a service that needs no token.
 func (s *Service) authorize(r *http.Request, needs permission) error {
 	tokens := r.Header["Authorization"]
 	if len(tokens) == 0 && r.Header["Origin"] != nil {
@@ -185,7 +185,7 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 		var policies, states []string
 		for _, l := range d.Limits {
 			policies = append(policies, `"`+l.Limit+`";q=`+strconv.FormatInt(min(l.Capacity, maxField), 10))
-			until := l.ResetAfterMs
+			until := l.ResetAfterMs // t of RateLimit
 			if l.RetryAfterMs > 0 { // this limit denied the request
 				until = l.RetryAfterMs
 			}

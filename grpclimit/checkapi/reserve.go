@@ -55,16 +55,17 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if name := a.OnceName(); name != "" {
 		t.Name = name // a repeat gets the same reservation
 	}
-	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(ttl-a.Age()).UnixMilli()
-	answer.ExpiresInMs = max(inMS(ttl-a.Age()), 0)
+	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago
+	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
+	answer.ExpiresInMs = max(inMS(timeLeft), 0)
 	answer.Id, err = s.sealer.seal(reservationKind, t)
 	return answer, err
 }
 
 // idOfReservation returns the id by which repeats of a Reserve are found. It contains the ttl, so a
 // call with another ttl is not a repeat. Otherwise a repeat with a longer ttl would get the same
-// reservation. It could settle it a second time, because the store remembers a Settle only for
-// about the first ttl.
+// reservation. The reservation could then be settled twice, because the store remembers a Settle
+// only for about the first ttl.
 func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
@@ -123,7 +124,7 @@ func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 }
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
-// each can be made only once.
+// each batch can be made only once.
 func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]penstock.Charge, err error) {
 	type madeCharge struct {
 		charge          penstock.Charge
@@ -174,11 +175,13 @@ func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable, isRefu
 	if c.Plan.Algorithm().NeedsHolder() {
 		return c, true // the slots are returned
 	}
+	isCounted := e.status == 0 || l.Status == nil || l.Status.Has(e.status)
+	isForActual := l.Adjustable || !hasAdjustable && c.Plan.Algorithm().CanRefund()
 	cost := c.Cost
 	switch {
-	case e.isCancel, e.status != 0 && l.Status != nil && !l.Status.Has(e.status):
+	case e.isCancel || !isCounted:
 		cost = 0
-	case e.hasActual && (l.Adjustable || !hasAdjustable && c.Plan.Algorithm().CanRefund()):
+	case e.hasActual && isForActual:
 		cost = e.actual
 	}
 	switch {
@@ -195,7 +198,7 @@ func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable, isRefu
 // correctTimeout bounds the time of a correction. A correction continues when its caller cancels.
 const correctTimeout = 2 * time.Second
 
-// correct sends a batch that can be made only once. isDone is false if it was made before.
+// correct sends a batch that can be made only once. isDone is false if the batch was made before.
 func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
 	defer cancel()

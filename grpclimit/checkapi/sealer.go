@@ -72,7 +72,8 @@ func (s *sealer) seal(kind string, t *ticket) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
 }
 
-// open returns the ticket of an id. It fails if the id is of another kind or of another secret.
+// open returns the ticket of an id. It fails if the id was made for another kind or with another
+// secret.
 func (s *sealer) open(kind, id string) (*ticket, error) {
 	const remedy = "; write the id of a %s as the service gave it"
 	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }
@@ -131,8 +132,8 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 	return nil
 }
 
-// chargeOf returns the charge that a ticket names, and its limit. ok is false if the policy does
-// not have the limit any more. Then there is nothing to correct.
+// chargeOf returns the charge that a ticket contains, and the limit of the charge. ok is false if
+// the policy does not have the limit any more. Then there is nothing to correct.
 func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
 	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
 	if c.Spec != nil {
@@ -151,7 +152,7 @@ func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstoc
 	return charge, limit, true
 }
 
-// isExpired tells whether a ticket has expired.
+// isExpired tells whether the reservation of a ticket has expired.
 func (t *ticket) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

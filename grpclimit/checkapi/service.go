@@ -75,7 +75,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 	}
 	for name, token := range map[string][]byte{"CallerToken": o.CallerToken, "OperatorToken": o.OperatorToken} {
 		if len(token) > bearer.MaxToken {
-			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; the longest has %d", penstock.ErrInvalid, name, len(token), bearer.MaxToken)
+			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; at most %d are allowed", penstock.ErrInvalid, name, len(token), bearer.MaxToken)
 		}
 	}
 	if o.Parallel <= 0 {

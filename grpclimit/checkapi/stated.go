@@ -50,8 +50,8 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches the compiled limits. It drops any of them when it is full: compiling one
-// again takes a few microseconds.
+// statedLimits caches compiled limits. When the cache is full, it drops an arbitrary limit, because
+// compiling one again takes only a few microseconds.
 type statedLimits struct {
 	rule *policy.Rule // the rule of all stated limits in events
 
@@ -181,8 +181,8 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	return limit, invalid(field+".algorithm", "it is unknown; write one of %s", strings.Join(titles, ", "))
 }
 
-// withoutKind returns the text of an error without the prefix of ErrInvalid. The code of a failure
-// has the same meaning.
+// withoutKind returns the text of an error without the prefix of ErrInvalid. The prefix is not
+// needed, because the code of the failure tells the same.
 func withoutKind(err error) string {
 	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 }
@@ -194,4 +194,4 @@ func milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, longest)) * time.Millisecond
 }
 
-var errNoStated = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or start the service with allow-stated-limits")
+var errStatedLimits = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or start the service with allow-stated-limits")

@@ -115,7 +115,7 @@ func prefixed(field string, err error) error {
 func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, field string) error {
 	switch {
 	case !s.options.AllowStatedLimits:
-		return errNoStated
+		return errStatedLimits
 	case len(r.Limits) > maxStated:
 		return invalid(field+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxStated)
 	case r.GetKey() == "":

@@ -76,7 +76,7 @@ const (
 
 // A Gate is a connect.Interceptor that admits calls within the limits of a policy. It limits only
 // handlers: as an interceptor of a client it has no effect. Make one with New. Many goroutines may
-// use it at once.
+// use it at the same time.
 type Gate struct{ calls *calls.Gate }
 
 // New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
@@ -131,7 +131,7 @@ func (g *Gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 }
 
 // WrapStreamingHandler implements connect.Interceptor. A stream is charged when it begins, and its
-// messages if Options.Messages says so. Slots are returned when the handler returns.
+// messages are charged as Options.Messages sets. Slots are returned when the handler returns.
 func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		if g.calls.Exempts(conn.Spec().Procedure) {
@@ -147,7 +147,8 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 				a.Done(admission.Result{})
 			}
 		}()
-		err := next(context.WithValue(ctx, admissionKey{}, a), &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)})
+		s := &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)}
+		err := next(context.WithValue(ctx, admissionKey{}, a), s)
 		isDone = true
 		a.Done(admission.Result{Status: statusOf(err)})
 		return err
@@ -190,6 +191,7 @@ func (s *stream) Send(message any) error {
 	return s.StreamingHandlerConn.Send(message)
 }
 
+// callOf returns a call in the form that package calls decides. It has no message.
 func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Call {
 	return &calls.Call{
 		Method: spec.Procedure, Peer: clientaddress.PeerOf(peer.Addr),

@@ -8,7 +8,7 @@ import (
 )
 
 // A Config has the limits of a set of files. Load makes one. It never changes, and many goroutines
-// may use it at once.
+// may use it at the same time.
 type Config struct {
 	domains  map[string]*Domain
 	limits   []*Limit // in the order of the files

@@ -110,11 +110,9 @@ func (l *loader) load(f File) {
 		l.fail(nil, "split it into several files", "it is larger than %d MB", maxFileSize>>20)
 		return
 	}
-	if _, err := panicked.Try("read the lines of "+f.Name, func() (struct{}, error) {
-		l.positions = positionsIn(f.Content)
-		return struct{}{}, nil
-	}); err != nil {
-		l.positions = position{}
+	positions, err := panicked.Try("read the lines of "+f.Name, func() (position, error) { return positionsIn(f.Content), nil })
+	if err == nil {
+		l.positions = positions // without positions, errors have no lines
 	}
 	root, err := panicked.Try("read "+f.Name, func() (*yamlRoot, error) { return l.decode(f.Content) })
 	if err != nil {

@@ -54,8 +54,8 @@ type Gate struct {
 	rules         func() *policy.Rules
 	options       Options
 	proxies       *clientaddress.Proxies
-	addressHeader string // in lower case
-	writer        *quotaheaders.Writer
+	addressHeader string                        // in lower case
+	writer        *quotaheaders.Writer          // writes the metadata about limits
 	lowerNames    sync.Map                      // from the name of a header in a rule to the same name in lower case
 	compiled      atomic.Pointer[compiledRules] // nil until policies is first called
 }
@@ -175,7 +175,9 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 		return nil, g.malformed(ctx, "the method is malformed; send /package.Service/Method")
 	}
 	a := &attributes{gate: g, call: c, ctx: ctx}
-	a.single[policy.KindMethod], a.single[policy.KindHost], a.single[policy.KindPath] = cmp.Or(c.HTTPMethod, http.MethodPost), host, path
+	a.single[policy.KindMethod] = cmp.Or(c.HTTPMethod, http.MethodPost)
+	a.single[policy.KindHost] = host
+	a.single[policy.KindPath] = path
 	admitted, outcome, _ := g.controller.Admit(ctx, admission.Request{
 		Attributes: a, Rules: rules, MaxWaiting: g.options.MaxWaiting, IsContinued: c.IsContinued, Patience: c.Patience,
 	})
@@ -186,7 +188,8 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	return nil, g.refusal(ctx, admitted, outcome)
 }
 
-// malformed refuses a call whose attributes are ambiguous or malformed.
+// malformed returns the Refusal of a call with malformed attributes, and reports the call to
+// Observe.
 func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
 	if g.options.Observe != nil {
 		g.options.Observe(&admission.Event{Context: ctx, Outcome: admission.Malformed})

@@ -27,29 +27,32 @@ func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessa
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream
 // that has received no message. Received must not be called concurrently.
 type Messages struct {
-	hasFirst bool // the first message, which was charged with the stream, has been received
+	hasReceivedFirst bool // the first message, which was charged with the stream, has been received
 }
 
 // Received decides a message that was received, and may wait. Call it only if ChargesMessages. If
 // Received returns a Refusal or an error, the message must not be processed. An error is the error
 // of ctx, which ended during the wait.
 func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, error) {
-	if !m.hasFirst {
-		m.hasFirst = true
+	if !m.hasReceivedFirst {
+		m.hasReceivedFirst = true
 		return nil, nil
 	}
 	c.IsContinued = true
 	if g.options.Messages == WaitForMessages {
 		c.Patience = g.options.MaxMessageWait
 	}
-	for giveUp := time.Now().Add(c.Patience); ; {
+	deadline := time.Now().Add(c.Patience)
+	for {
 		a, refusal := g.Admit(ctx, c)
 		if refusal == nil {
 			a.Done(admission.Result{})
 			return nil, nil
 		}
-		// Admit waits for limits with reservations. Others, such as windows, are checked again.
-		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
+		// Admit itself waits for limits that make reservations. Other limits, such as windows, are
+		// checked again after RetryAfter.
+		isInTime := c.Patience != 0 && refusal.RetryAfter <= time.Until(deadline)
+		if !refusal.IsTemporary() || !isInTime {
 			return refusal, nil
 		}
 		if err := sleep(ctx, refusal.RetryAfter); err != nil {
