@@ -175,7 +175,7 @@ func (d Decision) String() string {
 		return fmt.Sprintf("allowed, %d left", d.Remaining())
 	}
 	if d.RetryAfter() == Never {
-		return "denied for ever: the cost is larger than the limit"
+		return "denied forever: the cost is larger than the limit"
 	}
 	return fmt.Sprintf("denied, retry after %v", d.RetryAfter())
 }

@@ -167,7 +167,7 @@ func ExampleStatus() {
 	// cost 7: larger than the limit
 }
 
-// A batch may charge several keys at once, here a user and all users together.
+// A batch may charge several keys: here that of a user and that of all users.
 func ExampleCharge() {
 	store := fixedStore()
 	perUser := penstock.PerMinute(2).WithName("per-user").MustCompile() // compiled once, charged often
@@ -242,7 +242,7 @@ func ExampleLimiter() {
 	// left after a reset: 100
 }
 
-// Wait sleeps until the caller's turn, or fails at once if the turn comes too late.
+// Wait sleeps until the caller's turn, or fails immediately if the turn comes too late.
 func ExampleLimiter_Wait() {
 	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "crawl", penstock.PerMinute(1))
 	if err != nil {

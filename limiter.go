@@ -9,7 +9,8 @@ import (
 )
 
 // A Limiter enforces one or several limits together. It allows a request if all limits allow it,
-// and charges all of them or none. Many goroutines may call its methods at once.
+// and charges all of them or none. Many goroutines may use one Limiter at the same
+// time.
 //
 // Every method takes a context and the key that is charged: a user, an API key, an address. The
 // call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's

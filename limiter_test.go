@@ -402,7 +402,7 @@ func TestWrapPutsTheFirstDecoratorOutermost(t *testing.T) {
 
 func TestDeniedErrorHasTheRetryAfter(t *testing.T) {
 	rows := map[time.Duration]string{
-		penstock.Never:          "penstock: denied for ever: the cost is larger than the limit",
+		penstock.Never:          "penstock: denied forever: the cost is larger than the limit",
 		1500 * time.Microsecond: "penstock: denied, retry after 1.5ms",
 	}
 	for retry, text := range rows {

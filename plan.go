@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Plan is a compiled Limit. It never changes, and many goroutines may use it at once. Compile a
-// limit once and use its Plan for every charge.
+// A Plan is a compiled Limit. It never changes, and many goroutines may use it at the same time.
+// Compile a limit once and use its Plan for every charge.
 type Plan struct {
 	limit    Limit
 	params   algorithm.Params
@@ -87,8 +87,8 @@ func (p *Plan) Algorithm() *algorithm.Algorithm { return p.limit.Algorithm }
 // String writes the limit as Limit.String does.
 func (p *Plan) String() string { return p.limit.String() }
 
-// Capacity returns how many units the limit grants at once while nothing is used. A larger cost is
-// never granted.
+// Capacity returns the largest cost that the limit can grant: how many units it has while none
+// is used.
 func (p *Plan) Capacity() int64 { return p.capacity }
 
 // MaxPatience returns the longest Patience that a charge of the limit may have: how far ahead the

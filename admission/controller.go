@@ -27,12 +27,12 @@ type Options struct {
 	// calls have limits that the rules lack. Default: the settings of the rules in force.
 	Settings func(*penstock.Plan) guard.Settings
 
-	// Observe is called with an Event for each decision. Many goroutines call it at once. It must be
-	// quick, and must not keep the Event. Default: none.
+	// Observe is called with an Event for each decision, by many goroutines at the same time.
+	// Observe must be quick, and must not keep the Event. Default: none.
 	Observe func(*Event)
 
-	// TokenRejected is called for each request whose token is rejected. Such a request is limited like
-	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
+	// TokenRejected is called for each request whose token is rejected, by many goroutines at
+	// the same time. It must be quick. The request is limited as if it had no token. Default: none.
 	TokenRejected func(*policy.TokenError)
 
 	// Now is a clock in place of the wall clock, for tests, replay and simulation. It must be the
@@ -47,7 +47,7 @@ type Options struct {
 }
 
 // A Controller admits requests within the limits of a policy. Make one with New. Many goroutines
-// may use it at once.
+// may use one Controller at the same time.
 type Controller struct {
 	store   penstock.Store
 	rules   func() *policy.Rules

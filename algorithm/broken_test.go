@@ -88,10 +88,10 @@ func brokenLimiters() []brokenLimiter {
 		{name: "state is kept for 3600 s: a full bucket after an idle hour", law: admittedCostStaysWithinTheBound, sound: bucket, broken: keptForAnHour, limits: perDay},
 		{name: "state is kept for whole seconds, rounded down", law: admittedCostStaysWithinTheBound, sound: bucket, broken: keptForWholeSeconds,
 			limits: []Limit{{Count: 10, Period: 1_000_000, Burst: 19}}},
-		{name: "state is kept for ever", law: stateEqualsFreshAfterKeep, sound: fixed, broken: keptForEver},
+		{name: "state is kept forever", law: stateEqualsFreshAfterKeep, sound: fixed, broken: keptForever},
 		{name: "a denied spend is charged", law: denialChangesNothing, sound: bucket, broken: denialCharged},
 		{name: "a denied request is counted", law: denialChangesNothing, sound: fixed, broken: denialCounted},
-		{name: "a cost above the burst has a RetryAfter", law: whatCannotFitIsDeniedForEver, sound: bucket, broken: oversizeHasRetryAfter},
+		{name: "a cost above the burst has a RetryAfter", law: whatCannotFitIsDeniedForever, sound: bucket, broken: oversizeHasRetryAfter},
 		{name: "a cost of exactly the burst is refused", law: remainingIsWhatSpendFinds, sound: bucket, broken: wholeBurstRefused},
 		{name: "a refund goes above the capacity", law: refundNeverExceedsUse, sound: fixed, broken: refundAboveCapacity},
 		{name: "a refund that fills the bucket is not stored", law: outcomeIsKept, sound: bucket, broken: fillingRefundLost},
@@ -194,7 +194,7 @@ func keptForWholeSeconds(s bucket, p Params, r Request, now int64) (Outcome, buc
 }
 
 // A counter by Redis' INCR whose EXPIRE never runs.
-func keptForEver(s window, p Params, r Request, now int64) (Outcome, window) {
+func keptForever(s window, p Params, r Request, now int64) (Outcome, window) {
 	out, next := fixedWindow(s, p, r, now)
 	if out.Keep > 0 {
 		out.Keep = Max

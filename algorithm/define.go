@@ -276,7 +276,8 @@ func PeriodText(period time.Duration) string {
 	return text
 }
 
-// Bound says in words how much a limit admits. capacity is how many units it grants together.
+// Bound describes in words how much a limit admits. The argument capacity is the largest cost that
+// the limit can grant.
 func (a *Algorithm) Bound(l Limit, capacity int64) string {
 	if a.bound == nil {
 		return fmt.Sprintf("%d at once, and what its algorithm %q admits over time", capacity, a.name)

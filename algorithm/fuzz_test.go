@@ -12,7 +12,7 @@ import (
 
 // universal are the laws that hold for any trace.
 var universal = []law{
-	numbersStayInRange, remainingStaysWithinTheLimit, peekChangesNothing, peekAnswersWhatSpendWould, whatCannotFitIsDeniedForEver,
+	numbersStayInRange, remainingStaysWithinTheLimit, peekChangesNothing, peekAnswersWhatSpendWould, whatCannotFitIsDeniedForever,
 	cheaperRequestsAreGrantedToo, outcomeIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
 	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackIsRepaired,
 }

@@ -764,7 +764,7 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, roll dice) e
 
 func TestRetryAfterIsTight(t *testing.T) { prove(t, retryAfterIsTight, allSubjects()) }
 
-var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, roll dice) error {
+var whatCannotFitIsDeniedForever = law{"what cannot fit is denied forever", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		request := r.anyRequest(Spend, Peek)
@@ -776,8 +776,8 @@ var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", fun
 	})
 }}
 
-func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
-	prove(t, whatCannotFitIsDeniedForEver, allSubjects())
+func TestWhatCannotFitIsDeniedForever(t *testing.T) {
+	prove(t, whatCannotFitIsDeniedForever, allSubjects())
 }
 
 var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(a subject, roll dice) error {

@@ -80,7 +80,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 						took := time.Since(start)
 						slowest = max(slowest, took)
 						if err != nil || took > deadline {
-							t.Errorf("%v of limit %s, while each answer takes %v (0s: for ever), ended with error %v after %v; want a decision within %v", charge.Mode, name, answerTime, err, took, deadline)
+							t.Errorf("%v of limit %s, while each answer takes %v (0s: forever), ended with error %v after %v; want a decision within %v", charge.Mode, name, answerTime, err, took, deadline)
 						}
 					})
 				}

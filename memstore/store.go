@@ -31,7 +31,7 @@ type Options struct {
 	// tests and replay if the clock steps back: then the state of the earlier time still exists.
 	Linger time.Duration
 
-	// MaxCounters is how many counters may be live at once. Default: 10 million, which need at most
+	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need at most
 	// 1 GB. A counter belongs to one key and one limit. The store never evicts a live counter, because
 	// that would reset its quota. When the store is full, charges that need a new counter return an
 	// error that wraps ErrUnavailable. All other charges are decided as usual.

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Histogram records the latencies of one Rule. Many goroutines call Observe at once.
+// A Histogram records the latencies of one Rule. Many goroutines call Observe at the
+// same time.
 type Histogram interface {
 	Observe(ctx context.Context, latency time.Duration)
 }
@@ -33,7 +34,8 @@ type Options struct {
 	Removed func(Rule)
 }
 
-// Counts are the counts of one process. Make them with New. Many goroutines may use them at once.
+// Counts are the counts of one process. Make them with New. Many goroutines may use them at
+// the same time.
 type Counts struct {
 	options Options
 	rules   atomic.Pointer[map[Rule]*series]

@@ -9,7 +9,7 @@ import (
 )
 
 // Rules are a compiled policy. New makes them. They never change, and many goroutines may use them
-// at once.
+// at the same time.
 type Rules struct {
 	spec       Spec
 	index      map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first

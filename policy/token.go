@@ -21,8 +21,8 @@ type Tokens struct {
 	Summary string // describes how tokens are verified; it contains no secret
 }
 
-// A Verifier verifies tokens. Many goroutines may call it at once. It must not wait for the
-// network.
+// A Verifier verifies tokens. Many goroutines may use it at the same time. It must not wait for
+// the network.
 type Verifier interface {
 	// Claims returns the claims of a token, or why it is rejected.
 	Claims(token string) (Claims, *TokenError)

@@ -36,7 +36,7 @@ func onlyKey(t testing.TB, s *redistest.Server) string {
 }
 
 // Foreign values are put under keys of the store. If a script treated such a key as absent, it
-// would admit requests for ever.
+// would admit requests forever.
 func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()
 	list := foreignValue{"list", []string{"LPUSH", "", "x"}}

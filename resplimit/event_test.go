@@ -86,7 +86,7 @@ func TestEachThrottleHasOneEvent(t *testing.T) {
 		for range 20 {
 			client.reply()
 		}
-		// In redis-cell, a max_burst of 13 admits 14 calls at once.
+		// In redis-cell, a max_burst of 13 admits a burst of 14 calls.
 		r.expect(t, "a pipeline", append(slices.Repeat([]string{allowed}, 14), slices.Repeat([]string{denied}, 6)...)...)
 	}
 }

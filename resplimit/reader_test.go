@@ -47,7 +47,7 @@ func TestCommandsAreReadHoweverTheyArrive(t *testing.T) {
 		"ECHO " + strings.Repeat(" ", maxInline-6) + "x\n" + encode("PING") + "*1\r\n$4\r\nPI"
 	want := [][]string{{"PING"}, {"ECHO", "it's", "aA\n\""}, {"DEL", ""}, slices.Repeat([]string{long}, maxArgs), {"ECHO", "x"}, {"PING"}}
 	for name, from := range map[string]io.Reader{
-		"at once": strings.NewReader(input), "byte by byte": iotest.OneByteReader(strings.NewReader(input)),
+		"in one call": strings.NewReader(input), "byte by byte": iotest.OneByteReader(strings.NewReader(input)),
 		"in halves": iotest.HalfReader(strings.NewReader(input)), "with io.EOF beside the last bytes": iotest.DataErrReader(strings.NewReader(input)),
 	} {
 		got, err := readAll(from, func(*reader) {})

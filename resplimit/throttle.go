@@ -84,7 +84,7 @@ func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text stri
 		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	}
 	if k == cellThrottle {
-		burst++ // max_burst of redis-cell is how many more units than one are admitted at once
+		burst++ // redis-cell admits bursts of max_burst + 1 units
 	}
 	return numbers{burst: burst, count: count, period: period}, quantity, text
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Before: a limiter of golang.org/x/time/rate for each user. The map grows for ever, and each
+// Before: a limiter of golang.org/x/time/rate for each user. The map grows forever, and each
 // process has its own.
 type perUser struct {
 	mu       sync.Mutex

@@ -407,7 +407,7 @@ func (c *conn) sweepLocked(now time.Time) time.Time {
 	return now.Add(every)
 }
 
-// close closes the connection at once.
+// close closes the connection immediately, and sends nothing more.
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

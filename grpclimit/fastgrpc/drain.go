@@ -58,7 +58,7 @@ func (c *conn) goAway(e connectionError) {
 	c.flush()
 }
 
-// linger gives the client time to read the last frames. If the connection were closed at once, the
+// linger gives the client time to read the last frames. If the connection were closed immediately, the
 // client could lose them.
 func (c *conn) linger() {
 	if halfCloser, ok := c.nc.(interface{ CloseWrite() error }); ok {

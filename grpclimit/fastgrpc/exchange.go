@@ -145,7 +145,7 @@ func (e *exchange) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close discards the body. Read then fails at once.
+// Close discards the body. Later calls of Read fail immediately.
 func (e *exchange) Close() error {
 	c := e.stream.conn
 	c.mu.Lock()

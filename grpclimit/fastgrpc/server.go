@@ -167,7 +167,8 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// A Server answers gRPC clients. Make one with New. Many goroutines may use it at once.
+// A Server answers gRPC clients. Make one with New. Many goroutines may use it at the same
+// time.
 type Server struct {
 	options      Options
 	workers      *workers.Pool[*stream]

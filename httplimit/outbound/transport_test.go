@@ -326,7 +326,7 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 	})
 }
 
-func TestAServerCannotKeepRequestsWaitingForEver(t *testing.T) {
+func TestAServerCannotKeepRequestsWaitingForever(t *testing.T) {
 	for _, answer := range []*http.Response{
 		response(429, "Retry-After", "86400"),
 		response(503, "Retry-After", strings.Repeat("9", 40)),

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// Many clients connect at once, or again and again.
+// Many clients connect together, or again and again.
 var crowded = []fault{
 	{
 		id: "F24", name: "all connections closed, again and again",

@@ -23,7 +23,7 @@ var seedFlag = flag.Uint64("seed", 0, "the seed, as a failure prints it; default
 // isSoak is true in a soak, which also finds rare failures.
 var isSoak = effort.IsSoak
 
-// TestMain runs more faults at once than there are processors, since faults wait most of the time.
+// TestMain runs more faults in parallel than there are processors, since faults wait most of the time.
 // The tests of process_test.go and busy_test.go start this test binary as a program. Then TestMain
 // runs childMain or busyMain.
 func TestMain(m *testing.M) {

@@ -39,7 +39,7 @@ type MetricsOptions struct {
 }
 
 // Metrics export observe.Counts when their provider reads them. The methods of the Counts receive
-// the reports. Many goroutines may use Metrics at once. Requests never create a series. The
+// the reports. Many goroutines may use Metrics at the same time. Requests never create a series. The
 // provider records the latency of each request, but the Counts keep all other numbers.
 type Metrics struct {
 	*observe.Counts

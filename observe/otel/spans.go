@@ -21,7 +21,7 @@ type SpansOptions struct {
 }
 
 // Spans make a span for each decision about a request whose trace is sampled. Other requests have
-// no span. Many goroutines may use them at once.
+// no span. Many goroutines may use Spans at the same time.
 type Spans struct{ tracer trace.Tracer }
 
 // NewSpans makes Spans.

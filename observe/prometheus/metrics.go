@@ -22,7 +22,7 @@ type Options struct {
 }
 
 // Metrics are a prometheus.Collector of observe.Counts. The methods of the Counts receive the
-// reports. Make Metrics with New. Many goroutines may use them at once.
+// reports. Make Metrics with New. Many goroutines may use them at the same time.
 type Metrics struct {
 	*observe.Counts
 	latency *prometheus.HistogramVec

@@ -105,7 +105,7 @@ func (t Config) Files(dir string) (names []string) {
 	return names
 }
 
-// A Verifier verifies tokens. It is safe for use by many goroutines at once.
+// A Verifier verifies tokens. Many goroutines may use it at the same time.
 type Verifier struct {
 	tokens policy.Tokens
 

@@ -15,7 +15,7 @@ import (
 // The bounds of guards.
 const (
 	minLease        = 2  // units
-	minLeasable     = 8  // the fewest units that a leased limit admits at once; a lease draws at most a quarter of them
+	minLeasable     = 8  // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
 	minSplitInto    = 2  // counters
 	maxSplitInto    = 32 // counters
 	maxDenyCacheTTL = 24 * time.Hour
@@ -116,7 +116,7 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// capacity returns how many units the largest variant admits at once.
+// capacity returns the capacity of the largest variant, in units.
 func capacity(l *policy.Limit) (most int64) {
 	for i := range l.Variants {
 		most = max(most, l.Variants[i].Capacity())

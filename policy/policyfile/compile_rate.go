@@ -75,8 +75,8 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 	return limit, c.setBurst(s, tier, &limit, at)
 }
 
-// setBurst sets how many units a limit admits at once. rateAt is where its rate was written, which
-// may also contain the burst.
+// setBurst sets the burst of a limit, in units. The place rateAt is where its rate was written. The
+// rate may also contain the burst.
 func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rateAt any) bool {
 	text, at, ok := s.burst.textFor(tier)
 	switch {

@@ -52,8 +52,8 @@ type MatchConfig struct {
 type LimitConfig struct {
 	Name         string           `yaml:"name" jsonschema:"The name of the limit within its rule. Default: the name of its period (second, minute, ...), or in-flight."`
 	Rate         PerTier          `yaml:"rate" jsonschema:"Units per time: 10/s, 5 per minute, 10k/day, 1000 per calendar month."`
-	Burst        PerTier          `yaml:"burst" jsonschema:"Units that are admitted at once (token-bucket; default: the rate's count), or places in the queue (leaky-bucket; default: 0)."`
-	InFlight     PerTier          `yaml:"in_flight" jsonschema:"Instead of a rate: how many requests may be in progress at once."`
+	Burst        PerTier          `yaml:"burst" jsonschema:"Units that are admitted without a pause (token-bucket; default: the rate's count), or places in the queue (leaky-bucket; default: 0)."`
+	InFlight     PerTier          `yaml:"in_flight" jsonschema:"Instead of a rate: how many requests may be in progress at the same time."`
 	TTL          time.Duration    `yaml:"ttl" jsonschema:"With in_flight: how long the slot of an instance that died stays taken. Default: 1m."`
 	Algorithm    string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
 	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided, 1 to 60. Default: 10."`

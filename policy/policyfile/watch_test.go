@@ -464,7 +464,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Logf("counted: %d changes in a row (%d loads)", changes, len(reports.all()))
 }
 
-func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
+func TestConstantChangesDoNotDelayALoadForever(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	w := newWatcher(t, writeFirstPolicy(t, dir), never, WatchOptions{}, loadPlain)

@@ -191,7 +191,7 @@ func textOfDenial(d *adminapi.Denial) string {
 	text := fmt.Sprintf("%s %s %s %s", d.Time.Local().Format(time.TimeOnly), d.Rule+"."+d.Limit, d.Identity, strings.ReplaceAll(d.Outcome, "_", " "))
 	switch {
 	case d.RetryMS < 0: // the cost is larger than the limit
-		text += " for ever"
+		text += " forever"
 	case d.RetryMS > 0:
 		text += ", retry in " + (time.Duration(d.RetryMS) * time.Millisecond).String()
 	}

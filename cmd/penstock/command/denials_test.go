@@ -125,7 +125,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	stop()
-	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied for ever") || strings.Count(errors.String(), "trying again") < 2 {
+	if code := <-ended; code != exitOK || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "a�[2J.b  denied forever") || strings.Count(errors.String(), "trying again") < 2 {
 		t.Errorf("denials -f: exit status %d, %q, %s; want %d, denials without control characters, and two new connections", code, out, errors, exitOK)
 	}
 }

@@ -399,7 +399,7 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
 	answer := "allowed"
 	switch {
 	case l.RetryMS < 0:
-		answer = "denied for ever"
+		answer = "denied forever"
 	case l.IsDenied:
 		answer = "denied for " + (time.Duration(l.RetryMS) * time.Millisecond).String()
 	}

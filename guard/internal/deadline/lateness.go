@@ -30,7 +30,7 @@ const (
 	tick      = 5 * time.Millisecond // the time between two firings of the timer
 	usualLate = time.Millisecond     // how late a timer may fire on an idle machine
 
-	// One part in countedPart of the lost time still counts towards the deadline, at most countedMost
+	// One part in countedPart of the lost time still counts toward the deadline, at most countedMost
 	// for each pause. So a process that is always starved waits at most eight times its deadline, and
 	// one that was paused for long still has time to read the answer.
 	countedPart = 8
@@ -81,7 +81,7 @@ func (l *lateness) lostAtLastTick() time.Duration {
 	return 0
 }
 
-// lost returns the time that was lost until now, without the part that counts towards deadlines.
+// lost returns the time that was lost until now, without the part that counts toward deadlines.
 // The difference of two calls is what was lost between them.
 func (l *lateness) lost(now time.Time) time.Duration {
 	t := l.tally.Load()

@@ -298,7 +298,7 @@ func firstValue(values []string) string {
 }
 
 // interceptStream handles streaming calls: health checks and reflection. Clients may keep them open
-// for ever, so they do not count as in flight. When the server shuts down, reflection ends
+// forever, so they do not count as in flight. When the server shuts down, reflection ends
 // immediately. A health check ends after it has sent NOT_SERVING.
 func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
