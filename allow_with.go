@@ -12,8 +12,8 @@ import (
 //	limiter.AllowWith(ctx, "user:42", penstock.PerSecond(planOf(user).RequestsPerSecond))
 //
 // The Name identifies a limit. Limits with the same Name and key share one counter, even if their
-// rates differ, and a limit of the Limiter with that Name shares it too. What one of them has used
-// counts for the others.
+// rates differ. A limit of the Limiter with that Name shares this counter too. What one of these
+// limits has used counts for the others.
 //
 // The Limiter compiles a limit at its first use, and caches up to 1024 compiled limits. Call
 // SubWindow and CalendarWindow once, not for each request: each call makes a new algorithm, and so

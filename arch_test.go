@@ -19,9 +19,9 @@ import (
 
 const module = "github.com/penstock/penstock"
 
-// mayImport lists what each package may import besides the standard library: packages of this
-// module by their path in it ("." is the root), others by their full path. A package may import
-// only packages of earlier rows.
+// mayImport lists what each package may import besides the standard library. Packages of this
+// module have their path in the module ("." is the root). Other packages have their full path. A
+// package may import only packages of earlier rows.
 var mayImport = []struct {
 	pkg     string
 	imports []string

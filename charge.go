@@ -53,8 +53,8 @@ type Charge struct {
 	Holder string
 }
 
-// MinCost returns how many units must fit into the limit for the charge to be granted: at most one
-// for a Draw, and Cost for the other modes.
+// MinCost returns how many units must fit into the limit for the charge to be granted. For a Draw
+// they are at most one, and for the other modes Cost.
 func (c *Charge) MinCost() int64 {
 	if c.Mode == Draw {
 		return min(c.Cost, 1)
@@ -72,7 +72,7 @@ func (c *Charge) Request(r *algorithm.Request) {
 }
 
 // Check returns an error if the batch is invalid. The error wraps ErrInvalid and names the charge.
-// It is for authors of a Store: every Decide must call Check first.
+// Check is for authors of a Store, whose Decide must call it first.
 func Check(charges []Charge) error {
 	if len(charges) == 0 || len(charges) > MaxCharges {
 		return fmt.Errorf("%w: a batch of %d charges; it must have 1 to %d", ErrInvalid, len(charges), MaxCharges)

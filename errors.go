@@ -52,9 +52,9 @@ func NewStoreError(reason Reason, cause error) *StoreError {
 	return &StoreError{Reason: reason, MayBeCharged: p.mayBeCharged, IsStoreFault: p.isStoreFault, IsPermanent: p.isPermanent, Err: cause}
 }
 
-// AsStoreError returns the StoreError that err is or wraps. For another error that wraps
-// ErrUnavailable it returns a new one with ReasonTimeout or ReasonUnknown. Otherwise it returns
-// nil.
+// AsStoreError returns the StoreError that err is or wraps. If err wraps ErrUnavailable but no
+// StoreError, it returns a new StoreError with ReasonTimeout or ReasonUnknown. For any other error
+// it returns nil.
 func AsStoreError(err error) *StoreError {
 	if e, ok := errors.AsType[*StoreError](err); ok {
 		return e
@@ -110,24 +110,24 @@ const (
 	ReasonLate
 	// ReasonUnreachable: there was no connection to a server.
 	ReasonUnreachable
-	// ReasonNotReady: the server cannot decide now. It is loading, read-only, without quorum, or
-	// slots are moving.
+	// ReasonNotReady: the server cannot decide now. The server is loading, read-only, without quorum,
+	// or is moving slots.
 	ReasonNotReady
 	// ReasonOutOfMemory: the store has no memory for the charges.
 	ReasonOutOfMemory
 	// ReasonBusy: another script has blocked the server for too long.
 	ReasonBusy
-	// ReasonPermissionDenied: the server rejects this user, or this user may not run a command. It is
-	// permanent.
+	// ReasonPermissionDenied: the server rejects this user, or this user may not run a command. The
+	// error is permanent.
 	ReasonPermissionDenied
-	// ReasonCorrupt: a key holds data that this store has not written. It says nothing about the
-	// store's health. Deleting the key repairs it; Limiter.Reset does not.
+	// ReasonCorrupt: a key holds data that this store has not written. This does not mean that the
+	// store is unhealthy. Deleting the key repairs it; Limiter.Reset does not.
 	ReasonCorrupt
-	// ReasonShed: too many calls were in flight, so nothing was sent. It says nothing about the
-	// store's health.
+	// ReasonShed: too many calls were in flight, so nothing was sent. This does not mean that the
+	// store is unhealthy.
 	ReasonShed
-	// ReasonBreakerOpen: a circuit breaker was open and rejected the call. It says nothing about the
-	// store's health.
+	// ReasonBreakerOpen: a circuit breaker was open and rejected the call. This does not mean that the
+	// store is unhealthy.
 	ReasonBreakerOpen
 )
 

@@ -51,8 +51,8 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	}
 }
 
-// A reason that only a later version has does not cause a panic. Its errors report that the charges
-// may have been made.
+// A reason that only a later version has does not cause a panic. Errors with such a reason report
+// that the charges may have been made.
 func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
 	reasonByName := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {

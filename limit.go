@@ -49,8 +49,8 @@ type Limit struct {
 	Period time.Duration
 
 	// Burst depends on the algorithm. TokenBucket: how many units may be spent without a pause
-	// (default: Count). LeakyBucket: how many units may wait in the queue (default: none). Concurrency:
-	// how many slots there are (default: Count). Windows do not use Burst.
+	// (default: Count). LeakyBucket: how many units may wait in the queue (default: none).
+	// Concurrency: how many slots there are (default: Count). Windows do not use Burst.
 	Burst int64
 }
 

@@ -92,7 +92,7 @@ func (p *Plan) String() string { return p.limit.String() }
 func (p *Plan) Capacity() int64 { return p.capacity }
 
 // MaxPatience returns the longest Patience that a charge of the limit may have: how far ahead the
-// limit can be booked, but at most a day.
+// limit can be booked. It is at most a day.
 func (p *Plan) MaxPatience() time.Duration {
 	if !p.limit.Algorithm.CanBook() {
 		return maxPatience // the algorithm ignores the Patience of a charge
@@ -137,24 +137,25 @@ func (p *Plan) compileWith(numbers algorithm.Limit, isPossible bool) *Plan {
 }
 
 // Window returns the length of the limit's window. If the algorithm divides windows into parts, it
-// returns the length of a part. It is 0 if the algorithm has no windows or cannot be leased.
+// returns the length of a part. The length is 0 if the algorithm has no windows or cannot be
+// leased.
 func (p *Plan) Window() time.Duration {
 	return time.Duration(p.limit.Algorithm.Window(p.limit.numbers())) * time.Microsecond
 }
 
 // Tag identifies the limit's state among those of its Group. Its upper 25 bits are a hash of the
-// names of the limit and its algorithm. Its lower 7 bits are 0, and a store may use them. It is for
-// authors of a Store.
+// names of the limit and its algorithm. Its lower 7 bits are 0, and a store may use them. Tag is
+// for authors of a Store.
 func (p *Plan) Tag() uint32 { return p.tag }
 
 const freeTagBits = 7 // the bits of a Tag that a store may use
 
-// ID identifies the limit's state among those of all limits, by a hash of 128 bits. It is for
+// ID identifies the limit's state among those of all limits, by a hash of 128 bits. ID is for
 // authors of a Store.
 func (p *Plan) ID() [2]uint64 { return p.id }
 
-// Params returns the limit's parameters at a time. now is this time in µs since the epoch. It is
-// for authors of a Store, who must not change the parameters.
+// Params returns the limit's parameters at the time now, in µs since the epoch. Params is for
+// authors of a Store, who must not change the parameters.
 func (p *Plan) Params(now int64) *algorithm.Params {
 	if p.limit.Algorithm.IsCalendar() {
 		params := p.limit.Algorithm.ParamsAt(p.params, now)

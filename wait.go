@@ -26,7 +26,7 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 // Windows cannot book. There WaitN tries again after RetryAfter and a little jitter. Callers are
 // then admitted in any order.
 //
-// If ctx ends first, WaitN refunds what was booked and returns ctx's error. It returns a
+// If ctx ends first, WaitN refunds what was booked and returns ctx's error. WaitN returns a
 // DeniedError without waiting if n can never fit, if the turn would come after ctx's deadline, or
 // if the queue is full.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
@@ -75,8 +75,8 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter adds a random time to a delay: up to a tenth of the delay or 100 ms, whichever is less,
-// and up to 1 ms more. So callers that were denied together do not all retry together.
+// jitter adds a random time to a delay: up to a tenth of the delay, but at most 100 ms. It adds up
+// to 1 ms more. So callers that were denied together do not all retry together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }

@@ -53,15 +53,15 @@ type Rejection struct {
 	Detail     string        // what is wrong with a malformed request, without any text of the client
 }
 
-// Rejection returns why the request was rejected. It is empty if the request was admitted. It must
-// be called before Done.
+// Rejection returns why the request was rejected. It is empty if the request was admitted. Call
+// Rejection before Done.
 func (a *Admission) Rejection() Rejection { return a.rejection }
 
 // Decision returns the decision about the request's limits. The bool is false if no limit applied.
 func (a *Admission) Decision() (penstock.Decision, bool) { return a.decision, a.isLimited }
 
 // ShadowDecision returns the decision about shadow i of a DirectCall. The bool is false if the
-// store has not decided this shadow. It must be called before Done.
+// store has not decided this shadow. Call ShadowDecision before Done.
 func (a *Admission) ShadowDecision(i int) (penstock.Decision, bool) {
 	if a.shadows == nil || i >= len(a.shadows.list) || a.shadows.list[i].isUndecided() {
 		return penstock.Decision{}, false
@@ -77,8 +77,8 @@ type LimitStatus struct {
 	IsLocal bool // this process decided alone, by its share of the limit or by the limit's ceiling
 }
 
-// AppendVisible appends the limits that clients may know about, in the order of the policy. It must
-// be called before Done.
+// AppendVisible appends the limits that clients may know about, in the order of the policy. Call
+// AppendVisible before Done.
 func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
 	if !a.isLimited || a.decision.Source == penstock.FromClosed {
 		return to // no counter was charged
@@ -95,7 +95,7 @@ func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
 }
 
 // Strictest returns the limit that mattered most: the one that denies for longest, or has the least
-// left. It is nil if no limit applied. It must be called before Done.
+// left. It is nil if no limit applied. Call Strictest before Done.
 func (a *Admission) Strictest() *policy.Limit {
 	if !a.isLimited {
 		return nil
@@ -215,8 +215,8 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// evaluateCall evaluates a request that has Named or Direct, and removes the request's Attributes,
-// which do not count then. It returns false for other requests.
+// evaluateCall evaluates a request that has Named or Direct. It removes the Attributes of this
+// request, which must not be used. For other requests it returns false.
 func (a *Admission) evaluateCall() (isCall bool, err error) {
 	r := &a.request
 	switch {
@@ -400,7 +400,7 @@ func (a *Admission) observeDecision(o Outcome, latency time.Duration) Outcome {
 	return a.emit()
 }
 
-// observeUndecided emits an event without a decision. It names the limit of charge i.
+// observeUndecided emits an event without a decision. The event names the limit of charge i.
 func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, latency time.Duration, err error) Outcome {
 	a.event = eventOf(a.evaluation.Limits[i], &a.evaluation.Charges[i])
 	e := &a.event
@@ -408,8 +408,8 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 	return a.emit()
 }
 
-// emit reports a.event to the observer, unless the request is a peek. It returns the event's
-// outcome.
+// emit reports a.event to the observer, unless the request is a peek. It returns the outcome of
+// a.event.
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
 	a.event.Context = a.call.Context

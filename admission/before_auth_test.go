@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// forged has attributes with a forged token. Each request has a token of its own, because rules
-// with before_auth are decided separately only if a signature must be checked, and checks are
-// cached.
+// forged has attributes with a forged token. Each request has a token of its own, because checks of
+// signatures are cached. Rules with before_auth are decided separately only if a signature must be
+// checked.
 type forged struct{ attributes }
 
 func (f forged) Lookup(kind policy.Kind, name string) []string {

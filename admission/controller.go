@@ -31,8 +31,8 @@ type Options struct {
 	// Observe must be quick, and must not keep the Event. Default: none.
 	Observe func(*Event)
 
-	// TokenRejected is called for each request whose token is rejected, by many goroutines at
-	// the same time. It must be quick. The request is limited as if it had no token. Default: none.
+	// TokenRejected is called for each request whose token is rejected, by many goroutines at the same
+	// time. TokenRejected must be quick. The request is limited as if it had no token. Default: none.
 	TokenRejected func(*policy.TokenError)
 
 	// Now is a clock in place of the wall clock, for tests, replay and simulation. It must be the
@@ -110,16 +110,16 @@ type Request struct {
 	// evaluated. If the charges or the limits are invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
-	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. It is for
-	// charges of mode Force, which are granted even beyond their limits. If IsOver returns true, the
-	// outcome is Denied, but the charges are not refunded. It is not called if no counter was charged.
-	// Default: a request whose charges were granted is admitted.
+	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. IsOver is
+	// for charges of mode Force, which are granted even beyond their limits. If IsOver returns true,
+	// the outcome is Denied, but the charges are not refunded. IsOver is not called if no counter was
+	// charged. Default: a request whose charges were granted is admitted.
 	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
 	// ID makes repeats of the request free. After the request is granted, a request with the same ID
 	// and the same charges is admitted and charges nothing, for the time OnceFor. A request with an ID
-	// never waits, and may have at most 63 charges. A repeat is charged again in three cases: the
-	// store gave no answer to one of the two requests, the store has lost its data, or an error
+	// never waits, and may have at most 63 charges. A repeat is charged again in three cases. The
+	// store gave no answer to one of the two requests, or the store has lost its data, or an error
 	// interrupted a batch over several servers of a Cluster. Rules with before_auth, new_identities
 	// and shadows count repeats too. Default: none.
 	ID string
@@ -128,10 +128,10 @@ type Request struct {
 	// renews these slots, and takes no others. Default: a random name.
 	Holder string
 
-	// CheckLimits is called with the enforced limits that apply, before anything is charged. It must
-	// not keep the slice. If it returns an error, the outcome is Malformed. The error says why the
-	// transport cannot enforce the limits, and what to do. Default: the transport can enforce all
-	// limits.
+	// CheckLimits is called with the enforced limits that apply, before anything is charged.
+	// CheckLimits must not keep the slice. If it returns an error, the outcome is Malformed. The error
+	// says why the transport cannot enforce the limits, and what to do. Default: the transport can
+	// enforce all limits.
 	CheckLimits func([]*policy.Limit) error
 
 	// Rules decide the request. Set them if the transport has already used certain rules for this
@@ -146,8 +146,9 @@ type Request struct {
 	// request that would have to wait is denied.
 	Peek bool
 
-	// IsContinued means that the request is a further part of one that was admitted and still runs,
-	// such as another message of its stream. It takes no slots, because the first part holds them.
+	// IsContinued means that the request is a further part of an earlier request that was admitted and
+	// still runs, such as another message of a stream. The further part takes no slots, because the
+	// earlier request holds them.
 	IsContinued bool
 
 	// Patience is the longest time that the request may wait for its turn. Limits that cannot let
@@ -169,7 +170,8 @@ const defaultMaxWaiting = 1000 // requests
 //
 // The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
 // outcome is Malformed, the error wraps penstock.ErrInvalid, and contains nothing that the client
-// sent. If the outcome is Abandoned, the error is the cause of ctx. Otherwise the error is nil.
+// sent. If the outcome is Abandoned, the error is the cause of ctx. For all other outcomes the
+// error is nil.
 func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome, error) {
 	a := c.begin(ctx, r)
 	outcome, err := a.admit()

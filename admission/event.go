@@ -11,12 +11,12 @@ import (
 // not keep it, nor anything that it points to, because the memory is reused.
 type Event struct {
 	// Rule, Limit, Algorithm and Key describe the limit that mattered most: the one that denies for
-	// longest, or has the least left. Limit is its name within the rule. They are empty if no limit
-	// applied. A Key may be a secret: it is the identity as the request named it.
+	// longest, or has the least left. All four are empty if no limit applied. Limit is the limit's
+	// name within its rule. A Key may be a secret: it is the identity as the request named it.
 	Rule, Limit, Algorithm, Key string
 
 	// Context is the context of the request, for observers that read its values, such as the span of a
-	// trace. It may be nil in events of transports that are not part of this module.
+	// trace. Context may be nil in events of transports that are not part of this module.
 	Context context.Context
 
 	Outcome Outcome

@@ -23,8 +23,8 @@ func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 // addLastResort returns a Store around store that also decides if the fallback within store fails.
 // Then limits that fail open admit the request, up to their ceiling. All other limits reject it.
 //
-// A guard.Fallback around store would count each grant of store too. That is not needed here, and
-// would make decisions in memory a tenth slower.
+// A guard.Fallback around store would do this too, but would also count each grant of store. This
+// count is not needed here, and would make decisions in memory a tenth slower.
 func (c *Controller) addLastResort(store penstock.Store) penstock.Store {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable

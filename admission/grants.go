@@ -14,7 +14,7 @@ type Grant struct {
 	Limit  *policy.Limit
 
 	// RefundableUntil is when the charge stops counting. A later refund would cancel newer charges.
-	// It is zero for slots, which can always be returned.
+	// RefundableUntil is zero for slots, which can always be returned.
 	RefundableUntil time.Time
 }
 

@@ -67,7 +67,7 @@ func countGenerations(s *identities) (young, old int) {
 }
 
 // Even if requests come concurrently, an address can send only as many new identities as its limit
-// admits, each identity is counted once, and memory keeps its bound.
+// admits. Each identity is counted once, and memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	const (
 		goroutines = 8

@@ -11,7 +11,7 @@ import (
 )
 
 // A renewal renews the slots that a request holds, three times within the shortest TTL of these
-// slots. It is nil for a request without slots.
+// slots. A request without slots has a nil renewal.
 type renewal struct {
 	store penstock.Store
 	holds []penstock.Charge
@@ -48,9 +48,9 @@ func (a *Admission) HoldTTL() time.Duration {
 	return ttl
 }
 
-// Renew renews the request's slots, which then last for HoldTTL. Call it only if
-// Request.RenewsHolds is set. It returns false if a slot has ended and another request has got it.
-// An error means that not all slots could be renewed.
+// Renew renews the request's slots, which then last for HoldTTL. Call Renew only if
+// Request.RenewsHolds is set. Renew returns false if a slot has ended and another request has got
+// this slot. An error means that not all slots could be renewed.
 func (a *Admission) Renew(ctx context.Context) (isHeld bool, err error) {
 	holds, _ := a.holds()
 	isHeld = true
@@ -87,8 +87,8 @@ func (n *renewal) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), correctTimeout)
 	defer cancel()
 	for i := range n.holds {
-		// If a slot cannot be renewed, another request may get it. This request is being served, and is
-		// not canceled for that.
+		// If a slot cannot be renewed, another request may get the slot. That does not cancel the present
+		// request, which is already being served.
 		if d, err := panicked.Decide(ctx, n.store, n.holds[i:i+1]); err == nil && !d.Allowed {
 			n.isLost = true
 		}

@@ -14,12 +14,12 @@ import (
 
 // A Result is how a request ended.
 type Result struct {
-	// Status is the status of the response, as on_status of the policy lists it. It is 0 if there was
-	// no response, or if its status is unknown. Then nothing is refunded by status.
+	// Status is the status of the response, as on_status of the policy lists it. Status is 0 if there
+	// was no response, or if its status is unknown. If it is 0, nothing is refunded by status.
 	Status int
 
-	// BodySize is how many bytes of the request's body were read. It is used only if NeedsBodySize
-	// returns true.
+	// BodySize is how many bytes of the request's body were read. BodySize is used only if
+	// NeedsBodySize returns true.
 	BodySize int64
 
 	// Cost returns the true cost that the response has under a name, such as the HTTP header that
@@ -119,7 +119,7 @@ func (a *Admission) Settle(cost int64) error {
 	return nil
 }
 
-// A grant is a charge that was made, or a slot that may have been taken. It may have to be
+// A grant is a charge that was made, or a slot that may have been taken. A grant may have to be
 // corrected.
 type grant struct {
 	charge          penstock.Charge
@@ -129,8 +129,7 @@ type grant struct {
 	isUnsized       bool      // the size of the request's body was not known
 }
 
-// noteGrants records those of the charges that may have to be corrected. They were made after
-// start.
+// noteGrants records the charges that may have to be corrected. All charges were made after start.
 func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
 	if a.request.Peek {
 		return
@@ -242,8 +241,8 @@ func (a *Admission) correctInBackground(all corrections) {
 const correctTimeout = time.Second
 
 // correct makes corrections. If the store cannot be called, charges stay, and slots end by
-// themselves. The local corrections are for the fallback. They are dropped if the store answers
-// again.
+// themselves. Local corrections are for charges that the fallback made. If the store answers again,
+// these corrections are dropped.
 func (a *Admission) correct(all corrections) {
 	if all.isEmpty() {
 		return

@@ -26,10 +26,10 @@ type shadows struct {
 	piggybacked piggyback.Batches // the shadows that the call of the enforced batch may decide
 }
 
-// beginShadows starts to decide the shadows, at the same time as the enforced limits. They are also
-// decided for requests that the enforced limits deny. A shadow with the enforced batch's sequence
-// of algorithms is decided in the call of that batch, if the store can do that. For each of the
-// other shadows, beginShadows starts a call to the store.
+// beginShadows starts to decide the shadows, at the same time as the enforced limits. Shadows are
+// also decided for requests that the enforced limits deny. A shadow with the enforced batch's
+// sequence of algorithms is decided in the call of that batch, if the store can do that. For each
+// of the other shadows, beginShadows starts a call to the store.
 func (a *Admission) beginShadows() *shadows {
 	batches := a.evaluation.Shadows
 	if len(batches) == 0 {
@@ -73,9 +73,9 @@ func haveSameAlgorithms(a, b []penstock.Charge) bool {
 	return true
 }
 
-// endPiggybacked reports the shadows that the call of the enforced batch has decided. For each of
-// the others it starts a call. There are others if a guard has decided the enforced batch, or if
-// the store decides only one batch in a call.
+// endPiggybacked reports the shadows that the call of the enforced batch has decided. For each
+// other shadow it starts a call of its own. A shadow needs one if a guard has decided the enforced
+// batch, or if the store decides only one batch in a call.
 func (a *Admission) endPiggybacked(s *shadows) {
 	if s == nil {
 		return

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// wait waits for the request's turn, and renews its slots. It returns all that was charged for the
-// request if too many requests wait already, a slot is lost, or the context ends.
+// wait waits for the request's turn, and renews its slots. If too many requests wait already, a
+// slot is lost, or the context ends, wait refunds all that was charged for the request.
 func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
 	if c.waiting.Add(1) > int64(a.request.MaxWaiting) {

@@ -82,8 +82,8 @@ func (r Request) leastCost() int64 {
 type Outcome struct {
 	Granted   int64 // units taken. For a Refund: units returned, rounded down
 	Remaining int64 // units that a Spend could take now
-	// RetryAfter is 0 if the request is granted. Otherwise it is the time until the same request
-	// would be granted if no other came first, or Never.
+	// RetryAfter is 0 if the request is granted. If it is denied, RetryAfter is the time until the
+	// same request would be granted if no other came first, or Never.
 	RetryAfter int64
 	ResetAfter int64 // until the state equals a fresh one
 	Wait       int64 // until the caller may go ahead; never above the request's patience
@@ -110,9 +110,9 @@ type Params [4]int64
 // writes to s.
 //
 // A denial returns s itself with Keep = Unchanged. The exception is a state that had to be
-// repaired. This happens when the clock has stepped back by more than MaxStall, or when the state
-// has windows of another length than the limit. Then the step sets Keep, and the store saves the
-// repaired state although nothing was granted.
+// repaired. A state is repaired when the clock has stepped back by more than MaxStall, or when the
+// state has windows of another length than the limit. A step that repairs the state sets Keep. The
+// store then saves the repaired state although nothing was granted.
 type Step[S any] func(s S, p Params, r Request, now int64) (Outcome, S)
 
 // A stepper is a Step that takes pointers, and writes its outcome to out. Passing large values
@@ -123,9 +123,9 @@ type stepper[S any] func(s S, p *Params, r *Request, now int64, out *Outcome) S
 type States interface {
 	Add() uint32     // adds a fresh state and returns its index
 	Remove(i uint32) // clears state i; Add may return i again
-	// Step decides request r on state i, and writes the outcome to out. It saves the new state if
-	// commit is true, or if a denial repaired the state. It does not keep the pointers. They are
-	// pointers because large values are slow to pass.
+	// Step decides request r on state i, and writes the outcome to out. Step saves the new state if
+	// commit is true, or if a denial repaired the state. It does not keep the pointers. The parameters
+	// are pointers because large values are slow to pass.
 	Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome)
 }
 
@@ -170,9 +170,9 @@ func CheckTime(now int64) error {
 	return nil
 }
 
-// HolderID is the number of a holder in states that consist of numbers: 0 for no holder, otherwise
-// 52 bits of FNV-1a. If two holders have the same number, each can refund the other's place. This
-// is the only effect.
+// HolderID is the number of a holder in states that consist of numbers: 0 for no holder, or else 52
+// bits of FNV-1a. If two holders have the same number, each can refund the place of the other
+// holder, and nothing else happens.
 func HolderID(holder string) int64 {
 	if holder == "" {
 		return 0
@@ -186,7 +186,7 @@ func HolderID(holder string) int64 {
 }
 
 // take decides a request to a counter with a capacity of count units, of which used are in use. It
-// returns the units granted, the units in use afterwards, and whether the request fits.
+// returns the units granted, the units in use after the grant, and whether the request fits.
 func take(r Request, used, count int64) (granted, after int64, fits bool) {
 	switch r.Mode {
 	case Spend:

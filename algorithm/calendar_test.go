@@ -152,8 +152,8 @@ func allZones(t *testing.T) []string {
 	return names
 }
 
-// After a step back across the end of a window, however far, at most the Counts of two windows are
-// admitted in the time of one window, and the answer of a denied Peek is exact.
+// The clock steps back across the end of a window, by any time. At most the Counts of two windows
+// are then admitted in the time of one window, and the answer of a denied Peek is exact.
 func TestStepBackAdmitsNoThirdCount(t *testing.T) {
 	const width = 60_000_000            // of a window, in µs
 	edge := epoch - epoch%width + width // the end of a window

@@ -10,7 +10,7 @@ import (
 // An Algorithm is a step and the properties that other packages need. It never changes. Make one
 // with Define.
 //
-// Other packages never test which algorithm they have. They call the methods below.
+// Other packages call the methods below, and never test which algorithm they have.
 type Algorithm struct {
 	name, title, lua string
 	prepare          func(Limit) (Params, error)
@@ -45,10 +45,10 @@ type Option func(*Algorithm)
 // Define makes an algorithm of a step, its Lua twin, and the function that converts limits to its
 // parameters.
 //
-// The name is part of the key of stored state, and it is the name of the Lua function. It is a
-// lower-case identifier, unique among the algorithms in use. lua is a chunk that defines a local
+// The name is part of the key of stored state, and it is the name of the Lua function. The name is
+// a lower-case identifier, unique among the algorithms in use. lua is a chunk that defines a local
 // function with that name; see docs/adding-an-algorithm.md. prepare checks a limit and computes its
-// parameters. Its errors use the words that the author of a limit knows.
+// parameters. The errors of prepare use the words that the author of a limit knows.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	return define(name, lua, func(s S, p *Params, r *Request, now int64, out *Outcome) (next S) {
 		*out, next = step(s, *p, *r, now)
@@ -82,8 +82,8 @@ func Title(title string) Option { return func(a *Algorithm) { a.title = title } 
 // bytes of each number, and six of the third.
 func Numbers(n int) Option { return func(a *Algorithm) { a.numbers = n } }
 
-// Collection says that the Lua twin itself reads and writes its state, a sorted set. Otherwise the
-// state consists of numbers, and the generated script loads and saves them.
+// Collection says that the Lua twin itself reads and writes its state, a sorted set. Without
+// Collection, the state consists of numbers, and the generated script loads and saves them.
 func Collection() Option { return func(a *Algorithm) { a.isCollection = true } }
 
 // NeedsHolder says that every request except Peek and Reset needs a Holder. Only a Refund with the
@@ -99,18 +99,18 @@ func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 // CanBook says that a request with patience can book units that become free later.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
-// Additive says that Spends add up. If Step grants a Spend of k times a cost, without patience,
-// then it also grants k Spends of the cost, one after another at the same moment. The state and the
+// Additive says that Spends add up. Let Step grant a Spend of k times a cost, without patience.
+// Then it also grants k Spends of the cost, one after another at the same moment. The state and the
 // last outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
 // ResetAfter grows by a k-th of the total growth, rounded down or up. So stores may decide the
 // Spends of many callers together.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
 // RetryAfterGrant sets the function that computes, from a grant, the RetryAfter of the next
-// request. That request is a Spend of cost at the same moment, without patience. remaining and
-// reset are the Remaining and ResetAfter of the grant, and p is the result of Prepare. The result
-// may be 1 µs less than that RetryAfter. It is 0 if the request would be granted immediately, if it
-// can never be granted, or if the answer is not known.
+// request. The next request is a Spend of cost units at the same moment, without patience.
+// remaining and reset are the Remaining and ResetAfter of the grant, and p is the result of
+// Prepare. The function may return 1 µs less than that RetryAfter. It returns 0 if the request
+// would be granted immediately, if it can never be granted, or if the answer is not known.
 func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
 	return func(a *Algorithm) { a.retryAfterGrant = f }
 }
@@ -139,8 +139,8 @@ func WindowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows 
 // words.
 func Bounded(f func(l Limit, rate string) string) Option { return func(a *Algorithm) { a.bound = f } }
 
-// A Decay says when charged units become free again. It decides whether quota can be leased in
-// blocks.
+// A Decay says when charged units become free again. The Decay decides whether quota can be leased
+// in blocks.
 type Decay uint8
 
 const (
@@ -174,7 +174,7 @@ func calendar(windowName string, paramsAt func(p Params, now int64) Params) Opti
 }
 
 // Name is the name in the key of stored state and of the Lua function. Algorithms with the same
-// name share a step and stored state. Their settings may differ.
+// name share a step and stored state. The settings of these algorithms may differ.
 func (a *Algorithm) Name() string { return a.name }
 
 // Title is the name in configurations, metrics and messages.
@@ -198,8 +198,8 @@ func (a *Algorithm) ParamsAt(p Params, now int64) Params {
 // depend on the time.
 func (a *Algorithm) IsCalendar() bool { return a.paramsAt != nil }
 
-// Windows names windows that have no fixed length, such as "calendar month". It is empty for all
-// others.
+// Windows names windows that have no fixed length, such as "calendar month". The name is empty if
+// windows have a fixed length.
 func (a *Algorithm) Windows() string { return a.windowName }
 
 // NewStates returns an empty set of states.
@@ -326,9 +326,9 @@ func (a *Algorithm) firstValid(limits []Limit) (Limit, bool) {
 	return Limit{}, false
 }
 
-// slower returns limits with an n-th of the rate of l. The first is exact. The next is rounded up,
-// and is used if the exact one is too fine to compute with. Limits with lower bursts follow. They
-// are used if the burst is too large for the new rate.
+// slower returns limits with an n-th of the rate of l. The caller uses the first valid limit. The
+// first limit is exact. The next one is rounded up, for an exact limit that is too fine to compute
+// with. Limits with lower bursts follow, for a burst that is too large for the new rate.
 func slower(l Limit, n int64) []Limit {
 	var limits []Limit
 	if l.Period <= MaxPeriod/n {

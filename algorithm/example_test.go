@@ -55,8 +55,8 @@ func ExampleSubWindow() {
 	// subwindow     admits 100 within a second
 }
 
-// This algorithm admits a request, and the next one only after Period. A complete algorithm, with
-// its Lua twin and a test that compares the two, is examples/backoff.
+// The algorithm barrier admits a request, and the next request only after Period. A complete
+// algorithm, with its Lua twin and a test that compares the two, is examples/backoff.
 func ExampleDefine() {
 	type barrier struct{ Opens, Uses int64 }
 	step := func(s barrier, p algorithm.Params, r algorithm.Request, now int64) (algorithm.Outcome, barrier) {

@@ -21,17 +21,18 @@ var fixedWindowLua string
 //	        used
 //	Time    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
-//	Clock   after a step back, used units count until their window ends. That is at the latest when
-//	        the next window by the present clock ends, or a window and 5 s from now if that is
-//	        later. So a step back never adds a third Count to the two that the bound allows around
-//	        a boundary. If Force used more than the Count, the window may last for k Periods, where
-//	        k·Count covers the used units
+//	Clock   after a step back, used units count until their window ends. The window ends at the
+//	        latest when the next window by the present clock ends, or a Period and 5 s from now if
+//	        that time is later. So a step back never adds a third Count to the two that the bound
+//	        allows around a boundary. If Force used more than the Count, the window may last for k
+//	        Periods, where k·Count covers the used units
 //
 // When the limit changes, the units used in the current window stay used. A window of another
-// length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
-// is the smallest multiple of Count that covers the used units. The next grant makes it a window of
-// the present limit. So limits that share one counter admit at most the largest Count at first.
-// Each time that a window ends, they admit at most the Count of its limit in addition.
+// length ends at its own end or after k windows of the present limit, whichever comes first.
+// k·Count is the smallest multiple of Count that covers the used units. The next grant makes that
+// window a window of the present limit. So limits that share one counter admit at most the largest
+// Count at first. Each time that a window ends, they admit at most the Count of its limit in
+// addition.
 var FixedWindow = defineFixedWindow("fixed-window", func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
 })
@@ -63,8 +64,8 @@ const (
 	Month                     // from midnight on the first
 )
 
-// calendarUnits has for each unit its name and its longest length, which includes the hour that a
-// zone repeats at the end of daylight saving time.
+// calendarUnits has for each unit its name and its longest length. The length includes the hour
+// that a zone repeats at the end of daylight saving time.
 var calendarUnits = [...]struct {
 	name   string
 	period time.Duration
@@ -74,8 +75,8 @@ var calendarUnits = [...]struct {
 	Month: {"month", (31*24 + 1) * time.Hour},
 }
 
-// Period is the longest length of the unit. A limit of a calendar window has it as its Period. It
-// is 0 for an unknown unit.
+// Period is the longest length of the unit. It is also the Period of a limit of calendar windows.
+// An unknown unit has the Period 0.
 func (u CalendarUnit) Period() time.Duration {
 	if int(u) < len(calendarUnits) {
 		return calendarUnits[u].period
@@ -124,8 +125,8 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	}))
 }
 
-// calendarEnds are the ends of three successive windows. They are valid while from ≤ now < until.
-// In this half of a window, first and second are the nearest two ends.
+// calendarEnds are the ends of three successive windows. The ends are valid while from ≤ now <
+// until. In this half of a window, first and second are the nearest two ends.
 type calendarEnds struct{ first, second, third, from, until int64 }
 
 // ends returns the ends of the two windows nearest to now, and of the one after them.
@@ -258,9 +259,9 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 }
 
 // windowEnd returns the end of the window that contains now, the end and the length of the window
-// after it, and the kind of window. The end of a window is the first moment of the next.
-// first, second and align are the limit's parameters. For calendar windows they are the ends of
-// three successive windows. Otherwise first is the Period, and second is not used.
+// after it, and the kind of window. The end of a window is the first moment of the next. first,
+// second and align are the limit's parameters. For calendar windows the three parameters are the
+// ends of three successive windows. For other windows first is the Period, and second is not used.
 func windowEnd(first, second, align, now int64) (end, next, length, kind int64) {
 	if align == alignFirst {
 		return now + first, now + first, first, first

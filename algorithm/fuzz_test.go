@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// The fuzz targets read a trace from bytes and check the laws that hold for any trace, with any
-// clocks, limits, costs and modes in any order. A broken law prints the requests of its
-// trace.
+// The fuzz targets read a trace from bytes, with any clocks, limits, costs and modes in any order.
+// They check the laws that hold for every trace. A broken law prints the requests of its trace.
 
 // universal are the laws that hold for any trace.
 var universal = []law{

@@ -515,8 +515,8 @@ func (r *run) anyHolder() string {
 	return pick(r.roll, "ann", "bob", "cyd")
 }
 
-// longestPatience is the longest patience that stores accept. It is only for algorithms that book:
-// their first parameter is the rate.
+// longestPatience is the longest patience that stores accept. It is only for algorithms that book,
+// because the first parameter of these is the rate.
 func (r *run) longestPatience() int64 {
 	rate := r.params[0]
 	return min(Max/2/rate, day)
@@ -597,7 +597,7 @@ func (r *run) useWithSteps(modes ...Mode) {
 }
 
 // useWithChanges is use with a clock that sometimes steps back by any amount, and a limit that
-// sometimes changes to any other. It calls each after each request.
+// sometimes changes to any other. It calls the function each after every request.
 func (r *run) useWithChanges(each func(request Request, out Outcome) error) error {
 	for range r.roll(1, 25) {
 		r.pass()
@@ -1346,8 +1346,8 @@ func TestBoundsAreReached(t *testing.T) {
 	}
 }
 
-// Units leave a queue Period/Count apart, to the µs, whatever is refunded. This also holds if the
-// clock steps back by up to MaxStall. No caller waits longer than a full queue needs to empty.
+// Units leave a queue Period/Count apart, to the µs, whatever is refunded and even if the clock
+// steps back by up to MaxStall. No caller waits longer than a full queue needs to empty.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice) error {
 	type departure struct {
 		holder   string
@@ -1603,8 +1603,8 @@ var farStepBackIsRepaired = law{"a far step back is repaired", func(a subject, r
 
 func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackIsRepaired, allSubjects()) }
 
-// With two clocks, one up to 5 s behind the other, a state admits no more than with one clock in a
-// time that is longer by this difference.
+// Two clocks differ by up to 5 s. With both, a state admits no more than with one clock in a time
+// that is longer by this difference.
 var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	behind := pick(roll, roll(1, 10), roll(1, MaxStall), MaxStall)
@@ -1896,8 +1896,8 @@ func TestClocksBehindSelectAWindow(t *testing.T) {
 	prove(t, clocksBehindSelectAWindow, calendarSubjects())
 }
 
-// Converting a level to other parts never decreases it. It increases it by less than two parts, and
-// by less than one if doubles are exact.
+// Converting a level to other parts never decreases the level. The level increases by less than two
+// parts, and by less than one part if doubles are exact.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	roll := seeded(seed, 0)
@@ -1968,8 +1968,8 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	}
 }
 
-// States decide as their step does. They keep nothing that is not committed, and a new state has
-// nothing left from a removed one.
+// States decide as their step does, and keep only what is committed. A new state contains nothing
+// of a removed state.
 func TestStatesKeepOnlyWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
 		t.Run(a.name, func(t *testing.T) {

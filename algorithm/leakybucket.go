@@ -29,11 +29,11 @@ var leakyBucketLua string
 // Granted 0.
 //
 // When the limit changes, or several limits use one counter, every caller keeps its turn. A new
-// caller waits until all earlier ones have left. It is denied if that takes longer than the longest
-// wait of the present limit, Burst·Period/Count. So departures are at least the shortest
-// Period/Count apart. The time until all have left is converted to the present rate, and rounded up
-// by less than two µs. Places that were taken under another limit are refunded in whole places of
-// the present limit, never more than were taken.
+// caller waits until all earlier callers have left. The new caller is denied if that takes longer
+// than the longest wait of the present limit, Burst·Period/Count. So departures are at least the
+// shortest Period/Count apart. The time until all have left is converted to the present rate, and
+// rounded up by less than two µs. Places that were taken under another limit are refunded in whole
+// places of the present limit, never more than were taken.
 var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
 	func(l Limit) (Params, error) {
 		const leavesAtOnce = 1 // a unit that needs no waiting place

@@ -203,14 +203,14 @@ func (m *bucketModel) reset() { m.used = new(big.Rat) }
 
 func (m *bucketModel) capacity() int64 { return m.size }
 
-// A ledger stores every grant. It is the model of windows, logs and sub-windows. They differ in
+// A ledger stores every grant. It is the model of windows, logs and sub-windows, which differ in
 // how long a grant counts.
 type ledger struct {
 	count  int64
 	grants []event
 	used   func(grants []event, now int64) int64 // units in use
 	counts func(at, now int64) bool              // whether a grant of the time at still counts
-	// beginWindow is called before each grant. It may be nil.
+	// beginWindow is called before each grant, or is nil.
 	beginWindow func(now int64)
 }
 

@@ -28,8 +28,9 @@ var slidingLogLua string
 // cost first.
 //
 // Each limit counts the grants of its own Period. When Period changes, or several limits use one
-// counter, a grant is kept for the longest Period under which it, or one before it, was made. So
-// such limits admit at most Count in every interval of length Period, for each of their Periods.
+// counter, a grant is kept for the longest Period under which this grant or an earlier one was
+// made. So such limits admit at most Count in every interval of length Period, for each of their
+// Periods.
 var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
 	Title("sliding-log"), Collection(), CanRefund(), Divisible(splitCount), Bounded(slidingExactly))
@@ -129,9 +130,9 @@ func resetOfLog(last, period, now int64, repaired bool, used int64) int64 {
 	return last + period - now
 }
 
-// trim drops the expired grants that no other limit needs, except the last of them. Its sum is the
-// base from which used units are counted. Its time becomes -MaxPeriod, so that it stays expired
-// even if the period grows.
+// trim drops the expired grants that no other limit needs, except the last of them. The sum of this
+// last grant is the base from which used units are counted. The time of this grant becomes
+// -MaxPeriod, so that it stays expired even if the period grows.
 func trim(s record, expired int, now int64) record {
 	dropped := sort.Search(expired, func(i int) bool { return s.grants[i].at+s.grants[i].keep > now })
 	if dropped <= 1 {

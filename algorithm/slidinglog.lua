@@ -1,5 +1,5 @@
 -- A member of the set has the running sum of all cost up to a grant, and how long the grant is
--- kept. Its score is the time of the grant. Members are big-endian, so that grants of one
+-- kept. The member's score is the time of the grant. Members are big-endian, so that grants of one
 -- microsecond are in the order of their sums.
 local function tomember(sum, keep)
   return spack('>I7I6', sum, keep)
@@ -14,7 +14,7 @@ local function fromkeep(member)
 end
 
 -- Returns the rank, time and member of the first grant, from rank low on, whose sum is at least
--- enough. There must be one. Sums grow with the rank, so the search is a bisection.
+-- enough. Such a grant must exist. Sums grow with the rank, so the search is a bisection.
 local function findsum(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do

@@ -13,8 +13,8 @@ var slidingWindowLua string
 // of the previous window that the sliding window still covers. Burst is not used.
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless repaired), and below 2·Count
-//	        in any interval of Period: Count·(1+f) when a fraction f of a window has passed. It is
-//	        not an exact sliding window; [SubWindow] never exceeds Count
+//	        in any interval of Period: Count·(1+f) when a fraction f of a window has passed. The
+//	        window does not slide exactly; that of [SubWindow] never has more than Count
 //	State   4 numbers: start, current, width, previous; a fifth, owner, while the windows have
 //	        another limit's Period; absent while nothing is used
 //	Time    O(1)
@@ -26,14 +26,14 @@ var slidingWindowLua string
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
 // Count·Period or used·Period exceeds 2^51, the elapsed time is counted in ticks of
-// ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per day, a whole Period for a Count of 2^51),
-// rounded against the caller.
+// ⌈Period/⌊2^51/Count⌋⌉ µs, rounded against the caller. A tick is 39 µs for a million per day, and
+// a whole Period for a Count of 2^51.
 //
 // When Period changes, used units fade in their own windows or in windows of k Periods of the
 // present limit, whichever lets them fade sooner. k·Count is the smallest multiple of Count that
-// covers them. The next grant moves them into windows of the present limit, as if they were spent
-// now. So in an interval of length w, limits that share one counter admit at most the largest Count
-// + w·the largest rate.
+// covers the used units. The next grant moves the used units into windows of the present limit, as
+// if they were spent now. So in an interval of length w, limits that share one counter admit at
+// most the largest Count + w·the largest rate.
 var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -96,9 +96,9 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 		if never(r, count) {
 			out.RetryAfter = Never
 		} else if !fits {
-			// The units of one window must fade until there is room. These are the units of the
-			// previous window or, if the current ones alone leave no room, those of the current window
-			// after its end. units is their number. windows is how many windows end before.
+			// The units of one window must fade until there is room. This window is the previous one. If the
+			// current units alone leave no room, it is the current window after its end. units is how many
+			// units fade. windows is how many windows end before.
 			room, windows, units := count-r.leastCost(), int64(0), previous
 			if room < current {
 				windows, room, units = 1, room+current, current
@@ -159,8 +159,8 @@ func slide(s windowPair, period, now int64) (start, current, width, previous int
 }
 
 // gather moves the used units into windows that begin now and last k Periods each, where k·count
-// covers the used units. If they fade sooner in their present windows, it moves nothing. It returns
-// the new start, current, width and previous.
+// covers the used units. If the used units fade sooner in their present windows, gather moves
+// nothing. It returns the new start, current, width and previous.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	tick := cdiv(width, Max/max(count, previous)) // of the present windows, in µs
 	ticks := cdiv(width, tick)

@@ -56,9 +56,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
-      -- The units of one window must fade until there is room. These are the units of the
-      -- previous window or, if the current ones alone leave no room, those of the current window
-      -- after its end. units is their number. windows is how many windows end before.
+      -- The units of one window must fade until there is room. This window is the previous one. If
+      -- the current units alone leave no room, it is the current window after its end. units is how
+      -- many units fade. windows is how many windows end before.
       local room, windows, units = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
       if room < current then
         windows, room, units = 1, room + current, current

@@ -12,7 +12,7 @@ var subWindowLua string
 const MaxParts = 60
 
 // SubWindow splits Period into n parts (1 to 60). It counts the current part and the n parts before
-// it, so that no interval of Period ever has more than Count. A unit is free again Period to
+// that part, so that no interval of Period ever has more than Count. A unit is free again Period to
 // Period·(1+1/n) after it was spent. Burst is not used.
 //
 //	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in every
@@ -25,7 +25,7 @@ const MaxParts = 60
 //	        step, the used units count from now
 //
 // Figma's "An alternative approach to rate limiting" (2017) counts the current part and n−1 before
-// it. That frees units up to Period/n early and admits up to twice Count in a Period. Counting one
+// it. Units are then free up to Period/n early, and a Period admits up to twice Count. Counting one
 // part more makes the bound hold.
 //
 // When Period or n changes, used units stay used until they expire as before, or for k Periods of
@@ -116,8 +116,8 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	return out, next
 }
 
-// advanceParts advances the parts to now. It returns the used units, and whether the state was too
-// far in the future and was repaired.
+// advanceParts advances the parts to now. It returns the parts, the used units, and whether the
+// state was repaired because it was too far in the future.
 func advanceParts(s parts, width, n, now int64) (next parts, used int64, repaired bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {

@@ -11,8 +11,8 @@ var tokenBucketLua string
 
 // TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A
 // Spend takes its cost in tokens. With patience it may book future tokens, and the Wait of its
-// outcome says when they are there. GCRA (the generic cell rate algorithm of ATM, ITU-T I.371)
-// describes the same limiter by the time at which the bucket is full again, so it needs no
+// outcome says when they are there. GCRA, the generic cell rate algorithm of ATM (ITU-T I.371), is
+// the same limiter: it stores the time at which the bucket is full again. So GCRA needs no
 // algorithm of its own. Source: J. Turner, "New directions in communications", 1986.
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
@@ -35,9 +35,9 @@ var tokenBucketLua string
 //
 // The level is converted to the parts of the requested limit and rounded up, against the caller. So
 // the first grant after one of another limit costs less than one part too much. If the product of
-// the two numbers of parts exceeds 2^52, it costs less than two parts too much. A level is at most
-// 2^52 parts, and the excess is dropped. 2^52 parts are at least twice the largest Burst that the
-// present rate allows.
+// the two numbers of parts exceeds 2^52, this grant costs less than two parts too much. A level is
+// at most 2^52 parts, and the excess is dropped. 2^52 parts are at least twice the largest Burst
+// that the present rate allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
 	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
@@ -154,8 +154,8 @@ func tokenRetryAfter(p *Params, cost, remaining, reset int64) int64 {
 }
 
 // drain lets a level leak until now. It returns the new level, the time for which this level is
-// right, how far that time is ahead of now, and whether the state was too far in the future and was
-// repaired.
+// right, and how far that time is ahead of now. The bool repaired is true if the state was too far
+// in the future and was repaired.
 func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bool) {
 	if level == 0 {
 		return 0, now, 0, false
@@ -173,9 +173,9 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 	return level - (now-at)*rate, now, 0, repaired
 }
 
-// convert changes a level from parts of 1/old token to parts of 1/parts token. It rounds up, to
-// at most Max. If rest·parts is too large to be exact, it computes in doubles, as the twin must.
-// Then the error is less than two of the new parts.
+// convert changes a level from parts of 1/old token to parts of 1/parts token. It rounds up, to at
+// most Max. If rest·parts is too large to be exact, convert computes in doubles, as the twin must.
+// The error of doubles is less than two of the new parts.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {

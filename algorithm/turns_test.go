@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// A variant is one of several limits that use one state in turn: those of tiers, or of an old and a
-// new policy while instances reload.
+// A variant is one of several limits that use one state in turn. They are the limits of tiers, or
+// of an old and a new policy while instances reload.
 type variant struct {
 	limit    Limit
 	prepare  func(Limit) (Params, error)
@@ -14,8 +14,8 @@ type variant struct {
 	shortest int64 // the shortest window, in µs
 }
 
-// variants returns up to three limits that use one state in turn. They often differ in only one
-// number.
+// variants returns up to three limits that use one state in turn. These limits often differ in only
+// one number.
 func (r *run) variants() []variant {
 	own := variant{limit: r.limit, prepare: r.prepare, at: r.calendarAt, kind: -1, shortest: r.shortest(r.limit)}
 	variants := []variant{own}
@@ -139,8 +139,8 @@ func sumOfWindows(variants []variant, apart int64) (kinds int, sum int64) {
 }
 
 // If several limits use one state in turn, what one has used counts for the others: together they
-// admit what the largest admits. A denied request is granted at its RetryAfter and not before. Its
-// RetryAfter is no longer than the slowest limit needs to refill all used units.
+// admit what the largest admits. A denied request is granted at its RetryAfter and not before.
+// RetryAfter is at most the time that the slowest limit needs to refill all used units.
 var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	variants := r.variants()

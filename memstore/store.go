@@ -1,6 +1,6 @@
 // Package memstore keeps the state of limits in the memory of this process. It is for a single
-// instance, for tests and replay, and for the time while Redis gives no answer. It gives the same
-// answers as package redisstore.
+// instance, for tests and replay, and for the time while Redis gives no answer. The package gives
+// the same answers as package redisstore.
 package memstore
 
 import (
@@ -31,10 +31,10 @@ type Options struct {
 	// tests and replay if the clock steps back: then the state of the earlier time still exists.
 	Linger time.Duration
 
-	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need at most
-	// 1 GB. A counter belongs to one key and one limit. The store never evicts a live counter, because
-	// that would reset its quota. When the store is full, charges that need a new counter return an
-	// error that wraps ErrUnavailable. All other charges are decided as usual.
+	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need at
+	// most 1 GB. A counter belongs to one key and one limit. The store never evicts a live counter,
+	// because that would reset its quota. When the store is full, charges that need a new counter
+	// return an error that wraps ErrUnavailable. All other charges are decided as usual.
 	MaxCounters int
 }
 
@@ -142,7 +142,8 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	return nil
 }
 
-// These are values for Step: whether it stores the new state if the charge is granted.
+// These are values for the parameter commit of Step: whether Step stores the new state if the
+// charge is granted.
 const (
 	dryRun = false
 	commit = true
@@ -279,8 +280,8 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 }
 
 // reclaim removes counters that are no longer needed, in other stripes, until the store has room.
-// It returns false if the store is still full. Its caller holds locks, so it skips stripes that are
-// locked. After a failure, further calls return false immediately for fullPause.
+// It returns false if the store is still full. The caller of reclaim holds locks, so reclaim skips
+// stripes that are locked. After a failure, further calls return false immediately for fullPause.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
 		return false
@@ -346,15 +347,15 @@ func (s *Store) sweepLocked(t *table, now int64, n int) {
 }
 
 // A decision on one charge sweeps sweepBlock counters if its time in µs is a multiple of
-// sweepEvery, which is one decision of 32 on average. The counters are beside each other in memory,
+// sweepEvery. On average that is one decision of 32. The counters are beside each other in memory,
 // so this takes less time than to check one counter in every fourth decision.
 const (
 	sweepEvery = 32
 	sweepBlock = 8
 )
 
-// sweepStep is how many counters are checked before each new counter. It is above 1, so counters
-// are removed faster than a flood of new keys adds them.
+// sweepStep is how many counters are checked before each new counter. sweepStep is above 1, so
+// counters are removed faster than a flood of new keys adds them.
 const sweepStep = 2
 
 // fullPause is the least time between two sweeps of a whole table, and from a reclaim that failed

@@ -2,8 +2,8 @@ package memstore
 
 import "github.com/penstock/penstock/algorithm"
 
-// A hash identifies a counter: a key and a limit. It has 128 bits and a random seed per Store, so
-// that collisions neither happen by chance nor can be forced by an attacker.
+// A hash identifies a counter: a key and a limit. It has 128 bits, so collisions do not happen by
+// chance. Each Store has a random seed, so an attacker cannot force collisions.
 type hash struct{ high, low uint64 }
 
 // fresh is cell 0, which belongs to no counter. Its state is always that of a new counter. find
@@ -17,7 +17,7 @@ type table struct {
 	algorithm *algorithm.Algorithm
 	states    algorithm.States // by cell
 	counters  []counter        // by cell
-	index     []uint32         // cells; 0 where empty. Its length is a power of two
+	index     []uint32         // cells; 0 where empty. The length of index is a power of two
 	live      int              // how many counters the table has
 	cursor    uint32           // the cell that was swept last
 	swept     int64            // when the whole table was swept last, in µs

@@ -101,8 +101,9 @@ func New(o Options) *Counts {
 }
 
 // ObserveRequest counts a request. It is for the Observe of admission.Options and of all
-// transports. A latency of 0 means that no store was called. It counts Event.Err too, unless
-// SetGuards was called: then the guards report failed store calls to ObserveStoreError.
+// transports. A latency of 0 means that no store was called. ObserveRequest counts Event.Err too,
+// unless SetGuards was called. After SetGuards, the guards report failed store calls to
+// ObserveStoreError.
 func (c *Counts) ObserveRequest(e *admission.Event) {
 	c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
 	if e.Outcome != admission.Abandoned {
@@ -120,9 +121,9 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 }
 
 // ObserveDecision counts a decision as a request, for programs that call a Limiter or a store
-// without package admission. It is for guard.Options.Observe and guard.Observe. It counts under the
-// Rule that RulesOfPlans returns for the limit. Do not use it together with ObserveRequest, which
-// counts the same decisions.
+// without package admission. It is for guard.Options.Observe and guard.Observe. A decision is
+// counted under the Rule that RulesOfPlans returns for the limit. Do not use it together with
+// ObserveRequest, which counts the same decisions.
 func (c *Counts) ObserveDecision(e guard.Event) {
 	var rule Rule
 	if e.Plan != nil {
@@ -157,7 +158,7 @@ func outcomeOf(e *guard.Event) admission.Outcome {
 }
 
 // ObserveStoreError counts a call for which the store made no decision, unless the caller canceled
-// it. It is for guard.Options.OnStoreError.
+// the call. ObserveStoreError is for guard.Options.OnStoreError.
 func (c *Counts) ObserveStoreError(e guard.Event) {
 	if e.Reason != canceled {
 		c.CountError(e.Err)
@@ -185,7 +186,7 @@ func (c *Counts) CountError(err error) {
 	}
 }
 
-// TokenRejected counts a request whose token was rejected. It is for the TokenRejected of
+// TokenRejected counts a request whose token was rejected. The method is for the TokenRejected of
 // admission.Options and of all transports.
 func (c *Counts) TokenRejected(e *policy.TokenError) {
 	if i := slices.Index(tokenReasons, e.Reason); i >= 0 {

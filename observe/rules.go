@@ -11,9 +11,9 @@ import (
 // A Rule has the labels of the series of one limit. Name is the name of the limit's rule.
 type Rule struct{ Name, Limit, Algorithm string }
 
-// Other is the Rule of requests that belong to no Rule that was set. A policy may have a rule with
-// the name other too. Its series have other labels than Other, because no algorithm has the name
-// other.
+// Other is the Rule of requests that belong to no Rule that was set. A policy may also have a rule
+// with the name "other". The series of this rule have other labels than Other, because no algorithm
+// has the name "other".
 var Other = Rule{otherLabel, otherLabel, otherLabel}
 
 const otherLabel = "other"
@@ -37,8 +37,8 @@ func RulesOf(rules *policy.Rules) (all []Rule) {
 	return all
 }
 
-// RulesOfPlans returns a Rule for each limit. Its Name is the limit's group. It is for programs
-// that call a Limiter: (*penstock.Limiter).Plans returns the Limiter's limits.
+// RulesOfPlans returns a Rule for each limit. The Rule's Name is the limit's group. RulesOfPlans is
+// for programs that call a Limiter: (*penstock.Limiter).Plans returns the Limiter's limits.
 func RulesOfPlans(plans ...*penstock.Plan) (all []Rule) {
 	for _, plan := range plans {
 		all = append(all, ruleOf(plan))

@@ -18,12 +18,13 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Run checks a store against every law. open returns the store for one law. It may return the same
-// store each time, because every law has its own groups of limits. The store's clock must show the
-// current time.
+// Run checks a store against every law. open returns the store for one law. open may return the
+// same store each time, because every law has its own groups of limits. The store's clock must show
+// the current time.
 //
 // Most limits refill over years, so the passing of time does not change a result. Only the laws
-// about waiting wait, for some tens of milliseconds. They check only lower bounds of these waits.
+// about waiting wait, for some tens of milliseconds. These laws check only lower bounds of their
+// waits.
 func Run(t *testing.T, open func(t *testing.T) penstock.Store) {
 	t.Helper()
 	for _, l := range laws {
@@ -186,7 +187,7 @@ type counter struct {
 	holder string
 }
 
-// These return the same counter with another holder, key or name of its limit.
+// The three methods below return the same counter with another holder, key or name of its limit.
 
 func (c counter) withHolder(holder string) counter { c.holder = holder; return c }
 func (c counter) withKey(key string) counter       { c.key = key; return c }

@@ -31,7 +31,7 @@ type Turns struct {
 	// Key is the key that is charged. Default: the empty key.
 	Key string
 
-	// Slack is how many units the store may admit beyond InTurn. It is for guards whose bound is
+	// Slack is how many units the store may admit beyond InTurn. Slack is for guards whose bound is
 	// higher. Default: 0.
 	Slack int64
 }
@@ -202,9 +202,10 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn returns the bound of limits that are used in turn for one counter: how many units they
-// admit together in an interval, given its length. If one limit has both the largest rate and the
-// largest Burst or Count, the bound is that of this limit alone.
+// InTurn returns the bound of limits that are used in turn for one counter: how many units all of
+// them together admit in an interval. The returned function takes the length of this interval. If
+// one limit has both the largest rate and the largest Burst or Count, the bound is that of this
+// limit alone.
 func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 	name, burst := limits[0].Algorithm().Name(), int64(0) // all limits have an algorithm of this name
 	isLeaky := name == penstock.LeakyBucket.Name()
@@ -255,8 +256,8 @@ func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 	return func(interval time.Duration) int64 { return burst + refill(interval) }
 }
 
-// muldiv is a·b/c rounded down. It is at most a quarter of MaxInt64, so that a sum of a few does
-// not overflow.
+// muldiv is a·b/c rounded down. The result is at most a quarter of MaxInt64, so that the sum of up
+// to four results does not overflow.
 func muldiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {
@@ -266,7 +267,8 @@ func muldiv(a, b, c int64) int64 {
 	return int64(min(q, math.MaxInt64/4))
 }
 
-// checkLimitsInTurn checks limits that are used in turn. Their units do not refill during the test.
+// checkLimitsInTurn checks limits that are used in turn. The units of these limits do not refill
+// during the test.
 func checkLimitsInTurn(t *lawTest) {
 	t.each(func(t *lawTest, k kind) {
 		for round := range 4 {
@@ -274,8 +276,8 @@ func checkLimitsInTurn(t *lawTest) {
 			small, middle, large := t.counter(k, 2), t.counter(k, 7), t.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
-					// With a long period, the state of a small bucket cannot count the units of the large
-					// one, above all if Split divides it into 32 shards.
+					// With a long period, the state of a small bucket cannot count the units of the large bucket.
+					// This matters most if Split divides the small bucket into 32 shards.
 					c.limit.Period = refillTime / 256
 				}
 			}

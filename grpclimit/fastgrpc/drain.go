@@ -58,8 +58,8 @@ func (c *conn) goAway(e connectionError) {
 	c.flush()
 }
 
-// linger gives the client time to read the last frames. If the connection were closed immediately, the
-// client could lose them.
+// linger gives the client time to read the last frames. If the connection were closed immediately,
+// the client could lose them.
 func (c *conn) linger() {
 	if halfCloser, ok := c.nc.(interface{ CloseWrite() error }); ok {
 		halfCloser.CloseWrite()

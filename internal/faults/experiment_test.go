@@ -23,9 +23,9 @@ var seedFlag = flag.Uint64("seed", 0, "the seed, as a failure prints it; default
 // isSoak is true in a soak, which also finds rare failures.
 var isSoak = effort.IsSoak
 
-// TestMain runs more faults in parallel than there are processors, since faults wait most of the time.
-// The tests of process_test.go and busy_test.go start this test binary as a program. Then TestMain
-// runs childMain or busyMain.
+// TestMain runs more faults in parallel than there are processors, because faults mostly wait. The
+// tests of process_test.go and busy_test.go start this test binary as a program. Then TestMain runs
+// childMain or busyMain.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PENSTOCK_FAULTS_CHILD"); url != "" {
 		main, limit := childMain, os.Getenv("PENSTOCK_FAULTS_LIMIT")

@@ -39,8 +39,8 @@ type MetricsOptions struct {
 }
 
 // Metrics export observe.Counts when their provider reads them. The methods of the Counts receive
-// the reports. Many goroutines may use Metrics at the same time. Requests never create a series. The
-// provider records the latency of each request, but the Counts keep all other numbers.
+// the reports. Many goroutines may use Metrics at the same time. Requests never create a series.
+// The provider records the latency of each request, but the Counts keep all other numbers.
 type Metrics struct {
 	*observe.Counts
 	instruments  instruments

@@ -114,7 +114,7 @@ func isSampled(ctx context.Context) bool {
 }
 
 // TraceID returns the id of the trace that a context belongs to, or "" if it belongs to none. Its
-// form is that of the header traceparent: 32 hexadecimal digits. It is for log lines.
+// form is that of the header traceparent: 32 hexadecimal digits. TraceID is for log lines.
 func TraceID(ctx context.Context) string {
 	if ctx == nil {
 		return ""
@@ -125,7 +125,7 @@ func TraceID(ctx context.Context) string {
 	return ""
 }
 
-// SampledTraceID returns TraceID if the trace is sampled, or "" otherwise. It is for exemplars,
+// SampledTraceID returns TraceID if the trace is sampled, and "" if it is not. It is for exemplars,
 // which should lead to a trace that exists.
 func SampledTraceID(ctx context.Context) string {
 	if !isSampled(ctx) {

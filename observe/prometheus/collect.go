@@ -69,8 +69,8 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// ManyRules bounds the number of series. If there are more limits, a limit without requests has no
-// series. Otherwise it has series with the value 0.
+// ManyRules bounds the number of series. If there are at most ManyRules limits, a limit without
+// requests has series with the value 0. If there are more, it has none.
 const ManyRules = 500
 
 func (m *Metrics) collectRequests(s samples) {

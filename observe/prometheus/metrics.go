@@ -37,8 +37,9 @@ func New(o Options) *Metrics {
 		// timeout of a decision.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
-		// These are for the native histogram. The upper bound of a bucket is at most 1.1 times that of
-		// the bucket before. A histogram with more than 160 buckets is reset, but at most once an hour.
+		// These three fields are for the native histogram. The upper bound of a bucket is at most 1.1
+		// times that of the bucket before. A histogram with more than 160 buckets is reset, but at most
+		// once an hour.
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,
