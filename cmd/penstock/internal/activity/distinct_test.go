@@ -33,10 +33,11 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 				}
 			}
 		}
-		counted := one.read(false)
+		const isLast = true
+		counted := one.read(!isLast)
 		read := make([]*Distinct, len(parts))
 		for i, p := range parts {
-			read[i] = p.read(true)
+			read[i] = p.read(isLast)
 		}
 		merged := MergeDistinct(read...)
 		for what, d := range map[string]*Distinct{"one": counted, "merged of ten": merged} {
@@ -58,7 +59,7 @@ func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
 				t.Errorf("merged of ten: counted %.0f different keys of %d; want %.0f, as one counter does", b, want, a)
 			}
 		}
-		if n, _ := parts[0].read(false).Count(); n != 0 {
+		if n, _ := parts[0].read(!isLast).Count(); n != 0 {
 			t.Errorf("a counter that began anew has %.0f keys; want 0", n)
 		}
 	}

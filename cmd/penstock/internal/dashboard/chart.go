@@ -27,7 +27,7 @@ type chart struct {
 type line struct {
 	Label  string    `json:"label"`
 	Style  int       `json:"style"`            // color and dashes: 1 to 6, as in dashboard.css
-	Rule   string    `json:"rule,omitempty"`   // "": the sum of all
+	Rule   string    `json:"rule,omitempty"`   // "": all rules together
 	Series []string  `json:"series,omitempty"` // names in the history
 	Field  string    `json:"field,omitempty"`  // name in the timings
 	points []float64 // of the picture, the oldest first; -1: not known
@@ -35,7 +35,7 @@ type line struct {
 
 // A row has the mean of each line over some time.
 type row struct {
-	Ago    time.Duration // when it ended
+	Ago    time.Duration // how long ago that time ended
 	Values []float64
 }
 
@@ -124,7 +124,7 @@ const (
 	chartPoints = 60 // of the picture without JavaScript
 	tableRows   = 20
 
-	// The length of the history that the admin API keeps.
+	// The admin API keeps the counts of so many seconds, and of so many minutes.
 	maxSeconds = 600
 	maxMinutes = 1440
 )

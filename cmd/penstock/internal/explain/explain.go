@@ -26,7 +26,7 @@ import (
 type Report struct {
 	Method  string   `json:"method"`
 	Path    string   `json:"path"`
-	Address string   `json:"address"`
+	Address string   `json:"address"` // of the client; "unix" if it has none
 	Tier    string   `json:"tier,omitempty"`
 	List    string   `json:"list,omitempty"`   // "allow" or "deny"
 	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected
@@ -51,7 +51,7 @@ type Charge struct {
 	Rate           string  `json:"rate"`
 	Algorithm      string  `json:"algorithm"`
 	Cost           int64   `json:"cost"`
-	WaitMS         int64   `json:"wait_ms,omitempty"`
+	WaitMS         int64   `json:"wait_ms,omitempty"` // the longest time that the request may wait
 	OnFailure      string  `json:"on_failure"`
 	Ceiling        string  `json:"ceiling,omitempty"` // with on_failure open
 	Lease          int64   `json:"lease,omitempty"`
@@ -66,7 +66,7 @@ type Charge struct {
 	TurnAfterMS    *int64  `json:"turn_after_ms,omitempty"`  // how long the request would wait now
 	Bounds         []Bound `json:"bounds,omitempty"`         // of enforced limits
 
-	isInFlight   bool
+	isInFlight   bool   // the limit counts requests in flight
 	storeFailure string // what happens while the store does not answer, in words
 }
 
@@ -136,7 +136,7 @@ func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 
 // addRules adds the rules that match the request, and why each applies or does not.
 func (r *Report) addRules(inspection *httplimit.Inspection) {
-	mostSpecific := "" // of the rules without always: the last that is enforced, or else the first
+	mostSpecific := "" // the last enforced rule without always, or else the first shadow rule without it
 	for _, rule := range inspection.Evaluation.Matched {
 		if !rule.Always && (mostSpecific == "" || !rule.Shadow) {
 			mostSpecific = rule.Name

@@ -31,7 +31,7 @@ type Limit struct {
 	Algorithm string `json:"algorithm"`
 	Stored    string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself"`
 	Used      int64  `json:"used" doc:"units; 0 if used_unknown"`
-	IsUnknown bool   `json:"used_unknown,omitempty" doc:"the store gives no answer: left is what the instance admits alone, such as its share"`
+	IsUnknown bool   `json:"used_unknown,omitempty" doc:"the store gives no answer, so used is unknown, and left is what this instance admits alone, such as its share"`
 	Left      int64  `json:"left" doc:"units"`
 	ResetMS   int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
 	RetryMS   int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
@@ -143,9 +143,10 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 // limits. They may deny requests of the key too.
 func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 	all, skipped := Find(rules, Global, "")
-	return slices.DeleteFunc(all, func(l Limit) bool {
-		return !l.policy.Key.Global || !slices.ContainsFunc(limits, func(other Limit) bool { return other.Rule == l.Rule })
-	}), skipped
+	hasLimitIn := func(rule string) bool {
+		return slices.ContainsFunc(limits, func(l Limit) bool { return l.Rule == rule })
+	}
+	return slices.DeleteFunc(all, func(l Limit) bool { return !l.policy.Key.Global || !hasLimitIn(l.Rule) }), skipped
 }
 
 // Read reads the numbers of limits from the store. It charges nothing. It returns the source of the
