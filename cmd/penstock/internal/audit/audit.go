@@ -54,7 +54,7 @@ type Result string
 const (
 	OK      Result = "ok"
 	Refused Result = "refused" // nothing was changed: the actor may not write, or the request is wrong
-	Failed  Result = "failed"  // nothing more was changed: the store gave no answer
+	Failed  Result = "failed"  // the store gave no answer; only what Line.Limits has was changed
 	Unknown Result = "unknown" // the answer of the store was lost, so the last limit may have been changed
 )
 

@@ -276,7 +276,10 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 			t.Errorf("%.60s: the audit has %d lines; want 1", c.form, len(s.audits))
 		}
 	}
-	if w := newSite(t, func(o *adminapi.Options) { o.Token = nil }).send("GET", "key?key="+key, ""); !strings.Contains(plain(w), "has no operator_token") || !strings.Contains(w.Body.String(), `action="reset"`) || strings.Contains(w.Body.String(), `name="reason"`) {
+	withoutToken := newSite(t, func(o *adminapi.Options) { o.Token = nil })
+	w := withoutToken.send("GET", "key?key="+key, "")
+	body := w.Body.String()
+	if !strings.Contains(plain(w), "has no operator_token") || !strings.Contains(body, `action="reset"`) || strings.Contains(body, `name="reason"`) {
 		t.Errorf("without a token, the page is %s; want a note in place of the field for the reason", plain(w))
 	}
 }
@@ -411,17 +414,25 @@ func TestPagesShowThatAReloadFailed(t *testing.T) {
 }
 
 func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
-	counts := make([]uint32, 600)
+	const allRules, hasUpstream = "", false
+	counts := make([]uint32, maxSeconds) // 0 a second in the oldest 30 s, then 1, and 19 in the latest
 	for i := range counts {
 		counts[i] = uint32(i / 30)
 	}
 	history := adminapi.History{Span: "seconds", Last: 5000, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}, {Rule: "a", Name: "denied", Counts: counts}, {Rule: "b", Name: "denied", Counts: counts}}}
-	times := adminapi.Times{Calls: make([]uint64, 600), Failed: make([]uint64, 600), P50: make([]int64, 600), P95: make([]int64, 600), P99: make([]int64, 600)}
-	times.Calls[599], times.P50[599] = 1, 2500
-	charts := makeCharts("", false, history, adminapi.Timings{Store: times})
+	timesOf := func(n int) adminapi.Times {
+		return adminapi.Times{Calls: make([]uint64, n), Failed: make([]uint64, n), P50: make([]int64, n), P95: make([]int64, n), P99: make([]int64, n)}
+	}
+	times := timesOf(maxSeconds)
+	times.Calls[maxSeconds-1], times.P50[maxSeconds-1] = 1, 2500
+	charts := makeCharts(allRules, hasUpstream, history, adminapi.Timings{Store: times})
 	requests, deniedBy, store := charts[0], charts[1], charts[3]
-	if len(requests.Rows) != tableRows || requests.Rows[0].Ago != 0 || requests.Rows[0].Values[0] != 19 || requests.Rows[19].Values[0] != 0 || requests.Rows[19].Ago != 570*time.Second || requests.Most != 20 {
-		t.Errorf("the table is %+v, and the axis ends at %v; want 20 rows from 19 down to 0 requests, and 20", requests.Rows, requests.Most)
+	if len(requests.Rows) != tableRows || requests.Most != 20 {
+		t.Fatalf("the table has %d rows, and the axis ends at %v; want %d rows, and 20", len(requests.Rows), requests.Most, tableRows)
+	}
+	latest, oldest := requests.Rows[0], requests.Rows[tableRows-1]
+	if latest.Ago != 0 || latest.Values[0] != 19 || oldest.Ago != 570*time.Second || oldest.Values[0] != 0 {
+		t.Errorf("the latest row is %+v, and the oldest %+v; want 19 requests now, and none 570 s ago", latest, oldest)
 	}
 	if path := requests.Path(requests.Lines[0]); !strings.HasPrefix(path, "M0 160.0L10 160.0") || !strings.HasSuffix(path, "L600 8.0") {
 		t.Errorf("the path of the picture is %s; want it from the first to the last minute", path)
@@ -432,13 +443,14 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	if store.Rows[0].Values[0] != 2.5 || store.Rows[1].Values[0] != -1 || store.Path(store.Lines[0]) != "M600 26.7" {
 		t.Errorf("the chart of the store is %+v with the path %s; want 2.5 ms, then no value", store.Rows, store.Path(store.Lines[0]))
 	}
-	young := makeCharts("", false, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
-	if young.Step != time.Second || young.Rows[19].Ago != 57*time.Second {
-		t.Errorf("half a minute after the start, a chart shows %v in steps of %v; want 57s in steps of 1s", young.Rows[19].Ago, young.Step)
+	young := makeCharts(allRules, hasUpstream, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
+	if young.Step != time.Second || young.Rows[tableRows-1].Ago != 57*time.Second {
+		t.Errorf("half a minute after the start, a chart shows %v in steps of %v; want 57s in steps of 1s", young.Rows[tableRows-1].Ago, young.Step)
 	}
-	day := makeCharts("", false, adminapi.History{Span: "minutes", Last: 9999, Lines: []adminapi.Line{{Name: "allowed", Counts: slices.Repeat([]uint32{120}, 1440)}}}, adminapi.Timings{Store: adminapi.Times{Calls: make([]uint64, 1440), P50: make([]int64, 1440), P95: make([]int64, 1440), P99: make([]int64, 1440)}})[0]
+	perMinute := []adminapi.Line{{Name: "allowed", Counts: slices.Repeat([]uint32{120}, maxMinutes)}}
+	day := makeCharts(allRules, hasUpstream, adminapi.History{Span: "minutes", Last: 9999, Lines: perMinute}, adminapi.Timings{Store: timesOf(maxMinutes)})[0]
 	if day.Rows[0].Values[0] != 2 || day.Step != 24*time.Minute {
-		t.Errorf("the chart of a day has %+v in steps of %v; want 2 in steps of 24m", day.Rows[0], day.Step)
+		t.Errorf("the chart of a day has %+v in steps of %v; want 2 a second in steps of 24m", day.Rows[0], day.Step)
 	}
 }
 

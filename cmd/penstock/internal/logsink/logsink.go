@@ -20,8 +20,8 @@ const closeTimeout = time.Second
 // once.
 type Sink struct {
 	to    io.Writer
-	lost  atomic.Int64
-	ended chan struct{}
+	lost  atomic.Int64  // lines that were not written
+	ended chan struct{} // closed when run has returned
 
 	mu       sync.Mutex
 	lines    chan []byte

@@ -42,17 +42,17 @@ func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 			request string
 			isClean bool // the body ends cleanly, for an upstream that reads it
 		}{
-			{chunked + "\r\nxyz\r\n" + smuggled, false},
-			{chunked + "\r\n5\r\nhello\r\nxyz\r\n" + smuggled, false},
-			{chunked + "\r\n5\r\nhelloworld\r\n0\r\n\r\n" + smuggled, false},
-			{chunked + "\r\n5\r\nhello\r\n0\r\n" + smuggled, false}, // invalid trailers
-			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nno field\r\n\r\n" + smuggled, false},
-			{chunked + "\r\n65\r\n" + strings.Repeat("x", 0x65) + "\r\n0\r\n\r\n" + smuggled, false}, // too long
-			{chunked + "Expect: 100-continue\r\n\r\nxyz\r\n" + smuggled, false},
-			{head + fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", len(smuggled)) + smuggled + next, true},
-			{chunked + "\r\n5\r\nhello\r\n0\r\n\r\n" + next, true},
-			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\n" + next, true},
-			{head + "Content-Length: 5\r\n\r\nhello" + next, true},
+			{request: chunked + "\r\nxyz\r\n" + smuggled},
+			{request: chunked + "\r\n5\r\nhello\r\nxyz\r\n" + smuggled},
+			{request: chunked + "\r\n5\r\nhelloworld\r\n0\r\n\r\n" + smuggled},
+			{request: chunked + "\r\n5\r\nhello\r\n0\r\n" + smuggled}, // invalid trailers
+			{request: chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nno field\r\n\r\n" + smuggled},
+			{request: chunked + "\r\n65\r\n" + strings.Repeat("x", 0x65) + "\r\n0\r\n\r\n" + smuggled}, // too long
+			{request: chunked + "Expect: 100-continue\r\n\r\nxyz\r\n" + smuggled},
+			{request: head + fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", len(smuggled)) + smuggled + next, isClean: true},
+			{request: chunked + "\r\n5\r\nhello\r\n0\r\n\r\n" + next, isClean: true},
+			{request: chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\n" + next, isClean: true},
+			{request: head + "Content-Length: 5\r\n\r\nhello" + next, isClean: true},
 		} {
 			site := startProxy(t, revproxy.Options{MaxBody: 100}, up)
 			res, rest := exchange(t, site, c.request)

@@ -264,14 +264,14 @@ func TestOwnQuotaHeadersReplaceTheUpstreams(t *testing.T) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	})
 	for _, c := range []struct {
-		own     map[string][]string // as written, canonical or not
-		isQuota bool                // own contains quota headers
+		own      map[string][]string // as written, canonical or not
+		hasQuota bool                // own contains quota headers
 	}{
-		{nil, false},
-		{map[string][]string{"Vary": {"Origin"}}, false},
-		{map[string][]string{"Ratelimit": {"own"}}, true},
-		{map[string][]string{"RateLimit": {"own"}, "RateLimit-Policy": {"own"}}, true},
-		{map[string][]string{"X-Ratelimit-Limit": {"own"}, "Vary": {"Origin"}}, true},
+		{own: nil},
+		{own: map[string][]string{"Vary": {"Origin"}}},
+		{own: map[string][]string{"Ratelimit": {"own"}}, hasQuota: true},
+		{own: map[string][]string{"RateLimit": {"own"}, "RateLimit-Policy": {"own"}}, hasQuota: true},
+		{own: map[string][]string{"X-Ratelimit-Limit": {"own"}, "Vary": {"Origin"}}, hasQuota: true},
 	} {
 		site := startWrappedProxy(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -284,7 +284,7 @@ func TestOwnQuotaHeadersReplaceTheUpstreams(t *testing.T) {
 		for name, values := range res.Header {
 			if lower := strings.ToLower(name); strings.Contains(lower, "ratelimit") || strings.Contains(lower, "rate-limit") {
 				found++
-				if c.isQuota != (fmt.Sprint(values) == "[own]") {
+				if c.hasQuota != (fmt.Sprint(values) == "[own]") {
 					t.Errorf("with %v set, the client got %s: %q; want the upstream's value only without own quota headers", c.own, name, values)
 				}
 			}
