@@ -1,6 +1,6 @@
 // Command grpcclients calls servers with clients of other projects. @grpc/grpc-js, on Node, calls a
-// server with the interceptors of grpclimit. grpcurl calls penstock serve. The argument is a folder
-// to install the clients in. The command skips a client that cannot be installed.
+// server that has the interceptors of grpclimit. grpcurl calls penstock serve. The argument is a
+// folder to install the clients in. The command skips a client that cannot be installed.
 package main
 
 import (
@@ -56,17 +56,17 @@ func run(folder string) error {
 	return errors.Join(checkNode(folder), checkGrpcurl(folder))
 }
 
-// rules grant one short call for each key, and another one after half a second. A long call costs
-// more than the limit.
+// rules grant one short call for each key, and another one after half a second. A call costs one
+// unit per 10 bytes, rounded up. A long call costs more than the limit ever allows.
 const rules = `rules: [{name: echo, match: {path: /penstock.test.Echo/*}, per: {key: header X-Key}, limits: [{name: calls, rate: 2/s, burst: 1, cost: {body: 10B}, headers: true}]}]`
 
-// A server is the service of echo.proto with the interceptors of grpclimit.
+// A server serves echo.proto, behind the interceptors of grpclimit.
 type server struct {
 	address string
 	grpc    *grpc.Server
 
 	mu       sync.Mutex
-	outcomes map[string][]string // of calls, by key
+	outcomes map[string][]string // of all attempts of calls, by key
 }
 
 func startServer() (*server, error) {
@@ -88,14 +88,19 @@ func startServer() (*server, error) {
 		return nil, err
 	}
 	s.address, s.grpc = listener.Addr().String(), grpc.NewServer(grpc.ChainUnaryInterceptor(gate.Unary))
+	echo := func(_ context.Context, request any) (any, error) { return request, nil }
 	handle := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-		request := new(wrapperspb.StringValue) // it has the same encoding as Text
+		request := new(wrapperspb.StringValue) // its encoding is that of message Text in echo.proto
 		if err := decode(request); err != nil {
 			return nil, err
 		}
-		return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: "/penstock.test.Echo/Say"}, func(_ context.Context, request any) (any, error) { return request, nil })
+		return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: "/penstock.test.Echo/Say"}, echo)
 	}
-	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: "penstock.test.Echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: handle}}}, s)
+	s.grpc.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "penstock.test.Echo",
+		HandlerType: (*any)(nil),
+		Methods:     []grpc.MethodDesc{{MethodName: "Say", Handler: handle}},
+	}, s)
 	go s.grpc.Serve(listener)
 	return s, nil
 }
@@ -107,6 +112,7 @@ func (s *server) observe(e *admission.Event) {
 	s.outcomes[key] = append(s.outcomes[key], e.Outcome.String())
 }
 
+// outcomesOf returns the outcomes of the attempts with a key, separated by spaces.
 func (s *server) outcomesOf(key string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,16 +141,19 @@ func checkNode(folder string) error {
 	}
 	type reply struct {
 		Key, Code, Text, Ratelimit string
-		Details                    bool
-		Pushback                   []string
+		Details                    bool     // whether the status has details
+		Pushback                   []string // values of grpc-retry-pushback-ms
 	}
 	var replies []reply
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
 		var r reply
 		if err := decoder.Decode(&r); err != nil {
-			return fmt.Errorf("node printed %s: %w", out, err)
+			return fmt.Errorf("node printed %s; want lines of JSON: %w", out, err)
 		}
 		replies = append(replies, r)
+	}
+	if len(replies) != 5 {
+		return fmt.Errorf("@grpc/grpc-js: node printed %s; want the replies of 5 calls", out)
 	}
 	var failures []error
 	expect := func(isTrue bool, format string, args ...any) {
@@ -152,12 +161,17 @@ func checkNode(folder string) error {
 			failures = append(failures, fmt.Errorf("@grpc/grpc-js: "+format, args...))
 		}
 	}
-	if expect(len(replies) == 5, "node printed %s", out); len(replies) == 5 {
-		expect(replies[0].Code == "OK" && replies[0].Text == "a" && strings.HasPrefix(replies[0].Ratelimit, `"echo.calls";r=0`), "the first call got %+v", replies[0])
-		expect(replies[1].Code == "RESOURCE_EXHAUSTED" && replies[1].Details && len(replies[1].Pushback) == 1, "a denied call got %+v", replies[1])
-		expect(replies[3].Code == "OK" && s.outcomesOf("again") == "allowed denied allowed", "a call that is retried after its pushback got %+v in the attempts %q", replies[3], s.outcomesOf("again"))
-		expect(replies[4].Code == "RESOURCE_EXHAUSTED" && slices.Equal(replies[4].Pushback, []string{"-1"}) && s.outcomesOf("never") == "denied", "a call that never fits got %+v in the attempts %q", replies[4], s.outcomesOf("never"))
-	}
+	first, denied, retried, never := replies[0], replies[1], replies[3], replies[4] // see client.cjs
+	expect(first.Code == "OK" && first.Text == "a" && strings.HasPrefix(first.Ratelimit, `"echo.calls";r=0`),
+		"the first call got %+v; want OK, the text, and the limit in the header", first)
+	expect(denied.Code == "RESOURCE_EXHAUSTED" && denied.Details && len(denied.Pushback) == 1,
+		"a denied call got %+v; want RESOURCE_EXHAUSTED with details and a pushback", denied)
+	attempts := s.outcomesOf("again") // of replies[2] and replies[3]
+	expect(retried.Code == "OK" && attempts == "allowed denied allowed",
+		"a call that is retried after its pushback got %+v in the attempts %q; want OK in the second attempt", retried, attempts)
+	attempts = s.outcomesOf("never")
+	expect(never.Code == "RESOURCE_EXHAUSTED" && slices.Equal(never.Pushback, []string{"-1"}) && attempts == "denied",
+		"a call that never fits got %+v in the attempts %q; want RESOURCE_EXHAUSTED, the pushback -1, and no second attempt", never, attempts)
 	if failures == nil {
 		fmt.Println("@grpc/grpc-js: limits in the header, denials with details, one retry after the pushback, and none if a call never fits")
 	}
@@ -177,7 +191,7 @@ func checkGrpcurl(folder string) error {
 	build := exec.Command("go", "build", "-o", program, ".")
 	build.Dir = filepath.Join("..", "cmd", "penstock")
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build: %w\n%s", err, out)
+		return fmt.Errorf("build penstock: %w\n%s", err, out)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -198,10 +212,12 @@ func checkGrpcurl(folder string) error {
 		return string(out), err
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if out, err := grpcurl(address, "grpc.health.v1.Health/Check"); err == nil && strings.Contains(out, "SERVING") {
+		out, err := grpcurl(address, "grpc.health.v1.Health/Check")
+		if err == nil && strings.Contains(out, "SERVING") {
 			break
-		} else if time.Now().After(end) {
-			return fmt.Errorf("grpcurl: the service is not healthy: %s", out)
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("grpcurl: penstock serve was not healthy within a minute: %s", out)
 		}
 	}
 	var failures []error
@@ -212,16 +228,21 @@ func checkGrpcurl(folder string) error {
 	}
 	listed, err := grpcurl(address, "list")
 	for _, name := range []string{"envoy.service.auth.v3.Authorization", "envoy.service.ratelimit.v3.RateLimitService", "penstock.v1.", "grpc.health.v1.Health"} {
-		expect(err == nil && strings.Contains(listed, name), "the list of services lacks %s: %s", name, listed)
+		expect(err == nil && strings.Contains(listed, name), "the list of services has no %s: %s", name, listed)
 	}
+	// The limit has windows of one minute, and all calls must be in one window.
 	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 20*time.Second {
-		time.Sleep(left) // the limit has windows of one minute, and all calls must be in one window
+		time.Sleep(left)
 	}
 	const request = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
-	for i := range 6 {
-		want := map[bool]string{true: `"overallCode": "OK"`, false: `"overallCode": "OVER_LIMIT"`}[i < 5]
+	const limit = 5 // requests a minute, in examples/envoy
+	for i := range limit + 1 {
+		want := `"overallCode": "OK"`
+		if i == limit {
+			want = `"overallCode": "OVER_LIMIT"`
+		}
 		out, err := grpcurl("-d", request, address, "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
-		expect(err == nil && strings.Contains(out, want), "call %d got %v %s; want %s", i+1, err, out, want)
+		expect(err == nil && strings.Contains(out, want), "call %d printed %s (error %v); want %s", i+1, out, err, want)
 	}
 	if failures == nil {
 		fmt.Println("grpcurl: health, reflection, five calls of the rate limit service OK, and the sixth OVER_LIMIT")

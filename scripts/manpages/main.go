@@ -22,14 +22,15 @@ func main() {
 	}
 	date, err := time.Parse(time.RFC3339, os.Args[3])
 	if err == nil {
-		err = write(os.Args[1], os.Args[2], date)
+		err = writePages(os.Args[1], os.Args[2], date)
 	}
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func write(folder, version string, date time.Time) error {
+// writePages writes the man pages and the completions below folder.
+func writePages(folder, version string, date time.Time) error {
 	man, completions := filepath.Join(folder, "man"), filepath.Join(folder, "completions")
 	if err := errors.Join(os.MkdirAll(man, 0o755), os.MkdirAll(completions, 0o755)); err != nil {
 		return err

@@ -14,14 +14,14 @@ type alert struct {
 	severity string        // critical: clients notice it; warning: look at it today; info: worth knowing
 	summary  string        // one line
 
-	description string // a template with the numbers and names of this case
+	description string // Prometheus replaces {{ $value }} and {{ $labels.… }} in it
 
 	// Inputs of two unit tests: with fires the alert fires, and with quiet it does not.
 	fires, quiet []input
 }
 
-// An input is a series of a unit test, and its values in each minute, in promtool's notation: 1x30
-// is 1 in 31 minutes, and 0+60x30 is 0, 60, 120 and so on.
+// An input is a series of a unit test, and its values in each minute. The values have the notation
+// of promtool: 1x30 is the value 1 thirty-one times, and 0+60x30 is 0, 60, 120 and so on up to 1800.
 type input struct{ series, values string }
 
 const runbooks = "https://github.com/penstock/penstock/blob/main/docs/runbooks.md"
@@ -71,13 +71,13 @@ var alerts = []alert{
 	},
 	{
 		name: "PenstockRequestsUnlimited", query: `sum by (job) (rate(rate_limiter_decisions_total{source="open"}[2m])) > 0`, wait: time.Minute, severity: "critical",
-		summary: "Requests pass without a limit", description: `{{ $value | printf "%.1f" }} requests a second pass without being counted, by on_failure: open.`,
+		summary: "Requests pass without a limit", description: `{{ $value | printf "%.1f" }} requests a second pass without being counted, because of on_failure: open.`,
 		fires: series("rate_limiter_decisions_total", `source="open"`, "0+60x30"),
 		quiet: together(series("rate_limiter_decisions_total", `source="open"`, "7x30"), series("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
 	},
 	{
 		name: "PenstockRequestsRefused", query: `sum by (job) (rate(rate_limiter_decisions_total{source="closed"}[2m])) > 0`, wait: time.Minute, severity: "critical",
-		summary: "Requests are refused because Redis does not decide", description: `{{ $value | printf "%.1f" }} requests a second get status 503, by on_failure: closed.`,
+		summary: "Requests are refused because Redis does not decide", description: `{{ $value | printf "%.1f" }} requests a second get status 503, because of on_failure: closed.`,
 		fires: series("rate_limiter_decisions_total", `source="closed"`, "0+60x30"),
 		quiet: together(series("rate_limiter_decisions_total", `source="closed"`, "7x30"), series("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
 	},
@@ -91,7 +91,7 @@ var alerts = []alert{
 	{
 		name: "PenstockStoreRejectsCalls", query: `sum by (job, reason) (rate(rate_limiter_errors_total{reason=~"permission_denied|corrupt|rejected|invalid|other"}[5m])) > 0`,
 		wait: time.Minute, severity: "warning",
-		summary: "Redis rejects calls", description: "Calls of {{ $labels.job }} fail with the reason {{ $labels.reason }}, which does not end by itself.",
+		summary: "Redis rejects calls", description: "Calls of {{ $labels.job }} fail with the reason {{ $labels.reason }}, which lasts until someone fixes its cause.",
 		fires: series("rate_limiter_errors_total", `reason="corrupt"`, "0+1x30"),
 		quiet: together(series("rate_limiter_errors_total", `reason="corrupt"`, "3x30"), series("rate_limiter_errors_total", `reason="timeout"`, "0+1x30")),
 	},
@@ -126,7 +126,7 @@ var alerts = []alert{
 	},
 	{
 		name: "PenstockManyWaiting", query: "sum by (job) (rate_limiter_requests_waiting) > 500", wait: 5 * time.Minute, severity: "warning",
-		summary: "Many requests wait for their turn", description: "{{ $value }} requests wait, by max_wait.",
+		summary: "Many requests wait for their turn", description: "{{ $value }} requests wait, because their limits have max_wait.",
 		fires: series("rate_limiter_requests_waiting", "", "600x30"), quiet: series("rate_limiter_requests_waiting", "", "400x30"),
 	},
 	{
@@ -203,7 +203,7 @@ var alerts = []alert{
 	},
 	{
 		name: "PenstockReplicationLags", query: "max by (job, node) (rate_limiter_store_replication_lag_bytes) > 1e6", wait: 5 * time.Minute, severity: "warning",
-		summary: "A replica of Redis is behind", description: "A replica of the server {{ $labels.node }} has not received {{ $value | humanize1024 }}B.",
+		summary: "A replica of Redis is behind", description: "A replica of the server {{ $labels.node }} has not received the last {{ $value | humanize1024 }}B of data.",
 		fires: series("rate_limiter_store_replication_lag_bytes", `node="default"`, "2000000x30"), quiet: series("rate_limiter_store_replication_lag_bytes", `node="default"`, "1000x30"),
 	},
 	{
@@ -219,7 +219,7 @@ func (a *alert) runbook() string { return runbooks + "#" + strings.ToLower(a.nam
 
 func alertsYAML(alerts []alert) string {
 	var b strings.Builder
-	b.WriteString(generated + "# Load rules.yaml too. The alerts about up use the job name in prometheus.yml: change it here if your job has another name.\ngroups:\n  - name: penstock\n    rules:\n")
+	b.WriteString(generated + "# Load rules.yaml too. The queries with the metric up contain the job name penstock, as in prometheus.yml. Change it here if your job has another name.\ngroups:\n  - name: penstock\n    rules:\n")
 	for _, a := range alerts {
 		fmt.Fprintf(&b, "      - alert: %s\n        expr: %s\n", a.name, quoted(a.query))
 		if a.wait > 0 {
@@ -242,8 +242,8 @@ func testsYAML() string {
 	return b.String()
 }
 
-// writeTest writes a test that expects a number of firing alerts at a time near the end of the
-// inputs. For queries about yesterday, the inputs are a day long.
+// writeTest writes a test that expects a number of firing alerts near the end of the inputs. Queries
+// that compare with yesterday have inputs of more than a day.
 func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	at := "25m"
 	if a.wait >= time.Hour {

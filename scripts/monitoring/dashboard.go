@@ -9,16 +9,19 @@ import (
 
 // A panel is one chart, or one number, of the dashboard.
 type panel struct {
-	title, about string
+	title, about string // about is shown when the user points at the panel
 	kind         string // timeseries, stat or state-timeline
 	unit         string // in Grafana's notation
-	width        int    // in columns; the dashboard has 24
+	width        int    // in columns of the grid
 	queries      []query
 	max          float64 // of the axis; 0: the largest value of the data
 	isStacked    bool
 	warn         float64           // a stat is red from this value on; 0: never
 	names        map[string]string // words to show instead of numbers
 }
+
+// gridColumns is the width of the dashboard in columns of Grafana's grid.
+const gridColumns = 24
 
 type query struct{ text, legend string }
 
@@ -29,12 +32,13 @@ type row struct {
 	panels      []panel
 }
 
-// Label matchers of queries, with the variables of the dashboard.
+// Label matchers of queries. They match what the user selects in the variables of the dashboard.
 const (
-	all     = `job=~"$job", instance=~"$instance"`
-	allRule = all + `, rule=~"$rule"`
+	selected     = `job=~"$job", instance=~"$instance"`
+	selectedRule = selected + `, rule=~"$rule"`
 )
 
+// chart returns a panel with a line over time for each series.
 func chart(title, about, unit string, queries ...query) panel {
 	return panel{title: title, about: about, kind: "timeseries", unit: unit, width: 8, queries: queries}
 }
@@ -43,34 +47,37 @@ func stacked(p panel) panel { p.isStacked = true; return p }
 
 func upTo(max float64, p panel) panel { p.max = max; return p }
 
+// stat returns a panel with one number, which is red from warn on if warn is not 0.
 func stat(title, about, unit string, warn float64, text string) panel {
 	return panel{title: title, about: about, kind: "stat", unit: unit, width: 4, warn: warn, queries: []query{{text, ""}}}
 }
 
 func withNames(names map[string]string, p panel) panel { p.names = names; return p }
 
-// states returns a panel that shows a number as a word over time.
+// states returns a panel that shows a number over time. It shows the word in names instead.
 func states(title, about string, names map[string]string, queries ...query) panel {
 	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: 8, queries: queries, names: names}
 }
 
-// rate returns a query for the sum of a counter's rates by some labels.
+// rate returns a query for the rate per second of a counter. It adds the rates of all series that
+// have the same values of the labels in by.
 func rate(by, series, matchers string) string {
 	return "sum by (" + by + ") (rate(" + series + "{" + matchers + "}[$__rate_interval]))"
 }
 
-// quantile returns a query for a quantile of a histogram by some labels. by is empty or ends with a
-// comma.
+// quantile returns a query for the quantile q of a histogram, for each value of the labels in by.
+// The parameter by is empty or ends with a comma.
 func quantile(q, by, series, matchers string) string {
 	return "histogram_quantile(" + q + ", " + rate(by+"le", series+"_bucket", matchers) + ")"
 }
 
-// ofServers returns a query for a number of each Redis server. All instances report the same
-// servers; the query takes the largest of their numbers.
-func ofServers(series string) string { return "max by (node) (" + series + "{" + all + "})" }
+// ofServers returns a query for a number of each Redis server. All instances report the numbers of
+// the same servers, so the query takes the largest number that an instance reports.
+func ofServers(series string) string { return "max by (node) (" + series + "{" + selected + "})" }
 
+// rateOfServers is ofServers for the rate per second of a counter.
 func rateOfServers(series string) string {
-	return "max by (node) (rate(" + series + "{" + all + "}[$__rate_interval]))"
+	return "max by (node) (rate(" + series + "{" + selected + "}[$__rate_interval]))"
 }
 
 // dashboard returns all panels.
@@ -78,78 +85,78 @@ func dashboard() []row {
 	noYes := map[string]string{"0": "no", "1": "yes"}
 	const node, rule = "{{node}}", "{{rule}}"
 	return []row{
-		{"Overview", false, []panel{
-			stat("Requests", "", "reqps", 0, "sum(rate(rate_limiter_requests_total{"+all+"}[$__rate_interval]))"),
-			stat("Rejected", "", "percentunit", 0, "sum(rate(rate_limiter_rejected_total{"+all+"}[$__rate_interval])) / sum(rate(rate_limiter_requests_total{"+all+"}[$__rate_interval]))"),
-			stat("Decided without Redis", "By fallbacks: on_failure local, open or closed.", "percentunit", 0.001,
-				`sum(rate(rate_limiter_decisions_total{`+all+`, source=~"fallback|open|closed"}[$__rate_interval])) / sum(rate(rate_limiter_decisions_total{`+all+`}[$__rate_interval]))`),
-			stat("99 % of decisions within", "", "s", 0.1, quantile("0.99", "", "rate_limiter_latency_seconds", all)),
-			stat("Instances", "Running instances that share the store.", "none", 0, "max(rate_limiter_instances{"+all+"})"),
-			withNames(map[string]string{"0": "decides", "1": "fails"}, stat("Redis", "Fails if at least one instance gets no decisions.", "none", 1, "max(rate_limiter_store_degraded{"+all+"})")),
+		{title: "Overview", panels: []panel{
+			stat("Requests", "", "reqps", 0, "sum(rate(rate_limiter_requests_total{"+selected+"}[$__rate_interval]))"),
+			stat("Rejected", "", "percentunit", 0, "sum(rate(rate_limiter_rejected_total{"+selected+"}[$__rate_interval])) / sum(rate(rate_limiter_requests_total{"+selected+"}[$__rate_interval]))"),
+			stat("Decided without Redis", "Decisions of fallbacks: on_failure is local, open or closed.", "percentunit", 0.001,
+				`sum(rate(rate_limiter_decisions_total{`+selected+`, source=~"fallback|open|closed"}[$__rate_interval])) / sum(rate(rate_limiter_decisions_total{`+selected+`}[$__rate_interval]))`),
+			stat("99 % of decisions within", "", "s", 0.1, quantile("0.99", "", "rate_limiter_latency_seconds", selected)),
+			stat("Instances", "Running instances that share the store.", "none", 0, "max(rate_limiter_instances{"+selected+"})"),
+			withNames(map[string]string{"0": "decides", "1": "fails"}, stat("Redis", "Fails if at least one instance gets no decisions.", "none", 1, "max(rate_limiter_store_degraded{"+selected+"})")),
 		}},
-		{"Requests", false, []panel{
-			stacked(chart("Requests by outcome", "", "reqps", query{rate("outcome", "rate_limiter_requests_total", allRule), "{{outcome}}"})),
-			chart("Requests by rule", "", "reqps", query{rate("rule", "rate_limiter_requests_total", allRule), rule}),
-			chart("Rejected requests by rule and limit", "", "reqps", query{rate("rule, limit", "rate_limiter_rejected_total", allRule), "{{rule}} {{limit}}"}),
+		{title: "Requests", panels: []panel{
+			stacked(chart("Requests by outcome", "", "reqps", query{rate("outcome", "rate_limiter_requests_total", selectedRule), "{{outcome}}"})),
+			chart("Requests by rule", "", "reqps", query{rate("rule", "rate_limiter_requests_total", selectedRule), rule}),
+			chart("Rejected requests by rule and limit", "", "reqps", query{rate("rule, limit", "rate_limiter_rejected_total", selectedRule), "{{rule}} {{limit}}"}),
 			upTo(1, chart("Rejected part of each rule", "", "percentunit",
-				query{rate("rule", "rate_limiter_rejected_total", allRule) + " / " + rate("rule", "rate_limiter_requests_total", allRule), rule})),
-			chart("Shadows", "What shadow limits would have rejected, beside what was rejected.", "reqps",
-				query{rate("rule, limit", "rate_limiter_shadow_rejected_total", allRule) + " > 0", "shadow {{rule}} {{limit}}"}, query{rate("rule", "rate_limiter_rejected_total", allRule), "enforced {{rule}}"}),
-			chart("Requests that wait", "By max_wait.", "none", query{"sum by (instance) (rate_limiter_requests_waiting{" + all + "})", "{{instance}}"}),
+				query{rate("rule", "rate_limiter_rejected_total", selectedRule) + " / " + rate("rule", "rate_limiter_requests_total", selectedRule), rule})),
+			chart("Shadows", "Requests that shadow limits would have rejected, beside the requests that limits rejected.", "reqps",
+				query{rate("rule, limit", "rate_limiter_shadow_rejected_total", selectedRule) + " > 0", "shadow {{rule}} {{limit}}"}, query{rate("rule", "rate_limiter_rejected_total", selectedRule), "enforced {{rule}}"}),
+			chart("Requests that wait", "They wait because a limit has max_wait.", "none", query{"sum by (instance) (rate_limiter_requests_waiting{" + selected + "})", "{{instance}}"}),
 		}},
-		{"Decisions", false, []panel{
-			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps", query{rate("source", "rate_limiter_decisions_total", all), "{{source}}"})),
-			chart("Time of decisions", "", "s", query{quantile("0.5", "", "rate_limiter_latency_seconds", allRule), "50 %"}, query{quantile("0.95", "", "rate_limiter_latency_seconds", allRule), "95 %"},
-				query{quantile("0.99", "", "rate_limiter_latency_seconds", allRule), "99 %"}),
-			chart("99 % of decisions within, by rule", "", "s", query{quantile("0.99", "rule, ", "rate_limiter_latency_seconds", allRule), rule}),
-			chart("Failed calls to Redis by reason", "", "ops", query{rate("reason", "rate_limiter_errors_total", all) + " > 0", "{{reason}}"}, query{"sum(rate(rate_limiter_decisions_unknown_outcome_total{" + all + "}[$__rate_interval]))", "may have been charged"}),
-			states("Circuit breakers", "The worst state in any instance.", map[string]string{"0": "closed", "1": "half open", "2": "open"}, query{"max by (node) (rate_limiter_breaker_state{" + all + "})", node}),
-			states("Redis decides", "", map[string]string{"0": "yes", "1": "no"}, query{"rate_limiter_store_degraded{" + all + "}", "{{instance}}"}),
-			chart("Changes of breakers", "", "ops", query{rate("to", "rate_limiter_breaker_changes_total", all), "{{to}}"}),
-			chart("Cached denials", "", "none", query{"sum by (instance) (rate_limiter_deny_cache_entries{" + all + "})", "{{instance}}"}),
-			chart("Leased units", "Units that instances drew in advance, and what became of them.", "ops", query{rate("fate", "rate_limiter_lease_units_total", all), "{{fate}}"}),
+		{title: "Decisions", panels: []panel{
+			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps", query{rate("source", "rate_limiter_decisions_total", selected), "{{source}}"})),
+			chart("Time of decisions", "", "s", query{quantile("0.5", "", "rate_limiter_latency_seconds", selectedRule), "50 %"}, query{quantile("0.95", "", "rate_limiter_latency_seconds", selectedRule), "95 %"},
+				query{quantile("0.99", "", "rate_limiter_latency_seconds", selectedRule), "99 %"}),
+			chart("99 % of decisions within, by rule", "", "s", query{quantile("0.99", "rule, ", "rate_limiter_latency_seconds", selectedRule), rule}),
+			chart("Failed calls to Redis by reason", "", "ops", query{rate("reason", "rate_limiter_errors_total", selected) + " > 0", "{{reason}}"}, query{"sum(rate(rate_limiter_decisions_unknown_outcome_total{" + selected + "}[$__rate_interval]))", "may have been charged"}),
+			states("Circuit breakers", "The worst state that an instance reports.", map[string]string{"0": "closed", "1": "half open", "2": "open"}, query{"max by (node) (rate_limiter_breaker_state{" + selected + "})", node}),
+			states("Redis decides", "", map[string]string{"0": "yes", "1": "no"}, query{"rate_limiter_store_degraded{" + selected + "}", "{{instance}}"}),
+			chart("Changes of breakers", "", "ops", query{rate("to", "rate_limiter_breaker_changes_total", selected), "{{to}}"}),
+			chart("Cached denials", "", "none", query{"sum by (instance) (rate_limiter_deny_cache_entries{" + selected + "})", "{{instance}}"}),
+			chart("Leased units", "Units that instances drew in advance: drawn, spent, returned, expired or lost.", "ops", query{rate("fate", "rate_limiter_lease_units_total", selected), "{{fate}}"}),
 		}},
-		{"Redis", false, []panel{
-			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s", query{quantile("0.5", "", "rate_limiter_store_probe_seconds", all), "50 %"}, query{quantile("0.99", "", "rate_limiter_store_probe_seconds", all), "99 %"}),
+		{title: "Redis", panels: []panel{
+			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s", query{quantile("0.5", "", "rate_limiter_store_probe_seconds", selected), "50 %"}, query{quantile("0.99", "", "rate_limiter_store_probe_seconds", selected), "99 %"}),
 			upTo(1, chart("CPU of the main thread", "1 is all that a server can do: one thread runs all scripts.", "percentunit", query{rateOfServers("rate_limiter_store_cpu_seconds_total"), node})),
-			chart("Time of a script in Redis", "Of all clients.", "s", query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
+			chart("Time of a script in Redis", "Mean over the scripts of all clients.", "s", query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
 			chart("Memory", "", "bytes", query{ofServers("rate_limiter_store_memory_used_bytes"), "used " + node}, query{ofServers("rate_limiter_store_memory_max_bytes") + " > 0", "maxmemory " + node}),
-			chart("Keys", "In all databases, of all programs.", "short", query{ofServers("rate_limiter_store_keys"), node}),
-			stacked(chart("Keys by rule", "Estimated from a sample. It needs penstock acl --role metrics.", "short", query{`max by (rule) (rate_limiter_store_rule_keys{` + allRule + `})`, rule})),
+			chart("Keys", "Keys of all programs in all databases.", "short", query{ofServers("rate_limiter_store_keys"), node}),
+			stacked(chart("Keys by rule", "Estimated from a sample. The user in Redis needs the rights of penstock acl --role metrics.", "short", query{`max by (rule) (rate_limiter_store_rule_keys{` + selectedRule + `})`, rule})),
 			chart("Deleted keys", "An evicted counter is forgotten: its client may use the limit again.", "ops", query{rateOfServers("rate_limiter_store_evicted_keys_total"), "evicted " + node},
 				query{rateOfServers("rate_limiter_store_expired_keys_total"), "expired " + node}),
-			chart("Script calls", "Of all clients.", "ops", query{rateOfServers("rate_limiter_store_script_calls_total"), node}),
+			chart("Script calls", "Calls of all clients.", "ops", query{rateOfServers("rate_limiter_store_script_calls_total"), node}),
 			chart("Clients", "", "none", query{ofServers("rate_limiter_store_clients"), node}, query{rateOfServers("rate_limiter_store_refused_connections_total"), "refused a second " + node}),
 			chart("Replication", "Bytes that the slowest replica has not received.", "bytes", query{ofServers("rate_limiter_store_replication_lag_bytes"), node}),
 			chart("Replicas", "", "none", query{ofServers("rate_limiter_store_replicas"), node}),
-			chart("Cached scripts", "More than 500: other programs fill the cache.", "none", query{ofServers("rate_limiter_store_cached_scripts"), node}),
-			chart("Scripts sent and loaded", "noscript: Redis had lost a script. eval: the right +script|load is missing.", "ops", query{rate("event", "rate_limiter_scripts_total", all), "{{event}}"}),
+			chart("Cached scripts", "If there are more than 500, other programs fill the cache.", "none", query{ofServers("rate_limiter_store_cached_scripts"), node}),
+			chart("Scripts sent and loaded", "noscript: Redis had lost a script. eval: the right +script|load is missing.", "ops", query{rate("event", "rate_limiter_scripts_total", selected), "{{event}}"}),
 			states("Servers that may evict counters", "", noYes, query{ofServers("rate_limiter_store_can_evict"), node}),
-			states("Missing rights in Redis", "", noYes, query{"max by (right) (rate_limiter_store_right_missing{" + all + "})", "{{right}}"}),
-			chart("Steps of the clock of Redis", "", "none", query{"max by (direction) (increase(rate_limiter_clock_steps_total{" + all + "}[$__rate_interval]))", "{{direction}}"}),
+			states("Missing rights in Redis", "", noYes, query{"max by (right) (rate_limiter_store_right_missing{" + selected + "})", "{{right}}"}),
+			chart("Steps of the clock of Redis", "", "none", query{"max by (direction) (increase(rate_limiter_clock_steps_total{" + selected + "}[$__rate_interval]))", "{{direction}}"}),
 		}},
-		{"Backend", true, []panel{
-			chart("Let through, beside the backend's pool", "Set the variables to gauges of your backend, such as those of its connection pool.", "short",
-				query{"sum(rate(rate_limiter_allowed_total{" + allRule + "}[$__rate_interval]))", "requests a second"}, query{"sum(${backend_used})", "in use"}, query{"sum(${backend_max})", "pool"}),
+		{title: "Backend", isCollapsed: true, panels: []panel{
+			chart("Allowed requests beside the backend's pool", "Set the variables to gauges of your backend, such as those of its connection pool.", "short",
+				query{"sum(rate(rate_limiter_allowed_total{" + selectedRule + "}[$__rate_interval]))", "requests a second"}, query{"sum(${backend_used})", "in use"}, query{"sum(${backend_max})", "pool"}),
 			upTo(1, chart("Use of the backend's pool", "", "percentunit", query{"sum(${backend_used}) / sum(${backend_max})", "in use"})),
 		}},
-		{"Instances", true, []panel{
-			chart("CPU of instances", "", "percentunit", query{"rate(process_cpu_seconds_total{" + all + "}[$__rate_interval])", "{{instance}}"}),
-			chart("Memory of instances", "", "bytes", query{"process_resident_memory_bytes{" + all + "}", "{{instance}}"}),
-			chart("Open files", "", "none", query{"process_open_fds{" + all + "}", "{{instance}}"}, query{"min(process_max_fds{" + all + "})", "limit"}),
-			chart("Goroutines", "", "none", query{"go_goroutines{" + all + "}", "{{instance}}"}),
-			chart("Connections", "", "none", query{"sum(rate_limiter_grpc_connections{" + all + "})", "gRPC"}, query{"sum(rate_limiter_resp_connections{" + all + "})", "Redis clients"}),
-			chart("Calls by gRPC", "", "reqps", query{rate("service, code", "rate_limiter_grpc_calls_total", all), "{{service}} {{code}}"}),
-			chart("Refused callers", "Calls with a wrong token, or without one.", "ops", query{rate("reason", "rate_limiter_api_auth_failures_total", all), "JSON: {{reason}}"},
-				query{rate("reason", "rate_limiter_grpc_auth_failures_total", all), "gRPC: {{reason}}"}, query{rate("reason", "rate_limiter_resp_auth_failures_total", all), "RESP: {{reason}}"},
-				query{rate("reason", "rate_limiter_admin_auth_failures_total", all), "admin: {{reason}}"}),
-			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops", query{rate("reason", "rate_limiter_tokens_rejected_total", all) + " > 0", "{{reason}}"}),
-			chart("Lost log lines", "", "ops", query{rate("instance", "rate_limiter_log_lines_lost_total", all), "{{instance}}"}),
-			states("The last reload of the policy succeeded", "", noYes, query{"rate_limiter_config_last_reload_successful{" + all + "}", "{{instance}}"}),
-			chart("Age of the policy", "Since it was last loaded.", "s", query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + all + "}", "{{instance}}"}),
-			chart("Reloads", "", "ops", query{rate("outcome", "rate_limiter_config_reloads_total", all), "{{outcome}}"}),
-			chart("Certificates expire in", "Of listeners with TLS.", "s", query{"min by (listener) (rate_limiter_certificate_expiry_timestamp_seconds{" + all + "}) - time()", "{{listener}}"}),
-			stat("Versions", "How many run.", "none", 2, "count(count by (version) (rate_limiter_build_info{"+all+"}))"),
+		{title: "Instances", isCollapsed: true, panels: []panel{
+			chart("CPU of instances", "", "percentunit", query{"rate(process_cpu_seconds_total{" + selected + "}[$__rate_interval])", "{{instance}}"}),
+			chart("Memory of instances", "", "bytes", query{"process_resident_memory_bytes{" + selected + "}", "{{instance}}"}),
+			chart("Open files", "", "none", query{"process_open_fds{" + selected + "}", "{{instance}}"}, query{"min(process_max_fds{" + selected + "})", "limit"}),
+			chart("Goroutines", "", "none", query{"go_goroutines{" + selected + "}", "{{instance}}"}),
+			chart("Connections", "", "none", query{"sum(rate_limiter_grpc_connections{" + selected + "})", "gRPC"}, query{"sum(rate_limiter_resp_connections{" + selected + "})", "Redis clients"}),
+			chart("Calls by gRPC", "", "reqps", query{rate("service, code", "rate_limiter_grpc_calls_total", selected), "{{service}} {{code}}"}),
+			chart("Refused callers", "Calls with a wrong token, or without one.", "ops", query{rate("reason", "rate_limiter_api_auth_failures_total", selected), "JSON: {{reason}}"},
+				query{rate("reason", "rate_limiter_grpc_auth_failures_total", selected), "gRPC: {{reason}}"}, query{rate("reason", "rate_limiter_resp_auth_failures_total", selected), "RESP: {{reason}}"},
+				query{rate("reason", "rate_limiter_admin_auth_failures_total", selected), "admin: {{reason}}"}),
+			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops", query{rate("reason", "rate_limiter_tokens_rejected_total", selected) + " > 0", "{{reason}}"}),
+			chart("Lost log lines", "", "ops", query{rate("instance", "rate_limiter_log_lines_lost_total", selected), "{{instance}}"}),
+			states("The last reload of the policy succeeded", "", noYes, query{"rate_limiter_config_last_reload_successful{" + selected + "}", "{{instance}}"}),
+			chart("Age of the policy", "Time since the policy was last loaded.", "s", query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + selected + "}", "{{instance}}"}),
+			chart("Reloads", "", "ops", query{rate("outcome", "rate_limiter_config_reloads_total", selected), "{{outcome}}"}),
+			chart("Certificates expire in", "Certificates of listeners with TLS.", "s", query{"min by (listener) (rate_limiter_certificate_expiry_timestamp_seconds{" + selected + "}) - time()", "{{listener}}"}),
+			stat("Versions", "Number of different versions that run.", "none", 2, "count(count by (version) (rate_limiter_build_info{"+selected+"}))"),
 		}},
 	}
 }
@@ -157,6 +164,7 @@ func dashboard() []row {
 // seriesVariables are the variables of the dashboard that stand for a series, with their defaults.
 var seriesVariables = map[string]string{"backend_used": "hikaricp_connections_active", "backend_max": "hikaricp_connections_max"}
 
+// queriesOf returns the texts of all queries in some rows.
 func queriesOf(rows []row) (texts []string) {
 	for _, r := range rows {
 		for _, p := range r.panels {
@@ -170,7 +178,8 @@ func queriesOf(rows []row) (texts []string) {
 
 var variable = regexp.MustCompile(`\$\{(\w+)\}`)
 
-// withoutVariables replaces the variables in a query, as Grafana does before it sends the query.
+// withoutVariables replaces the variables in a query by values, as Grafana does before it sends the
+// query.
 func withoutVariables(text string) string {
 	text = variable.ReplaceAllStringFunc(text, func(v string) string { return seriesVariables[v[2:len(v)-1]] })
 	for _, v := range []struct{ name, value string }{{"$__rate_interval", "5m"}, {"$job", ".+"}, {"$instance", ".+"}, {"$rule", ".+"}} {
@@ -190,9 +199,10 @@ var datasource = object{"type": "prometheus", "uid": "${datasource}"}
 
 func dashboardJSON() string {
 	d := object{
-		"title": "Penstock", "uid": "penstock", "tags": []string{"penstock", "rate-limiting"}, "schemaVersion": schemaVersion, "version": 1, "editable": true, "graphTooltip": 1,
-		"description": "Rate limits: what is let through, what is rejected, who decided, and how Redis does.",
-		"time":        object{"from": "now-1h", "to": "now"}, "refresh": "30s", "timezone": "", "annotations": object{"list": []any{}},
+		"title": "Penstock", "uid": "penstock", "tags": []string{"penstock", "rate-limiting"}, "schemaVersion": schemaVersion, "version": 1, "editable": true,
+		"graphTooltip": 1, // all panels show the time at which the user points
+		"description":  "Rate limits: which requests are allowed and rejected, who decides, and how well Redis works.",
+		"time":         object{"from": "now-1h", "to": "now"}, "refresh": "30s", "timezone": "", "annotations": object{"list": []any{}},
 		"links":  []any{object{"title": "Runbooks", "type": "link", "url": runbooks, "targetBlank": true, "icon": "doc"}},
 		"panels": layout(dashboard()), "templating": object{"list": variables()},
 	}
@@ -201,14 +211,16 @@ func dashboardJSON() string {
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
 	if err := encoder.Encode(d); err != nil {
-		panic(err) // all values are of types that JSON has
+		panic(err) // JSON has a form for all these values
 	}
 	return b.String()
 }
 
 func variables() []any {
 	values := func(name, label, text string) object {
-		return object{"name": name, "label": label, "type": "query", "datasource": datasource, "query": object{"query": text, "refId": "values"}, "definition": text, "refresh": 2, "sort": 1,
+		return object{"name": name, "label": label, "type": "query", "datasource": datasource, "query": object{"query": text, "refId": "values"}, "definition": text,
+			"refresh":    2, // when the time range changes
+			"sort":       1, // alphabetically
 			"includeAll": true, "multi": true, "allValue": ".+", "current": object{"text": []string{"All"}, "value": []string{"$__all"}}}
 	}
 	text := func(name, label string) object {
@@ -226,17 +238,18 @@ func variables() []any {
 }
 
 // layout places the panels from left to right, and begins a new line when a line is full. A
-// collapsed row contains its panels; the panels of other rows follow the row.
+// collapsed row contains its panels. The panels of other rows follow the row in the list.
 func layout(rows []row) (placed []any) {
 	id, y := 0, 0
 	for _, r := range rows {
 		id++
-		header := object{"id": id, "type": "row", "title": r.title, "collapsed": r.isCollapsed, "gridPos": object{"h": 1, "w": 24, "x": 0, "y": y}, "panels": []any{}}
+		header := object{"id": id, "type": "row", "title": r.title, "collapsed": r.isCollapsed, "gridPos": object{"h": 1, "w": gridColumns, "x": 0, "y": y}, "panels": []any{}}
 		y++
 		var inside []any
 		x, height := 0, 0
 		for _, p := range r.panels {
-			if height = p.height(); x+p.width > 24 {
+			height = p.height() // all panels of a row have the same height
+			if x+p.width > gridColumns {
 				x, y = 0, y+height
 			}
 			id++
@@ -261,6 +274,7 @@ func (p *panel) height() int {
 	return 8
 }
 
+// object returns the panel in the format of Grafana.
 func (p *panel) object(id int, place object) object {
 	targets := make([]any, len(p.queries))
 	for i, q := range p.queries {
@@ -281,22 +295,26 @@ func (p *panel) object(id int, place object) object {
 		}
 		defaults["mappings"] = []any{object{"type": "value", "options": shown}}
 	}
-	made := object{"id": id, "type": p.kind, "title": p.title, "description": p.about, "datasource": datasource, "gridPos": place, "targets": targets,
-		"fieldConfig": object{"defaults": defaults, "overrides": []any{}}}
+	result := object{
+		"id": id, "type": p.kind, "title": p.title, "description": p.about, "gridPos": place,
+		"datasource": datasource, "targets": targets,
+		"fieldConfig": object{"defaults": defaults, "overrides": []any{}},
+	}
 	switch p.kind {
 	case "timeseries":
 		custom := object{"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": false, "stacking": object{"mode": "none", "group": "A"}}
 		if p.isStacked {
-			custom["fillOpacity"], custom["stacking"] = 30, object{"mode": "normal", "group": "A"}
+			custom["fillOpacity"] = 30 // percent
+			custom["stacking"] = object{"mode": "normal", "group": "A"}
 		}
 		defaults["custom"], defaults["color"] = custom, object{"mode": "palette-classic"}
-		made["options"] = object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}, "tooltip": object{"mode": "multi", "sort": "desc"}}
+		result["options"] = object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}, "tooltip": object{"mode": "multi", "sort": "desc"}}
 	case "stat":
-		made["options"] = object{"colorMode": "value", "graphMode": "none", "reduceOptions": object{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}}
+		result["options"] = object{"colorMode": "value", "graphMode": "none", "reduceOptions": object{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}}
 	case "state-timeline":
 		delete(defaults, "min")
 		defaults["color"] = object{"mode": "palette-classic"}
-		made["options"] = object{"mergeValues": true, "showValue": "auto", "legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}}
+		result["options"] = object{"mergeValues": true, "showValue": "auto", "legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}}
 	}
-	return made
+	return result
 }

@@ -3,9 +3,11 @@
 //
 //	go run ./monitoring ../deploy
 //
-// With -test it writes a folder for make alerts. The folder has the same alerts, which fire after a
-// second; unit tests for promtool, with a firing and a quiet case of each alert; and a recording
-// rule for each query of the dashboard.
+// With -test it writes the files that "make alerts" needs:
+//
+//   - soon.yaml: the same alerts, which fire after a second
+//   - queries.yaml: a recording rule for each query of the dashboard
+//   - tests.yaml: unit tests for promtool, with a firing and a quiet case of each alert
 package main
 
 import (
@@ -19,24 +21,24 @@ import (
 )
 
 func main() {
-	isTest := flag.Bool("test", false, "write the folder that checks need")
+	isTest := flag.Bool("test", false, "write the files that make alerts needs")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: monitoring [-test] FOLDER")
 		os.Exit(2)
 	}
-	files := deployed()
+	files := deployedFiles()
 	if *isTest {
-		files = forChecks()
+		files = testFiles()
 	}
-	if err := write(flag.Arg(0), files); err != nil {
+	if err := writeFiles(flag.Arg(0), files); err != nil {
 		fmt.Fprintln(os.Stderr, "monitoring:", err)
 		os.Exit(1)
 	}
 }
 
-// deployed returns the files of deploy/ by their path.
-func deployed() map[string]string {
+// deployedFiles returns the texts of the files in deploy/ by their paths.
+func deployedFiles() map[string]string {
 	return map[string]string{
 		"grafana/dashboard.json": dashboardJSON(),
 		"prometheus/alerts.yaml": alertsYAML(alerts),
@@ -44,7 +46,7 @@ func deployed() map[string]string {
 	}
 }
 
-func write(folder string, files map[string]string) error {
+func writeFiles(folder string, files map[string]string) error {
 	for path, text := range files {
 		path = filepath.Join(folder, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -57,8 +59,8 @@ func write(folder string, files map[string]string) error {
 	return nil
 }
 
-// forChecks returns the files that make alerts needs.
-func forChecks() map[string]string {
+// testFiles returns the texts of the files that make alerts needs, by their paths.
+func testFiles() map[string]string {
 	soon := make([]alert, len(alerts))
 	for i, a := range alerts {
 		soon[i] = a
@@ -66,7 +68,7 @@ func forChecks() map[string]string {
 	}
 	var queries []rule
 	for i, query := range queriesOf(dashboard()) {
-		queries = append(queries, rule{fmt.Sprintf("query:%d", i), withoutVariables(query), ""})
+		queries = append(queries, rule{name: fmt.Sprintf("query:%d", i), query: withoutVariables(query)})
 	}
 	return map[string]string{
 		"soon.yaml":    alertsYAML(soon),
@@ -81,7 +83,7 @@ func quoted(text string) string {
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(text); err != nil {
-		panic(err) // a string can always be written
+		panic(err) // JSON has a form for every string
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -11,10 +11,13 @@ import (
 )
 
 func TestDeployedFilesAreCurrent(t *testing.T) {
-	for path, want := range deployed() {
-		have, err := os.ReadFile(filepath.Join("../../deploy", path))
-		if err != nil || string(have) != want {
-			t.Errorf("deploy/%s is not up to date with scripts/monitoring (run make monitoring): %v", path, err)
+	for path, want := range deployedFiles() {
+		got, err := os.ReadFile(filepath.Join("../../deploy", path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != want {
+			t.Errorf("deploy/%s is not what scripts/monitoring writes; run make monitoring", path)
 		}
 	}
 }
@@ -25,13 +28,13 @@ func TestEachAlertHasItsRunbook(t *testing.T) {
 		t.Fatal(err)
 	}
 	sections := strings.Split(string(text), "\n### ")[1:]
-	var described []string
+	var described []string // alerts that have a runbook
 	for _, section := range sections {
 		name, body, _ := strings.Cut(section, "\n")
 		described = append(described, name)
-		for _, part := range []string{"\n**Means.** ", "\n**Look at** ", "\n**Do", "\n"} {
+		for _, part := range []string{"\n**Means.** ", "\n**Look at** ", "\n**Do"} {
 			if !strings.Contains(body, part) {
-				t.Errorf("the runbook of %s lacks %q", name, strings.TrimSpace(part))
+				t.Errorf("the runbook of %s has no part %q", name, strings.TrimSpace(part))
 			}
 		}
 	}
@@ -39,13 +42,13 @@ func TestEachAlertHasItsRunbook(t *testing.T) {
 	for _, a := range alerts {
 		all = append(all, a.name)
 		if want := "https://github.com/penstock/penstock/blob/main/docs/runbooks.md#" + strings.ToLower(a.name); a.runbook() != want {
-			t.Errorf("%s has the runbook %s; want %s", a.name, a.runbook(), want)
+			t.Errorf("the alert %s links to the runbook %s; want %s", a.name, a.runbook(), want)
 		}
 	}
 	slices.Sort(described)
 	slices.Sort(all)
 	if !slices.Equal(described, all) {
-		t.Errorf("docs/runbooks.md has the alerts\n%v\nalerts.yaml has\n%v", described, all)
+		t.Errorf("docs/runbooks.md describes the alerts\n%v\nwant those of alerts.yaml:\n%v", described, all)
 	}
 	panels := make(map[string]bool)
 	for _, r := range dashboard() {
@@ -53,35 +56,41 @@ func TestEachAlertHasItsRunbook(t *testing.T) {
 			panels[p.title] = true
 		}
 	}
-	for _, m := range regexp.MustCompile("`([A-Z][a-z]+ [a-z][A-Za-z ]+)`").FindAllStringSubmatch(string(text), -1) {
-		if !panels[m[1]] {
-			t.Errorf("docs/runbooks.md names the panel %q, which the dashboard does not have", m[1])
+	quotedTitle := regexp.MustCompile("`([A-Z][a-z]+ [a-z][A-Za-z ]+)`")
+	for _, m := range quotedTitle.FindAllStringSubmatch(string(text), -1) {
+		if title := m[1]; !panels[title] {
+			t.Errorf("docs/runbooks.md names the panel %q, which the dashboard does not have", title)
 		}
 	}
 }
 
 func TestAlertsAreComplete(t *testing.T) {
-	label := regexp.MustCompile(`\$labels\.(\w+)`)
+	usedLabel := regexp.MustCompile(`\$labels\.(\w+)`)
 	for _, a := range alerts {
 		if !slices.Contains([]string{"critical", "warning", "info"}, a.severity) || a.summary == "" || !strings.HasSuffix(a.description, ".") {
-			t.Errorf("%s: severity %q, summary %q, description %q; want critical, warning or info, a summary, and a description that ends with a period",
+			t.Errorf("%s has severity %q, summary %q and description %q; want severity critical, warning or info, a summary, and a description that ends with a period",
 				a.name, a.severity, a.summary, a.description)
 		}
 		if len(a.fires) == 0 || len(a.quiet) == 0 {
-			t.Errorf("%s has %d firing and %d quiet cases; want at least one each", a.name, len(a.fires), len(a.quiet))
+			t.Errorf("%s has %d series for its firing test and %d for its quiet test; want at least one for each", a.name, len(a.fires), len(a.quiet))
 		}
 		if a.wait == 0 && !strings.Contains(a.query, "increase(") {
-			t.Errorf("%s has no duration; want one, because its state may end at once", a.name)
+			t.Errorf("%s fires without a wait; want a wait, because its condition may be true for only a moment", a.name)
 		}
-		for _, m := range label.FindAllStringSubmatch(a.description+a.summary, -1) {
-			if m[1] != "job" && m[1] != "instance" && !regexp.MustCompile(`\b(\w+_)?`+m[1]+`\b`).MatchString(a.query) {
-				t.Errorf("%s: the description has the label %s, which the query lacks", a.name, m[1])
+		for _, m := range usedLabel.FindAllStringSubmatch(a.description+a.summary, -1) {
+			label := m[1]
+			if label == "job" || label == "instance" { // Prometheus adds them to all series
+				continue
+			}
+			// The name of a rule contains its labels, as job_rule does.
+			if !regexp.MustCompile(`\b(\w+_)?` + label + `\b`).MatchString(a.query) {
+				t.Errorf("%s: the summary or description uses the label %s, which the query %q does not have", a.name, label, a.query)
 			}
 		}
 	}
 }
 
-// box is the place of a panel.
+// box is the place of a panel, in units of Grafana's grid.
 type box struct{ X, Y, W, H int }
 
 type jsonPanel struct {
@@ -116,14 +125,17 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		t.Fatal(err)
 	}
-	if _, has := fields["id"]; has || d.UID != "penstock" || d.SchemaVersion != schemaVersion || !strings.HasPrefix(d.Time.From, "now") || d.Time.To != "now" {
-		t.Errorf("uid %q, schemaVersion %d, time %v, id %v; want penstock, %d, from now-… to now, and no id", d.UID, d.SchemaVersion, d.Time, fields["id"], schemaVersion)
+	if _, hasID := fields["id"]; hasID || d.UID != "penstock" || d.SchemaVersion != schemaVersion {
+		t.Errorf("the dashboard has id %v, uid %q and schemaVersion %d; want no id, uid penstock and schemaVersion %d", fields["id"], d.UID, d.SchemaVersion, schemaVersion)
+	}
+	if !strings.HasPrefix(d.Time.From, "now") || d.Time.To != "now" {
+		t.Errorf("the dashboard shows the time from %q to %q; want from now-… to now", d.Time.From, d.Time.To)
 	}
 	var names []string
 	for _, v := range d.Templating.List {
 		names = append(names, v.Name)
 		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(") {
-			t.Errorf("variable %s is %q; want label_values(…)", v.Name, v.Definition)
+			t.Errorf("the definition of variable %s is %q; want label_values(…)", v.Name, v.Definition)
 		}
 	}
 	if names[0] != "datasource" || !slices.Contains(names, "job") || !slices.Contains(names, "instance") || !slices.Contains(names, "rule") {
@@ -133,12 +145,15 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 	for _, p := range d.Panels {
 		panels = append(append(panels, p), p.Panels...)
 	}
-	ids, titles, places := map[int]bool{}, map[string]bool{}, map[[2]int]string{}
-	span := regexp.MustCompile(`\[([^\]]*)\]`)
+	ids, titles := make(map[int]bool), make(map[string]bool)
+	rateRange := regexp.MustCompile(`\[([^\]]*)\]`)
 	for _, p := range panels {
 		isRow := p.Type == "row"
-		if ids[p.ID] || !isRow && titles[p.Title] || p.Title == "" {
-			t.Errorf("panel %d, %q: another panel has the same id or title, or the title is empty", p.ID, p.Title)
+		if p.Title == "" || ids[p.ID] {
+			t.Errorf("the panel with id %d and title %q has no title, or the id of another panel", p.ID, p.Title)
+		}
+		if !isRow && titles[p.Title] {
+			t.Errorf("two panels have the title %q", p.Title)
 		}
 		ids[p.ID] = true
 		if isRow {
@@ -146,26 +161,35 @@ func TestDashboardFollowsGrafanasConventions(t *testing.T) {
 		}
 		titles[p.Title] = true
 		if p.Datasource.UID != "${datasource}" || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 {
-			t.Errorf("%s: data source %q, unit %q, %d queries; want ${datasource}, a unit, and at least one", p.Title, p.Datasource.UID, p.FieldConfig.Defaults.Unit, len(p.Targets))
+			t.Errorf("the panel %q has the data source %q, the unit %q and %d queries; want ${datasource}, a unit, and at least one query", p.Title, p.Datasource.UID, p.FieldConfig.Defaults.Unit, len(p.Targets))
 		}
 		for _, target := range p.Targets {
-			for _, m := range span.FindAllStringSubmatch(target.Expr, -1) {
+			for _, m := range rateRange.FindAllStringSubmatch(target.Expr, -1) {
 				if m[1] != "$__rate_interval" {
-					t.Errorf("%s: a rate over %s; want $__rate_interval", p.Title, m[1])
+					t.Errorf("the panel %q has a rate over %s; want $__rate_interval", p.Title, m[1])
 				}
 			}
-			if target.Datasource.UID != "${datasource}" || !strings.Contains(target.Expr, `job=~"$job"`) && !strings.Contains(target.Expr, "${backend_") {
-				t.Errorf("%s: data source %q, query %s; want ${datasource}, and a query with job=~\"$job\" or a variable of the backend", p.Title, target.Datasource.UID, target.Expr)
+			if target.Datasource.UID != "${datasource}" {
+				t.Errorf("a query of the panel %q has the data source %q; want ${datasource}", p.Title, target.Datasource.UID)
+			}
+			if !strings.Contains(target.Expr, `job=~"$job"`) && !strings.Contains(target.Expr, "${backend_") {
+				t.Errorf("the panel %q has the query %s; want one with job=~\"$job\" or a variable of the backend", p.Title, target.Expr)
 			}
 		}
 	}
-	for _, p := range d.Panels { // Grafana places the panels of a collapsed row when a user opens the row
+	// Panels of collapsed rows are not in d.Panels. Grafana places them when a user opens the row.
+	type cell struct{ x, y int }
+	panelAt := make(map[cell]string) // titles
+	for _, p := range d.Panels {
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
-				if other := places[[2]int{x, y}]; other != "" || x >= 24 {
-					t.Fatalf("%s overlaps the panel %q, or is outside of the 24 columns", p.Title, other)
+				if other := panelAt[cell{x, y}]; other != "" {
+					t.Fatalf("the panel %q overlaps the panel %q", p.Title, other)
 				}
-				places[[2]int{x, y}] = p.Title
+				if x >= gridColumns {
+					t.Fatalf("the panel %q is outside of the %d columns", p.Title, gridColumns)
+				}
+				panelAt[cell{x, y}] = p.Title
 			}
 		}
 	}
