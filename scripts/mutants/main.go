@@ -1,11 +1,11 @@
-// Command mutants changes the code in one small place at a time, and checks whether a test fails
-// then. Such a change is a mutant, and a failing test kills it. The command prints each mutant that
-// survives, with the seed that makes it again. It fails if the percentage of killed mutants is
-// below -goal.
+// Command mutants checks that tests find mistakes. It changes the code in one small place at a time,
+// and runs the tests. Such a change is a mutant, and a failing test kills it. The command prints
+// each mutant that survives, with the seed that makes it again. It fails if the percentage of killed
+// mutants is below -goal.
 //
 // It does not change the tree: the go command reads the changed file by -overlay. A mutant that
 // does not compile does not count. A mutant whose tests hang counts as killed. equivalent.txt lists
-// mutants that behave like the original code, each with its reason.
+// mutants that behave like the original code, each with its reason. The command skips them.
 package main
 
 import (
@@ -57,7 +57,7 @@ var targets = []target{
 //go:embed equivalent.txt
 var equivalentText string
 
-// options are the flags of the command; main describes them.
+// options are the flags of the command. main describes them.
 type options struct {
 	tree    string
 	each    int
@@ -72,7 +72,7 @@ func main() {
 	flag.StringVar(&o.tree, "tree", "..", "the root of the tree")
 	flag.IntVar(&o.each, "each", 20, "number of mutants of each target")
 	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "seed of the random choice of mutants; default: a random seed")
-	flag.StringVar(&o.only, "only", "", "only targets whose pattern begins with this, such as redisstore/")
+	flag.StringVar(&o.only, "only", "", "try only targets whose pattern begins with this text, such as redisstore/")
 	flag.Float64Var(&o.goal, "goal", 95, "percentage of the mutants that must be killed")
 	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "longest time for the tests of one mutant")
 	flag.Parse()
@@ -87,9 +87,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	share := 100 * float64(killed) / float64(max(tried, 1))
-	fmt.Printf("counted: %d mutants killed of %d (%.1f %%, seed %d)\n", killed, tried, share, o.seed)
-	if tried == 0 || share < o.goal {
+	percentage := 100 * float64(killed) / float64(max(tried, 1))
+	fmt.Printf("counted: %d mutants killed of %d (%.1f %%, seed %d)\n", killed, tried, percentage, o.seed)
+	if tried == 0 || percentage < o.goal {
 		log.Fatalf("fewer than %v %% of the mutants are killed", o.goal)
 	}
 }
@@ -134,7 +134,8 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 	return killed, tried, nil
 }
 
-// checkTests checks that the tests pass without a mutant. Otherwise every mutant would seem killed.
+// checkTests checks that the tests pass without a mutant. If they failed, every mutant would seem
+// killed.
 func checkTests(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
@@ -148,9 +149,9 @@ func checkTests(o options, t target) error {
 type fate int
 
 const (
-	alive fate = iota
-	dead
-	unbuilt
+	alive   fate = iota // all tests pass
+	dead                // a test fails
+	unbuilt             // the mutant does not compile
 )
 
 // runMutant runs the target's tests with the mutant.
@@ -187,8 +188,8 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 
 // goTest runs the target's tests until one fails, and returns the output.
 func goTest(o options, t target, args ...string) ([]byte, error) {
-	// After o.timeout, go test ends a test that hangs, and prints its name. The context is for go
-	// itself.
+	// After o.timeout, go test ends a test that hangs, and prints its name. The context ends the go
+	// command if this command hangs.
 	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute)
 	defer cancel()
 	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
@@ -198,11 +199,11 @@ func goTest(o options, t target, args ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// parseEquivalents reads lines of the form
+// parseEquivalents returns the ids of the mutants in a text. The lines of the text have the form
 //
 //	file | line before | line after | why the behavior is the same
 //
-// as ids of mutants. A line that begins with # is a comment.
+// A line that begins with # is a comment.
 func parseEquivalents(text string) map[string]bool {
 	ids := make(map[string]bool)
 	for line := range strings.Lines(text) {
@@ -212,7 +213,7 @@ func parseEquivalents(text string) map[string]bool {
 		}
 		parts := strings.Split(line, " | ")
 		if len(parts) != 4 {
-			log.Fatalf("equivalent.txt: %q should be: file | before | after | reason", line)
+			log.Fatalf("equivalent.txt has the line %q; want the form: file | before | after | reason", line)
 		}
 		ids[strings.Join(parts[:3], " | ")] = true
 	}

@@ -27,10 +27,11 @@ func TestMutantsOfLua(t *testing.T) {
 	})
 }
 
+// checkMutants compares the changed lines of all mutants of a file with want, in any order.
 func checkMutants(t *testing.T, file, text string, want []string) {
 	t.Helper()
 	dir := t.TempDir()
-	write(t, dir, file, text)
+	writeFile(t, dir, file, text)
 	all, err := mutantsOf(dir, file)
 	if err != nil {
 		t.Fatal(err)
@@ -39,13 +40,13 @@ func checkMutants(t *testing.T, file, text string, want []string) {
 	for _, m := range all {
 		got = append(got, m.after)
 		if m.before == m.after || string(m.text) == text {
-			t.Errorf("%s does not change the code", m.id())
+			t.Errorf("the mutant %q does not change the code", m.id())
 		}
 	}
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("the changed lines are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the changed lines of the mutants are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -54,30 +55,30 @@ func checkMutants(t *testing.T, file, text string, want []string) {
 func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	t.Setenv("GOWORK", "off")
 	dir := t.TempDir()
-	write(t, dir, "go.mod", "module m\n\ngo 1.26\n")
-	write(t, dir, "m.go", "package m\n\nfunc Seen(a, b int) bool { return a < b }\n\nfunc Unseen(a, b int) bool { return a > b }\n")
-	write(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) {\n\tif Seen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
+	writeFile(t, dir, "go.mod", "module m\n\ngo 1.26\n")
+	writeFile(t, dir, "m.go", "package m\n\nfunc Seen(a, b int) bool { return a < b }\n\nfunc Unseen(a, b int) bool { return a > b }\n")
+	writeFile(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) {\n\tif Seen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
 	o, chosen := options{tree: dir, each: 10, timeout: time.Minute}, []target{{"*.go", []string{"."}}}
 	if killed, tried, err := run(o, chosen, nil); killed != 1 || tried != 2 || err != nil {
-		t.Errorf("%d of %d killed, %v; want 1 of 2", killed, tried, err)
+		t.Errorf("run kills %d of %d mutants (error %v); want 1 of 2, that of Seen", killed, tried, err)
 	}
 	equivalent := parseEquivalents("# why\nm.go | func Unseen(a, b int) bool { return a > b } | func Unseen(a, b int) bool { return a >= b } | it is never called\n")
 	if killed, tried, err := run(o, chosen, equivalent); killed != 1 || tried != 1 || err != nil {
-		t.Errorf("%d of %d killed, %v; want 1 of 1", killed, tried, err)
+		t.Errorf("with Unseen in equivalent.txt, run kills %d of %d mutants (error %v); want 1 of 1", killed, tried, err)
 	}
-	write(t, dir, "m.lua", "-- 1 < 2\nreturn 1\n")
-	write(t, dir, "lua.go", "package m\n\nimport _ \"embed\"\n\n//go:embed m.lua\nvar Lua string\n")
-	write(t, dir, "lua_test.go", "package m\n\nimport \"testing\"\n\nfunc TestLua(t *testing.T) {\n\tif Lua != \"-- 1 < 2\\nreturn 1\\n\" {\n\t\tt.Fail()\n\t}\n}\n")
+	writeFile(t, dir, "m.lua", "-- 1 < 2\nreturn 1\n")
+	writeFile(t, dir, "lua.go", "package m\n\nimport _ \"embed\"\n\n//go:embed m.lua\nvar Lua string\n")
+	writeFile(t, dir, "lua_test.go", "package m\n\nimport \"testing\"\n\nfunc TestLua(t *testing.T) {\n\tif Lua != \"-- 1 < 2\\nreturn 1\\n\" {\n\t\tt.Fail()\n\t}\n}\n")
 	if killed, tried, err := run(o, []target{{"*.lua", []string{"."}}}, nil); killed != 1 || tried != 1 || err != nil {
-		t.Errorf("%d of %d mutants of an embedded file killed, %v; want 1 of 1", killed, tried, err)
+		t.Errorf("run kills %d of %d mutants of an embedded Lua file (error %v); want 1 of 1", killed, tried, err)
 	}
-	write(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) { t.Fail() }\n")
+	writeFile(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) { t.Fail() }\n")
 	if _, _, err := run(o, chosen, nil); err == nil {
-		t.Error("run accepted tests that fail without a mutant; want an error")
+		t.Error("run returns no error for tests that fail without a mutant; want an error")
 	}
 }
 
-func write(t *testing.T, dir, file, text string) {
+func writeFile(t *testing.T, dir, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
 		t.Fatal(err)

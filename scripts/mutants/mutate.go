@@ -14,18 +14,20 @@ import (
 
 // A mutant is one file with one small change.
 type mutant struct {
-	file, kind    string
-	line          int
+	file          string // path in the tree
+	kind          string // of the change, such as "operator"
+	line          int    // number of the changed line
 	before, after string // the changed line, with single spaces
-	text          []byte // of the file
+	text          []byte // the whole file after the change
 }
 
-// id identifies the mutant in equivalent.txt. It has no line number, since these change often.
+// id identifies the mutant in equivalent.txt. It has no line number, because line numbers change
+// often.
 func (m *mutant) id() string { return m.file + " | " + m.before + " | " + m.after }
 
 // An edit replaces a part of a file.
 type edit struct {
-	from, to    int // bytes
+	from, to    int // offsets in bytes; the byte at to stays
 	replacement string
 	kind        string
 }
@@ -56,17 +58,18 @@ func mutantsOf(tree, pattern string) ([]mutant, error) {
 			}
 		}
 		for _, e := range edits {
-			all = append(all, apply(name, text, e))
+			all = append(all, applyEdit(name, text, e))
 		}
 	}
 	return all, nil
 }
 
-// apply returns the mutant that an edit makes of a file.
-func apply(file string, text []byte, e edit) mutant {
+// applyEdit returns the mutant of a file that an edit makes.
+func applyEdit(file string, text []byte, e edit) mutant {
 	changed := bytes.Join([][]byte{text[:e.from], []byte(e.replacement), text[e.to:]}, nil)
 	start := bytes.LastIndexByte(text[:e.from], '\n') + 1
-	line := func(text []byte, end int) string {
+	// linesTo returns the lines from the start of the edit to the end of the line that contains end.
+	linesTo := func(text []byte, end int) string {
 		if i := bytes.IndexByte(text[end:], '\n'); i >= 0 {
 			end += i
 		} else {
@@ -76,11 +79,11 @@ func apply(file string, text []byte, e edit) mutant {
 	}
 	return mutant{
 		file: filepath.ToSlash(file), kind: e.kind, line: 1 + bytes.Count(text[:e.from], []byte("\n")), text: changed,
-		before: line(text, e.to), after: line(changed, e.from+len(e.replacement)),
+		before: linesTo(text, e.to), after: linesTo(changed, e.from+len(e.replacement)),
 	}
 }
 
-// swapped are the replacements of operators.
+// swapped are the operators that replace others in mutants.
 var swapped = map[token.Token]string{
 	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
 	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "*",
@@ -98,13 +101,15 @@ func editsOfGo(text []byte) ([]edit, error) {
 	}
 	var edits []edit
 	at := func(p token.Pos) int { return files.Position(p).Offset }
-	replace := func(from, to token.Pos, with, kind string) { edits = append(edits, edit{at(from), at(to), with, kind}) }
-	operator := func(p token.Pos, op token.Token, kind string) {
+	replace := func(from, to token.Pos, with, kind string) {
+		edits = append(edits, edit{at(from), at(to), with, kind})
+	}
+	swapOperator := func(p token.Pos, op token.Token, kind string) {
 		if with, ok := swapped[op]; ok {
 			replace(p, p+token.Pos(len(op.String())), with, kind)
 		}
 	}
-	drop := func(list []ast.Stmt) {
+	dropEach := func(list []ast.Stmt) {
 		for _, s := range list {
 			switch s := s.(type) {
 			case *ast.ExprStmt, *ast.IncDecStmt, *ast.SendStmt, *ast.DeferStmt:
@@ -121,27 +126,31 @@ func editsOfGo(text []byte) ([]edit, error) {
 		case *ast.ImportSpec, *ast.Field:
 			return false
 		case *ast.BinaryExpr:
-			operator(n.OpPos, n.Op, "operator")
+			swapOperator(n.OpPos, n.Op, "operator")
 		case *ast.IncDecStmt:
-			operator(n.TokPos, n.Tok, "operator")
+			swapOperator(n.TokPos, n.Tok, "operator")
 		case *ast.AssignStmt:
-			operator(n.TokPos, n.Tok, "operator")
+			swapOperator(n.TokPos, n.Tok, "operator")
 		case *ast.BasicLit:
 			if v, ok := new(big.Int).SetString(n.Value, 0); ok && n.Kind == token.INT {
 				replace(n.Pos(), n.End(), v.Add(v, big.NewInt(1)).String(), "constant")
 			}
 		case *ast.Ident:
-			if n.Name == "true" || n.Name == "false" {
-				replace(n.Pos(), n.End(), map[string]string{"true": "false", "false": "true"}[n.Name], "constant")
+			switch n.Name {
+			case "true":
+				replace(n.Pos(), n.End(), "false", "constant")
+			case "false":
+				replace(n.Pos(), n.End(), "true", "constant")
 			}
 		case *ast.IfStmt:
-			replace(n.Cond.Pos(), n.Cond.End(), "!("+string(text[at(n.Cond.Pos()):at(n.Cond.End())])+")", "condition negated")
+			condition := string(text[at(n.Cond.Pos()):at(n.Cond.End())])
+			replace(n.Cond.Pos(), n.Cond.End(), "!("+condition+")", "condition negated")
 		case *ast.BlockStmt:
-			drop(n.List)
+			dropEach(n.List)
 		case *ast.CaseClause:
-			drop(n.Body)
+			dropEach(n.Body)
 		case *ast.CommClause:
-			drop(n.Body)
+			dropEach(n.Body)
 		}
 		return true
 	})
@@ -149,10 +158,12 @@ func editsOfGo(text []byte) ([]edit, error) {
 }
 
 var (
+	// comments, strings and the line #!lua
 	luaNoCode    = regexp.MustCompile(`--.*|'[^'\n]*'|"[^"\n]*"|#!.*`)
 	luaOperator  = regexp.MustCompile(`<=|>=|==|~=|[<>+*]| - |\band\b|\bor\b|\bmath\.min\b|\bmath\.max\b`)
 	luaNumber    = regexp.MustCompile(`\b\d+\b`)
 	luaCondition = regexp.MustCompile(`\bif (.*) then\b`)
+	// assignments, and calls of Redis
 	luaStatement = regexp.MustCompile(`(?m)^[ \t]*((?:[\w., \[\]]+ = |redis\.call\(|call\()[^\n]*)$`)
 	luaSwapped   = map[string]string{
 		"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "~=", "~=": "==", "+": "-", " - ": " + ", "*": "+",
@@ -160,10 +171,10 @@ var (
 	}
 )
 
-// editsOfLua returns the same edits for Lua. It finds them in the text, without a parser. Each
-// result is valid Lua.
+// editsOfLua returns the same kinds of edits for Lua. It finds them in the text, without a parser.
+// Each changed file is valid Lua.
 func editsOfLua(text []byte) (edits []edit) {
-	// Comments and strings are blanked out.
+	// NUL bytes replace comments and strings, so that offsets in code and text are the same.
 	code := luaNoCode.ReplaceAllFunc(text, func(noCode []byte) []byte { return bytes.Repeat([]byte("\x00"), len(noCode)) })
 	for _, m := range luaOperator.FindAllIndex(code, -1) {
 		edits = append(edits, edit{m[0], m[1], luaSwapped[string(code[m[0]:m[1]])], "operator"})
@@ -176,9 +187,11 @@ func editsOfLua(text []byte) (edits []edit) {
 		edits = append(edits, edit{m[2], m[3], "not (" + string(text[m[2]:m[3]]) + ")", "condition negated"})
 	}
 	for _, m := range luaStatement.FindAllSubmatchIndex(code, -1) {
-		line := string(code[m[2]:m[3]])
+		line := strings.TrimSpace(string(code[m[2]:m[3]]))
 		isWhole := strings.Count(line, "(") == strings.Count(line, ")") && strings.Count(line, "{") == strings.Count(line, "}")
-		if isWhole && !strings.HasPrefix(strings.TrimSpace(line), "local") && !strings.Contains(line, "function") && !strings.HasSuffix(strings.TrimSpace(line), ",") {
+		isField := strings.HasSuffix(line, ",") // of a table
+		isDeclaration := strings.HasPrefix(line, "local") || strings.Contains(line, "function")
+		if isWhole && !isField && !isDeclaration {
 			edits = append(edits, edit{m[2], m[3], "do end", "statement dropped"})
 		}
 	}

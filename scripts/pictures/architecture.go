@@ -1,6 +1,6 @@
 package main
 
-// architecture shows who sends requests to instances, and what they share.
+// architecture shows who sends requests to instances, and what the instances share.
 func architecture() string {
 	d := &drawing{width: 860, height: 350, title: "How Penstock works",
 		about: "Clients, proxies and programs send requests to several instances. Each instance runs one script per check in a shared Redis, and forwards allowed requests to your API."}
@@ -28,6 +28,6 @@ func architecture() string {
 	d.arrow(534, 173, 652, 203)
 	d.arrow(534, 255, 652, 232)
 	d.text(24, 320, "s", "Each check is one atomic script: “may user:42 spend 1 of 100/s and 1 of 10,000/day?” Denied requests get 429 and Retry-After.")
-	d.text(24, 338, "s muted", "While Redis is away, each limit counts locally, refuses or allows. You choose which.")
+	d.text(24, 338, "s muted", "While Redis does not answer, each limit counts locally, refuses or allows. You choose which.")
 	return d.String()
 }

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 )
 
-// A benchRecord is the file that the bench program saves: its tables by section.
+// A benchRecord is the file that the bench program saves. It has the tables of each section.
 type benchRecord struct {
 	Machine, Date string
 	Sections      map[string][]struct {
@@ -20,21 +21,23 @@ type benchRecord struct {
 // A result is a row of a table of the bench program.
 type result struct {
 	rate   float64 // decisions per second
-	factor float64 // ratio to the rate of the first row: the median over windows measured in turn
+	factor float64 // ratio to the rate of the table's first row; the median over all windows
 }
 
-func (b benchRecord) find(section, keys, callers, name string) (r result, err error) {
+// findResult returns the row of a section whose first three columns are keys, callers and name.
+func (b benchRecord) findResult(section, keys, callers, name string) (r result, err error) {
 	for _, table := range b.Sections[section] {
 		for _, row := range table.Rows {
-			if len(row) > 4 && row[0] == keys && row[1] == callers && row[2] == name {
-				if r.rate, err = strconv.ParseFloat(row[3], 64); err == nil {
-					r.factor, err = strconv.ParseFloat(row[4], 64)
-				}
-				return r, err
+			if len(row) < 5 || !slices.Equal(row[:3], []string{keys, callers, name}) {
+				continue
 			}
+			if r.rate, err = strconv.ParseFloat(row[3], 64); err == nil {
+				r.factor, err = strconv.ParseFloat(row[4], 64)
+			}
+			return r, err
 		}
 	}
-	return r, fmt.Errorf("bench.json has no row %q, %q, %q of section %s; run: make bench", keys, callers, name, section)
+	return r, fmt.Errorf("bench.json has no row with keys %q, callers %q and name %q in section %s; run make bench", keys, callers, name, section)
 }
 
 // load shows how many more decisions per second coalescing and leases allow, with many callers.
@@ -52,23 +55,31 @@ func load(dir string) (string, error) {
 	d.text(24, 34, "h", "Decisions per second through one Redis, one core for the client")
 	d.text(24, 56, "s muted", b.Machine+", "+b.Date)
 	type bar struct {
-		label, section, keys, callers, name, class string
+		section, keys, callers, name string // of the row of the bench program
+		label, class                 string
+	}
+	separate := func(section, keys, callers string) bar {
+		return bar{section, keys, callers, "separate", "a script for each", "grey"}
+	}
+	coalesced := func(section, keys, callers string) bar {
+		return bar{section, keys, callers, "coalesced", "coalesced (default)", "blue"}
 	}
 	groups := []struct {
 		title string
 		bars  []bar
 	}{
-		{"distinct keys, 64 callers", []bar{{"a script for each", "coalescing", "distinct", "64", "separate", "grey"}, {"coalesced (default)", "coalescing", "distinct", "64", "coalesced", "blue"}}},
-		{"distinct keys, 512 callers", []bar{{"a script for each", "coalescing", "distinct", "512", "separate", "grey"}, {"coalesced (default)", "coalescing", "distinct", "512", "coalesced", "blue"}}},
-		{"one hot key, 64 callers", []bar{{"a script for each", "guards", "hot", "64", "separate", "grey"}, {"coalesced (default)", "guards", "hot", "64", "coalesced", "blue"}, {"with lease: 100", "guards", "hot", "64", "lease of 100", "orange"}}},
+		{"distinct keys, 64 callers", []bar{separate("coalescing", "distinct", "64"), coalesced("coalescing", "distinct", "64")}},
+		{"distinct keys, 512 callers", []bar{separate("coalescing", "distinct", "512"), coalesced("coalescing", "distinct", "512")}},
+		{"one hot key, 64 callers", []bar{separate("guards", "hot", "64"), coalesced("guards", "hot", "64"), {"guards", "hot", "64", "lease of 100", "with lease: 100", "orange"}}},
 	}
-	results, most := map[bar]result{}, 0.
+	results := make(map[bar]result)
+	highest := 0. // decisions per second
 	for _, g := range groups {
 		for _, bar := range g.bars {
-			if results[bar], err = b.find(bar.section, bar.keys, bar.callers, bar.name); err != nil {
+			if results[bar], err = b.findResult(bar.section, bar.keys, bar.callers, bar.name); err != nil {
 				return "", err
 			}
-			most = max(most, results[bar].rate)
+			highest = max(highest, results[bar].rate)
 		}
 	}
 	y := 78.
@@ -77,17 +88,19 @@ func load(dir string) (string, error) {
 		d.text(24, y, "b", g.title)
 		for _, bar := range g.bars {
 			y += 30
-			n := results[bar].rate
+			rate := results[bar].rate
+			const longest = 500 // pixels
+			length := rate / highest * longest
 			d.text(174, y, "s end", bar.label)
-			d.rect(186, y-14, n/most*500, 20, bar.class)
-			d.text(194+n/most*500, y+1, "s", fmt.Sprintf("%s (%.1f×)", thousands(n), results[bar].factor))
+			d.rect(186, y-14, length, 20, bar.class)
+			d.text(194+length, y+1, "s", fmt.Sprintf("%s (%.1f×)", thousands(rate), results[bar].factor))
 		}
 		y += 18
 	}
 	return d.String(), nil
 }
 
-// thousands rounds a number to thousands: it formats 123456 as 123,000.
+// thousands rounds a number to thousands, and formats it with commas: 123456 becomes 123,000.
 func thousands(n float64) string {
 	text := strconv.Itoa(int(n/1000+0.5)) + ",000"
 	if len(text) > 7 {

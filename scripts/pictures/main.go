@@ -1,6 +1,6 @@
-// Command pictures draws the pictures of docs/pictures as SVG. They have a light and a dark color
-// scheme. Two of them show saved measurements: examples/outage -save writes outage.json, and the
-// bench program writes bench.json.
+// Command pictures draws the pictures of docs/pictures as SVG, with a light and a dark color scheme.
+// Two pictures show saved measurements: examples/outage -save writes outage.json, and the bench
+// program writes bench.json.
 //
 //	go run ./pictures ../docs/pictures
 package main
@@ -12,7 +12,8 @@ import (
 	"path/filepath"
 )
 
-// pictures are the drawings, by the names of their files. dir is the folder of the measurements.
+// pictures has a function for each picture, by the name of the file. The function returns the SVG.
+// dir is the folder of the measurements.
 var pictures = map[string]func(dir string) (string, error){
 	"architecture.svg": func(string) (string, error) { return architecture(), nil },
 	"boundary.svg":     func(string) (string, error) { return boundary() },

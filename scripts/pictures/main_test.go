@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-const committed = "../../docs/pictures"
+const committed = "../../docs/pictures" // folder
 
-// The committed pictures equal the pictures that this program draws from the saved measurements.
+// TestPicturesAreCurrent compares the committed pictures with those that this program draws from the
+// saved measurements.
 func TestPicturesAreCurrent(t *testing.T) {
 	for name, draw := range pictures {
 		want, err := draw(committed)
@@ -20,20 +21,24 @@ func TestPicturesAreCurrent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		have, err := os.ReadFile(filepath.Join(committed, name))
-		if err != nil || string(have) != want {
-			t.Errorf("docs/pictures/%s is not current (%v); draw it by: make pictures", name, err)
+		got, err := os.ReadFile(filepath.Join(committed, name))
+		if err != nil {
+			t.Fatal(err)
 		}
-		decoder := xml.NewDecoder(strings.NewReader(want))
-		for {
-			if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+		if string(got) != want {
+			t.Errorf("docs/pictures/%s is not what this program draws; run make pictures", name)
+		}
+		for decoder := xml.NewDecoder(strings.NewReader(want)); ; {
+			_, err := decoder.Token()
+			if errors.Is(err, io.EOF) {
 				break
-			} else if err != nil {
-				t.Fatalf("%s: %v", name, err)
+			}
+			if err != nil {
+				t.Fatalf("%s is not valid XML: %v", name, err)
 			}
 		}
 		if strings.Contains(want, "NaN") || strings.Contains(want, "%!") {
-			t.Errorf("%s contains NaN, or the %%! of a wrong format", name)
+			t.Errorf("%s contains NaN, or a %%! from a mistake in a format string", name)
 		}
 	}
 }
@@ -41,7 +46,7 @@ func TestPicturesAreCurrent(t *testing.T) {
 func TestFixedWindowAdmitsTwiceTheLimitAtABoundary(t *testing.T) {
 	text, err := boundary()
 	if err != nil || !strings.Contains(text, "at most 200 in 60 seconds") {
-		t.Errorf("the picture has no text \"at most 200 in 60 seconds\", which is the result of a fixed window: %v", err)
+		t.Errorf("the picture has no text \"at most 200 in 60 seconds\", which is the result of a fixed window (error %v)", err)
 	}
 }
 
@@ -54,7 +59,7 @@ func TestMissingMeasurementsAreAnError(t *testing.T) {
 	}
 	for _, draw := range []func(string) (string, error){outage, load} {
 		if _, err := draw(dir); err == nil {
-			t.Error("a picture without its measurements returns no error")
+			t.Error("a picture drawn without measurements returns no error; want one")
 		}
 	}
 }

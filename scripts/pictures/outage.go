@@ -9,18 +9,19 @@ import (
 	"strings"
 )
 
-// An outageRecord is the file that examples/outage -save writes: one experiment, second by second.
+// An outageRecord is the file that examples/outage -save writes. It has the seconds of one
+// experiment. A policy is the value of a limit's on_failure.
 type outageRecord struct {
 	Rate, Burst, Requested, Instances int
 	Policies                          []string
 	Seconds                           []struct {
-		At       float64  // the end of the second, since the start
+		At       float64  // end of the second, in seconds since the start
 		Admitted []int64  // by policy
 		Bounds   []*int64 // by policy; nil if any number may pass
 	}
 	Events []struct {
-		At   float64
-		What string
+		At   float64 // seconds since the start
+		What string  // such as "Redis is killed"
 	}
 }
 
@@ -35,51 +36,51 @@ func outage(dir string) (string, error) {
 		return "", err
 	}
 	if len(r.Seconds) == 0 || len(r.Policies) == 0 {
-		return "", errors.New("outage.json has no seconds; write it by: make outage-data")
+		return "", errors.New("outage.json has no seconds or no policies; run make outage-data")
 	}
 	d := &drawing{width: 860, height: 560, title: "An outage of Redis, second by second",
 		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
 	d.text(24, 34, "h", fmt.Sprintf("An outage, second by second: %d requests/s, a limit of %d/s, %d instances", r.Requested, r.Rate, r.Instances))
 	d.text(24, 56, "s muted", "Measured by examples/outage. The red lines are the bounds that the documentation states.")
 	const left, width, height, gap = 88., 740., 110., 40. // pixels
-	const most = 480.                                     // requests at the top of an axis
+	const axisTop = 480.                                  // requests a second
 	last := r.Seconds[len(r.Seconds)-1].At
 	x := func(at float64) float64 { return left + at*width/last }
-	notes := map[string]string{"open": "on_failure: open", "closed": "on_failure: closed", "local": "on_failure: local (default)"}
+	labels := map[string]string{"open": "on_failure: open", "closed": "on_failure: closed", "local": "on_failure: local (default)"}
 	for p, policy := range r.Policies {
 		y0 := 104 + height + float64(p)*(height+gap)
-		y := func(n float64) float64 { return y0 - min(n, most)*height/most }
-		for i, e := range r.Events {
-			if !strings.Contains(e.What, "killed") && !strings.Contains(e.What, "stopped") || i+1 == len(r.Events) {
-				continue
+		y := func(n float64) float64 { return y0 - min(n, axisTop)*height/axisTop }
+		for i, e := range r.Events[:max(0, len(r.Events)-1)] {
+			if strings.Contains(e.What, "killed") || strings.Contains(e.What, "stopped") {
+				end := r.Events[i+1].At
+				d.rect(x(e.At), y0-height, x(end)-x(e.At), height, "away")
 			}
-			d.rect(x(e.At), y0-height, x(r.Events[i+1].At)-x(e.At), height, "away")
 		}
-		d.text(left, y0-height-6, "b s", notes[policy])
+		d.text(left, y0-height-6, "b s", labels[policy])
 		for _, n := range []float64{0, 200, 400} {
 			d.line(left, y(n), left+width, y(n), "axis")
 			d.text(left-8, y(n)+4, "s end muted", num(n))
 		}
-		var bound [][2]float64 // the line of the bound so far; it ends where there is no bound
-		flush := func() {
+		var bound [][2]float64 // points of the bound's line, which has gaps where there is no bound
+		drawBound := func() {
 			if len(bound) > 0 {
 				d.path("bound", bound)
 			}
 			bound = nil
 		}
-		before := 0.
+		begin := 0. // of the second
 		for _, s := range r.Seconds {
 			if s.Admitted[p] > 0 {
-				d.rect(x(before)+1, y(float64(s.Admitted[p])), x(s.At)-x(before)-2, y0-y(float64(s.Admitted[p])), "blue")
+				d.rect(x(begin)+1, y(float64(s.Admitted[p])), x(s.At)-x(begin)-2, y0-y(float64(s.Admitted[p])), "blue")
 			}
 			if b := s.Bounds[p]; b == nil {
-				flush()
+				drawBound()
 			} else {
-				bound = append(bound, [2]float64{x(before), y(float64(*b))}, [2]float64{x(s.At), y(float64(*b))})
+				bound = append(bound, [2]float64{x(begin), y(float64(*b))}, [2]float64{x(s.At), y(float64(*b))})
 			}
-			before = s.At
+			begin = s.At
 		}
-		flush()
+		drawBound()
 	}
 	for i, e := range r.Events {
 		what, _, _ := strings.Cut(strings.TrimPrefix(e.What, "Redis is "), ",")

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// A drawing is an SVG under construction. Coordinates are pixels from the top left.
+// A drawing is an SVG to which elements are added. Coordinates are pixels from the top left corner.
 type drawing struct {
 	width, height float64
 	title, about  string // for screen readers
 	body          strings.Builder
 }
 
-// style has the classes of text and shapes, and the colors of both color schemes.
+// style defines the classes of texts and shapes, and the colors of both color schemes.
 const style = `
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: var(--ink) }
 .h { font-size: 16px; font-weight: 600 } .s { font-size: 12px } .muted { fill: var(--muted) } .b { font-weight: 600 }
@@ -41,7 +41,7 @@ func (d *drawing) String() string {
 `, num(d.width), num(d.height), num(d.width), num(d.height), html.EscapeString(d.title), html.EscapeString(d.about), style, d.body.String())
 }
 
-// add adds an element. It formats numbers, and escapes texts.
+// add adds an element. Its format has a %s for each argument, even for a number. Texts are escaped.
 func (d *drawing) add(format string, args ...any) {
 	for i, arg := range args {
 		switch arg := arg.(type) {
@@ -69,13 +69,14 @@ func (d *drawing) line(x1, y1, x2, y2 float64, class string) {
 // box draws a rounded rectangle with lines of text in its middle. The first line is bold.
 func (d *drawing) box(x, y, w, h float64, class string, lines ...string) {
 	d.add(`<rect x="%s" y="%s" width="%s" height="%s" rx="8" class="%s"/>`, x, y, w, h, class)
-	top := y + h/2 - float64(len(lines)-1)*9 + 4.5 // lines are 18 pixels apart
+	const lineHeight = 18.
+	firstLine := y + h/2 - float64(len(lines)-1)*lineHeight/2 + 4.5 // 4.5: from a line's middle to its base
 	for i, text := range lines {
 		weight := "mid b"
 		if i > 0 {
 			weight = "mid s muted"
 		}
-		d.text(x+w/2, top+float64(i)*18, weight, text)
+		d.text(x+w/2, firstLine+float64(i)*lineHeight, weight, text)
 	}
 }
 
@@ -83,23 +84,28 @@ func (d *drawing) box(x, y, w, h float64, class string, lines ...string) {
 func (d *drawing) arrow(x1, y1, x2, y2 float64) {
 	d.line(x1, y1, x2, y2, "arrow")
 	angle := math.Atan2(y2-y1, x2-x1)
-	at := func(turn, length float64) (float64, float64) {
+	const length, halfAngle = 9, 0.45 // of the tip, in pixels and radians
+	corner := func(turn float64) (float64, float64) {
 		return x2 - length*math.Cos(angle+turn), y2 - length*math.Sin(angle+turn)
 	}
-	ax, ay := at(0.45, 9)
-	bx, by := at(-0.45, 9)
+	ax, ay := corner(halfAngle)
+	bx, by := corner(-halfAngle)
 	d.add(`<path d="M%s %s L%s %s L%s %s Z" class="tip"/>`, x2, y2, ax, ay, bx, by)
 }
 
-// path draws a line through points, each of them x and y.
+// path draws a line through points. A point is x and y.
 func (d *drawing) path(class string, points [][2]float64) {
 	var text strings.Builder
 	for i, p := range points {
-		fmt.Fprintf(&text, "%c%s %s", "ML"[min(i, 1)], num(p[0]), num(p[1]))
+		command := 'L' // a line to the point
+		if i == 0 {
+			command = 'M' // no line to the first point
+		}
+		fmt.Fprintf(&text, "%c%s %s", command, num(p[0]), num(p[1]))
 	}
 	d.add(`<path d="%s" class="%s"/>`, text.String(), class)
 }
 
-// num formats a number with at most one decimal. So a picture does not depend on the last bits of a
-// computation.
+// num formats a number with at most one decimal. Rounding makes the picture independent of the last
+// bits of a computation, which can differ between machines.
 func num(f float64) string { return strconv.FormatFloat(math.Round(f*10)/10, 'f', -1, 64) }
