@@ -21,7 +21,8 @@ type alert struct {
 }
 
 // An input is a series of a unit test, and its values in each minute. The values have the notation
-// of promtool: 1x30 is the value 1 thirty-one times, and 0+60x30 is 0, 60, 120 and so on up to 1800.
+// of promtool: 1x30 is the value 1 thirty-one times, and 0+60x30 is 0, 60, 120 and so on up to
+// 1800.
 type input struct{ series, values string }
 
 const runbooks = "https://github.com/penstock/penstock/blob/main/docs/runbooks.md"
@@ -242,8 +243,8 @@ func testsYAML() string {
 	return b.String()
 }
 
-// writeTest writes a test that expects a number of firing alerts near the end of the inputs. Queries
-// that compare with yesterday have inputs of more than a day.
+// writeTest writes a test that expects a number of firing alerts near the end of the inputs.
+// Queries that compare with yesterday have inputs of more than a day.
 func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	at := "25m"
 	if a.wait >= time.Hour {

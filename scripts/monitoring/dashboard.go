@@ -54,7 +54,8 @@ func stat(title, about, unit string, warn float64, text string) panel {
 
 func withNames(names map[string]string, p panel) panel { p.names = names; return p }
 
-// states returns a panel of a number over time. The panel shows the words in names, not the numbers.
+// states returns a panel of a number over time. The panel shows the words in names, not the
+// numbers.
 func states(title, about string, names map[string]string, queries ...query) panel {
 	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: 8, queries: queries, names: names}
 }

@@ -1,7 +1,7 @@
-// Command mutants checks that tests find mistakes. It changes the code in one small place at a time,
-// and runs the tests. Such a change is a mutant, and a failing test kills it. The command prints
-// each mutant that survives, with the seed that makes it again. It fails if the percentage of killed
-// mutants is below -goal.
+// Command mutants checks that tests find mistakes. It changes the code in one small place at a
+// time, and runs the tests. Such a change is a mutant, and a failing test kills it. The command
+// prints each mutant that survives, with the seed that makes it again. It fails if the percentage
+// of killed mutants is below -goal.
 //
 // It does not change the tree: the go command reads the changed file by -overlay. A mutant that
 // does not compile does not count. A mutant whose tests hang counts as killed. equivalent.txt lists

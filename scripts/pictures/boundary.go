@@ -43,7 +43,8 @@ func countAdmitted(limit penstock.Limit) (admitted [shownSeconds]int, err error)
 	return admitted, nil
 }
 
-// boundary compares a fixed window with a sliding window and sub-windows at the boundary of a window.
+// boundary compares a fixed window with a sliding window and sub-windows at the boundary of a
+// window.
 func boundary() (string, error) {
 	d := &drawing{width: 860, height: 430, title: "Three windows at a boundary",
 		about: "A client sends 20 requests a second from 10:00:55 on. The limit is 100 per minute. A fixed window admits 200 of them within ten seconds. A sliding window admits 100, and then the rest evenly. A sub-window never admits more than 100 in 60 seconds."}

@@ -1,6 +1,6 @@
-// Command pictures draws the pictures of docs/pictures as SVG, with a light and a dark color scheme.
-// Two pictures show saved measurements: examples/outage -save writes outage.json, and the bench
-// program writes bench.json.
+// Command pictures draws the pictures of docs/pictures as SVG, with a light and a dark color
+// scheme. Two pictures show saved measurements: examples/outage -save writes outage.json, and the
+// bench program writes bench.json.
 //
 //	go run ./pictures ../docs/pictures
 package main

@@ -12,8 +12,8 @@ import (
 
 const committed = "../../docs/pictures" // folder
 
-// TestPicturesAreCurrent compares the committed pictures with those that this program draws from the
-// saved measurements.
+// TestPicturesAreCurrent compares the committed pictures with those that this program draws from
+// the saved measurements.
 func TestPicturesAreCurrent(t *testing.T) {
 	for name, draw := range pictures {
 		want, err := draw(committed)

@@ -30,25 +30,27 @@ import (
 type recipe struct {
 	name    string // of the recipe; default: the program
 	program string
-	files   []string
-	args    func(dir, address string) []string
-	adapt   func(text string) string // changes a configuration so that the proxy runs without a system installation; nil: no change
+	files   []string                           // of the recipe
+	args    func(dir, address string) []string // of the program; dir has the files, and address is where the proxy listens
+	adapt   func(text string) string           // changes a configuration so that the proxy runs without a system installation; nil: no change
 
 	hasLimits  bool   // allowed responses have RateLimit headers
 	whenKilled string // status of requests while Penstock is killed
 	whenHung   string // status of requests while Penstock hangs
 
-	// open changes the recipe in the way that its comments describe: requests pass while Penstock is
-	// killed or hangs. nil: the proxy cannot do that.
-	open          func(text string) string
-	canStayClosed bool       // on_failure: closed denies requests even in the opened recipe
-	checks        func(*row) // further checks of this recipe, while the store answers; nil: none
+	// makeLenient changes the first file in the way that its comments describe. Then requests pass
+	// while Penstock is killed or hangs. nil: the proxy cannot do that.
+	makeLenient func(text string) string
+	// lenientCanDeny is true if on_failure: closed denies requests even in the lenient recipe.
+	lenientCanDeny bool
+
+	checks func(*row) // further checks of this recipe, while the store answers; nil: none
 }
 
 var recipes = []recipe{
 	{
 		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, whenKilled: "500", whenHung: "500",
-		open: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
+		makeLenient: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
 		args: func(dir, _ string) []string {
 			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
 		},
@@ -62,16 +64,16 @@ var recipes = []recipe{
 	},
 	{
 		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, whenKilled: "503", whenHung: "503",
-		open: func(text string) string {
+		makeLenient: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
 		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
 	},
 	{
 		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, whenKilled: "502", whenHung: "504",
-		open: func(text string) string {
-			closed, opened, _ := strings.Cut(text, "	# handle_errors")
-			return closed + "	handle_errors" + strings.ReplaceAll(opened, "	# ", "	")
+		makeLenient: func(text string) string {
+			before, commented, _ := strings.Cut(text, "	# handle_errors")
+			return before + "	handle_errors" + strings.ReplaceAll(commented, "	# ", "	")
 		},
 		args: func(dir, _ string) []string {
 			return []string{"run", "--config", dir + "/Caddyfile", "--adapter", "caddyfile"}
@@ -86,19 +88,19 @@ var recipes = []recipe{
 	},
 	{
 		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
-		open: func(text string) string {
+		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
 		args: envoyArgs("envoy.yaml"),
 	},
 	{
 		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
-		open: func(text string) string {
+		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
-		args:          envoyArgs("envoy-grpc.yaml"),
-		canStayClosed: true,
-		checks:        checkContextExtensions,
+		args:           envoyArgs("envoy-grpc.yaml"),
+		lenientCanDeny: true,
+		checks:         checkContextExtensions,
 	},
 }
 
@@ -111,23 +113,28 @@ func envoyArgs(file string) func(dir, _ string) []string {
 // title returns the name of the recipe.
 func (r *recipe) title() string { return cmp.Or(r.name, r.program) }
 
-// key returns a part of the keys of the recipe's clients. Each recipe has other keys.
+// key returns the name of the recipe as a part of keys, so that no two recipes share a key.
 func (r *recipe) key() string { return strings.ReplaceAll(r.title(), " ", "-") }
 
 // checkContextExtensions checks that a route of Envoy can select a rule by a context extension, and
 // that clients cannot do so by a header.
 func checkContextExtensions(r *row) {
 	for _, c := range []struct {
-		path, want string   // want: the status
-		header     []string // name and value
+		path   string
+		header []string // name and value
+		want   string   // status
 	}{
-		{"/trial/a", "200", nil}, {"/trial/b", "429", nil}, {"/free", "200", []string{"X-Context-Plan", "trial"}}, {"/trial", "429", []string{"X-Context-Plan", "paid"}},
+		{path: "/trial/a", want: "200"},
+		{path: "/trial/b", want: "429"},
+		{path: "/free", header: []string{"X-Context-Plan", "trial"}, want: "200"},
+		{path: "/trial", header: []string{"X-Context-Plan", "paid"}, want: "429"},
 	} {
 		a := r.send("GET", c.path, "shop.example", c.header...)
 		r.expect(a.status == c.want, "%s got %s; want %s", a.request, a.status, c.want)
 	}
 }
 
+// policy gets the addresses of the proxies for %s.
 const policy = `
 http: {trusted_proxies: %s}
 deny: {header X-Api-Key: banned}
@@ -140,9 +147,10 @@ rules:
   - {name: closed, match: {path: /closed}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: closed}]}
 `
 
-// ownAddresses returns the addresses of the proxies: the loopback address from which they send
-// requests, and the addresses of the machine, because Envoy adds one of these to X-Forwarded-For.
-func ownAddresses() (list string, err error) {
+// proxyAddresses returns a YAML list of the addresses of the proxies. These are the loopback
+// address from which they send requests, and the other addresses of this machine. Envoy adds one of
+// the other addresses to X-Forwarded-For.
+func proxyAddresses() (list string, err error) {
 	list = "[127.0.0.1"
 	all, err := net.InterfaceAddrs()
 	for _, address := range all {
@@ -157,7 +165,7 @@ func ownAddresses() (list string, err error) {
 func penstockCommand(dir, address, grpc, config, store string) (*exec.Cmd, error) {
 	program := filepath.Join(dir, "penstock")
 	build := exec.Command("go", "build", "-o", program, ".")
-	build.Dir = filepath.Join("..", "cmd", "penstock") // from scripts
+	build.Dir = filepath.Join("..", "cmd", "penstock") // recipes runs in the folder scripts
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build %s: %w\n%s", build.Dir, err, out)
 	}
@@ -181,7 +189,8 @@ func run(recipesDir, proxiesDir string, names []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // the workers of nginx run as another user
+	// The worker processes of nginx run as another user, and read this folder.
+	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
 	redis, err := redistest.Launch()
@@ -230,17 +239,18 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	if err := awaitSilence(address); err != nil {
 		return err
 	}
-	var waiting sync.WaitGroup // the proxies wait at the same time, because Traefik's timeout is 30 s
+	// All proxies wait for Penstock at the same time, because Traefik waits for 30 s.
+	var waiting sync.WaitGroup
 	for _, r := range rows {
-		waiting.Go(func() { r.hung, r.hungOpened = r.checkWithoutPenstock(r.recipe.whenHung) })
+		waiting.Go(func() { r.hung, r.hungLenient = r.checkWithoutPenstock(r.recipe.whenHung) })
 	}
 	waiting.Wait()
 	penstock.cmd.Process.Signal(syscall.SIGCONT)
 	penstock.end()
 	for _, r := range rows {
-		r.killed, r.killedOpened = r.checkWithoutPenstock(r.recipe.whenKilled)
+		r.killed, r.killedLenient = r.checkWithoutPenstock(r.recipe.whenKilled)
 	}
-	err = errors.Join(show(rows), checkLimitReq(dir, recipesDir, proxiesDir))
+	err = errors.Join(printTable(rows), checkLimitReq(dir, recipesDir, proxiesDir))
 	if slices.Contains(names, "envoy") {
 		err = errors.Join(err, runRateLimit(dir, recipesDir, proxiesDir))
 	}
@@ -248,7 +258,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 }
 
 func startPenstock(dir, address, grpc, store string) (*process, error) {
-	trusted, err := ownAddresses()
+	trusted, err := proxyAddresses()
 	if err != nil {
 		return nil, err
 	}
@@ -266,8 +276,8 @@ func startPenstock(dir, address, grpc, store string) (*process, error) {
 // services are the addresses of Penstock.
 type services struct{ api, grpc string }
 
-// startRows starts the named proxies that are installed, in front of one application. After an
-// error, it also returns the proxies that it has started.
+// startRows starts the named proxies that are installed, in front of one application. With an
+// error, it returns the proxies that it started before.
 func startRows(dir, recipesDir, proxiesDir string, penstock services, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
@@ -284,17 +294,18 @@ func startRows(dir, recipesDir, proxiesDir string, penstock services, names []st
 		if _, err := os.Stat(program); err != nil {
 			continue // scripts/proxies has reported it
 		}
-		r := newRow(recipe, app, len(rows)+1)
+		number := len(rows) + 1
+		r := newRow(recipe, app, number)
 		rows = append(rows, r)
 		if err := r.start(dir, recipesDir, program, penstock); err != nil {
 			return rows, err
 		}
-		if recipe.open == nil {
+		if recipe.makeLenient == nil {
 			continue
 		}
-		r.opened = newRow(recipe, app, len(rows))
-		r.opened.isOpen = true
-		if err := r.opened.start(dir, recipesDir, program, penstock); err != nil {
+		r.lenient = newRow(recipe, app, number)
+		r.lenient.isLenient = true
+		if err := r.lenient.start(dir, recipesDir, program, penstock); err != nil {
 			return rows, err
 		}
 	}
@@ -319,13 +330,13 @@ func checkUntrusted(penstock string) error {
 		body, _ := io.ReadAll(response.Body)
 		response.Body.Close()
 		if response.StatusCode != 403 || !strings.Contains(string(body), "trusted_proxies") {
-			return fmt.Errorf("%s answered 127.0.0.9 with %s %s; want 403", path, response.Status, body)
+			return fmt.Errorf("%s answered the untrusted address 127.0.0.9 with %s %s; want 403 with a text about trusted_proxies", path, response.Status, body)
 		}
 	}
 	return nil
 }
 
-// awaitSilence waits until Penstock no longer responds: a process stops some time after the signal.
+// awaitSilence waits until Penstock no longer responds. A process stops some time after the signal.
 func awaitSilence(penstock string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return await("Penstock answers although it was stopped", func() bool {
@@ -354,22 +365,22 @@ func awaitStore(penstock string) error {
 	})
 }
 
-// show prints the table. It fails if a row has failures.
-func show(rows []*row) error {
+// printTable prints the results. It returns an error if a row has failures.
+func printTable(rows []*row) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tPenstock hangs:\t\tPenstock killed:\t")
-	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trefused\tdefault\topened\tdefault\topened")
+	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trejected\tdefault\tlenient\tdefault\tlenient")
 	var failures []string
 	for _, r := range rows {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.title(), r.passed, r.denied, r.retryAfter, r.limits,
-			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.rejectedForged, r.allForged, r.hung, r.hungOpened, r.killed, r.killedOpened)
+			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.rejectedForged, r.allForged, r.hung, r.hungLenient, r.killed, r.killedLenient)
 		failures = append(failures, r.failures...)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	if len(failures) > 0 {
-		return fmt.Errorf("%d failures:\n%s", len(failures), strings.Join(failures, "\n"))
+		return fmt.Errorf("%d checks failed:\n%s", len(failures), strings.Join(failures, "\n"))
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// An app is the application behind the proxies.
+// An app is the application behind the proxies. It responds with the method, the URI and the body
+// of the request.
 type app struct{ address string }
 
 func startApp() (*app, error) {
@@ -44,7 +45,7 @@ func freeAddress() string {
 // A process is a running server.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{}
+	done chan struct{} // is closed when the process has ended
 }
 
 // start starts a server, and returns when it listens. Its log is in dir.
@@ -72,7 +73,7 @@ func start(dir, name, address string, cmd *exec.Cmd) (*process, error) {
 		return err == nil || p.hasEnded()
 	})
 	if err == nil && p.hasEnded() {
-		err = errors.New(name + " has ended")
+		err = errors.New(name + " ended before it could serve requests")
 	}
 	if err != nil {
 		p.end()
@@ -102,9 +103,9 @@ func (p *process) end() {
 	}
 }
 
-// await returns nil as soon as holds returns true. After a minute it returns failure as an error.
-func await(failure string, holds func() bool) error {
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
+// await returns nil as soon as isTrue returns true. After a minute it returns failure as an error.
+func await(failure string, isTrue func() bool) error {
+	for end := time.Now().Add(time.Minute); !isTrue(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			return errors.New(failure)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// runRateLimit runs the recipe of Envoy's rate limit service. It starts Envoy twice: while Penstock
-// does not answer, the first Envoy lets requests pass, and the second denies them.
+// runRateLimit runs the recipe for Penstock as Envoy's rate limit service. It starts two Envoys.
+// While Penstock does not answer, the first Envoy lets requests pass, and the second denies them.
 func runRateLimit(dir, recipesDir, proxiesDir string) error {
 	envoy, err := filepath.Abs(filepath.Join(proxiesDir, "envoy"))
 	if err != nil {
@@ -53,9 +53,9 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 			return err
 		}
 	}
-	fmt.Printf("\nenvoy by RLS: %d checks\n", l.checks)
+	fmt.Printf("\nEnvoy with the rate limit service: made %d checks\n", l.checks)
 	if len(l.failures) > 0 {
-		return fmt.Errorf("%d failures:\n%s", len(l.failures), strings.Join(l.failures, "\n"))
+		return fmt.Errorf("%d checks failed:\n%s", len(l.failures), strings.Join(l.failures, "\n"))
 	}
 	return nil
 }
@@ -66,23 +66,25 @@ type rateLimitTrial struct {
 	store           string // URL
 	grpc            string // address of Penstock
 	penstock        *process
-	passing         *row // Envoy with failure_mode_deny: false
-	denying         *row // Envoy with failure_mode_deny: true
-	checks          int
-	failures        []string
+	passing         *row     // Envoy with failure_mode_deny: false
+	denying         *row     // Envoy with failure_mode_deny: true
+	checks          int      // number of checks made
+	failures        []string // of checks
 }
 
 func (l *rateLimitTrial) startPenstock() (err error) {
 	program := filepath.Join(l.dir, "penstock")
-	cmd := exec.Command(program, "serve", "--grpc", l.grpc, "--admin-listen", "off", "--envoy-config", filepath.Join(l.recipesDir, "envoy-ratelimit"), "--store", l.store, "--store-timeout", "50ms")
+	cmd := exec.Command(program, "serve", "--grpc", l.grpc, "--admin-listen", "off",
+		"--envoy-config", filepath.Join(l.recipesDir, "envoy-ratelimit"), "--store", l.store, "--store-timeout", "50ms")
 	l.penstock, err = start(l.dir, "penstock-rls", l.grpc, cmd)
 	return err
 }
 
-// startEnvoy starts Envoy with the configuration of the recipe.
+// startEnvoy starts Envoy with the configuration of the recipe, and with failure_mode_deny set to
+// deny.
 func (l *rateLimitTrial) startEnvoy(program, app, deny string) (*row, error) {
-	own := filepath.Join(l.dir, "envoy-rls-"+deny)
-	if err := os.Mkdir(own, 0o777); err != nil {
+	ownDir := filepath.Join(l.dir, "envoy-rls-"+deny)
+	if err := os.Mkdir(ownDir, 0o777); err != nil {
 		return nil, err
 	}
 	text, err := os.ReadFile(filepath.Join(l.recipesDir, "envoy-ratelimit.yaml"))
@@ -99,7 +101,7 @@ func (l *rateLimitTrial) startEnvoy(program, app, deny string) (*row, error) {
 		}
 		adapted = strings.Replace(adapted, "port_value: "+portInRecipe, "port_value: "+port, 1)
 	}
-	file := filepath.Join(own, "envoy.yaml")
+	file := filepath.Join(ownDir, "envoy.yaml")
 	if err := os.WriteFile(file, []byte(adapted), 0o644); err != nil {
 		return nil, err
 	}
@@ -119,7 +121,7 @@ func (l *rateLimitTrial) get(e *row, path, key string) answer {
 func (l *rateLimitTrial) expect(isTrue bool, format string, args ...any) {
 	l.checks++
 	if !isTrue {
-		l.failures = append(l.failures, "envoy by RLS: "+fmt.Sprintf(format, args...))
+		l.failures = append(l.failures, "Envoy with the rate limit service: "+fmt.Sprintf(format, args...))
 	}
 }
 
@@ -127,24 +129,26 @@ func (l *rateLimitTrial) expect(isTrue bool, format string, args ...any) {
 func (l *rateLimitTrial) expectStatus(when string, e *row, key string, want ...string) {
 	for i, status := range want {
 		a := l.get(e, "/", key)
-		l.expect(a.status == status, "%s, request %d got %s; want %s", when, i, a.status, status)
+		l.expect(a.status == status, "%s, request %d got status %s; want %s", when, i+1, a.status, status)
 	}
 }
 
 func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 	for left := 2; left >= 0; left-- {
 		a := l.get(l.passing, "/a", "k")
-		l.expect(a.status == "200" && a.body == "app GET /a ", "an allowed request got %+v", a)
-		l.expect(strings.HasPrefix(a.header.Get("X-Ratelimit-Limit"), "3, 3;w=3600"), "x-ratelimit-limit is %q; want 3, 3;w=3600", a.header.Get("X-Ratelimit-Limit"))
-		l.expect(a.header.Get("X-Ratelimit-Remaining") == fmt.Sprint(left), "x-ratelimit-remaining is %q; want %d", a.header.Get("X-Ratelimit-Remaining"), left)
-		l.expect(a.header.Get("X-Ratelimit-Reset") != "" && a.header.Get("X-Ratelimit-Reset") != "0", "x-ratelimit-reset is %q; want more than 0", a.header.Get("X-Ratelimit-Reset"))
+		l.expect(a.status == "200" && a.body == "app GET /a ", "an allowed request got %+v; want 200 and the body of the application", a)
+		limit, remaining, reset := a.header.Get("X-Ratelimit-Limit"), a.header.Get("X-Ratelimit-Remaining"), a.header.Get("X-Ratelimit-Reset")
+		l.expect(strings.HasPrefix(limit, "3, 3;w=3600"), "x-ratelimit-limit is %q; want 3, 3;w=3600", limit)
+		l.expect(remaining == fmt.Sprint(left), "x-ratelimit-remaining is %q; want %d", remaining, left)
+		l.expect(reset != "" && reset != "0", "x-ratelimit-reset is %q; want more than 0", reset)
 	}
 	a := l.get(l.passing, "/a", "k")
 	l.expect(a.status == "429" && a.header.Get("X-Envoy-Ratelimited") == "true", "a request over the limit got %+v; want 429 with x-envoy-ratelimited: true", a)
-	l.expect(a.header.Get("Retry-After") != "" && a.header.Get("Retry-After") != "0", "Retry-After is %q; want more than 0", a.header.Get("Retry-After"))
-	l.expect(a.header.Get("X-Ratelimit-Remaining") == "0", "x-ratelimit-remaining of a denial is %q; want 0", a.header.Get("X-Ratelimit-Remaining"))
-	l.expectStatus("the other Envoy", l.denying, "k", "429") // both Envoys use the same counters
-	l.expectStatus("another key", l.passing, "k2", "200")
+	retryAfter, remaining := a.header.Get("Retry-After"), a.header.Get("X-Ratelimit-Remaining")
+	l.expect(retryAfter != "" && retryAfter != "0", "Retry-After is %q; want more than 0", retryAfter)
+	l.expect(remaining == "0", "x-ratelimit-remaining of a denial is %q; want 0", remaining)
+	l.expectStatus("with the other Envoy, which uses the same counters", l.denying, "k", "429")
+	l.expectStatus("with another key", l.passing, "k2", "200")
 
 	// Each response has about 2,000 bytes, and the limit is 10,000.
 	passed := 0
@@ -155,7 +159,7 @@ func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 		}
 		return a.status == "429"
 	})
-	l.expect(passed >= 5 && passed <= 20, "%d downloads passed; want 5, plus downloads whose size Envoy had not reported yet", passed)
+	l.expect(passed >= 5 && passed <= 20, "%d downloads passed; want 5 to 20: those within the limit, and those whose size Envoy had not reported yet", passed)
 	return err
 }
 
@@ -163,13 +167,13 @@ func (l *rateLimitTrial) checkWhileUp(*redistest.Server) error {
 // hangs or is down.
 func (l *rateLimitTrial) checkWithoutStore(redis *redistest.Server) error {
 	redis.Pause()
-	l.expectStatus("the store hangs", l.denying, "hangs", "200", "200", "200", "429")
+	l.expectStatus("while the store hangs", l.denying, "hangs", "200", "200", "200", "429")
 	redis.Resume()
 	if err := l.awaitStore(); err != nil {
 		return err
 	}
 	redis.Kill()
-	l.expectStatus("the store is killed", l.denying, "killed", "200", "200", "200", "429")
+	l.expectStatus("while the store is down", l.denying, "killed", "200", "200", "200", "429")
 	return redis.Restart()
 }
 
@@ -181,20 +185,20 @@ func (l *rateLimitTrial) awaitStore() error {
 
 // checkWithoutPenstock checks that failure_mode_deny decides while Penstock hangs or is down.
 func (l *rateLimitTrial) checkWithoutPenstock(*redistest.Server) error {
-	l.expectStatus("before", l.passing, "r", "200", "200", "200", "429")
+	l.expectStatus("while Penstock answers", l.passing, "r", "200", "200", "200", "429")
 	l.penstock.cmd.Process.Signal(syscall.SIGSTOP)
 	if err := await("Penstock answers although it was stopped", func() bool { return l.get(l.denying, "/", "s").status != "200" }); err != nil {
 		return err
 	}
-	l.expectStatus("Penstock hangs", l.passing, "r", "200")
-	l.expectStatus("Penstock hangs, failure_mode_deny", l.denying, "r", "503")
+	l.expectStatus("while Penstock hangs", l.passing, "r", "200")
+	l.expectStatus("while Penstock hangs, with failure_mode_deny", l.denying, "r", "503")
 	l.penstock.cmd.Process.Signal(syscall.SIGCONT)
 	if err := await("Penstock does not answer again", func() bool { return l.get(l.denying, "/", "r").status == "429" }); err != nil {
 		return err
 	}
 	l.penstock.end()
-	l.expectStatus("Penstock is killed", l.passing, "r", "200")
-	l.expectStatus("Penstock is killed, failure_mode_deny", l.denying, "r", "503")
+	l.expectStatus("while Penstock is down", l.passing, "r", "200")
+	l.expectStatus("while Penstock is down, with failure_mode_deny", l.denying, "r", "503")
 	if err := l.startPenstock(); err != nil {
 		return err
 	}

@@ -21,23 +21,24 @@ type row struct {
 	proxy   *process
 	app     *app
 	client  *http.Client
-	number  int // from 1
+	number  int // from 1; a part of the addresses of its clients
 
-	isOpen bool // the recipe lets requests pass while Penstock does not answer
-	opened *row // the same proxy with isOpen; nil: it cannot
+	isLenient bool // the recipe lets requests pass while Penstock does not answer
+	lenient   *row // the same proxy with a lenient recipe; nil: the proxy cannot be lenient
 
-	// The results, which are the columns of the table. An opened result is that of row.opened.
+	// The results, which are the columns of the table. hungLenient and killedLenient are results of
+	// the lenient proxy.
 	passed, denied             string // how many requests passed; the status of a denial
-	retryAfter, limits         string // the headers Retry-After and RateLimit
+	retryAfter, limits         string // the header Retry-After of a denial; whether allowed responses have RateLimit
 	killedOpen, killedClosed   string // while the store is killed: the status with on_failure open and closed
 	hangingOpen, hangingClosed string // while the store hangs: the status with on_failure open and closed
 	rejectedForged, allForged  int    // forged requests that were rejected; all forged requests
-	hung, hungOpened           string // while Penstock hangs: the status
-	killed, killedOpened       string // while Penstock is killed: the status
+	hung, hungLenient          string // while Penstock hangs: the status
+	killed, killedLenient      string // while Penstock is killed: the status
 	failures                   []string
 }
 
-// usualClient is the last number of the address from which a row sends most requests.
+// usualClient is the last byte of the address from which a row sends most requests.
 const usualClient = 9
 
 func newRow(recipe recipe, app *app, number int) *row {
@@ -46,24 +47,24 @@ func newRow(recipe recipe, app *app, number int) *row {
 	return r
 }
 
-// end ends the proxy, and its opened copy.
+// end ends the proxy, and the lenient one if there is one.
 func (r *row) end() {
 	if r.proxy != nil {
 		r.proxy.end()
 	}
-	if r.opened != nil {
-		r.opened.end()
+	if r.lenient != nil {
+		r.lenient.end()
 	}
 }
 
 // start runs the proxy with its recipe. It replaces the addresses in the recipe.
 func (r *row) start(dir, recipesDir, program string, penstock services) error {
 	name := r.recipe.key()
-	if r.isOpen {
-		name += "-open"
+	if r.isLenient {
+		name += "-lenient"
 	}
-	own := filepath.Join(dir, name)
-	if err := os.Mkdir(own, 0o777); err != nil {
+	ownDir := filepath.Join(dir, name)
+	if err := os.Mkdir(ownDir, 0o777); err != nil {
 		return err
 	}
 	replaceAddresses := func(text string) string {
@@ -79,35 +80,35 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 			return err
 		}
 		adapted := replaceAddresses(string(text))
-		if r.isOpen && file == r.recipe.files[0] {
-			opened := r.recipe.open(adapted)
-			if opened == adapted {
-				return fmt.Errorf("%s has no line to change so that requests pass", file)
+		if r.isLenient && file == r.recipe.files[0] {
+			lenient := r.recipe.makeLenient(adapted)
+			if lenient == adapted {
+				return fmt.Errorf("%s has no line that can be changed so that requests pass without Penstock", file)
 			}
-			adapted = opened
+			adapted = lenient
 		}
 		if r.recipe.adapt != nil {
 			adapted = r.recipe.adapt(adapted)
 		}
-		if err := os.WriteFile(filepath.Join(own, file), []byte(adapted), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(ownDir, file), []byte(adapted), 0o644); err != nil {
 			return err
 		}
 	}
-	cmd := exec.Command(program, r.recipe.args(own, r.address)...)
-	cmd.Dir = own
-	cmd.Env = append(os.Environ(), "HOME="+own, "XDG_CONFIG_HOME="+own, "XDG_DATA_HOME="+own)
+	cmd := exec.Command(program, r.recipe.args(ownDir, r.address)...)
+	cmd.Dir = ownDir
+	cmd.Env = append(os.Environ(), "HOME="+ownDir, "XDG_CONFIG_HOME="+ownDir, "XDG_DATA_HOME="+ownDir)
 	var err error
 	if r.proxy, err = start(dir, name, r.address, cmd); err != nil {
 		return err
 	}
 	// Traefik listens before it has read its routes.
 	var last answer
-	err = await(r.recipe.title()+" routes nothing", func() bool {
+	err = await(r.recipe.title()+" does not route requests to the application", func() bool {
 		last = r.send("GET", "/free", "shop.example")
 		return last.body == "app GET /free "
 	})
 	if err != nil {
-		return fmt.Errorf("%w: %+v", err, last)
+		return fmt.Errorf("%w; the last response is %+v", err, last)
 	}
 	return nil
 }
@@ -122,8 +123,8 @@ func (r *row) checkWhileUp() {
 	if r.recipe.checks != nil {
 		r.recipe.checks(r)
 	}
-	if r.opened != nil {
-		r.checkOpened()
+	if r.lenient != nil {
+		r.checkLenient()
 	}
 }
 
@@ -134,32 +135,40 @@ func (r *row) post(path string, header ...string) answer {
 
 // checkLimit uses up the limit of the row's key.
 func (r *row) checkLimit() {
-	passed, shown := 0, 0 // shown: responses with the right RateLimit
+	passed, withHeader := 0, 0 // requests; withHeader: whose response has the right RateLimit
 	for left := 2; left >= 0; left-- {
 		a := r.post("/api/things?x=1")
-		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1 ", "an allowed request got %+v", a)
+		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1 ", "an allowed request got %+v; want 200 and the body of the application", a)
 		if a.status == "200" {
 			passed++
 		}
 		if strings.HasPrefix(a.header.Get("RateLimit"), fmt.Sprintf(`"shop.hour";r=%d;`, left)) {
-			shown++
+			withHeader++
 		}
 	}
 	r.passed = fmt.Sprintf("%d of 3", passed)
-	r.limits = map[bool]string{true: "yes", false: "on denials"}[shown == 3]
-	wantShown := map[bool]int{true: 3, false: 0}[r.recipe.hasLimits]
-	r.expect(shown == wantShown, "%d of 3 allowed requests show the right RateLimit; want %d", shown, wantShown)
+	r.limits = "on denials"
+	if withHeader == 3 {
+		r.limits = "yes"
+	}
+	wantWithHeader := 0
+	if r.recipe.hasLimits {
+		wantWithHeader = 3
+	}
+	r.expect(withHeader == wantWithHeader, "the responses to %d of 3 allowed requests have the right RateLimit; want %d", withHeader, wantWithHeader)
 
 	a := r.post("/api/things?x=1")
 	r.denied, r.retryAfter = a.status, a.header.Get("Retry-After")
-	r.expect(r.denied == "429", "a request over the limit got %s; want 429", r.denied)
-	r.expect(r.retryAfter == "1200", "Retry-After is %q; want 1200", r.retryAfter)
+	r.expect(r.denied == "429", "a request over the limit got status %s; want 429", r.denied)
+	r.expect(r.retryAfter == "1200", "Retry-After is %q; want 1200 seconds, a third of an hour", r.retryAfter)
 	r.expect(strings.HasPrefix(a.header.Get("RateLimit"), `"shop.hour";r=0;`), "a denial has RateLimit %q; want \"shop.hour\";r=0;…", a.header.Get("RateLimit"))
-	r.expect(a.header.Get("Content-Type") == "application/problem+json" && strings.Contains(a.body, `"status":429`), "a denial has the body %q of type %q; want a problem with status 429", a.body, a.header.Get("Content-Type"))
+	contentType := a.header.Get("Content-Type")
+	r.expect(contentType == "application/problem+json" && strings.Contains(a.body, `"status":429`),
+		"a denial has the body %q of type %q; want application/problem+json with status 429", a.body, contentType)
 }
 
-// checkForged checks that no spelling of the path and no header makes a request pass that is over
-// the limit.
+// checkForged sends requests over the limit. It checks that none passes, however its path is
+// spelled and whatever headers it has.
 func (r *row) checkForged() {
 	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things",
 		"http://shop.example/api/things", "http://shop.example:80/x/../api/things", "/api/things#/free", "/api/things?/../../free"} {
@@ -179,45 +188,47 @@ func (r *row) checkForged() {
 func (r *row) checkAddresses() {
 	usual := r.client
 	defer func() { r.client = usual }()
-	for last := range 2 {
-		r.client = r.clientOf(10 + last)
+	for _, lastByte := range []int{10, 11} {
+		r.client = r.clientOf(lastByte)
 		passed := 0
 		for i := range 6 {
 			forged := fmt.Sprintf("203.0.113.%d", i)
 			for _, header := range [][]string{{"X-Forwarded-For", forged}, {"X-Real-Ip", forged}, {"Forwarded", "for=" + forged}, {"True-Client-Ip", forged},
 				{"X-Envoy-External-Address", forged}} {
 				a := r.send("GET", "/address", "shop.example", header...)
-				if a.status == "200" && passed < 2 {
+				if a.status == "200" && passed < 2 { // within the limit of the rule address
 					passed++
 					continue
 				}
 				r.countForged(a)
 			}
 		}
-		r.expect(passed == 2, "a client passed %d times; want 2", passed)
+		r.expect(passed == 2, "%d requests of one client passed; want 2, the limit of an address", passed)
 	}
 }
 
-// checkOthers sends requests that are limited by another key, and requests without a limit.
+// checkOthers sends requests with other keys, requests that Penstock rejects for other reasons than
+// a limit, and requests without a limit.
 func (r *row) checkOthers() {
 	token := "/token?token=" + r.recipe.key()
 	for _, c := range []struct {
-		what, want string // want: the status
-		isLimited  bool   // a limit applies, so the response may have RateLimit
-		got        answer
+		what      string
+		want      string // status
+		isLimited bool   // a limit applies, so the response may have RateLimit
+		got       answer
 	}{
-		{"a client with another key", "200", true, r.post("/api/things", "X-Api-Key", "b-"+r.recipe.key())},
-		{"a token", "200", true, r.send("GET", token, "shop.example")},
-		{"the same token", "429", true, r.send("GET", token, "shop.example")},
-		{"another token", "200", true, r.send("GET", token+"-b", "shop.example")},
-		{"a client on the deny list", "403", false, r.send("POST", "/api/things", "shop.example", "X-Api-Key", "banned")},
-		{"an ambiguous path", "400", false, r.send("GET", "/a%2Fb", "shop.example")},
-		{"a request without a limit", "200", false, r.send("GET", "/free?token=1", "shop.example", "X-Penstock-Ratelimit", "forged")},
-		{"a request with another method", "200", false, r.send("DELETE", "/api/things", "shop.example")},
-		{"a request for another host", "200", false, r.send("POST", "/api/things", "else.example")},
-		{"a request with HEAD", "200", false, r.send("HEAD", "/free", "shop.example")},
+		{what: "a client with another key", want: "200", isLimited: true, got: r.post("/api/things", "X-Api-Key", "b-"+r.recipe.key())},
+		{what: "a token", want: "200", isLimited: true, got: r.send("GET", token, "shop.example")},
+		{what: "the same token", want: "429", isLimited: true, got: r.send("GET", token, "shop.example")},
+		{what: "another token", want: "200", isLimited: true, got: r.send("GET", token+"-b", "shop.example")},
+		{what: "a client on the deny list", want: "403", got: r.send("POST", "/api/things", "shop.example", "X-Api-Key", "banned")},
+		{what: "an ambiguous path", want: "400", got: r.send("GET", "/a%2Fb", "shop.example")},
+		{what: "a request without a limit", want: "200", got: r.send("GET", "/free?token=1", "shop.example", "X-Penstock-Ratelimit", "forged")},
+		{what: "a request with another method", want: "200", got: r.send("DELETE", "/api/things", "shop.example")},
+		{what: "a request for another host", want: "200", got: r.send("POST", "/api/things", "else.example")},
+		{what: "a request with HEAD", want: "200", got: r.send("HEAD", "/free", "shop.example")},
 	} {
-		r.expect(c.got.status == c.want, "%s got %s; want %s", c.what, c.got.status, c.want)
+		r.expect(c.got.status == c.want, "%s got status %s; want %s", c.what, c.got.status, c.want)
 		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q; want none", c.what, c.got.header["Ratelimit"])
 	}
 	for what, body := range map[string]io.Reader{"with its length": strings.NewReader("hello"), "without its length": io.MultiReader(strings.NewReader("hello"))} {
@@ -226,56 +237,54 @@ func (r *row) checkOthers() {
 	}
 }
 
-// checkOpened checks that a recipe that lets requests pass during a failure still applies
-// Penstock's rejections.
-func (r *row) checkOpened() {
+// checkLenient checks that the lenient proxy applies Penstock's rejections while Penstock answers.
+func (r *row) checkLenient() {
 	for _, a := range []answer{
-		r.opened.post("/api/things"),
-		r.opened.post("/api%2Fthings"),
-		r.opened.post("/api/things", "X-Api-Key", "banned"),
-		r.opened.post("/api/things", "X-Forwarded-Uri", "/free"),
-		r.opened.post("/api/things", "X-Original-Uri", "/free"),
-		r.opened.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)), // too large
+		r.lenient.post("/api/things"),
+		r.lenient.post("/api%2Fthings"),
+		r.lenient.post("/api/things", "X-Api-Key", "banned"),
+		r.lenient.post("/api/things", "X-Forwarded-Uri", "/free"),
+		r.lenient.post("/api/things", "X-Original-Uri", "/free"),
+		r.lenient.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)), // too large
 	} {
-		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "opened: %s got %s; want 400, 403, 429 or 431", a.request, a.status)
+		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "with the lenient recipe, %s got status %s; want 400, 403, 429 or 431", a.request, a.status)
 	}
 }
 
-// countForged counts answers to forged requests. Each must reject the request.
-func (r *row) countForged(answers ...answer) {
-	for _, a := range answers {
-		r.allForged++
-		if a.status == "429" || a.status == "400" || a.status == "404" {
-			r.rejectedForged++
-		} else {
-			r.expect(false, "%s got %s; want 429, 400 or 404", a.request, a.status)
-		}
+// countForged counts the answer to a forged request. It must be a rejection.
+func (r *row) countForged(a answer) {
+	r.allForged++
+	isRejected := slices.Contains([]string{"429", "400", "404"}, a.status)
+	if isRejected {
+		r.rejectedForged++
 	}
+	r.expect(isRejected, "the forged request %s got status %s; want 429, 400 or 404", a.request, a.status)
 }
 
-// checkWithoutStore sends requests while the store does not answer.
+// checkWithoutStore sends requests while the store does not answer. It returns the statuses with
+// on_failure open and closed.
 func (r *row) checkWithoutStore() (open, closed string) {
 	a := r.send("GET", "/open", "shop.example", "X-Api-Key", "k")
-	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q; want 200 without it", a.status, a.header["Ratelimit"])
+	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q; want 200 without RateLimit", a.status, a.header["Ratelimit"])
 	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
-	if r.recipe.canStayClosed {
-		c := r.opened.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
-		r.expect(c.status == "503", "opened: without the store, on_failure: closed got %s; want 503", c.status)
+	if r.recipe.lenientCanDeny {
+		c := r.lenient.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
+		r.expect(c.status == "503", "with the lenient recipe and without the store, on_failure: closed got %s; want 503", c.status)
 	}
 	return a.status, b.status
 }
 
 // checkWithoutPenstock sends requests while Penstock does not answer. It returns the statuses of
-// the recipe and of its opened copy.
-func (r *row) checkWithoutPenstock(want string) (status, opened string) {
-	status, opened = r.post("/api/things").status, "-"
-	r.expect(status == want, "without Penstock: %s; want %s", status, want)
-	if r.opened != nil {
-		opened = r.opened.post("/api/things").status
-		r.expect(opened == "200", "without Penstock, opened: %s; want 200", opened)
+// the proxy and of the lenient proxy. Without a lenient proxy, the second status is "-".
+func (r *row) checkWithoutPenstock(want string) (status, lenient string) {
+	status, lenient = r.post("/api/things").status, "-"
+	r.expect(status == want, "without Penstock, a request got status %s; want %s", status, want)
+	if r.lenient != nil {
+		lenient = r.lenient.post("/api/things").status
+		r.expect(lenient == "200", "without Penstock, a request got status %s with the lenient recipe; want 200", lenient)
 	}
-	return status, opened
+	return status, lenient
 }
 
 // expect records a failure if a check is not true.
@@ -287,22 +296,26 @@ func (r *row) expect(isTrue bool, format string, args ...any) {
 
 // An answer is the response that a client gets.
 type answer struct {
-	request, status, body string
-	header                http.Header
+	request string // method, target and headers of the request
+	status  string // number, or the error if there is no response
+	body    string
+	header  http.Header
 }
 
-// clientOf returns a client of the proxy. Its address ends with last. The proxy does not trust it.
-func (r *row) clientOf(last int) *http.Client {
-	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(last)))
+// clientOf returns a client of the proxy whose address ends with lastByte. The proxy does not trust
+// this address.
+func (r *row) clientOf(lastByte int) *http.Client {
+	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(lastByte)))
 }
 
+// clientFrom returns a client that sends requests from an address.
 func clientFrom(address net.IP) *http.Client {
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}
 	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
 }
 
-// send sends a request to the proxy without changing its target. header has names and values in
-// turn. A target that begins with http:// is sent in absolute-form.
+// send sends a request to the proxy, with the target exactly as given. header has a name, its
+// value, the next name, and so on. A target that begins with http:// is sent in absolute-form.
 func (r *row) send(method, target, host string, header ...string) answer {
 	return r.sendBody(method, target, host, nil, header...)
 }
