@@ -28,7 +28,7 @@ func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
 			lines = append(lines, string(line.Value(source)))
 		}
 		for _, line := range dedent(lines) {
-			text.WriteString(color(line, language))
+			text.WriteString(colorLine(line, language))
 		}
 		_, err := w.WriteString("<pre><code>" + text.String() + "</code></pre>\n")
 		return ast.WalkSkipChildren, err
@@ -36,12 +36,18 @@ func (codeRenderer) RegisterFuncs(r renderer.NodeRendererFuncRegisterer) {
 }
 
 var (
-	hashComment  = regexp.MustCompile(`^(.*?)((?:^|\s)#.*)$`)
+	hashComment  = regexp.MustCompile(`^(.*?)((?:^|\s)#.*)$`) // the groups are the code and the comment
 	slashComment = regexp.MustCompile(`^(.*?)((?:^|\s)//.*)$`)
 	yamlKey      = regexp.MustCompile(`(^|[\s{,\[])([A-Za-z_][\w.-]*)(:)(\s|$)`)
+
+	commentPatterns = map[string]*regexp.Regexp{ // by language
+		"yaml": hashComment, "sh": hashComment, "console": hashComment, "conf": hashComment, "nginx": hashComment,
+		"go": slashComment,
+	}
 )
 
-// dedent removes the tabs with which all lines begin: quoted code may be a part of a function.
+// dedent removes the tabs with which all lines begin. Quoted code that is a part of a function has
+// such tabs.
 func dedent(lines []string) []string {
 	for len(lines) > 0 {
 		for _, line := range lines {
@@ -61,12 +67,12 @@ func dedent(lines []string) []string {
 	return lines
 }
 
-// color escapes a line of code, and marks its comment and keys.
-func color(line, language string) string {
+// colorLine escapes a line of code. It puts the comment into an element of class c, and the keys of
+// YAML into elements of class k.
+func colorLine(line, language string) string {
 	line = strings.TrimSuffix(line, "\n")
 	code, comment := line, ""
-	pattern := map[string]*regexp.Regexp{"yaml": hashComment, "sh": hashComment, "console": hashComment, "conf": hashComment, "nginx": hashComment, "go": slashComment}[language]
-	if pattern != nil {
+	if pattern := commentPatterns[language]; pattern != nil {
 		if m := pattern.FindStringSubmatch(line); m != nil {
 			code, comment = m[1], m[2]
 		}

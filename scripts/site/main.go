@@ -28,7 +28,7 @@ const repository = "https://github.com/penstock/penstock"
 
 func main() {
 	log.SetFlags(0)
-	shouldCheck := flag.Bool("check", false, "search for the words of the index, in Chromium")
+	shouldCheck := flag.Bool("check", false, "open the pages in Chromium, and search for the words of the index")
 	flag.Parse()
 	if flag.NArg() != 2 {
 		log.Fatal("usage: site [-check] TREE FOLDER")
@@ -62,7 +62,7 @@ func build(tree, folder string) (*pages, error) {
 		return nil, err
 	}
 	for _, p := range site.all {
-		html, err := site.render(p)
+		body, err := site.render(p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.source, err)
 		}
@@ -72,11 +72,11 @@ func build(tree, folder string) (*pages, error) {
 			Root   string // path from the page to the folder of the site
 			Groups []group
 			Body   template.HTML
-		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), site.groups(p), template.HTML(html)}
+		}{p, strings.Repeat("../", strings.Count(p.URL, "/")), site.groups(p), template.HTML(body)}
 		if err := layout.Execute(&text, data); err != nil {
 			return nil, err
 		}
-		if err := write(folder, p.URL, text.String()); err != nil {
+		if err := writeFile(folder, p.URL, text.String()); err != nil {
 			return nil, err
 		}
 	}
@@ -84,15 +84,16 @@ func build(tree, folder string) (*pages, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(write(folder, "search-index.js", "window.searchIndex = "+index+";\n"), site.copyPictures(tree, folder))
+	err = errors.Join(writeFile(folder, "search-index.js", "window.searchIndex = "+index+";\n"), site.copyPictures(tree, folder))
 	for _, name := range []string{"site.css", "site.js"} {
 		text, readErr := assets.ReadFile("assets/" + name)
-		err = errors.Join(err, readErr, write(folder, name, string(text)))
+		err = errors.Join(err, readErr, writeFile(folder, name, string(text)))
 	}
 	return site, err
 }
 
-func write(folder, name, text string) error {
+// writeFile writes a file of the site, and makes the folders above it.
+func writeFile(folder, name, text string) error {
 	file := filepath.Join(folder, filepath.FromSlash(name))
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
@@ -107,7 +108,7 @@ func (s *pages) copyPictures(tree, folder string) error {
 		if err != nil {
 			return err
 		}
-		if err := write(folder, siteName(picture), string(text)); err != nil {
+		if err := writeFile(folder, siteName(picture), string(text)); err != nil {
 			return err
 		}
 	}

@@ -10,19 +10,22 @@ import (
 	"testing"
 )
 
-// writeTree writes a small tree of pages with some further files, and returns its folder.
+// writeTree writes a small tree of pages, and files in addition. It returns the folder of the tree.
 func writeTree(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	all := map[string]string{
-		"README.md": "# Front\n\n[docs](docs/README.md)\n", "CHANGELOG.md": "# Changes\n", "CONTRIBUTING.md": "# Contributing\n", "SECURITY.md": "# Security\n",
-		"docs/README.md": "# Index\n\n| word | page |\n| --- | --- |\n| unblock, reset | [Help](help.md#a--b) |\n",
-		"docs/help.md":   "# Help\n\n## A & B\n\ntext <b>raw</b>\n\n```yaml\nkey: 1 # note <x>\n```\n",
+		"README.md":       "# Front\n\n[docs](docs/README.md)\n",
+		"CHANGELOG.md":    "# Changes\n",
+		"CONTRIBUTING.md": "# Contributing\n",
+		"SECURITY.md":     "# Security\n",
+		"docs/README.md":  "# Index\n\n| word | page |\n| --- | --- |\n| unblock, reset | [Help](help.md#a--b) |\n",
+		"docs/help.md":    "# Help\n\n## A & B\n\ntext <b>raw</b>\n\n```yaml\nkey: 1 # note <x>\n```\n",
 	}
 	for name, text := range files {
 		all[name] = text
 	}
 	for name, text := range all {
-		if err := write(dir, name, text); err != nil {
+		if err := writeFile(dir, name, text); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,8 +45,11 @@ func TestBrokenLinksFail(t *testing.T) {
 		"`[x](none.md)`":         "",
 	} {
 		_, err := build(writeTree(t, map[string]string{"docs/more.md": "# More\n\n" + text + "\n"}), t.TempDir())
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: the error is %v; want one with %q, or none if that is empty", text, err, want)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("build of a page with %q returns the error %v; want none", text, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("build of a page with %q returns the error %v; want one that contains %q", text, err, want)
 		}
 	}
 }
@@ -66,7 +72,7 @@ func TestPagesLinkWithinTheSite(t *testing.T) {
 		`href="../site.css"`, `aria-current="page"`,
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the page lacks %s:\n%s", want, text)
+			t.Errorf("the page does not contain %s:\n%s", want, text)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(out, "pictures", "p.svg")); err != nil {
@@ -76,8 +82,11 @@ func TestPagesLinkWithinTheSite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(help), `<span class="k">key</span>: 1<span class="c"> # note &lt;x&gt;</span>`) || strings.Contains(string(help), "<b>raw") {
-		t.Errorf("the code has no colors, or raw HTML is not removed:\n%s", help)
+	if want := `<span class="k">key</span>: 1<span class="c"> # note &lt;x&gt;</span>`; !strings.Contains(string(help), want) {
+		t.Errorf("the page does not contain the marked code %s:\n%s", want, help)
+	}
+	if strings.Contains(string(help), "<b>raw") {
+		t.Errorf("the page contains the raw HTML of the Markdown; want none:\n%s", help)
 	}
 }
 
@@ -90,8 +99,9 @@ func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	index := strings.TrimSuffix(strings.TrimPrefix(string(text), "window.searchIndex = "), ";\n")
 	var list []searchEntry
-	if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(string(text), "window.searchIndex = "), ";\n")), &list); err != nil {
+	if err := json.Unmarshal([]byte(index), &list); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range list {
@@ -102,7 +112,7 @@ func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 	t.Errorf("no entry is help.html#a--b with the words \"unblock, reset\", the name \"A & B\" and its text: %+v", list)
 }
 
-// The docs of this tree make a site, and its pages load nothing from other hosts.
+// TestSiteOfThisTree also checks that the pages load nothing from other hosts.
 func TestSiteOfThisTree(t *testing.T) {
 	out := t.TempDir()
 	if _, err := build("../..", out); err != nil {
@@ -121,8 +131,11 @@ func TestSiteOfThisTree(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || pages < 30 {
-		t.Errorf("the site has %d pages and style sheets, %v; want at least 30", pages, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pages < 30 {
+		t.Errorf("the site has %d pages and style sheets; want at least 30", pages)
 	}
 	t.Logf("counted: %d pages of the site", pages)
 }

@@ -53,7 +53,9 @@ var topPages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURIT
 // load parses all pages of a tree.
 func load(tree string) (*pages, error) {
 	s := &pages{bySource: make(map[string]*page), pictures: make(map[string]bool)}
-	s.markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, 100))))
+	const priority = 100 // lower than 1000, so that codeRenderer replaces the default renderer
+	s.markdown = goldmark.New(goldmark.WithExtensions(extension.GFM),
+		goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(codeRenderer{}, priority))))
 	names := slices.Clone(topPages)
 	err := filepath.WalkDir(filepath.Join(tree, "docs"), func(name string, _ fs.DirEntry, err error) error {
 		if err == nil && filepath.Ext(name) == ".md" {
@@ -93,27 +95,27 @@ func urlOf(source string) string {
 	return strings.ToLower(strings.TrimSuffix(siteName(source), ".md")) + ".html"
 }
 
-// readHeadings gives each heading the anchor that it has on GitHub.
+// readHeadings sets the title and the sections of the page. It gives each heading the anchor that
+// it has on GitHub.
 func (p *page) readHeadings() error {
-	used := make(map[string]int)
+	uses := make(map[string]int) // by anchor without a number
 	err := ast.Walk(p.document, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
-		h, ok := n.(*ast.Heading)
-		if !ok || !entering {
+		heading, isHeading := n.(*ast.Heading)
+		if !isHeading || !entering {
 			return ast.WalkContinue, nil
 		}
-		title := plainText(h, p.markdown)
+		title := plainText(heading, p.markdown)
 		anchor := anchorOf(title)
-		if n := used[anchor]; n > 0 {
-			used[anchor]++
-			anchor = fmt.Sprintf("%s-%d", anchor, n)
-		} else {
-			used[anchor] = 1
+		before := uses[anchor]
+		uses[anchor]++
+		if before > 0 {
+			anchor = fmt.Sprintf("%s-%d", anchor, before)
 		}
-		h.SetAttributeString("id", []byte(anchor))
-		if h.Level == 1 && p.Title == "" {
+		heading.SetAttributeString("id", []byte(anchor))
+		if heading.Level == 1 && p.Title == "" {
 			p.Title = title
 		} else {
-			p.Sections = append(p.Sections, section{title, anchor, h.Level})
+			p.Sections = append(p.Sections, section{title, anchor, heading.Level})
 		}
 		return ast.WalkSkipChildren, nil
 	})
@@ -126,6 +128,8 @@ func (p *page) readHeadings() error {
 // dropped matches the characters of a title that GitHub leaves out of its anchor.
 var dropped = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 
+// anchorOf returns the anchor of the first heading with a title. Later headings with the same title
+// get a number in addition.
 func anchorOf(title string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
 }
@@ -223,17 +227,18 @@ func (s *pages) resolve(tree string, p *page, target string, isPicture bool) (st
 	if u.Fragment == "" {
 		return result, nil
 	}
-	hasHeading := slices.ContainsFunc(to.Sections, func(sec section) bool { return sec.Anchor == u.Fragment }) || anchorOf(to.Title) == u.Fragment
-	if !hasHeading {
+	isSection := slices.ContainsFunc(to.Sections, func(sec section) bool { return sec.Anchor == u.Fragment })
+	isTitle := anchorOf(to.Title) == u.Fragment
+	if !isSection && !isTitle {
 		return target, fmt.Errorf("%s has no heading #%s", to.source, u.Fragment)
 	}
 	if to == p {
-		result = ""
+		result = "" // a link in the same page
 	}
 	return result + "#" + u.Fragment, nil
 }
 
-// relative returns the path from one page to another file of the site.
+// relative returns the path from the page at from to the file at to. Both are paths in the site.
 func relative(from, to string) string {
 	return strings.Repeat("../", strings.Count(from, "/")) + to
 }
@@ -254,17 +259,27 @@ type group struct {
 	IsOpen bool // the shown page is in it
 }
 
+// An entry is a link in the navigation.
 type entry struct {
 	Title, URL string
-	IsCurrent  bool
+	IsCurrent  bool // it is the shown page
 }
 
-// places define the groups: by a folder, or by the names of pages. A page belongs to the first
-// place that fits. All other pages belong to the last place.
-var places = []struct {
-	title, folder string
-	names         []string
-}{
+// A groupSpec defines which pages are in a group: those of a folder, and those with some names.
+type groupSpec struct {
+	title  string
+	folder string   // "": no folder
+	names  []string // paths of pages in the tree, in the order of the navigation
+}
+
+func (g *groupSpec) has(p *page) bool {
+	isInFolder := g.folder != "" && path.Dir(p.source) == g.folder
+	return isInFolder || slices.Contains(g.names, p.source)
+}
+
+// A page belongs to the first of these groups that has it. All other pages belong to the last
+// group.
+var groupSpecs = []groupSpec{
 	{"Start", "", []string{"README.md", "docs/getting-started.md", "docs/README.md", "docs/guarantees.md", "docs/comparison.md", "docs/algorithms.md"}},
 	{"How to", "docs/howto", nil},
 	{"Configuration", "docs/configuration", []string{"docs/configuration.md"}},
@@ -276,35 +291,30 @@ var places = []struct {
 
 // groups returns the navigation of a page.
 func (s *pages) groups(current *page) []group {
-	groups := make([]group, len(places))
-	for i, place := range places {
-		groups[i].Title = place.title
+	groups := make([]group, len(groupSpecs))
+	for i, spec := range groupSpecs {
+		groups[i].Title = spec.title
 	}
-	indexIn := func(p *page, names []string) int { return slices.Index(names, p.source) }
 	for _, p := range s.all {
-		i := slices.IndexFunc(places, func(place struct {
-			title, folder string
-			names         []string
-		}) bool {
-			return indexIn(p, place.names) >= 0 || place.folder != "" && path.Dir(p.source) == place.folder || place.title == "Reference"
-		})
+		i := slices.IndexFunc(groupSpecs, func(spec groupSpec) bool { return spec.has(p) })
+		if i < 0 {
+			i = len(groupSpecs) - 1
+		}
 		title, _, _ := strings.Cut(p.Title, ": ")
 		groups[i].Pages = append(groups[i].Pages, entry{title, p.URL, p == current})
 		groups[i].IsOpen = groups[i].IsOpen || p == current
 	}
-	for i, place := range places {
-		slices.SortStableFunc(groups[i].Pages, func(a, b entry) int {
-			position := func(e entry) int {
-				at := slices.IndexFunc(place.names, func(name string) bool { return urlOf(name) == e.URL })
-				if at < 0 {
-					at = len(place.names)
-				}
-				return at
+	for i, spec := range groupSpecs {
+		position := func(e entry) int { // pages without a name in spec are the last
+			at := slices.IndexFunc(spec.names, func(name string) bool { return urlOf(name) == e.URL })
+			if at < 0 {
+				return len(spec.names)
 			}
-			return position(a) - position(b)
-		})
+			return at
+		}
+		slices.SortStableFunc(groups[i].Pages, func(a, b entry) int { return position(a) - position(b) })
 	}
-	// The reference comes before the pages for contributors.
+	// In the navigation, the reference comes before the pages for contributors.
 	order := []string{"Start", "How to", "Configuration", "Reference", "Migrate from", "Project", "Decisions"}
 	slices.SortStableFunc(groups, func(a, b group) int { return slices.Index(order, a.Title) - slices.Index(order, b.Title) })
 	return groups

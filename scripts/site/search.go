@@ -24,7 +24,8 @@ type searchEntry struct {
 	Text  string `json:"x"`           // of the section
 }
 
-// searchIndex returns all sections as JSON. Each has the words of docs/README.md that link to it.
+// searchIndex returns all sections as JSON. Each section has the words of docs/README.md that link
+// to it.
 func (s *pages) searchIndex() (string, error) {
 	words := s.indexWords()
 	var list []searchEntry
@@ -40,17 +41,17 @@ func (s *pages) searchIndex() (string, error) {
 			text.Reset()
 		}
 		for n := p.document.FirstChild(); n != nil; n = n.NextSibling() {
-			h, ok := n.(*ast.Heading)
-			if ok && h.Level == 1 {
-				continue // the title
-			}
-			if ok {
-				endSection()
-				anchor, _ := h.AttributeString("id")
-				entry = searchEntry{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(h, p.markdown)}
+			heading, isHeading := n.(*ast.Heading)
+			if !isHeading {
+				text.WriteString(plainText(n, p.markdown) + " ")
 				continue
 			}
-			text.WriteString(plainText(n, p.markdown) + " ")
+			if heading.Level == 1 {
+				continue // the title
+			}
+			endSection()
+			anchor, _ := heading.AttributeString("id")
+			entry = searchEntry{URL: p.URL + "#" + string(anchor.([]byte)), Title: p.Title, Name: plainText(heading, p.markdown)}
 		}
 		endSection()
 	}
@@ -58,9 +59,9 @@ func (s *pages) searchIndex() (string, error) {
 	return string(text), err
 }
 
-// rowsOfIndex calls visit for each row of the tables in docs/README.md, the index. It passes the
-// words of the row, and the targets of its links.
-func (s *pages) rowsOfIndex(visit func(words string, targets []string)) {
+// visitIndex calls visit for each row of the tables in docs/README.md, which is the index. It
+// passes the words in the first cell of the row, and the targets of the links in the last cell.
+func (s *pages) visitIndex(visit func(words string, targets []string)) {
 	p := s.bySource["docs/README.md"]
 	if p == nil {
 		return
@@ -82,10 +83,10 @@ func (s *pages) rowsOfIndex(visit func(words string, targets []string)) {
 	})
 }
 
-// indexWords returns the words of the index, by the first target of their row.
+// indexWords returns the words of the index, by the first target in the row of the words.
 func (s *pages) indexWords() map[string]string {
 	words := make(map[string]string)
-	s.rowsOfIndex(func(text string, targets []string) {
+	s.visitIndex(func(text string, targets []string) {
 		if len(targets) > 0 {
 			words[targets[0]] = strings.TrimSpace(words[targets[0]] + " " + text)
 		}
@@ -93,18 +94,19 @@ func (s *pages) indexWords() map[string]string {
 	return words
 }
 
-// foundLine matches a line of results: a word, and the URLs of the sections that were found.
+// foundLine matches a line of results. The line has a word, and the URLs of the sections that were
+// found.
 var foundLine = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
 
 // checkSearch searches for each word of the index in Chromium. One of the first five results must
 // be a page that the index names for the word.
 func checkSearch(s *pages, folder string) error {
 	type query struct {
-		words   string
+		word    string
 		targets []string
 	}
 	var queries []query
-	s.rowsOfIndex(func(text string, targets []string) {
+	s.visitIndex(func(text string, targets []string) {
 		for word := range strings.SplitSeq(text, ", ") {
 			if len(targets) > 0 && !strings.HasPrefix(targets[0], "https://") {
 				queries = append(queries, query{word, targets})
@@ -113,7 +115,7 @@ func checkSearch(s *pages, folder string) error {
 	})
 	var list []string
 	for _, q := range queries {
-		list = append(list, q.words)
+		list = append(list, q.word)
 	}
 	words, err := json.Marshal(list)
 	if err != nil {
@@ -135,8 +137,11 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 		return fmt.Errorf("chromium: %w", err)
 	}
 	results := make(map[string][]string)
-	for _, m := range foundLine.FindAllStringSubmatch(html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n")), -1) {
-		results[m[1]] = strings.Fields(m[2])
+	// In the page, the first line of results follows this tag.
+	printed := html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n"))
+	for _, m := range foundLine.FindAllStringSubmatch(printed, -1) {
+		word, urls := m[1], m[2]
+		results[word] = strings.Fields(urls)
 	}
 	var missing []error
 	found := 0
@@ -144,14 +149,14 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 		isFound := false
 		for _, target := range q.targets {
 			page, _, _ := strings.Cut(target, "#")
-			for _, url := range results[q.words] {
+			for _, url := range results[q.word] {
 				isFound = isFound || strings.HasPrefix(url, page)
 			}
 		}
 		if isFound {
 			found++
 		} else {
-			missing = append(missing, fmt.Errorf("%q finds %q; want one of %q", q.words, results[q.words], q.targets))
+			missing = append(missing, fmt.Errorf("the search for %q finds %q; want one of %q", q.word, results[q.word], q.targets))
 		}
 	}
 	fmt.Printf("search: %d of %d words of the index find their page among the first five results\n", found, len(queries))

@@ -46,8 +46,9 @@ func main() {
 	}
 }
 
+// A summary collects the events of all commands.
 type summary struct {
-	mu        sync.Mutex
+	mu        sync.Mutex // guards the fields below
 	out       io.Writer
 	counts    map[string]*total // by the name of the counted things
 	hasFailed bool
@@ -59,7 +60,7 @@ func newSummary(out io.Writer) *summary {
 
 // A total is the sum of the numbers with one name.
 type total struct {
-	n     int64
+	sum   int64
 	lines int // how many numbers were added
 }
 
@@ -98,10 +99,11 @@ func (s *summary) run(command string) error {
 	return err
 }
 
-// outputs has the output of each running test, by package and test. Each "go test" has its own,
-// because another one may run the same package at the same time.
+// outputs has the output of each running test, by package and test. Each command has outputs of its
+// own, because another command may run the same package at the same time.
 type outputs map[string]*strings.Builder
 
+// read handles all events of one command.
 func (s *summary) read(r io.Reader) error {
 	output := make(outputs)
 	lines := bufio.NewReader(r)
@@ -123,7 +125,8 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-// handle handles an event: it prints or keeps its output, counts, and records a failure.
+// handle prints or keeps the output of an event. It adds the count in the output, and records a
+// failure.
 func (s *summary) handle(e event, output outputs) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +158,7 @@ func (s *summary) handle(e event, output outputs) {
 
 var counted = regexp.MustCompile(`(?:^|\s)counted: (\d+) ([^(\n]*[^(\s])`)
 
-// count adds the number in a line, if the line has the form of a count.
+// count adds the number in a line to its total, if the line has the form of a count.
 func (s *summary) count(line string) {
 	m := counted.FindStringSubmatch(line)
 	if m == nil {
@@ -165,19 +168,21 @@ func (s *summary) count(line string) {
 	if err != nil {
 		return // the number is larger than an int64
 	}
-	if s.counts[m[2]] == nil {
-		s.counts[m[2]] = new(total)
+	name := m[2]
+	if s.counts[name] == nil {
+		s.counts[name] = new(total)
 	}
-	s.counts[m[2]].n += n
-	s.counts[m[2]].lines++
+	s.counts[name].sum += n
+	s.counts[name].lines++
 }
 
+// print prints the totals.
 func (s *summary) print() {
 	if len(s.counts) == 0 {
 		return
 	}
 	fmt.Fprintf(s.out, "\n%12s  %5s  %s\n", "counted", "tests", "what")
 	for _, name := range slices.Sorted(maps.Keys(s.counts)) {
-		fmt.Fprintf(s.out, "%12d  %5d  %s\n", s.counts[name].n, s.counts[name].lines, name)
+		fmt.Fprintf(s.out, "%12d  %5d  %s\n", s.counts[name].sum, s.counts[name].lines, name)
 	}
 }

@@ -27,11 +27,11 @@ func TestCountsAreAddedUpByName(t *testing.T) {
 	)
 	for _, want := range []string{"          23      2  twins\n", "           5      1  broken algorithms\n"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("the summary lacks %q:\n%s", want, text)
+			t.Errorf("the summary does not contain %q:\n%s", want, text)
 		}
 	}
 	if failed {
-		t.Error("a passing run is a failure; want none")
+		t.Error("the summary of tests that pass reports a failure; want none")
 	}
 }
 
@@ -44,7 +44,7 @@ func TestOnlyOutputOfFailedTestsIsShown(t *testing.T) {
 		`{"Action":"fail","Package":"a","Elapsed":1.5}`,
 	)
 	if !failed || !strings.Contains(text, "the reason") || strings.Contains(text, "noise") {
-		t.Errorf("failed %v; want a failure, with the output of TestBad only:\n%s", failed, text)
+		t.Errorf("the summary reports a failure: %v; want true, and only the output of TestBad in:\n%s", failed, text)
 	}
 }
 
@@ -55,11 +55,12 @@ func TestFailedBuildIsAFailure(t *testing.T) {
 		`go: something that is not JSON`,
 	)
 	if !failed || !strings.Contains(text, "a.go:1: no") || !strings.Contains(text, "not JSON") {
-		t.Errorf("failed %v; want a failure, with both messages:\n%s", failed, text)
+		t.Errorf("the summary reports a failure: %v; want true, and both messages in:\n%s", failed, text)
 	}
 }
 
-// make test runs some packages twice at the same time: with the race detector and without it.
+// TestRunsOfOnePackageAreKeptApart is about packages that make test runs twice at the same time:
+// with the race detector and without it.
 func TestRunsOfOnePackageAreKeptApart(t *testing.T) {
 	var out strings.Builder
 	s := newSummary(&out)
@@ -72,7 +73,7 @@ func TestRunsOfOnePackageAreKeptApart(t *testing.T) {
 		}
 	}
 	if !s.hasFailed || strings.Contains(out.String(), "noise") {
-		t.Errorf("failed %v; want a failure, without the output of the other run:\n%s", s.hasFailed, &out)
+		t.Errorf("the summary reports a failure: %v; want true, and no output of the other run in:\n%s", s.hasFailed, &out)
 	}
 }
 
@@ -85,12 +86,12 @@ func TestAllCommandsAreRun(t *testing.T) {
 	}
 	s.print()
 	if want := "          15      3  twins\n"; !strings.Contains(out.String(), want) {
-		t.Errorf("the summary lacks %q:\n%s", want, &out)
+		t.Errorf("the summary does not contain %q:\n%s", want, &out)
 	}
 	if s.hasFailed {
-		t.Error("commands that succeed are failures; want none")
+		t.Error("the summary of commands that succeed reports a failure; want none")
 	}
 	if err := s.runOrRead([]string{"true", "exit 1"}); err != nil || !s.hasFailed {
-		t.Errorf("failed %v, error %v; want a failure for a command that fails without an event", s.hasFailed, err)
+		t.Errorf("for a command that fails without an event, the summary reports a failure: %v (error %v); want true", s.hasFailed, err)
 	}
 }

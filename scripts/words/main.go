@@ -1,11 +1,11 @@
 // Command words finds words that this project does not use, such as private names for things that
 // have a standard term. The list is words.txt. The command reads all .go, .lua, .md, .yaml and .yml
-// files below a folder. It prints each place, and a better word. It fails if there are any.
+// files below a folder. It prints each place of such a word, and a better word. It fails if there
+// is such a place.
 package main
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -35,7 +35,7 @@ func main() {
 
 // words is the list of words to find.
 type words struct {
-	find    *regexp.Regexp    // matches each of them
+	find    *regexp.Regexp    // matches any of the words
 	instead map[string]string // by word: what to write instead
 }
 
@@ -53,6 +53,7 @@ func parse(list string) (w words, err error) {
 		}
 		for phrase := range strings.SplitSeq(left, ", ") {
 			w.instead[phrase] = right
+			// A space of a phrase may be a line break, also in a comment.
 			patterns = append(patterns, strings.ReplaceAll(regexp.QuoteMeta(phrase), " ", `(?: |\n[ \t]*(?://|--|#)? ?)`))
 		}
 	}
@@ -61,10 +62,10 @@ func parse(list string) (w words, err error) {
 	return w, err
 }
 
-// isOwn reports whether a file belongs to this command, and so must contain the words.
+// isOwn reports whether a file belongs to this command. Such a file must contain the words.
 func isOwn(path string) bool { return strings.HasPrefix(path, "scripts/words/") }
 
-// check writes each place to out. It fails if there are any.
+// check writes each place of a word to out. It returns an error if there is such a place.
 func (w words) check(root fs.FS, out *os.File) error {
 	found := 0
 	err := fs.WalkDir(root, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -75,7 +76,8 @@ func (w words) check(root fs.FS, out *os.File) error {
 		if entry.IsDir() && (isHidden || path == "bin" || entry.Name() == "node_modules") {
 			return fs.SkipDir
 		}
-		if entry.IsDir() || !slices.Contains([]string{".go", ".lua", ".md", ".yaml", ".yml"}, filepath.Ext(path)) || isOwn(path) {
+		isText := slices.Contains([]string{".go", ".lua", ".md", ".yaml", ".yml"}, filepath.Ext(path))
+		if entry.IsDir() || !isText || isOwn(path) {
 			return nil
 		}
 		text, err := fs.ReadFile(root, path)
@@ -89,7 +91,7 @@ func (w words) check(root fs.FS, out *os.File) error {
 		return nil
 	})
 	if err == nil && found > 0 {
-		err = errors.New(fmt.Sprint(found, " words of scripts/words/words.txt are used"))
+		err = fmt.Errorf("words of scripts/words/words.txt are used in %d places", found)
 	}
 	return err
 }
@@ -102,14 +104,14 @@ type match struct {
 
 var (
 	nameBoundary = regexp.MustCompile(`([a-z0-9])([A-Z])|_`) // between the words of a name
-	gap          = regexp.MustCompile(`\s+(?://|--|#)?\s*`)  // between the words of a phrase, which may break over lines of a comment
+	phraseGap    = regexp.MustCompile(`\s+(?://|--|#)?\s*`)  // between the words of a phrase, which may be on two lines of a comment
 )
 
 // findIn finds the words in a text.
 func (w words) findIn(text string) (matches []match) {
 	text = strings.ToLower(nameBoundary.ReplaceAllString(text, "$1 $2"))
 	for _, at := range w.find.FindAllStringIndex(text, -1) {
-		matches = append(matches, match{1 + strings.Count(text[:at[0]], "\n"), gap.ReplaceAllString(text[at[0]:at[1]], " ")})
+		matches = append(matches, match{1 + strings.Count(text[:at[0]], "\n"), phraseGap.ReplaceAllString(text[at[0]:at[1]], " ")})
 	}
 	return matches
 }

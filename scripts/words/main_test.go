@@ -12,7 +12,7 @@ func TestWordsAreFound(t *testing.T) {
 	}
 	for _, c := range []struct {
 		text string
-		want string // the matches: line and word
+		want string // each match as {line word}
 	}{
 		{"a batch is in flight", "[]"},
 		{"one\nA Bunch of", "[{2 bunch}]"},
@@ -24,17 +24,17 @@ func TestWordsAreFound(t *testing.T) {
 		{"it goes under. Way back", "[]"},
 	} {
 		if got := fmt.Sprint(w.findIn(c.text)); got != c.want {
-			t.Errorf("%q: %s; want %s", c.text, got, c.want)
+			t.Errorf("findIn(%q) returns %s; want %s", c.text, got, c.want)
 		}
 	}
 	if _, err := parse("bunch\n"); err == nil {
-		t.Error("parse accepts a word without a replacement; want an error")
+		t.Error("parse of a word without a replacement returns no error; want one")
 	}
 }
 
-func TestListIsSound(t *testing.T) {
+func TestListIsValid(t *testing.T) {
 	w, err := parse(list)
 	if err != nil || len(w.instead) < 20 {
-		t.Errorf("the list has %d words, %v; want at least 20", len(w.instead), err)
+		t.Errorf("the list has %d words (error %v); want at least 20", len(w.instead), err)
 	}
 }

@@ -20,21 +20,22 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	var q check.CheckRequest
+	var request check.CheckRequest
 	key, cost := "user:generated", int64(2)
-	if err := q.FromCheckByRule(check.CheckByRule{Rule: "search", Key: &key, Cost: &cost}); err != nil {
+	if err := request.FromCheckByRule(check.CheckByRule{Rule: "search", Key: &key, Cost: &cost}); err != nil {
 		log.Fatal(err)
 	}
-	for _, want := range []string{"allowed", "denied"} { // 3 units per minute
-		answer, err := c.CheckWithResponse(context.Background(), nil, q)
+	// The limit is 3 units per minute, so the second check with a cost of 2 is denied.
+	for _, want := range []string{"allowed", "denied"} {
+		response, err := c.CheckWithResponse(context.Background(), nil, request)
 		switch {
 		case err != nil:
 			log.Fatal(err)
-		case answer.JSON200 == nil:
-			log.Fatalf("%s: %s", answer.Status(), answer.Body)
-		case string(answer.JSON200.Outcome) != want:
-			log.Fatalf("%s; want %s", answer.Body, want)
+		case response.JSON200 == nil:
+			log.Fatalf("the check got status %s with the body %s; want 200", response.Status(), response.Body)
+		case string(response.JSON200.Outcome) != want:
+			log.Fatalf("the check got %s; want the outcome %q", response.Body, want)
 		}
-		fmt.Println("the generated client was", answer.JSON200.Outcome)
+		fmt.Println("the generated client was", response.JSON200.Outcome)
 	}
 }
