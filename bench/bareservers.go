@@ -16,8 +16,8 @@ import (
 
 const rlsMethod = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// bareServers send a constant response and make no decisions. In the services section they show the
-// lowest possible cost of a protocol.
+// bareServers send a constant response and make no decisions. In the services section they show how
+// much time a protocol takes at least.
 var bareServers = map[string]func(net.Listener) error{
 	"grpc-go":  serveBareGRPC,
 	"fastgrpc": serveBareFast,
@@ -29,7 +29,7 @@ var bareServers = map[string]func(net.Listener) error{
 func serveBare(name string) error {
 	serve := bareServers[name]
 	if serve == nil {
-		return fmt.Errorf("there is no bare server %q", name)
+		return fmt.Errorf("there is no bare server %q; write grpc-go, fastgrpc, http or resp", name)
 	}
 	l, err := net.Listen("tcp", os.Getenv("PENSTOCK_LISTEN"))
 	if err != nil {
@@ -120,8 +120,9 @@ func serveBareRESP(l net.Listener) error {
 // lengthOfCommand returns the number of bytes of the first command, an array of bulk strings, or 0
 // if the command is not complete.
 func lengthOfCommand(b []byte) int {
-	// number reads the number behind the type byte at i. next is the position after its line.
-	number := func(i int) (n, next int) {
+	// readNumber reads the number that follows the type byte at i. next is the position after its
+	// line.
+	readNumber := func(i int) (n, next int) {
 		for i++; i < len(b) && b[i] != '\r'; i++ {
 			n = 10*n + int(b[i]-'0')
 		}
@@ -130,17 +131,16 @@ func lengthOfCommand(b []byte) int {
 	if len(b) == 0 {
 		return 0
 	}
-	words, i := number(0)
+	words, end := readNumber(0) // end: of the words that were read
 	for range words {
-		if i >= len(b) {
+		if end >= len(b) {
 			return 0
 		}
-		var n int
-		n, i = number(i)
-		i += n + len("\r\n")
+		length, start := readNumber(end)
+		end = start + length + len("\r\n")
 	}
-	if i > len(b) {
+	if end > len(b) {
 		return 0
 	}
-	return i
+	return end
 }

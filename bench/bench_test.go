@@ -8,8 +8,8 @@ import (
 )
 
 func BenchmarkMemory(b *testing.B) {
-	for _, open := range []func(int64) (*memory, error){penstockMemory, limiterMemory, goLimiterMemory} {
-		m, err := open(1_000_000_000)
+	for _, open := range []func(int64) (*memoryLimiter, error){penstockMemory, limiterMemory, goLimiterMemory} {
+		m, err := open(1_000_000_000) // units per day: more than all decisions
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func BenchmarkClient(b *testing.B) {
 		})
 		b.Run(c.name+", parallel", func(b *testing.B) {
 			b.ReportAllocs()
-			b.SetParallelism(32)
+			b.SetParallelism(32) // goroutines per core
 			b.RunParallel(func(pb *testing.PB) {
 				for i := 0; pb.Next(); i++ {
 					if _, err := c.allow(context.Background(), names[i%coldKeys]); err != nil {

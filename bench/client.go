@@ -26,7 +26,7 @@ type caller struct {
 	bound func(d time.Duration) int64 // how many requests of a key the limit allows within d
 	close func()
 
-	excess int64 // how many more requests of a key the guards may allow, in any time
+	excess int64 // how many requests of a key beyond bound the guards may allow, in any time
 
 	// The results, with an item for each window.
 	rates    []float64 // decisions per second
@@ -38,10 +38,11 @@ type caller struct {
 	withoutStore atomic.Int64 // requests that a fallback decided, because the store was too slow
 
 	// The last window. The next one reuses the memory.
-	took     [][]int64      // ns of each decision, by goroutine
-	admitted []atomic.Int32 // how many requests were allowed, by index in names
+	latencies [][]int64      // ns of each decision, by goroutine
+	admitted  []atomic.Int32 // how many requests were allowed, by index in names
 }
 
+// reset drops the results.
 func (c *caller) reset() {
 	c.rates, c.allocs, c.p50, c.p99, c.over, c.allowed = nil, nil, nil, nil, nil, nil
 }
@@ -49,7 +50,7 @@ func (c *caller) reset() {
 // ampleLimit is a limit per day that allows all requests of a run.
 const ampleLimit = 1_000_000
 
-// openCallers opens redis_rate, Penstock, and Penstock over go-redis, in this order.
+// openCallers returns callers of redis_rate, Penstock, and Penstock over go-redis, in this order.
 func openCallers(server *redistest.Server) ([]*caller, error) {
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
 	if err != nil {
@@ -111,17 +112,18 @@ func bucketBound(burst, count int64, period time.Duration) func(time.Duration) i
 }
 
 // run makes decisions in several goroutines, as fast as possible, for about d. Together the
-// goroutines use the names in turn. The measurement costs little: a goroutine reads the clock once
-// per decision, and writes to its own slice.
+// goroutines use the names in turn. The measurement takes little time: a goroutine reads the clock
+// once per decision, and writes to its own slice.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
-		wait     sync.WaitGroup
-		stop     atomic.Bool
-		failed   atomic.Value
-		from, to runtime.MemStats
+		wait   sync.WaitGroup
+		stop   atomic.Bool
+		failed atomic.Value
+		before runtime.MemStats
+		after  runtime.MemStats
 	)
-	for len(c.took) < goroutines {
-		c.took = append(c.took, make([]int64, 0, 1<<20/goroutines)) // more than a window has
+	for len(c.latencies) < goroutines {
+		c.latencies = append(c.latencies, make([]int64, 0, 1<<20/goroutines)) // more decisions than a window has
 	}
 	if len(c.admitted) != len(names) {
 		c.admitted = make([]atomic.Int32, len(names))
@@ -131,12 +133,12 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	}
 	decisions := make([]int64, goroutines)
 	runtime.GC() // otherwise this window would collect the garbage of other callers
-	runtime.ReadMemStats(&from)
+	runtime.ReadMemStats(&before)
 	time.AfterFunc(d, func() { stop.Store(true) })
 	begin := time.Now()
 	for g := range goroutines {
 		wait.Go(func() {
-			n, took := int64(0), c.took[g][:0]
+			n, latencies := int64(0), c.latencies[g][:0]
 			sent := time.Since(begin)
 			for i := g; !stop.Load(); i += goroutines {
 				allowed, err := c.allow(context.Background(), names[i%len(names)])
@@ -144,21 +146,22 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 					failed.CompareAndSwap(nil, failure{err})
 					return
 				}
-				if n++; allowed {
+				n++
+				if allowed {
 					c.admitted[i%len(names)].Add(1)
 				}
 				answered := time.Since(begin)
-				if len(took) < cap(took) {
-					took = append(took, int64(answered-sent))
+				if len(latencies) < cap(latencies) {
+					latencies = append(latencies, int64(answered-sent))
 				}
-				sent = answered
+				sent = answered // of the next request
 			}
-			decisions[g], c.took[g] = n, took
+			decisions[g], c.latencies[g] = n, latencies
 		})
 	}
 	wait.Wait()
-	took := time.Since(begin)
-	runtime.ReadMemStats(&to)
+	elapsed := time.Since(begin)
+	runtime.ReadMemStats(&after)
 	if f := failed.Load(); f != nil {
 		return fmt.Errorf("%s: %w", c.name, f.(failure).error)
 	}
@@ -166,37 +169,38 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	latencies := hdrhistogram.New(1, time.Minute.Nanoseconds(), 3) // from 1 ns to a minute, with 3 digits
 	for g := range goroutines {
 		all += decisions[g]
-		for _, ns := range c.took[g] {
+		for _, ns := range c.latencies[g] {
 			_ = latencies.RecordValue(ns)
 		}
 	}
-	c.rates = append(c.rates, float64(all)/took.Seconds())
+	c.rates = append(c.rates, float64(all)/elapsed.Seconds())
 	c.p50 = append(c.p50, float64(latencies.ValueAtPercentile(50))/1000)
 	c.p99 = append(c.p99, float64(latencies.ValueAtPercentile(99))/1000)
-	c.allocs = append(c.allocs, float64(to.Mallocs-from.Mallocs)/float64(all))
-	allowed, over := c.count(names, took)
-	c.allowed, c.over = append(c.allowed, float64(allowed)/float64(all)), append(c.over, over)
+	c.allocs = append(c.allocs, float64(after.Mallocs-before.Mallocs)/float64(all))
+	allowed, over := c.countAllowed(names, elapsed)
+	c.allowed = append(c.allowed, float64(allowed)/float64(all))
+	c.over = append(c.over, over)
 	return nil
 }
 
-// count returns how many requests were allowed, and how many of these exceeded the limits of their
-// keys in d.
-func (c *caller) count(names []string, d time.Duration) (allowed, over int64) {
-	keys := make(map[string]int64, len(names))
+// countAllowed returns how many requests the last window allowed, and how many of these were beyond
+// what the limits of their keys allow within d.
+func (c *caller) countAllowed(names []string, d time.Duration) (allowed, over int64) {
+	byKey := make(map[string]int64, len(names)) // a key may be in names several times
 	for i := range c.admitted {
 		if n := int64(c.admitted[i].Load()); n > 0 {
-			keys[names[i]] += n
+			byKey[names[i]] += n
 			allowed += n
 		}
 	}
 	bound := c.bound(d)
-	for _, n := range keys {
+	for _, n := range byKey {
 		over += max(n-bound, 0)
 	}
 	return allowed, over
 }
 
-// A failure is an error of any type in an atomic.Value.
+// A failure wraps an error. An atomic.Value needs it: all its values must have one type.
 type failure struct{ error }
 
 const (
@@ -204,13 +208,13 @@ const (
 	clientWindow = 250 * time.Millisecond
 )
 
-// takeTurns measures callers in turn, window by window. So a disturbance by other programs affects
-// all of them.
+// takeTurns measures callers in turn, window by window. So other programs that disturb the
+// measurement disturb all callers.
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {
-			if round <= 1 {
-				c.reset() // drops the results of round 0, which opens the connections
+			if round <= 1 { // drop the results of another load, and those of round 0, which opens connections
+				c.reset()
 			}
 			if err := c.run(goroutines, window, names); err != nil {
 				return err
@@ -243,17 +247,17 @@ func clientSection(r *report) error {
 	for _, c := range all {
 		defer c.close()
 	}
-	r.title("Client: decisions on distinct keys through the library (80th percentile of %d windows; ratio: median of windows side by side)", clientRounds)
-	r.row("goroutines", "", "decisions/s", "/ redis_rate", "allocations")
+	r.beginTable("Client: decisions on distinct keys through the library (80th percentile of %d windows; ratio: median of windows side by side)", clientRounds)
+	r.addRow("goroutines", "", "decisions/s", "/ redis_rate", "allocations")
 	for _, goroutines := range []int{1, 64, 512} {
 		if err := takeTurns(all, goroutines, names, clientWindow); err != nil {
 			return err
 		}
-		peer := all[0]
-		for i, c := range all {
+		peer, own := all[0], all[1]
+		for _, c := range all {
 			ratio := median(ratios(c.rates, peer.rates))
-			r.row(strconv.Itoa(goroutines), c.name, strconv.Itoa(int(percentile(c.rates, 80))), number(ratio), number(median(c.allocs)))
-			if goroutines == 64 && i == 1 {
+			r.addRow(strconv.Itoa(goroutines), c.name, strconv.Itoa(int(percentile(c.rates, 80))), number(ratio), number(median(c.allocs)))
+			if goroutines == 64 && c == own {
 				r.atLeast("client: decisions per second / redis_rate, 64 goroutines", ratio, 1.7)
 				r.atMost("client: allocations per decision, 64 goroutines", median(c.allocs), 2)
 			}

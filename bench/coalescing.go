@@ -22,23 +22,23 @@ func coalescingSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	r.title("Coalescing: decisions in shared scripts, compared with a script for each (%d windows, one core for the client)", clientRounds)
-	r.row(loadColumns...)
+	r.beginTable("Coalescing: decisions in shared scripts, compared with a script for each (%d windows, one core for the client)", clientRounds)
+	r.addRow(loadColumns...)
 	for _, load := range []struct {
 		name      string
 		names     []string
 		limit     *penstock.Plan
-		leastRate float64 // goal: smallest ratio to the rate of separate scripts; 0: none
+		leastRate float64 // goal: smallest ratio to the rate of separate scripts; 0: no goals
 		mostP99   float64 // goal: largest ratio to the p99 of separate scripts
 	}{
-		{"distinct", names, penstock.PerDay(ampleLimit).MustCompile(), 1.4, 1},
-		// All are allowed. A unit refills in a whole number of µs, so the script decides many calls at
-		// once.
-		{"hot", names[:1], penstock.PerHour(3_600_000_000).MustCompile(), 5, 1},
+		{name: "distinct", names: names, limit: penstock.PerDay(ampleLimit).MustCompile(), leastRate: 1.4, mostP99: 1},
+		// All requests are allowed. A unit refills in a whole number of µs, so the script decides many
+		// calls in one step.
+		{name: "hot", names: names[:1], limit: penstock.PerHour(3_600_000_000).MustCompile(), leastRate: 5, mostP99: 1},
 		// A unit refills in a fraction of a µs, so the script decides each call separately.
-		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000).MustCompile(), 0, 0},
-		// Nearly all are denied.
-		{"hot, over", names[:1], penstock.PerSecond(1000).MustCompile(), 0, 0},
+		{name: "hot, uneven", names: names[:1], limit: penstock.PerHour(7_000_000_000).MustCompile()},
+		// Nearly all requests are denied.
+		{name: "hot, over", names: names[:1], limit: penstock.PerSecond(1000).MustCompile()},
 	} {
 		for _, goroutines := range []int{64, 512} {
 			separate, coalesced, err := storePair(server, load.limit)
@@ -50,12 +50,12 @@ func coalescingSection(r *report) error {
 				return err
 			}
 			reportLoad(r, load.name, goroutines, all)
-			what := fmt.Sprintf("coalescing: %s, %d callers: ", load.name, goroutines)
+			prefix := fmt.Sprintf("coalescing: %s, %d callers: ", load.name, goroutines)
 			if load.leastRate > 0 {
-				r.atLeast(what+"decisions / separate", median(ratios(coalesced.rates, separate.rates)), load.leastRate)
-				r.atMost(what+"p99 / separate", median(ratios(coalesced.p99, separate.p99)), load.mostP99)
+				r.atLeast(prefix+"decisions / separate", median(ratios(coalesced.rates, separate.rates)), load.leastRate)
+				r.atMost(prefix+"p99 / separate", median(ratios(coalesced.p99, separate.p99)), load.mostP99)
 			}
-			r.atMost(what+"over-admission", float64(slices.Max(coalesced.over)), 0)
+			r.atMost(prefix+"over-admission", float64(slices.Max(coalesced.over)), 0)
 			for _, c := range all {
 				c.close()
 			}
@@ -64,19 +64,19 @@ func coalescingSection(r *report) error {
 	return nil
 }
 
-// storePair returns a store that sends each batch in a separate script, and the default store,
-// which coalesces. They share no counters.
+// storePair returns a caller of a store that sends each batch in a separate script, and a caller of
+// the default store, which coalesces. The stores share no counters.
 func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coalesced *caller, err error) {
-	if separate, err = uncoalesced(server, limit); err != nil {
+	if separate, err = separateCaller(server, limit); err != nil {
 		return nil, nil, err
 	}
 	coalesced, err = redisCaller("coalesced", server, redisstore.Options{Prefix: "coalesced"}, limit)
 	return separate, coalesced, err
 }
 
-// uncoalesced returns a caller with a store for each goroutine, over one client. So no two
+// separateCaller returns a caller with a store for each goroutine, over one client. So no two
 // goroutines share a script.
-func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
+func separateCaller(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
 	option, err := redisstore.ParseURL(server.URL())
 	if err != nil {
 		return nil, err
@@ -118,10 +118,11 @@ func redisCaller(name string, server *redistest.Server, o redisstore.Options, li
 
 var loadColumns = []string{"keys", "callers", "", "decisions/s", "/ first", "p50 µs", "p99 µs", "allocations", "allowed %", "over-admitted", "fallback"}
 
-// reportLoad prints the results of callers under a load, and their ratio to the first.
+// reportLoad prints the results of callers under a load, and their ratio to those of the first
+// caller.
 func reportLoad(r *report, name string, goroutines int, all []*caller) {
 	for _, c := range all {
-		r.row(name, strconv.Itoa(goroutines), c.name, strconv.Itoa(int(percentile(c.rates, 80))), number(median(ratios(c.rates, all[0].rates))),
+		r.addRow(name, strconv.Itoa(goroutines), c.name, strconv.Itoa(int(percentile(c.rates, 80))), number(median(ratios(c.rates, all[0].rates))),
 			number(median(c.p50)), number(median(c.p99)), number(median(c.allocs)), number(100*median(c.allowed)),
 			strconv.FormatInt(slices.Max(c.over), 10), strconv.FormatInt(c.withoutStore.Load(), 10))
 	}

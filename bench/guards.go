@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-const leased = 100 // largest number of units in a lease
+const leaseSize = 100 // largest number of units in a lease
 
 // leastWithLeases is the goal for many keys: the smallest ratio of decisions per second with leases
 // to decisions per second without. It is below 1, because two measurements of the same load may
@@ -23,12 +23,19 @@ const leastWithLeases = 0.85
 
 // A guardedStore is a store with guards, which is compared with a bare store.
 type guardedStore struct {
-	name  string
-	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func()) // excess: see caller
-	least float64                                                                                  // goal: smallest ratio of its rate to that of the bare store; 0: none
+	name string
+	wrap wrapFunc
+
+	// least is a goal: the smallest ratio of this store's rate to that of the bare store; 0: none.
+	least float64
 }
 
-func (g guardedStore) caller(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
+// A wrapFunc adds guards to a store. excess is how many requests of a key beyond the limit the
+// guards may allow, in any time.
+type wrapFunc func(bare *redisstore.Store, limit *penstock.Plan) (guarded penstock.Store, excess int64, end func())
+
+// open returns a caller that uses the guarded store.
+func (g guardedStore) open(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
 	inner, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: prefix})
 	if err != nil {
 		return nil, err
@@ -51,30 +58,31 @@ func wrapDeny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64,
 }
 
 func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
-	o := guard.LeaseOptions{Limits: leases}
+	o := guard.LeaseOptions{Limits: settingsWithLease}
 	l := guard.NewLease(store, o)
 	return l, o.Excess(limit), func() { _ = l.Close(context.Background()) }
 }
 
-func leases(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leased} }
+func settingsWithLease(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leaseSize} }
 
-// patient is a deadline that even a busy machine meets. With a shorter one, the benchmark would
+// longTimeout is a deadline that even a busy machine meets. With a shorter one, the benchmark would
 // measure decisions of the fallback, which are fast.
-var patient = guard.TimeoutOptions{After: time.Second}
+var longTimeout = guard.TimeoutOptions{After: time.Second}
 
-// wrapStandard adds guard.Standard with its defaults, except for the deadline. It leases nothing.
+// wrapStandard adds guard.Standard with its defaults, except for the deadline. The defaults have no
+// leases.
 func wrapStandard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
-	g := standardWith(store, guard.Options{Timeout: patient})
+	g := newStandard(store, guard.Options{Timeout: longTimeout})
 	return g, 0, g.Close
 }
 
 // wrapLeasing adds guard.Standard with a lease for the limit.
 func wrapLeasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
-	g := standardWith(store, guard.Options{Timeout: patient, Limits: leases})
-	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
+	g := newStandard(store, guard.Options{Timeout: longTimeout, Limits: settingsWithLease})
+	return g, guard.LeaseOptions{Limits: settingsWithLease}.Excess(limit), g.Close
 }
 
-func standardWith(store *redisstore.Store, o guard.Options) *guard.Guarded {
+func newStandard(store *redisstore.Store, o guard.Options) *guard.Guarded {
 	o.Server = store
 	g, err := guard.Standard(store, o)
 	if err != nil {
@@ -83,7 +91,7 @@ func standardWith(store *redisstore.Store, o guard.Options) *guard.Guarded {
 	return g
 }
 
-// zipf returns a list in which names have a Zipf distribution: the k-th name occurs in proportion
+// zipf returns a list of random names with a Zipf distribution: the k-th name occurs in proportion
 // to 1/k^1.1.
 func zipf(names []string) []string {
 	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.1, 1, uint64(len(names)-1))
@@ -104,9 +112,9 @@ func guardsSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	hundred, plenty := penstock.PerSecond(100).MustCompile(), penstock.PerHour(3_600_000_000).MustCompile()
-	r.title("Guards: decisions through guards, compared with the bare store without coalescing (%d windows, one core for the client)", clientRounds)
-	r.row(loadColumns...)
+	hundred, million := penstock.PerSecond(100).MustCompile(), penstock.PerHour(3_600_000_000).MustCompile() // units per second
+	r.beginTable("Guards: decisions through guards, compared with the bare store without coalescing (%d windows, one core for the client)", clientRounds)
+	r.addRow(loadColumns...)
 	for _, load := range []struct {
 		name   string
 		names  []string
@@ -114,44 +122,58 @@ func guardsSection(r *report) error {
 		window time.Duration
 		guards []guardedStore
 	}{
-		{"over 100/s", names[:1], hundred, clientWindow, []guardedStore{{name: "deny", wrap: wrapDeny, least: 15}}},
-		{"hot", names[:1], plenty, clientWindow, []guardedStore{{name: "lease of 100", wrap: wrapLease, least: 8}}},
-		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guardedStore{{name: "lease of 100", wrap: wrapLease}}},
+		{
+			name: "over 100/s", names: names[:1], limit: hundred, window: clientWindow,
+			guards: []guardedStore{{name: "deny", wrap: wrapDeny, least: 15}},
+		},
+		{
+			name: "hot", names: names[:1], limit: million, window: clientWindow,
+			guards: []guardedStore{{name: "lease of 100", wrap: wrapLease, least: 8}},
+		},
+		{
+			name: "hot, 100k/s", names: names[:1], limit: penstock.PerSecond(100_000).MustCompile(), window: clientWindow,
+			guards: []guardedStore{{name: "lease of 100", wrap: wrapLease}},
+		},
 		// Buckets are full when a window begins, unlike in continuous traffic. In a window of a second
 		// they are partly used for most of the time.
-		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guardedStore{
-			{name: "standard", wrap: wrapStandard, least: 2}, {name: "standard, leases", wrap: wrapLeasing},
-		}},
+		{
+			name: "Zipf(1.1), 100/s", names: zipf(names), limit: hundred, window: time.Second,
+			guards: []guardedStore{
+				{name: "standard", wrap: wrapStandard, least: 2}, {name: "standard, leases", wrap: wrapLeasing},
+			},
+		},
 	} {
 		for _, goroutines := range []int{64, 512} {
 			separate, coalesced, err := storePair(server, load.limit)
 			if err != nil {
 				return err
 			}
-			all := []*caller{separate, coalesced}
+			var guarded []*caller
 			for i, g := range load.guards {
-				c, err := g.caller(server, fmt.Sprint("guarded", i), load.limit)
+				c, err := g.open(server, fmt.Sprint("guarded", i), load.limit)
 				if err != nil {
 					return err
 				}
-				all = append(all, c)
+				guarded = append(guarded, c)
 			}
+			all := append([]*caller{separate, coalesced}, guarded...)
 			if err := takeTurns(all, goroutines, load.names, load.window); err != nil {
 				return err
 			}
 			reportLoad(r, load.name, goroutines, all)
 			for i, g := range load.guards {
-				c := all[2+i]
-				what := fmt.Sprintf("guards: %s, %s, %d callers: ", g.name, load.name, goroutines)
+				c := guarded[i]
+				prefix := fmt.Sprintf("guards: %s, %s, %d callers: ", g.name, load.name, goroutines)
 				if g.least > 0 {
-					r.atLeast(what+"decisions / bare", median(ratios(c.rates, separate.rates)), g.least)
+					r.atLeast(prefix+"decisions / bare", median(ratios(c.rates, separate.rates)), g.least)
 				}
-				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
+				r.atMost(prefix+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
-			// The last store has leases, and the store before it has none. Few callers have no goal
-			// here, because other load of the machine affects their results more.
-			if n := len(load.guards); n > 1 && goroutines >= 512 {
-				ratio := median(ratios(all[1+n].rates, all[n].rates))
+			// There is no goal for 64 callers, because other load of the machine affects their results
+			// more.
+			if len(guarded) == 2 && goroutines >= 512 {
+				without, with := guarded[0], guarded[1] // leases
+				ratio := median(ratios(with.rates, without.rates))
 				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)
 			}
 			for _, c := range all {
@@ -159,5 +181,5 @@ func guardsSection(r *report) error {
 			}
 		}
 	}
-	return utilization(r, server)
+	return measureUtilization(r, server)
 }

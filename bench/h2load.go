@@ -21,14 +21,14 @@ type h2Load struct {
 	headers []byte // header block of the first request, which fills the server's dynamic table
 	indexed []byte // header block of all other requests, with indexes only
 	message []byte
-	streams int // calls that are open at once
-	digits  int // where the key's digits begin in message; negative: it has none
+	streams int // calls that are open at the same time
+	digits  int // where the key's digits begin in message; negative: the message has no key
 
 	received        []byte
-	readAt, writeAt int    // positions in received
+	readAt, writeAt int    // positions in received: of the next frame, and of the end of the data
 	out             []byte // frames that are not sent yet
-	nextID          uint32
-	nextKey         int
+	nextID          uint32 // of the next stream
+	lastKey         int
 	begun           map[uint32]time.Time // open calls, by stream
 	unacked         int                  // bytes of DATA without a WINDOW_UPDATE
 
@@ -36,14 +36,19 @@ type h2Load struct {
 }
 
 const (
-	loadKeys  = 100_000
-	keyDigits = 6 // of each key
+	loadKeys  = 100_000 // number of keys
+	keyDigits = 6       // digits of each key
 
-	frameHeader = 9 // bytes
+	frameHeader       = 9 // bytes of a frame's header
+	settingSize       = 6 // bytes of a setting in a SETTINGS frame: its name and its value
+	windowUpdateSize  = 4 // bytes of a WINDOW_UPDATE
+	pingSize          = 8 // bytes of a PING
+	goAwayHeader      = 8 // bytes of a GOAWAY before its message
+	grpcMessageHeader = 5 // bytes: a flag for compression, and the length of the message
 )
 
-// dialH2 connects to a server. The message has keyDigits zeros at digits, which the load replaces
-// by a key. digits is negative if the message has no key.
+// dialH2 connects to a server. The message has keyDigits zeros at the position digits. The load
+// replaces them by a key. digits is negative if the message has no key.
 func dialH2(address, method string, message []byte, digits, streams int) (*h2Load, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -63,17 +68,18 @@ func dialH2(address, method string, message []byte, digits, streams int) (*h2Loa
 	}
 	l.headers, l.indexed = encoded, indexedBlock(len(fields))
 	l.out = append(l.out, http2.ClientPreface...)
-	l.out = frame(l.out, 6, http2.FrameSettings, 0, 0)
+	l.out = appendHeader(l.out, settingSize, http2.FrameSettings, 0, 0)
 	l.out = binary.BigEndian.AppendUint16(l.out, uint16(http2.SettingInitialWindowSize))
-	l.out = binary.BigEndian.AppendUint32(l.out, 1<<20)
-	l.out = frame(l.out, 4, http2.FrameWindowUpdate, 0, 0)
+	const streamWindow = 1 << 20 // bytes
+	l.out = binary.BigEndian.AppendUint32(l.out, streamWindow)
+	l.out = appendHeader(l.out, windowUpdateSize, http2.FrameWindowUpdate, 0, 0)
 	l.out = binary.BigEndian.AppendUint32(l.out, h2Window)
 	return l, nil
 }
 
 // indexedBlock returns the header block of a request whose header fields are all in the tables of
 // HPACK (RFC 7541). The first two fields are :method POST and :scheme http, which are in the static
-// table. All others are in the dynamic table, the last one first.
+// table. All others are in the dynamic table, where the last field has the lowest index.
 func indexedBlock(fields int) []byte {
 	const (
 		indexed      = 0x80 // flag of an indexed field
@@ -88,7 +94,8 @@ func indexedBlock(fields int) []byte {
 	return block
 }
 
-// h2Window is how many bytes of DATA the server may send before it gets another WINDOW_UPDATE.
+// h2Window is how many bytes of DATA the server may send on the connection before it gets another
+// WINDOW_UPDATE.
 const h2Window = 1 << 28
 
 type byteWriter []byte
@@ -98,8 +105,9 @@ func (w *byteWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// frame appends the header of a frame with length bytes, on the stream id.
-func frame(b []byte, length int, t http2.FrameType, flags http2.Flags, id uint32) []byte {
+// appendHeader appends the header of a frame on the stream id. The frame has length bytes after its
+// header.
+func appendHeader(b []byte, length int, t http2.FrameType, flags http2.Flags, id uint32) []byte {
 	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(t), byte(flags))
 	return binary.BigEndian.AppendUint32(b, id)
 }
@@ -144,7 +152,7 @@ func (l *h2Load) send() error {
 	return err
 }
 
-// call appends the next request.
+// call starts a call on a new stream: it appends the request's frames to out.
 func (l *h2Load) call(now time.Time) {
 	id := l.nextID
 	l.nextID += 2
@@ -153,25 +161,26 @@ func (l *h2Load) call(now time.Time) {
 	if id == 1 {
 		block = l.headers
 	}
-	l.out = append(frame(l.out, len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, id), block...)
-	const messageHeader = 5 // bytes: a flag for compression, and the length of the message
-	l.out = frame(l.out, messageHeader+len(l.message), http2.FrameData, http2.FlagDataEndStream, id)
-	l.out = binary.BigEndian.AppendUint32(append(l.out, 0), uint32(len(l.message)))
+	l.out = appendHeader(l.out, len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, id)
+	l.out = append(l.out, block...)
+	l.out = appendHeader(l.out, grpcMessageHeader+len(l.message), http2.FrameData, http2.FlagDataEndStream, id)
+	l.out = append(l.out, 0) // not compressed
+	l.out = binary.BigEndian.AppendUint32(l.out, uint32(len(l.message)))
 	start := len(l.out)
 	l.out = append(l.out, l.message...)
 	if l.digits >= 0 {
-		l.nextKey = nextKey(l.nextKey)
-		putKey(l.out[start+l.digits:], l.nextKey)
+		l.lastKey = keyAfter(l.lastKey)
+		putKey(l.out[start+l.digits:], l.lastKey)
 	}
 }
 
 var (
-	errTooLarge = errors.New("the server sent a frame that is too large")
-	errUnknown  = errors.New("the server answered a call that is not open")
+	errTooLarge = errors.New("the server sent a frame that is too large for the buffer of 64 KiB")
+	errUnknown  = errors.New("the server sent a response on a stream that has no open call")
 )
 
-// receive handles all frames that have arrived. If shouldContinue is true, each call that has ended
-// is followed by another call.
+// receive handles all frames that have arrived. If shouldContinue is true, it starts another call
+// for each call that has ended.
 func (l *h2Load) receive(now time.Time, shouldContinue bool) error {
 	for l.writeAt-l.readAt >= frameHeader {
 		header := l.received[l.readAt : l.readAt+frameHeader]
@@ -188,19 +197,22 @@ func (l *h2Load) receive(now time.Time, shouldContinue bool) error {
 		switch http2.FrameType(header[3]) {
 		case http2.FrameSettings:
 			if !flags.Has(http2.FlagSettingsAck) {
-				l.out = frame(l.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+				l.out = appendHeader(l.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 			}
 		case http2.FramePing:
 			if !flags.Has(http2.FlagPingAck) {
-				l.out = append(frame(l.out, 8, http2.FramePing, http2.FlagPingAck, 0), payload...)
+				l.out = appendHeader(l.out, pingSize, http2.FramePing, http2.FlagPingAck, 0)
+				l.out = append(l.out, payload...)
 			}
 		case http2.FrameData:
-			if l.unacked += length; l.unacked > h2Window/2 {
-				l.out = binary.BigEndian.AppendUint32(frame(l.out, 4, http2.FrameWindowUpdate, 0, 0), uint32(l.unacked))
+			l.unacked += length
+			if l.unacked > h2Window/2 {
+				l.out = appendHeader(l.out, windowUpdateSize, http2.FrameWindowUpdate, 0, 0)
+				l.out = binary.BigEndian.AppendUint32(l.out, uint32(l.unacked))
 				l.unacked = 0
 			}
 		case http2.FrameGoAway:
-			return fmt.Errorf("the server sent GOAWAY: %q", payload[8:])
+			return fmt.Errorf("the server sent GOAWAY: %q", payload[goAwayHeader:])
 		case http2.FrameRSTStream:
 			return fmt.Errorf("the server canceled a call: %v", http2.ErrCode(binary.BigEndian.Uint32(payload)))
 		case http2.FrameHeaders:

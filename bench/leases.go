@@ -18,7 +18,7 @@ import (
 
 const (
 	steadyCount = 300 // units per second of the limits whose utilization is measured
-	steadyLease = 50  // units
+	steadyLease = 50  // units of a lease
 	steadyTime  = 5 * time.Second
 )
 
@@ -26,8 +26,8 @@ const (
 // limit. The same requests also go to a store without guards.
 type steadyLoad struct {
 	limit     *penstock.Plan
-	instances int
-	perSecond int
+	instances int // number of instances
+	perSecond int // mean number of requests per second
 
 	requested atomic.Int64
 	alone     atomic.Int64 // admitted by the store without guards
@@ -35,7 +35,8 @@ type steadyLoad struct {
 	leased    atomic.Int64 // admitted by the instances, from leases
 }
 
-// run sends each request to a random instance. It does not wait for the previous request.
+// run sends requests for steadyTime, at random times. Each goes to the store alone, which has no
+// guards, and to a random instance. run does not wait for one request before it sends the next.
 func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed int64) error {
 	var requests sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -53,7 +54,11 @@ func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed 
 		}
 	}
 	begin := time.Now()
-	for at := time.Duration(0); at < steadyTime; at += time.Duration(rng.ExpFloat64() / float64(s.perSecond) * float64(time.Second)) {
+	randomPause := func() time.Duration { // with an exponential distribution, as in random traffic
+		seconds := rng.ExpFloat64() / float64(s.perSecond)
+		return time.Duration(seconds * float64(time.Second))
+	}
+	for at := time.Duration(0); at < steadyTime; at += randomPause() {
 		time.Sleep(time.Until(begin.Add(at)))
 		s.requested.Add(1)
 		requests.Go(func() { decide(alone, &s.alone) })
@@ -67,7 +72,8 @@ func (s *steadyLoad) run(alone penstock.Store, instances []penstock.Store, seed 
 	return nil
 }
 
-// A steadyLimit is a limit whose utilization is measured.
+// A steadyLimit is a limit whose utilization is measured: how much of the traffic below the limit
+// it admits.
 type steadyLimit struct {
 	name  string
 	limit *penstock.Plan
@@ -83,17 +89,17 @@ func steadyLimits() []steadyLimit {
 	}
 }
 
-// utilization measures how much of the traffic below a limit is admitted with leases, compared to a
-// store without guards. Each load has its own key. The loads with the same rate run at the same
-// time.
-func utilization(r *report, server *redistest.Server) error {
+// measureUtilization measures how much of the traffic below a limit is admitted with leases,
+// compared to a store without guards. Each load has its own key. The loads with the same rate run
+// at the same time.
+func measureUtilization(r *report, server *redistest.Server) error {
 	alone, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: "alone"})
 	if err != nil {
 		return err
 	}
 	defer alone.Close()
 	settings := func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: steadyLease} }
-	fleets := map[int][]penstock.Store{}
+	fleets := map[int][]penstock.Store{} // the stores of n instances, by n
 	for _, n := range []int{1, 4} {
 		for range n {
 			store, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: fmt.Sprint("fleet", n)})
@@ -101,7 +107,7 @@ func utilization(r *report, server *redistest.Server) error {
 				return err
 			}
 			defer store.Close()
-			g := standardWith(store, guard.Options{Timeout: patient, Limits: settings, Instances: n})
+			g := newStandard(store, guard.Options{Timeout: longTimeout, Limits: settings, Instances: n})
 			defer g.Close()
 			fleets[n] = append(fleets[n], g)
 		}
@@ -123,10 +129,10 @@ func utilization(r *report, server *redistest.Server) error {
 	return nil
 }
 
-// runSteadyLoads sends each limit's load to a store without guards, and to fleets by their size. It
-// runs the loads of one rate at the same time.
+// runSteadyLoads runs a load for each limit, each fleet and each of three rates. It runs the loads
+// of one rate at the same time.
 func runSteadyLoads(kinds []steadyLimit, alone penstock.Store, fleets map[int][]penstock.Store) (loads []*steadyLoad, err error) {
-	for _, perSecond := range []int{150, 210, 240} {
+	for _, perSecond := range []int{150, 210, 240} { // 50, 70 and 80 % of steadyCount
 		var simultaneous []*steadyLoad
 		for _, kind := range kinds {
 			for n := range fleets {
@@ -136,8 +142,8 @@ func runSteadyLoads(kinds []steadyLimit, alone penstock.Store, fleets map[int][]
 		errs := make(chan error, len(simultaneous))
 		for _, s := range simultaneous {
 			loads = append(loads, s)
-			key := int64(len(loads))
-			go func() { errs <- s.run(alone, fleets[s.instances], key) }()
+			seed := int64(len(loads)) // also makes the key
+			go func() { errs <- s.run(alone, fleets[s.instances], seed) }()
 		}
 		for range simultaneous {
 			if err := <-errs; err != nil {
@@ -149,8 +155,8 @@ func runSteadyLoads(kinds []steadyLimit, alone penstock.Store, fleets map[int][]
 }
 
 func reportUtilization(r *report, kinds []steadyLimit, loads []*steadyLoad) {
-	r.title("Leases of %d, %d/s, below the limit: admitted, beside what the store alone admits of the same requests", steadyLease, steadyCount)
-	r.row("algorithm", "instances", "offered/s", "requests", "store %", "leases %", "leased %", "leases / store")
+	r.beginTable("Leases of %d, %d/s, below the limit: admitted, beside what the store alone admits of the same requests", steadyLease, steadyCount)
+	r.addRow("algorithm", "instances", "offered/s", "requests", "store %", "leases %", "leased %", "leases / store")
 	for _, kind := range kinds {
 		worst := 1.0
 		for _, s := range loads {
@@ -160,7 +166,7 @@ func reportUtilization(r *report, kinds []steadyLimit, loads []*steadyLoad) {
 			share := func(n int64) string { return number(100 * float64(n) / float64(s.requested.Load())) }
 			ratio := float64(s.admitted.Load()) / float64(s.alone.Load())
 			worst = min(worst, ratio)
-			r.row(kind.name, strconv.Itoa(s.instances), strconv.Itoa(s.perSecond), strconv.FormatInt(s.requested.Load(), 10), share(s.alone.Load()),
+			r.addRow(kind.name, strconv.Itoa(s.instances), strconv.Itoa(s.perSecond), strconv.FormatInt(s.requested.Load(), 10), share(s.alone.Load()),
 				share(s.admitted.Load()), share(s.leased.Load()), number(ratio))
 		}
 		r.atLeast("guards: utilization of leases, "+kind.name+": admitted / by the store alone", worst, guard.LeaseUtilization)

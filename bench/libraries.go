@@ -19,7 +19,7 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 )
 
-const peersLimit = 1000 // units per second for each key, so that no request is denied
+const peersLimit = 1000 // units per second for each key: so many that no request is denied
 
 // librariesSection compares the store, with its defaults, with other libraries, on distinct keys.
 // The client has one core.
@@ -31,28 +31,30 @@ func librariesSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	all, err := peers(server)
+	all, err := openLibraries(server)
 	for _, c := range all {
 		defer c.close()
 	}
 	if err != nil {
 		return err
 	}
-	r.title("Libraries: decisions on distinct keys (%d windows, one core for the client; go-redis with 64 connections)", clientRounds)
-	r.row(loadColumns...)
+	r.beginTable("Libraries: decisions on distinct keys (%d windows, one core for the client; go-redis with 64 connections)", clientRounds)
+	r.addRow(loadColumns...)
 	for _, goroutines := range []int{64, 512} {
 		if err := takeTurns(all, goroutines, names, clientWindow); err != nil {
 			return err
 		}
 		reportLoad(r, "distinct", goroutines, all)
-		ratio := median(ratios(all[1].rates, all[0].rates))
+		redisRate, own := all[0], all[1]
+		ratio := median(ratios(own.rates, redisRate.rates))
 		r.atLeast(fmt.Sprintf("libraries: decisions / redis_rate, %d callers", goroutines), ratio, 2.5)
 	}
 	return nil
 }
 
-// peers returns redis_rate, Penstock's store and the other libraries, in this order.
-func peers(server *redistest.Server) (all []*caller, err error) {
+// openLibraries returns callers of redis_rate, Penstock's store and the other libraries, in this
+// order.
+func openLibraries(server *redistest.Server) (all []*caller, err error) {
 	for _, open := range []func(*redistest.Server) (*caller, error){
 		func(server *redistest.Server) (*caller, error) {
 			return redisRateCaller(pooled(server), redis_rate.PerSecond(peersLimit))
@@ -138,8 +140,9 @@ func rueidisLimiterCaller(server *redistest.Server) (*caller, error) {
 	}, nil
 }
 
-// windowBound returns the largest number of units that a fixed window can allow within d. A time d
-// touches up to two windows more than it contains.
+// windowBound returns a function that returns the largest number of units that a fixed window can
+// allow within d. Besides the whole windows that it contains, a time can touch two more: one at its
+// beginning and one at its end.
 func windowBound(count int64, period time.Duration) func(time.Duration) int64 {
 	return func(d time.Duration) int64 { return count * (int64(d/period) + 2) }
 }

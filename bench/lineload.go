@@ -17,17 +17,17 @@ import (
 type lineLoad struct {
 	conn         io.ReadWriter
 	request      []byte
-	digits       int                       // where the key's digits begin in request; negative: it has none
+	digits       int                       // where the key's digits begin in request; negative: the request has no key
 	depth        int                       // calls that are sent at once
 	readResponse func(*bufio.Reader) error // reads one response, and checks it
 
 	responses *bufio.Reader
-	out       []byte
-	nextKey   int
+	out       []byte // the requests that are sent next
+	lastKey   int
 	times     []float64 // µs of each call of the last run
 }
 
-// dialLines connects to a server. The keys of the calls begin with firstKey.
+// dialLines connects to a server. The key of the first call is the one after firstKey.
 func dialLines(address, request string, digits, depth, firstKey int, readResponse func(*bufio.Reader) error) (*lineLoad, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -35,7 +35,7 @@ func dialLines(address, request string, digits, depth, firstKey int, readRespons
 	}
 	socket := directsocket.New(conn)
 	return &lineLoad{conn: socket, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
-		responses: bufio.NewReaderSize(socket, 16<<10), nextKey: firstKey}, nil
+		responses: bufio.NewReaderSize(socket, 16<<10), lastKey: firstKey}, nil
 }
 
 func (l *lineLoad) durations() []float64 { return l.times }
@@ -52,8 +52,8 @@ func (l *lineLoad) run(until time.Time) error {
 			start := len(l.out)
 			l.out = append(l.out, l.request...)
 			if l.digits >= 0 {
-				l.nextKey = nextKey(l.nextKey)
-				putKey(l.out[start+l.digits:], l.nextKey)
+				l.lastKey = keyAfter(l.lastKey)
+				putKey(l.out[start+l.digits:], l.lastKey)
 			}
 		}
 		if _, err := l.conn.Write(l.out); err != nil {
@@ -71,11 +71,12 @@ func (l *lineLoad) run(until time.Time) error {
 	}
 }
 
-// nextKey walks through all keys in an order without a pattern. The step is a prime number, so it
-// reaches every key.
-func nextKey(key int) int { return (key + 7919) % loadKeys }
+// keyAfter returns the key of the call after that of the given key. The keys are in an order
+// without a pattern. The step is a prime number that does not divide loadKeys, so all keys have
+// their turn.
+func keyAfter(key int) int { return (key + 7919) % loadKeys }
 
-// putKey writes the digits of a key.
+// putKey writes the keyDigits digits of a key.
 func putKey(to []byte, key int) {
 	for i := keyDigits - 1; i >= 0; i-- {
 		to[i] = byte('0' + key%10)
@@ -90,11 +91,11 @@ func readHTTP(r *bufio.Reader) error {
 		return err
 	}
 	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200 ")) {
-		rest, _ := r.Peek(min(r.Buffered(), 500))
-		return fmt.Errorf("the response is %q %q; want status 200", line, rest)
+		rest, _ := r.Peek(min(r.Buffered(), 500)) // bytes: enough for an error message
+		return fmt.Errorf("the response begins with %q and goes on with %q; want status 200", line, rest)
 	}
 	length := -1
-	for len(line) > 2 {
+	for len(line) > len("\r\n") { // an empty line ends the headers
 		if line, err = r.ReadSlice('\n'); err != nil {
 			return err
 		}
@@ -116,7 +117,7 @@ func readThrottle(r *bufio.Reader) error {
 		return err
 	}
 	if string(line) != "*5\r\n" {
-		return fmt.Errorf("the reply begins with %q; want *5", line)
+		return fmt.Errorf("the reply begins with %q; want an array of five, *5", line)
 	}
 	for range 5 {
 		if _, err = r.ReadSlice('\n'); err != nil {

@@ -12,14 +12,14 @@
 //   - coalescing: decisions per second with and without coalescing
 //   - guards: decisions per second with and without guards
 //   - libraries: decisions per second of Penstock and of other libraries
-//   - memstore: decisions in memory
-//   - proxy: requests through penstock serve
-//   - services: Envoy's rate limit service (RLS), the JSON API and CL.THROTTLE
+//   - memstore: time and memory of decisions in this process
+//   - proxy: requests per second through penstock serve
+//   - services: calls per second of Envoy's rate limit service (RLS), the JSON API and CL.THROTTLE
 //
 // The program measures the cases of a section in turn, in many short windows. It compares the
 // quantiles that are least affected by other programs. It keeps idle cores awake if the system
 // allows that (Linux, as root). The last lines list the goals, and which of them were met. The exit
-// status is 1 if a goal was missed.
+// status is 1 if a goal was missed, and 2 after an error.
 package main
 
 import (
@@ -30,17 +30,17 @@ import (
 )
 
 func main() {
-	only := flag.String("only", strings.Join(order, ","), "which sections to run")
-	bare := flag.String("bare-proxy", "", "run a plain proxy in front of this upstream; the proxy section starts it and compares it with penstock serve")
-	bareServer := flag.String("bare", "", "run this server with constant responses; the services section starts it")
-	save := flag.String("save", "", "write the tables of these sections to this `file`, as JSON; other sections in it stay")
+	only := flag.String("only", strings.Join(sectionNames, ","), "run these `sections`")
+	bareProxyUpstream := flag.String("bare-proxy", "", "only run a plain proxy in front of this upstream `URL`; the proxy section starts it to compare it with penstock serve")
+	bareServer := flag.String("bare", "", "only run the `server` of this name, which sends constant responses; the services section starts it")
+	save := flag.String("save", "", "write the tables of the sections that run to this `file`, as JSON; its other sections stay")
 	flag.Parse()
 	if *bareServer != "" {
 		fmt.Fprintln(os.Stderr, "bench:", serveBare(*bareServer))
 		os.Exit(2)
 	}
-	if *bare != "" {
-		fmt.Fprintln(os.Stderr, "bench:", bareProxy(*bare))
+	if *bareProxyUpstream != "" {
+		fmt.Fprintln(os.Stderr, "bench:", serveBareProxy(*bareProxyUpstream))
 		os.Exit(2)
 	}
 	defer keepAwake()()
@@ -48,7 +48,7 @@ func main() {
 	for _, name := range strings.Split(*only, ",") {
 		section, ok := sections[name]
 		if !ok {
-			fmt.Fprintf(os.Stderr, "bench: unknown section %q; the sections are %s\n", name, strings.Join(order, ", "))
+			fmt.Fprintf(os.Stderr, "bench: unknown section %q; the sections are %s\n", name, strings.Join(sectionNames, ", "))
 			os.Exit(2)
 		}
 		r.section = name
@@ -69,7 +69,8 @@ func main() {
 	}
 }
 
-var order = []string{"server-time", "server-memory", "bandwidth", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
+// sectionNames are in the order in which the sections run.
+var sectionNames = []string{"server-time", "server-memory", "bandwidth", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
 
 var sections = map[string]func(*report) error{
 	"server-time":   serverTimeSection,

@@ -19,22 +19,22 @@ const (
 	manyKeys     = 1_000_000
 )
 
-// A memory is a limiter with its counters in this process.
-type memory struct {
+// A memoryLimiter is a limiter with its counters in this process.
+type memoryLimiter struct {
 	name      string
 	newCaller func() func(ctx context.Context, key string) // returns a function for one goroutine
 	close     func()
 }
 
-// penstockMemory calls the store directly, without a Limiter, like Take of go-limiter. All limits
-// here grant every request, and their state does not expire during a run.
-func penstockMemory(count int64) (*memory, error) {
+// penstockMemory calls the store directly, without a Limiter, as go-limiter's users call Take. Like
+// the other limiters here, it allows every request, and its state does not expire during a run.
+func penstockMemory(count int64) (*memoryLimiter, error) {
 	store := memstore.New(memstore.Options{})
 	limit, err := penstock.PerDay(count).Compile()
 	if err != nil {
 		return nil, err
 	}
-	return &memory{"penstock memstore", func() func(context.Context, string) {
+	newCaller := func() func(context.Context, string) {
 		charges := []penstock.Charge{{Plan: limit, Cost: 1}}
 		return func(ctx context.Context, key string) {
 			charges[0].Key = key
@@ -42,11 +42,12 @@ func penstockMemory(count int64) (*memory, error) {
 				panic("a limit with room denied a request")
 			}
 		}
-	}, func() {}}, nil
+	}
+	return &memoryLimiter{name: "penstock memstore", newCaller: newCaller, close: func() {}}, nil
 }
 
 // limiterMemory calls the store through a Limiter.
-func limiterMemory(count int64) (*memory, error) {
+func limiterMemory(count int64) (*memoryLimiter, error) {
 	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "search", penstock.PerDay(count))
 	if err != nil {
 		return nil, err
@@ -56,10 +57,12 @@ func limiterMemory(count int64) (*memory, error) {
 			panic("a limit with room denied a request")
 		}
 	}
-	return &memory{"penstock limiter", func() func(context.Context, string) { return allow }, func() {}}, nil
+	newCaller := func() func(context.Context, string) { return allow }
+	return &memoryLimiter{name: "penstock limiter", newCaller: newCaller, close: func() {}}, nil
 }
 
-func goLimiterMemory(count int64) (*memory, error) {
+// goLimiterMemory calls the memory store of go-limiter.
+func goLimiterMemory(count int64) (*memoryLimiter, error) {
 	store, err := memorystore.New(&memorystore.Config{Tokens: uint64(count), Interval: 24 * time.Hour})
 	if err != nil {
 		return nil, err
@@ -69,11 +72,13 @@ func goLimiterMemory(count int64) (*memory, error) {
 			panic("a limit with room denied a request")
 		}
 	}
-	return &memory{"go-limiter memorystore", func() func(context.Context, string) { return take }, func() { _ = store.Close(context.Background()) }}, nil
+	newCaller := func() func(context.Context, string) { return take }
+	return &memoryLimiter{name: "go-limiter memorystore", newCaller: newCaller, close: func() { _ = store.Close(context.Background()) }}, nil
 }
 
-// measure returns how many ns a decision takes while several threads make decisions.
-func (m *memory) measure(threads int, names []string) float64 {
+// measure returns how many ns a decision takes while each of several threads makes memoryOps
+// decisions, on the names in turn.
+func (m *memoryLimiter) measure(threads int, names []string) float64 {
 	var wait sync.WaitGroup
 	begin := time.Now()
 	for range threads {
@@ -99,24 +104,24 @@ func memstoreSection(r *report) error {
 	}
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 
-	r.title("Memstore: decisions in this process (median of %d windows, taken in pairs)", memoryRounds)
-	r.row("", "store ns", "limiter ns", "go-limiter ns", "store / go-limiter", "limiter / go-limiter")
+	r.beginTable("Memstore: decisions in this process (median of %d windows; ratio: median of windows side by side)", memoryRounds)
+	r.addRow("", "store ns", "limiter ns", "go-limiter ns", "store / go-limiter", "limiter / go-limiter")
 	for _, c := range []struct {
 		name    string
 		threads int
 		names   []string
 	}{
-		{"hot key, 1 thread", 1, names[:1]},
-		{"hot key, 2 threads", 2, names[:1]},
-		{"1,000,000 keys, 1 thread", 1, names},
-		{"1,000,000 keys, 2 threads", 2, names},
+		{name: "hot key, 1 thread", threads: 1, names: names[:1]},
+		{name: "hot key, 2 threads", threads: 2, names: names[:1]},
+		{name: "1,000,000 keys, 1 thread", threads: 1, names: names},
+		{name: "1,000,000 keys, 2 threads", threads: 2, names: names},
 	} {
 		store, limiter, peer, err := memoryRows(c.threads, c.names)
 		if err != nil {
 			return err
 		}
 		ratio := median(ratios(limiter, peer))
-		r.row(c.name, number(median(store)), number(median(limiter)), number(median(peer)), number(median(ratios(store, peer))), number(ratio))
+		r.addRow(c.name, number(median(store)), number(median(limiter)), number(median(peer)), number(median(ratios(store, peer))), number(ratio))
 		if c.threads == 1 && len(c.names) == 1 {
 			r.atMost("memstore: ns per Allow / Take of go-limiter, hot key", ratio, 1)
 		}
@@ -124,35 +129,37 @@ func memstoreSection(r *report) error {
 	return memoryFootprint(r, names)
 }
 
-// memoryRows measures all three limiters in turn.
+// memoryRows measures all three limiters in turn. It returns how many ns a decision takes in each
+// window.
 func memoryRows(threads int, names []string) (store, limiter, peer []float64, err error) {
 	count := int64(10 * memoryRounds * memoryOps / len(names)) // more than all decisions on a key
 	var times [3][]float64
-	var memories [3]*memory
-	for i, open := range []func(int64) (*memory, error){penstockMemory, limiterMemory, goLimiterMemory} {
-		if memories[i], err = open(count); err != nil {
+	var limiters [3]*memoryLimiter
+	for i, open := range []func(int64) (*memoryLimiter, error){penstockMemory, limiterMemory, goLimiterMemory} {
+		if limiters[i], err = open(count); err != nil {
 			return nil, nil, nil, err
 		}
-		defer memories[i].close()
-		allow := memories[i].newCaller()
+		defer limiters[i].close()
+		allow := limiters[i].newCaller()
 		for _, name := range names {
 			allow(context.Background(), name)
 		}
 	}
 	for range memoryRounds {
-		for i, m := range memories {
+		for i, m := range limiters {
 			times[i] = append(times[i], m.measure(threads, names))
 		}
 	}
 	return times[0], times[1], times[2], nil
 }
 
-// memoryFootprint counts allocations, and the heap of a million keys without their names.
+// memoryFootprint counts the allocations of a decision, and the bytes that manyKeys keys take in
+// the heap, without their names.
 func memoryFootprint(r *report, names []string) error {
-	r.title("Memstore: footprint")
-	r.row("", "allocations", "bytes per key")
-	for i, open := range []func(int64) (*memory, error){limiterMemory, goLimiterMemory} {
-		before, _ := heap()
+	r.beginTable("Memstore: footprint")
+	r.addRow("", "allocations", "bytes per key")
+	for i, open := range []func(int64) (*memoryLimiter, error){limiterMemory, goLimiterMemory} {
+		bytesBefore, _ := heap()
 		m, err := open(1000)
 		if err != nil {
 			return err
@@ -161,16 +168,17 @@ func memoryFootprint(r *report, names []string) error {
 		for _, name := range names {
 			allow(context.Background(), name)
 		}
-		after, mallocs := heap()
+		bytesAfter, mallocsBefore := heap()
 		for _, name := range names[:memoryOps] {
 			allow(context.Background(), name)
 		}
-		_, total := heap()
-		bytes, allocs := float64(after-before)/manyKeys, float64(total-mallocs)/memoryOps
+		_, mallocsAfter := heap()
+		bytes, allocs := float64(bytesAfter-bytesBefore)/manyKeys, float64(mallocsAfter-mallocsBefore)/memoryOps
 		m.close()
-		r.row(m.name, number(allocs), number(bytes))
+		r.addRow(m.name, number(allocs), number(bytes))
 		if i == 0 {
-			r.atMost("memstore: allocations per decision", float64(int(allocs*100))/100, 0)
+			roundedDown := float64(int(allocs*100)) / 100 // other goroutines make a few allocations too
+			r.atMost("memstore: allocations per decision", roundedDown, 0)
 			r.atMost("memstore: bytes per key, of 1,000,000", bytes, 100)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A pipeline is a connection that sends enough commands in advance that the server never waits for
-// one.
+// A pipeline is a connection to the server. It sends so many commands in advance that the server
+// never waits for the next one.
 type pipeline struct {
 	conn    net.Conn
 	replies *bufio.Reader
@@ -29,8 +29,8 @@ func dialPipeline(socket string) (*pipeline, error) {
 }
 
 const (
-	chunk = 64 // commands that are written at once
-	ahead = 3  // chunks that are written before the replies to the first one are read
+	chunk     = 64 // commands that are written together
+	maxChunks = 3  // chunks that are written before the replies to the first one are read
 )
 
 // A load is a list of commands.
@@ -39,6 +39,7 @@ type load struct {
 	ends  []int  // where each command ends in bytes
 }
 
+// add appends a command in Redis' protocol.
 func (l *load) add(words ...string) {
 	b := append(l.bytes, '*')
 	b = strconv.AppendInt(b, int64(len(words)), 10)
@@ -54,21 +55,23 @@ func (l *load) add(words ...string) {
 }
 
 // run sends the load and reads all replies. It returns the first error.
-func (w *pipeline) run(l *load) error {
-	start, read := 0, 0 // bytes that are written, and replies that are read
-	for sent := 0; read < len(l.ends); {
+func (p *pipeline) run(l *load) error {
+	sentBytes, sent, replies := 0, 0, 0 // sent counts commands
+	for replies < len(l.ends) {
 		if sent < len(l.ends) {
 			sent = min(sent+chunk, len(l.ends))
-			if _, err := w.conn.Write(l.bytes[start:l.ends[sent-1]]); err != nil {
+			end := l.ends[sent-1]
+			if _, err := p.conn.Write(l.bytes[sentBytes:end]); err != nil {
 				return err
 			}
-			start = l.ends[sent-1]
-			if sent < len(l.ends) && sent-read < ahead*chunk {
+			sentBytes = end
+			isFarAhead := sent-replies >= maxChunks*chunk
+			if sent < len(l.ends) && !isFarAhead {
 				continue
 			}
 		}
-		for upTo := min(read+chunk, sent); read < upTo; read++ {
-			if err := w.skipReply(); err != nil {
+		for upTo := min(replies+chunk, sent); replies < upTo; replies++ {
+			if err := p.skipReply(); err != nil {
 				return err
 			}
 		}
@@ -76,36 +79,37 @@ func (w *pipeline) run(l *load) error {
 	return nil
 }
 
-// skipReply reads one reply, and returns an error if it is an error.
-func (w *pipeline) skipReply() error {
-	line, err := w.replies.ReadSlice('\n')
+// skipReply reads one reply. It returns an error if the reply is an error.
+func (p *pipeline) skipReply() error {
+	line, err := p.replies.ReadSlice('\n')
 	if err != nil {
 		return err
 	}
 	switch line[0] {
 	case '-':
-		return fmt.Errorf("the server answered: %s", line[1:len(line)-2])
+		return fmt.Errorf("the server returned the error %q", line[1:len(line)-2])
 	case '$', '*':
 	default:
 		return nil
 	}
-	n, err := strconv.Atoi(string(line[1 : len(line)-2]))
-	if err != nil || n < 0 {
+	length, err := strconv.Atoi(string(line[1 : len(line)-2]))
+	if err != nil || length < 0 { // -1: null
 		return err
 	}
 	if line[0] == '$' {
-		_, err := w.replies.Discard(n + len("\r\n"))
+		_, err := p.replies.Discard(length + len("\r\n"))
 		return err
 	}
-	for range n {
-		if err := w.skipReply(); err != nil {
+	for range length {
+		if err := p.skipReply(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// A recorder is a redisstore.Client that only records the commands that a Store sends.
+// A recorder is a redisstore.Client that only records the commands that a Store sends. It has no
+// replies: EvalSha returns an error.
 type recorder struct {
 	load    *load
 	scripts map[string]string // texts of the scripts, by digest

@@ -71,18 +71,18 @@ func proxySection(r *report) error {
 	if err != nil {
 		return err
 	}
-	bare, gate := &measuredProxy{name: "httputil.ReverseProxy"}, &measuredProxy{name: "penstock serve"}
+	bare, serve := &measuredProxy{name: "httputil.ReverseProxy"}, &measuredProxy{name: "penstock serve"}
 	if err := bare.start(self, "-bare-proxy", origin); err != nil {
 		return err
 	}
 	defer bare.stop()
-	if err := gate.start(penstock, "serve", "--config", policy, "--upstream", origin, "--admin-listen", "off"); err != nil {
+	if err := serve.start(penstock, "serve", "--config", policy, "--upstream", origin, "--admin-listen", "off"); err != nil {
 		return err
 	}
-	defer gate.stop()
+	defer serve.stop()
 
 	for round := range proxyRounds + 1 {
-		for _, p := range []*measuredProxy{bare, gate} {
+		for _, p := range []*measuredProxy{bare, serve} {
 			if err := p.run(); err != nil {
 				return fmt.Errorf("%s: %w", p.name, err)
 			}
@@ -91,14 +91,14 @@ func proxySection(r *report) error {
 			}
 		}
 	}
-	r.title("Proxy: requests through a process of its own, %d connections (80th percentile of %d windows; ratio: median of windows side by side)",
+	r.beginTable("Proxy: requests through a process of its own, %d connections (80th percentile of %d windows; ratio: median of windows side by side)",
 		proxyConnections, proxyRounds)
-	r.row("", "requests/s", "/ bare", "p99 µs", "/ bare")
-	for _, p := range []*measuredProxy{bare, gate} {
-		r.row(p.name, strconv.Itoa(int(percentile(p.rates, 80))), number(median(ratios(p.rates, bare.rates))),
+	r.addRow("", "requests/s", "/ bare", "p99 µs", "/ bare")
+	for _, p := range []*measuredProxy{bare, serve} {
+		r.addRow(p.name, strconv.Itoa(int(percentile(p.rates, 80))), number(median(ratios(p.rates, bare.rates))),
 			strconv.Itoa(int(percentile(p.p99s, 20))), number(median(ratios(p.p99s, bare.p99s))))
 	}
-	r.atLeast("proxy: requests per second of serve / bare httputil.ReverseProxy", median(ratios(gate.rates, bare.rates)), 0.85)
+	r.atLeast("proxy: requests per second of serve / bare httputil.ReverseProxy", median(ratios(serve.rates, bare.rates)), 0.85)
 	return nil
 }
 
@@ -109,15 +109,15 @@ func answerUpstream(w http.ResponseWriter, r *http.Request) {
 	w.Write(upstreamBody)
 }
 
-// bareProxy runs the standard library's proxy at $PENSTOCK_LISTEN, with enough connections to its
-// upstream.
-func bareProxy(origin string) error {
+// serveBareProxy runs the standard library's proxy at $PENSTOCK_LISTEN. The proxy keeps all its
+// idle connections to the upstream.
+func serveBareProxy(origin string) error {
 	to, err := url.Parse(origin)
 	if err != nil {
 		return err
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConns, transport.MaxIdleConnsPerHost = 1024, 1024
+	transport.MaxIdleConns, transport.MaxIdleConnsPerHost = 1024, 1024 // more than proxyConnections
 	listener, err := net.Listen("tcp", os.Getenv("PENSTOCK_LISTEN"))
 	if err != nil {
 		return err
@@ -135,18 +135,20 @@ type measuredProxy struct {
 	stderr      bytes.Buffer
 	connections []*connection
 
-	rates, p99s []float64 // of each window: per second, and in µs
+	// The results, with an item for each window.
+	rates []float64 // requests per second
+	p99s  []float64 // µs per request
 }
 
-// start runs the proxy on a free port, and connects.
-func (p *measuredProxy) start(name string, args ...string) error {
+// start runs a program that is a proxy on a free port, and connects to it.
+func (p *measuredProxy) start(program string, args ...string) error {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	address := free.Addr().String()
 	free.Close()
-	p.command = exec.Command(name, args...)
+	p.command = exec.Command(program, args...)
 	p.command.Env = append(os.Environ(), "PENSTOCK_LISTEN="+address)
 	p.command.Stderr = &p.stderr
 	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -183,7 +185,7 @@ func (p *measuredProxy) run() error {
 	begin := time.Now()
 	for i, c := range p.connections {
 		wait.Go(func() {
-			c.took = c.took[:0]
+			c.times = c.times[:0]
 			for !stop.Load() && errs[i] == nil {
 				errs[i] = c.sendRequest()
 			}
@@ -194,13 +196,13 @@ func (p *measuredProxy) run() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	var took []float64
+	var times []float64
 	for _, c := range p.connections {
-		took = append(took, c.took...)
+		times = append(times, c.times...)
 	}
-	slices.Sort(took)
-	p.rates = append(p.rates, float64(len(took))/elapsed.Seconds())
-	p.p99s = append(p.p99s, took[len(took)*99/100])
+	slices.Sort(times)
+	p.rates = append(p.rates, float64(len(times))/elapsed.Seconds())
+	p.p99s = append(p.p99s, times[len(times)*99/100])
 	return nil
 }
 
@@ -210,7 +212,7 @@ type connection struct {
 	net.Conn
 	responses *bufio.Reader
 	request   []byte
-	took      []float64 // µs of each request of the last window
+	times     []float64 // µs of each request of the last window
 }
 
 // connect connects to a proxy, which may still be starting. Connection i has its own path and key.
@@ -221,13 +223,15 @@ func connect(address string, i int) (*connection, error) {
 			request := fmt.Sprintf("GET /api/things/%d HTTP/1.1\r\nHost: api.example.com\r\nUser-Agent: bench\r\nX-API-Key: key-%d\r\nAccept: */*\r\n\r\n", i, i)
 			return &connection{Conn: c, responses: bufio.NewReader(c), request: []byte(request)}, nil
 		}
-		if try == 100 {
+		const maxTries = 100 // with pauses of 50 ms: for 5 s
+		if try == maxTries {
 			return nil, err
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
+// sendRequest sends the request, reads the response, and records how long this took.
 func (c *connection) sendRequest() error {
 	begin := time.Now()
 	if _, err := c.Write(c.request); err != nil {
@@ -241,7 +245,7 @@ func (c *connection) sendRequest() error {
 		return fmt.Errorf("the response begins with %q; want status 200", line)
 	}
 	length := -1
-	for len(line) > 2 {
+	for len(line) > len("\r\n") { // an empty line ends the headers
 		if line, err = c.responses.ReadSlice('\n'); err != nil {
 			return err
 		}
@@ -255,6 +259,6 @@ func (c *connection) sendRequest() error {
 	if _, err := io.CopyN(io.Discard, c.responses, int64(length)); err != nil {
 		return err
 	}
-	c.took = append(c.took, float64(time.Since(begin).Nanoseconds())/1e3)
+	c.times = append(c.times, float64(time.Since(begin).Nanoseconds())/1e3)
 	return nil
 }

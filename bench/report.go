@@ -15,11 +15,11 @@ import (
 
 // A report prints each table when it is complete, and the goals at the end.
 type report struct {
-	table   [][]string
 	goals   []goal
-	section string                  // the running section
-	heading string                  // of the table
-	saved   map[string][]savedTable // by section
+	section string                  // the section that runs
+	heading string                  // of the current table
+	table   [][]string              // rows of the current table
+	saved   map[string][]savedTable // the printed tables, by section
 }
 
 // A savedTable is a table in a file. The first row has the names of the columns.
@@ -42,16 +42,17 @@ func (g goal) isMet() bool {
 	return g.measured <= g.bound
 }
 
-// title prints the previous table, and begins another one.
-func (r *report) title(format string, args ...any) {
+// beginTable prints the current table, and begins another one.
+func (r *report) beginTable(format string, args ...any) {
 	r.flush()
 	r.heading = fmt.Sprintf(format, args...)
 	fmt.Printf("\n%s\n", r.heading)
 }
 
-func (r *report) row(cells ...string) { r.table = append(r.table, cells) }
+func (r *report) addRow(cells ...string) { r.table = append(r.table, cells) }
 
-// flush prints the table. The first column is aligned to the left, and numbers to the right.
+// flush prints the current table. The first column is aligned to the left, and the others to the
+// right.
 func (r *report) flush() {
 	var widths []int
 	for _, row := range r.table {
@@ -65,11 +66,11 @@ func (r *report) flush() {
 	for _, row := range r.table {
 		var line strings.Builder
 		for i, cell := range row {
-			gap := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			padding := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
 			if i == 0 {
-				line.WriteString(cell + gap)
+				line.WriteString(cell + padding)
 			} else {
-				line.WriteString("  " + gap + cell)
+				line.WriteString("  " + padding + cell)
 			}
 		}
 		fmt.Fprintln(os.Stdout, strings.TrimRight(line.String(), " "))
@@ -104,7 +105,7 @@ func (r *report) save(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// machine describes the hardware and the Go version that results depend on.
+// machine returns the number and model of the cores, and the Go version. Results depend on them.
 func machine() string {
 	model := runtime.GOARCH
 	info, _ := os.ReadFile("/proc/cpuinfo") // Linux only
@@ -119,27 +120,27 @@ func machine() string {
 
 // atMost adds a goal: measured must be at most bound.
 func (r *report) atMost(name string, measured, bound float64) {
-	r.goals = append(r.goals, goal{name, measured, bound, false})
+	r.goals = append(r.goals, goal{name: name, measured: measured, bound: bound})
 }
 
 // atLeast adds a goal: measured must be at least bound.
 func (r *report) atLeast(name string, measured, bound float64) {
-	r.goals = append(r.goals, goal{name, measured, bound, true})
+	r.goals = append(r.goals, goal{name: name, measured: measured, bound: bound, isLowerBound: true})
 }
 
 // printGoals prints the goals. It returns true if all were met.
 func (r *report) printGoals() bool {
-	r.title("Goals")
+	r.beginTable("Goals")
 	areAllMet := true
 	for _, g := range r.goals {
-		word, sign := "ok", "≤"
+		result, sign := "ok", "≤"
 		if g.isLowerBound {
 			sign = "≥"
 		}
 		if !g.isMet() {
-			word, areAllMet = "MISSED", false
+			result, areAllMet = "MISSED", false
 		}
-		r.row(g.name, number(g.measured), sign, number(g.bound), word)
+		r.addRow(g.name, number(g.measured), sign, number(g.bound), result)
 	}
 	r.flush()
 	return areAllMet

@@ -17,9 +17,9 @@ func serverMemorySection(r *report) error {
 		return err
 	}
 	defer server.close()
-	r.title("Server memory: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state, and what MEMORY USAGE "+
-		"says of a key)", coldKeys)
-	r.row("", "bytes", "/ source", "memory usage")
+	r.beginTable("Server memory: bytes of Redis per live key, with names of 25 bytes (bytes: growth of used_memory by %d keys; memory usage: "+
+		"what MEMORY USAGE returns for one key)", coldKeys)
+	r.addRow("", "bytes", "/ source", "memory usage")
 	subjects, err := redisSubjects()
 	if err != nil {
 		return err
@@ -35,11 +35,11 @@ func serverMemorySection(r *report) error {
 	}
 	var source float64
 	for _, s := range append(subjects, together, separate) {
-		bytes, err := server.space(s, coldKeys)
+		bytes, err := server.bytesPerKey(s, coldKeys)
 		if err != nil {
 			return err
 		}
-		usage, err := server.usage()
+		usage, err := server.memoryUsage()
 		if err != nil {
 			return err
 		}
@@ -49,28 +49,31 @@ func serverMemorySection(r *report) error {
 		case together:
 			r.atMost("server-memory: bytes of three limits on one key, by MEMORY USAGE", float64(usage), 200)
 		}
-		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
-		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 { // a log has an entry for each charge
-			bytes, err := server.space(s, coldKeys/entries)
+		r.addRow(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
+		if s.name != "slidinglog" {
+			continue
+		}
+		for _, entries := range []int{10, 100, 1000} { // a log has an entry for each charge
+			bytes, err := server.bytesPerKey(s, coldKeys/entries)
 			if err != nil {
 				return err
 			}
-			r.row("  of "+strconv.Itoa(entries)+" entries", strconv.Itoa(int(bytes)), number(bytes/source))
+			r.addRow("  of "+strconv.Itoa(entries)+" entries", strconv.Itoa(int(bytes)), number(bytes/source))
 		}
 	}
 	return nil
 }
 
-// usage returns the MEMORY USAGE of one of the keys that were just charged.
-func (r *measuredServer) usage() (int64, error) {
+// memoryUsage returns what MEMORY USAGE returns for one of the cold keys.
+func (r *measuredServer) memoryUsage() (int64, error) {
 	name, err := r.server.Do("RANDOMKEY")
 	if err != nil {
 		return 0, err
 	}
-	for range 1000 { // some names are hot keys
+	for range 1000 { // tries: some names are those of hot keys
 		text, ok := name.(string)
 		if !ok {
-			return 0, fmt.Errorf("RANDOMKEY returned no key")
+			return 0, fmt.Errorf("RANDOMKEY returned %v; want the name of a key", name)
 		}
 		if strings.Contains(text, "client:") {
 			usage, err := r.server.Do("MEMORY", "USAGE", text)
@@ -86,8 +89,8 @@ func (r *measuredServer) usage() (int64, error) {
 	return 0, fmt.Errorf("RANDOMKEY returned only hot keys")
 }
 
-// daily returns a batch of three token buckets whose state does not expire during a run. Redis has
-// one string for all of them, or if isSeparate is true, one for each.
+// daily returns a function that returns three token buckets, whose state does not expire during a
+// run. Redis has one string for all of them, or one for each if isSeparate is true.
 func daily(isSeparate bool) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limits := three(count)
@@ -101,8 +104,9 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 	}
 }
 
-// space makes coldKeys charges in all, on a number of keys in turn. It returns the bytes per key.
-func (r *measuredServer) space(s *subject, keys int) (float64, error) {
+// bytesPerKey charges the given number of cold keys in turn, until it has made coldKeys charges. It
+// returns the memory that a key then takes.
+func (r *measuredServer) bytesPerKey(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err
 	}

@@ -21,76 +21,69 @@ var (
 )
 
 const (
-	coldKeys  = 100_000 // cold keys: all their charges are allowed
+	coldKeys  = 100_000 // number of cold keys, whose charges are all allowed
 	coldCount = 1000    // units per day of a cold key: enough for all its charges
-	hotKeys   = 64      // hot keys: all their charges are denied, since all their units are used
+	hotKeys   = 64      // number of hot keys, whose charges are all denied: prepare has used all their units
 	hotCount  = 100     // units per day of a hot key
 	window    = 4000    // decisions in a window
-	rounds    = coldKeys / window
+
+	rounds = coldKeys / window // windows in which each cold key has one decision
 )
 
-// A phase is the state of the keys that decisions use.
-type phase int
+// A keyState is the state of the keys that decisions use.
+type keyState int
 
 const (
-	fresh  phase = iota // no state: the key is charged for the first time
-	known               // a state of earlier decisions, with room
-	denied              // a state without room
+	fresh  keyState = iota // no state: the key is charged for the first time
+	known                  // a state of earlier decisions, with room
+	denied                 // a state without room
 )
 
 // key returns the i-th cold key. With prefix and group, its name in Redis has 25 bytes.
 func key(i int) string    { return fmt.Sprintf("client:%07d", i%coldKeys) }
 func hotKey(i int) string { return fmt.Sprintf("hotkey:%07d", i%hotKeys) }
 
-// firstCost returns the cost of the first charge of the i-th key: 1 to 100 units. So the keys have
-// used different parts of their limits.
+// firstCost returns the cost of the first charge of the i-th key: 1 to 100 units, in an order
+// without a pattern. So the keys have used different parts of their limits.
 func firstCost(i int) int { return 1 + i*7919%100 }
 
 // A subject is a limiter whose server time is measured.
 type subject struct {
 	name    string
 	scripts []string
-	add     func(l *load, i int, p phase) // appends the i-th decision
+	add     func(l *load, i int, s keyState) // appends the command of the i-th decision to l
 
-	// Time of the server per decision in µs, by phase, in each window.
+	// Time of the server per decision in µs: by keyState, and then by window.
 	script  [3][]float64 // as Redis reports the time of scripts
 	process [3][]float64 // CPU time of the whole process
 }
 
-// penstockSubject returns a subject that decides charges with these limits of count units.
+// penstockSubject returns a subject that makes decisions with a store. limits returns the limits of
+// a key that has count units in each of them.
 func penstockSubject(name string, limits func(count int64) []penstock.Limit) (*subject, error) {
 	r := &recorder{load: new(load), scripts: make(map[string]string)}
 	store, err := redisstore.New(r, redisstore.Options{})
 	if err != nil {
 		return nil, err
 	}
-	var charges [2][]penstock.Charge // for cold keys and for hot keys
-	for i, count := range []int64{coldCount, hotCount} {
-		for _, limit := range limits(count) {
-			if limit.Group == "" {
-				limit.Group = "search"
-			}
-			plan, err := limit.Compile()
-			if err != nil {
-				return nil, err
-			}
-			charge := penstock.Charge{Plan: plan, Cost: 1}
-			if limit.Algorithm == penstock.LeakyBucket {
-				charge.Patience = 12 * time.Hour
-			}
-			charges[i] = append(charges[i], charge)
-		}
+	coldCharges, err := chargesFor(limits(coldCount))
+	if err != nil {
+		return nil, err
 	}
-	s := &subject{name: name, add: func(l *load, i int, p phase) {
+	hotCharges, err := chargesFor(limits(hotCount))
+	if err != nil {
+		return nil, err
+	}
+	s := &subject{name: name, add: func(l *load, i int, state keyState) {
 		r.load = l
-		batch, key := charges[0], key(i)
-		if p == denied {
-			batch, key = charges[1], hotKey(i)
+		batch, key := coldCharges, key(i)
+		if state == denied {
+			batch, key = hotCharges, hotKey(i)
 		}
 		for j := range batch {
 			c := &batch[j]
 			c.Key, c.Cost = key, 1
-			if p == fresh && !c.Plan.Algorithm().IsCollection() {
+			if state == fresh && !c.Plan.Algorithm().IsCollection() {
 				c.Cost = int64(firstCost(i))
 			}
 			if c.Plan.Algorithm().NeedsHolder() {
@@ -106,13 +99,32 @@ func penstockSubject(name string, limits func(count int64) []penstock.Limit) (*s
 	return s, nil
 }
 
-// scriptSubject returns a subject that calls a script. args returns the arguments for a limit of
-// count units per day.
+// chargesFor returns a batch with a charge for each limit. The charges have no key yet.
+func chargesFor(limits []penstock.Limit) (batch []penstock.Charge, err error) {
+	for _, limit := range limits {
+		if limit.Group == "" {
+			limit.Group = "search"
+		}
+		plan, err := limit.Compile()
+		if err != nil {
+			return nil, err
+		}
+		charge := penstock.Charge{Plan: plan, Cost: 1}
+		if limit.Algorithm == penstock.LeakyBucket {
+			charge.Patience = 12 * time.Hour // longer than a cold key ever has to wait
+		}
+		batch = append(batch, charge)
+	}
+	return batch, nil
+}
+
+// scriptSubject returns a subject that calls a script. Names of its keys in Redis begin with
+// prefix. args returns the script's arguments for a limit of count units per day.
 func scriptSubject(name, script, prefix string, args func(count, cost int) []string) *subject {
 	digest := digestOf(script)
-	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, p phase) {
+	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, state keyState) {
 		key, count, cost := key(i), coldCount, 1
-		switch p {
+		switch state {
 		case fresh:
 			cost = firstCost(i)
 		case denied:
@@ -122,22 +134,25 @@ func scriptSubject(name, script, prefix string, args func(count, cost int) []str
 	}}
 }
 
-// source returns the token bucket of source.lua.
-func source() *subject {
+// sourceSubject returns a subject that calls source.lua: a token bucket as in tutorials.
+func sourceSubject() *subject {
 	return scriptSubject("source's script", sourceLua, "rate_limit:", func(count, cost int) []string {
-		rate, now := float64(count)/86_400_000, time.Now().UnixMilli()
-		return []string{strconv.Itoa(count), fmt.Sprint(rate), strconv.FormatInt(now, 10), strconv.Itoa(cost), "172800"}
+		const msPerDay, ttlSeconds = 86_400_000, "172800"
+		rate, now := float64(count)/msPerDay, time.Now().UnixMilli()
+		return []string{strconv.Itoa(count), fmt.Sprint(rate), strconv.FormatInt(now, 10), strconv.Itoa(cost), ttlSeconds}
 	})
 }
 
-// gcra returns the script of gcra.lua.
-func gcra() *subject {
+// gcraSubject returns a subject that calls gcra.lua: a script like that of redis_rate.
+func gcraSubject() *subject {
 	return scriptSubject("redis_rate's shape", gcraLua, "rate:limits", func(count, cost int) []string {
-		return []string{strconv.Itoa(count), strconv.Itoa(count), "86400", strconv.Itoa(cost)}
+		burst, rate := strconv.Itoa(count), strconv.Itoa(count)
+		const periodSeconds = "86400"
+		return []string{burst, rate, periodSeconds, strconv.Itoa(cost)}
 	})
 }
 
-// one returns a batch with a single limit.
+// one returns a function that returns a single limit with the algorithm a and count units per day.
 func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limit := penstock.Limit{Name: "day", Algorithm: a, Count: count, Period: 24 * time.Hour}
@@ -150,13 +165,14 @@ func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 
 const threeName = "three token buckets"
 
-// three returns a batch with three token buckets.
+// three returns three token buckets of count units each.
 func three(count int64) []penstock.Limit {
 	return []penstock.Limit{penstock.PerSecond(count), penstock.PerMinute(count), penstock.PerDay(count)}
 }
 
+// redisSubjects returns the subject of source.lua, that of gcra.lua, and those of cases.
 func redisSubjects() ([]*subject, error) {
-	subjects := []*subject{source(), gcra()}
+	subjects := []*subject{sourceSubject(), gcraSubject()}
 	for _, c := range cases {
 		s, err := penstockSubject(c.name, c.limits)
 		if err != nil {
@@ -167,9 +183,10 @@ func redisSubjects() ([]*subject, error) {
 	return subjects, nil
 }
 
+// cases are Penstock's subjects. The first is a token bucket, and the last is three of them.
 var cases = []struct {
 	name   string
-	limits func(int64) []penstock.Limit
+	limits func(count int64) []penstock.Limit
 }{
 	{"tokenbucket", one(penstock.TokenBucket)},
 	{"leakybucket", one(penstock.LeakyBucket)},
@@ -195,12 +212,12 @@ func newMeasuredServer() (*measuredServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := dialPipeline(server.Socket)
+	p, err := dialPipeline(server.Socket)
 	if err != nil {
 		server.Close()
 		return nil, err
 	}
-	return &measuredServer{server, w}, nil
+	return &measuredServer{server, p}, nil
 }
 
 func (r *measuredServer) close() {
@@ -220,24 +237,25 @@ func (r *measuredServer) prepare(s *subject) error {
 	return r.pipeline.run(&l)
 }
 
-// measure runs the n-th window of a subject.
-func (r *measuredServer) measure(s *subject, n int, p phase) error {
+// measure makes the decisions of the n-th window of a subject, on keys with the given state, and
+// stores their time in the subject.
+func (r *measuredServer) measure(s *subject, n int, state keyState) error {
 	var l load
 	for i := range window {
-		s.add(&l, n*window+i, p)
+		s.add(&l, n*window+i, state)
 	}
 	_, scriptBefore, err := r.server.CommandStats("evalsha")
 	if err != nil {
 		return err
 	}
-	before, err := r.server.CPU()
+	cpuBefore, err := r.server.CPU()
 	if err != nil {
 		return err
 	}
 	if err := r.pipeline.run(&l); err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
-	after, err := r.server.CPU()
+	cpuAfter, err := r.server.CPU()
 	if err != nil {
 		return err
 	}
@@ -245,8 +263,9 @@ func (r *measuredServer) measure(s *subject, n int, p phase) error {
 	if err != nil {
 		return err
 	}
-	s.script[p] = append(s.script[p], float64(scriptAfter-scriptBefore)/window)
-	s.process[p] = append(s.process[p], float64((after-before).Nanoseconds())/1000/window)
+	scriptMicros, cpuMicros := float64(scriptAfter-scriptBefore), float64((cpuAfter-cpuBefore).Nanoseconds())/1000
+	s.script[state] = append(s.script[state], scriptMicros/window)
+	s.process[state] = append(s.process[state], cpuMicros/window)
 	return nil
 }
 
@@ -271,40 +290,41 @@ func serverTimeSection(r *report) error {
 	}
 	// Every cold key is charged three times. The results for known keys are those of the third
 	// charge, because the second charge may still change the format of the state.
-	for _, phases := range [][]phase{{fresh}, {known}, {known, denied}} {
+	for _, states := range [][]keyState{{fresh}, {known}, {known, denied}} {
 		for _, s := range subjects {
 			s.script[known], s.process[known] = nil, nil
 		}
 		for n := range rounds {
 			for i, s := range subjects {
-				for _, p := range phases {
-					if err := servers[i].measure(s, n, p); err != nil {
+				for _, state := range states {
+					if err := servers[i].measure(s, n, state); err != nil {
 						return err
 					}
 				}
 			}
 		}
 	}
-	reportRedis(r, subjects)
+	reportServerTimes(r, subjects)
 	return nil
 }
 
-func reportRedis(r *report, subjects []*subject) {
+// reportServerTimes prints the times of all subjects, which are in the order of redisSubjects.
+func reportServerTimes(r *report, subjects []*subject) {
 	source, gcra := subjects[0], subjects[1]
-	for p, what := range []string{"allowed, a new key", "allowed, a key in use", "denied"} { // in the order of phase
-		r.title("Server time, %s: µs of Redis per decision (25th percentile of %d windows of %d decisions)", what, rounds, window)
-		r.row("", "script", "/ source", "/ redis_rate", "process", "/ source", "/ redis_rate")
+	for state, description := range []string{fresh: "allowed, a new key", known: "allowed, a key in use", denied: "denied"} {
+		r.beginTable("Server time, %s: µs of Redis per decision (25th percentile of %d windows of %d decisions)", description, rounds, window)
+		r.addRow("", "script", "/ source", "/ redis_rate", "process", "/ source", "/ redis_rate")
 		for _, s := range subjects {
-			script, process := lowQuantile(s.script[p]), lowQuantile(s.process[p])
-			r.row(s.name, number(script), number(script/lowQuantile(source.script[p])), number(script/lowQuantile(gcra.script[p])),
-				number(process), number(process/lowQuantile(source.process[p])), number(process/lowQuantile(gcra.process[p])))
+			script, process := lowQuantile(s.script[state]), lowQuantile(s.process[state])
+			r.addRow(s.name, number(script), number(script/lowQuantile(source.script[state])), number(script/lowQuantile(gcra.script[state])),
+				number(process), number(process/lowQuantile(source.process[state])), number(process/lowQuantile(gcra.process[state])))
 		}
 	}
 	bucket, three := subjects[2], subjects[len(subjects)-1]
 	for _, g := range []struct {
 		name  string
 		a, b  *subject
-		bound float64 // goal: largest ratio of a to b
+		bound float64 // goal: largest ratio of the time of a to that of b
 	}{
 		{"token bucket / source's script", bucket, source, 0.70},
 		{"token bucket / redis_rate's shape", bucket, gcra, 0.75},

@@ -24,13 +24,16 @@ import (
 )
 
 // The services section compares rate limit services for other programs: Envoy's rate limit service,
-// the JSON API and CL.THROTTLE. Each server is a process with a core of its own. Redis and the load
-// share another core.
+// the JSON API and CL.THROTTLE. Each server is a process. The server that is measured has a core of
+// its own. Redis and the load share another core.
 
 const (
 	serviceRounds  = 9 // windows of each service
 	serviceWindow  = 400 * time.Millisecond
-	serviceStreams = 64 // calls that are open at once
+	serviceStreams = 64 // calls that are open at the same time
+
+	serverCore = 0 // of the servers
+	loadCore   = 1 // of Redis and this process
 )
 
 // A measuredService is a service whose speed is measured.
@@ -47,8 +50,8 @@ type measuredService struct {
 	p50, p99 []float64 // µs per call
 }
 
-// A loader makes calls on a connection. run makes calls until a time, and returns after the last
-// response.
+// A loader makes calls on a connection. run starts calls until the given time, and returns after
+// the last response.
 type loader interface {
 	run(until time.Time) error
 	durations() []float64 // µs of each call of the last run
@@ -71,13 +74,13 @@ func servicesSection(r *report) error {
 	defer b.redis.Close()
 	if runtime.NumCPU() > 1 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		pin(os.Getpid(), 1)
-		pin(b.redis.PID(), 1)
+		pin(os.Getpid(), loadCore)
+		pin(b.redis.PID(), loadCore)
 	} else {
 		fmt.Println("There is only one core, so the load slows the servers down.")
 	}
 	fmt.Println("limitador is not measured: its server is not in the registry of Rust packages.")
-	for _, part := range []func(*report) error{b.rateLimitService, b.jsonAPI, b.throttle} {
+	for _, part := range []func(*report) error{b.measureRateLimitService, b.measureJSONAPI, b.measureThrottle} {
 		if err := part(r); err != nil {
 			return err
 		}
@@ -87,20 +90,21 @@ func servicesSection(r *report) error {
 
 // A servicesBench has the state that the parts of the section share.
 type servicesBench struct {
-	dir   string // temporary
-	self  string // path of this program
-	redis *redistest.Server
-	all   []*measuredService
+	dir     string // a temporary directory
+	self    string // path of this program
+	redis   *redistest.Server
+	started []*measuredService
 }
 
+// stop stops all services that were started.
 func (b *servicesBench) stop() {
-	for _, s := range b.all {
+	for _, s := range b.started {
 		s.stop()
 	}
 }
 
-// start starts a server on one core, and waits until it listens. It replaces {address} in args, and
-// {port} in args and environment, by the address and port of the server.
+// start starts a server on serverCore, and waits until it listens. In args it replaces {address}
+// and {port} by the address and the port of the server, and {port} also in environment.
 func (b *servicesBench) start(name string, environment []string, program string, args ...string) (*measuredService, error) {
 	address, err := freeAddress()
 	if err != nil {
@@ -121,19 +125,19 @@ func (b *servicesBench) start(name string, environment []string, program string,
 	if err := s.command.Start(); err != nil {
 		return nil, err
 	}
-	b.all = append(b.all, s)
+	b.started = append(b.started, s)
 	for try := 0; ; try++ {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()
 			if runtime.NumCPU() > 1 {
-				pin(s.command.Process.Pid, 0)
+				pin(s.command.Process.Pid, serverCore)
 			}
 			return s, nil
 		}
-		const maxTries = 400 // 20 s
+		const maxTries = 400 // with pauses of 50 ms: for 20 s
 		if try == maxTries {
-			return nil, fmt.Errorf("%s: %w\n%s", name, err, &s.stderr)
+			return nil, fmt.Errorf("%s does not listen: %w\n%s", name, err, &s.stderr)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -144,6 +148,7 @@ func (s *measuredService) stop() {
 	s.command.Wait()
 }
 
+// freeAddress returns an address of this machine with a port that no process uses.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -158,7 +163,7 @@ func portOf(address string) string {
 	return port
 }
 
-// measure measures the services in turn.
+// measure measures the services in turn, window by window.
 func measure(services []*measuredService) error {
 	for round := range serviceRounds + 1 {
 		for _, s := range services {
@@ -198,14 +203,16 @@ func (s *measuredService) run() error {
 	if err != nil {
 		return err
 	}
-	var took []float64
+	var durations []float64
 	for _, l := range s.loads {
-		took = append(took, l.durations()...)
+		durations = append(durations, l.durations()...)
 	}
-	slices.Sort(took)
-	n := float64(len(took))
-	s.rates, s.cpu = append(s.rates, n/elapsed.Seconds()), append(s.cpu, float64((after-before).Nanoseconds())/1e3/n)
-	s.p50, s.p99 = append(s.p50, took[len(took)/2]), append(s.p99, took[len(took)*99/100])
+	slices.Sort(durations)
+	calls, cpuMicros := len(durations), float64((after-before).Nanoseconds())/1e3
+	s.rates = append(s.rates, float64(calls)/elapsed.Seconds())
+	s.cpu = append(s.cpu, cpuMicros/float64(calls))
+	s.p50 = append(s.p50, durations[calls/2])
+	s.p99 = append(s.p99, durations[calls*99/100])
 	return nil
 }
 
@@ -229,11 +236,12 @@ func cpuTime(pid int) (total time.Duration, err error) {
 	return total, nil
 }
 
-// printServices prints a table, which compares all services with the first one.
+// printServices prints a table, which compares all services with the first one. Rates are their
+// 80th percentile and times their 20th, because other programs only make a window worse.
 func printServices(r *report, services []*measuredService) {
-	r.row("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
+	r.addRow("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
 	for _, s := range services {
-		r.row(s.name, strconv.Itoa(int(percentile(s.rates, 80))), number(s.ratio(services[0])), number(percentile(s.cpu, 20)),
+		r.addRow(s.name, strconv.Itoa(int(percentile(s.rates, 80))), number(s.ratio(services[0])), number(percentile(s.cpu, 20)),
 			strconv.Itoa(int(percentile(s.p50, 20))), strconv.Itoa(int(percentile(s.p99, 20))))
 	}
 }
@@ -243,9 +251,11 @@ func (s *measuredService) ratio(to *measuredService) float64 {
 	return median(ratios(s.rates, to.rates))
 }
 
-const zeros = "000000" // in a request: where the load writes the key
+// zeros stand in a request where the load writes the digits of the key.
+const zeros = "000000"
 
-// connectCalls connects an h2Load to the service. It sends one descriptor in each call.
+// connectCalls connects an h2Load to the service. Each call has one descriptor, with one entry: key
+// and value.
 func (s *measuredService) connectCalls(key, value string) error {
 	message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*rlscommon.RateLimitDescriptor{
 		{Entries: []*rlscommon.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
@@ -262,7 +272,7 @@ func (s *measuredService) connectCalls(key, value string) error {
 }
 
 // rateLimits are the limits of the services, in the format of envoyproxy/ratelimit. The first
-// admits all requests, and the second is used up.
+// admits all requests. The second has so few units that nearly all requests are denied.
 const rateLimits = `
 domain: bench
 descriptors:
@@ -272,7 +282,7 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 10}
 `
 
-func (b *servicesBench) rateLimitService(r *report) error {
+func (b *servicesBench) measureRateLimitService(r *report) error {
 	configs := filepath.Join(b.dir, "config")
 	if err := os.MkdirAll(configs, 0o700); err != nil {
 		return err
@@ -280,11 +290,11 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err := os.WriteFile(filepath.Join(configs, "bench.yaml"), []byte(rateLimits), 0o600); err != nil {
 		return err
 	}
-	peer, err := b.envoyRateLimit("envoyproxy/ratelimit", configs)
+	peer, err := b.startEnvoyRateLimit("envoyproxy/ratelimit", configs)
 	if err != nil {
 		return err
 	}
-	cached, err := b.envoyRateLimit("envoyproxy/ratelimit, local cache", configs, "LOCAL_CACHE_SIZE_IN_BYTES=10000000")
+	cached, err := b.startEnvoyRateLimit("envoyproxy/ratelimit, local cache", configs, "LOCAL_CACHE_SIZE_IN_BYTES=10000000")
 	if err != nil {
 		return err
 	}
@@ -296,11 +306,11 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err != nil {
 		return err
 	}
-	standard, err := b.penstockServe("penstock, grpc-go", "--envoy-config", configs, "--grpc", "{address}", "--grpc-server", "standard")
+	standard, err := b.startPenstock("penstock, grpc-go", "--envoy-config", configs, "--grpc", "{address}", "--grpc-server", "standard")
 	if err != nil {
 		return err
 	}
-	fast, err := b.penstockServe("penstock, fast", "--envoy-config", configs, "--grpc", "{address}")
+	fast, err := b.startPenstock("penstock, fast", "--envoy-config", configs, "--grpc", "{address}")
 	if err != nil {
 		return err
 	}
@@ -314,7 +324,7 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.title("Envoy's rate limit service: 100,000 keys, one connection with %d streams, a server with one core\n(80th percentile of %d windows; ratio: median of windows side by side)",
+	r.beginTable("Envoy's rate limit service: 100,000 keys, one connection with %d streams, a server with one core\n(80th percentile of %d windows; ratio: median of windows side by side)",
 		serviceStreams, serviceRounds)
 	printServices(r, services)
 	r.atLeast("services: RLS per second by grpc-go's server / envoyproxy/ratelimit", standard.ratio(peer), 3)
@@ -329,14 +339,14 @@ func (b *servicesBench) rateLimitService(r *report) error {
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.title("The same for one key that is over its limit")
+	r.beginTable("The same for one key that is over its limit")
 	printServices(r, services)
 	r.atLeast("services: RLS per second over limit by the fast server / envoyproxy/ratelimit with its local cache", fast.ratio(cached), 3)
 	return nil
 }
 
-// penstockServe starts the service, with Redis as its store.
-func (b *servicesBench) penstockServe(name string, args ...string) (*measuredService, error) {
+// startPenstock starts penstock serve, with Redis as its store unless args name another one.
+func (b *servicesBench) startPenstock(name string, args ...string) (*measuredService, error) {
 	program := filepath.Join(b.dir, "penstock")
 	if _, err := os.Stat(program); err != nil {
 		build := exec.Command("go", "build", "-o", program, ".")
@@ -348,8 +358,9 @@ func (b *servicesBench) penstockServe(name string, args ...string) (*measuredSer
 	return b.start(name, nil, program, append([]string{"serve", "--store", b.redis.URL(), "--admin-listen", "off"}, args...)...)
 }
 
-// envoyRateLimit starts envoyproxy/ratelimit in the version of the conformance program.
-func (b *servicesBench) envoyRateLimit(name, configs string, environment ...string) (*measuredService, error) {
+// startEnvoyRateLimit starts envoyproxy/ratelimit in the version that the conformance program
+// tests.
+func (b *servicesBench) startEnvoyRateLimit(name, configs string, environment ...string) (*measuredService, error) {
 	program := filepath.Join(b.dir, "ratelimit")
 	if _, err := os.Stat(program); err != nil {
 		build := exec.Command("go", "build", "-o", program, "github.com/envoyproxy/ratelimit/src/service_cmd")
@@ -389,7 +400,7 @@ rules:
       - {rate: 1M/h}
 `
 
-func (b *servicesBench) jsonAPI(r *report) error {
+func (b *servicesBench) measureJSONAPI(r *report) error {
 	policy := filepath.Join(b.dir, "policy.yaml")
 	if err := os.WriteFile(policy, []byte(apiPolicy), 0o600); err != nil {
 		return err
@@ -398,7 +409,7 @@ func (b *servicesBench) jsonAPI(r *report) error {
 	if err != nil {
 		return err
 	}
-	api, err := b.penstockServe("penstock, /v1/check", "--config", policy, "--api", "{address}")
+	api, err := b.startPenstock("penstock, /v1/check", "--config", policy, "--api", "{address}")
 	if err != nil {
 		return err
 	}
@@ -413,30 +424,32 @@ func (b *servicesBench) jsonAPI(r *report) error {
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.title("JSON API: 100,000 keys, %d connections, a server with one core", serviceStreams)
+	r.beginTable("JSON API: 100,000 keys, %d connections, a server with one core", serviceStreams)
 	printServices(r, services)
 	return nil
 }
 
-func (b *servicesBench) throttle(r *report) error {
+func (b *servicesBench) measureThrottle(r *report) error {
 	bare, err := b.start("constant answers", nil, b.self, "-bare", "resp")
 	if err != nil {
 		return err
 	}
-	redis, err := b.penstockServe("penstock", "--resp", "{address}")
+	redis, err := b.startPenstock("penstock", "--resp", "{address}")
 	if err != nil {
 		return err
 	}
-	memory, err := b.penstockServe("penstock, memory", "--store", "memory", "--resp", "{address}")
+	memory, err := b.startPenstock("penstock, memory", "--store", "memory", "--resp", "{address}")
 	if err != nil {
 		return err
 	}
-	throttlecrab, err := b.throttlecrab() // before the load connects: the build may take long, and servers close idle connections
+	// This precedes the connections of the load: the build may take long, and servers close idle
+	// connections.
+	throttlecrab, err := b.startThrottlecrab()
 	if err != nil {
 		return err
 	}
 	services := []*measuredService{bare, redis, memory}
-	command := func(name string) string {
+	command := func(name string) string { // NAME KEY 1000000 1000000 3600: a burst, and units per 3600 s
 		const key = "client:" + zeros
 		return fmt.Sprintf("*5\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n$7\r\n1000000\r\n$7\r\n1000000\r\n$4\r\n3600\r\n", len(name), name, len(key), key)
 	}
@@ -451,7 +464,7 @@ func (b *servicesBench) throttle(r *report) error {
 		}
 		services = append(services, throttlecrab)
 	}
-	cell, err := b.redisCell()
+	cell, err := b.startRedisCell()
 	if err != nil {
 		return err
 	}
@@ -464,13 +477,14 @@ func (b *servicesBench) throttle(r *report) error {
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.title("CL.THROTTLE: 100,000 keys, %d connections with %d commands in a pipeline, a server with one core\n(throttlecrab's replies wait for acknowledgements of TCP, which take 40 ms: it does not set TCP_NODELAY)", respConnections, serviceStreams)
+	r.beginTable("CL.THROTTLE: 100,000 keys, %d connections with %d commands in a pipeline, a server with one core\n(throttlecrab's replies wait for acknowledgements of TCP, which take 40 ms: it does not set TCP_NODELAY)", respConnections, serviceStreams)
 	printServices(r, services)
 	r.atLeast("services: CL.THROTTLE per second in pipelines, counters in memory", percentile(memory.rates, 80), 300_000)
 	return nil
 }
 
-// connectLines connects several line loads to the service.
+// connectLines connects a lineLoad to the service for each connection. depth is how many calls each
+// one sends at once.
 func (s *measuredService) connectLines(request string, connections, depth int, readResponse func(*bufio.Reader) error) error {
 	s.loads = nil
 	for i := range connections {
@@ -486,9 +500,10 @@ func (s *measuredService) connectLines(request string, connections, depth int, r
 // throttlecrabVersion is the version of throttlecrab-server in the registry of Rust packages.
 const throttlecrabVersion = "0.4.40"
 
-// throttlecrab starts throttlecrab, which keeps its counters in memory. The program is in
-// PENSTOCK_THROTTLECRAB; if this is not set, cargo builds it. The result is nil if cargo cannot.
-func (b *servicesBench) throttlecrab() (*measuredService, error) {
+// startThrottlecrab starts throttlecrab, which keeps its counters in memory. The variable
+// PENSTOCK_THROTTLECRAB has the path of the program. If the variable is not set, cargo builds the
+// program. startThrottlecrab returns nil if cargo cannot.
+func (b *servicesBench) startThrottlecrab() (*measuredService, error) {
 	program := os.Getenv("PENSTOCK_THROTTLECRAB")
 	if program == "" {
 		program = filepath.Join(b.dir, "bin", "throttlecrab-server")
@@ -502,9 +517,9 @@ func (b *servicesBench) throttlecrab() (*measuredService, error) {
 	return b.start("throttlecrab "+throttlecrabVersion+", memory", nil, program, "--redis", "--redis-host", "127.0.0.1", "--redis-port", "{port}", "--log-level", "error")
 }
 
-// redisCell starts a Redis with the module that PENSTOCK_REDIS_CELL names. It returns nil if the
-// variable is not set.
-func (b *servicesBench) redisCell() (*measuredService, error) {
+// startRedisCell starts a Redis with the module redis-cell, whose file PENSTOCK_REDIS_CELL names.
+// It returns nil if the variable is not set.
+func (b *servicesBench) startRedisCell() (*measuredService, error) {
 	module := os.Getenv("PENSTOCK_REDIS_CELL")
 	if module == "" {
 		fmt.Println("redis-cell is not measured: PENSTOCK_REDIS_CELL is not set to the file of its module.")

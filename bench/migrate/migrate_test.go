@@ -14,7 +14,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-func client(t *testing.T) (*redistest.Server, *redis.Client) {
+// startRedis returns a new server, and a client of it.
+func startRedis(t *testing.T) (*redistest.Server, *redis.Client) {
 	server := redistest.Start(t)
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket})
 	t.Cleanup(func() { _ = c.Close() })
@@ -46,36 +47,44 @@ var api = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 
 func TestMiddlewareAdmitsTheSame(t *testing.T) {
 	t.Parallel()
-	server, c := client(t)
+	server, c := startRedis(t)
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	for name, open := range map[string]struct {
+	for name, row := range map[string]struct {
 		before, after func() (http.Handler, error)
 		want          int // admitted requests
 	}{
-		"ulule/limiter": {func() (http.Handler, error) { return ululeBefore(c, api) }, func() (http.Handler, error) { return ululeAfter(store, api) }, 10},
-		"throttled":     {func() (http.Handler, error) { return throttledBefore(c, api) }, func() (http.Handler, error) { return throttledAfter(store, api) }, 5},
+		"ulule/limiter": {
+			before: func() (http.Handler, error) { return ululeBefore(c, api) },
+			after:  func() (http.Handler, error) { return ululeAfter(store, api) },
+			want:   10,
+		},
+		"throttled": {
+			before: func() (http.Handler, error) { return throttledBefore(c, api) },
+			after:  func() (http.Handler, error) { return throttledAfter(store, api) },
+			want:   5,
+		},
 	} {
-		before, err := open.before()
+		before, err := row.before()
 		if err != nil {
 			t.Fatal(err)
 		}
-		after, err := open.after()
+		after, err := row.after()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, a := countAdmitted(t, before), countAdmitted(t, after); b != open.want || a != open.want {
-			t.Errorf("%s: %d of %d requests pass before the migration, and %d after; want %d", name, b, requests, a, open.want)
+		if b, a := countAdmitted(t, before), countAdmitted(t, after); b != row.want || a != row.want {
+			t.Errorf("%s: %d of %d requests pass before the migration, and %d after; want %d both times", name, b, requests, a, row.want)
 		}
 	}
 }
 
 func TestRedisRateAdmitsTheSame(t *testing.T) {
 	t.Parallel()
-	_, c := client(t)
+	_, c := startRedis(t)
 	after, err := redisRateAfter(c)
 	if err != nil {
 		t.Fatal(err)
@@ -89,8 +98,8 @@ func TestRedisRateAdmitsTheSame(t *testing.T) {
 			}
 			if allowed {
 				n++
-			} else if retry <= 0 || retry > 6*time.Second {
-				t.Errorf("%s: retry after %v; want more than 0 and at most 6s", name, retry)
+			} else if retry <= 0 || retry > 6*time.Second { // a unit comes every 6 s
+				t.Errorf("%s: the time to retry after is %v; want more than 0 and at most 6s", name, retry)
 			}
 		}
 		if n != 10 {
@@ -120,6 +129,6 @@ func TestXTimeRateAdmitsTheSame(t *testing.T) {
 		}
 	}
 	if b != 10 || a != 10 {
-		t.Errorf("%d requests pass before the migration, and %d after; want 10", b, a)
+		t.Errorf("%d requests pass before the migration, and %d after; want 10 both times", b, a)
 	}
 }

@@ -27,7 +27,7 @@ func throttledBefore(client *redis.Client, api http.Handler) (http.Handler, erro
 
 // After: MaxBurst does not count the first request, and Burst does.
 func throttledAfter(store penstock.Store, api http.Handler) (http.Handler, error) {
-	byKey := func(r *http.Request) string { return "key:" + r.Header.Get("X-API-Key") } // check the key before
+	byKey := func(r *http.Request) string { return "key:" + r.Header.Get("X-API-Key") } // check first that the key is valid
 	gate, err := httplimit.PerKey(store, "api", penstock.PerMinute(10).WithBurst(5), byKey)
 	if err != nil {
 		return nil, err
