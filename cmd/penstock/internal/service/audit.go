@@ -111,10 +111,12 @@ func (s *service) audit() func(audit.Line) {
 		if line.Result == audit.OK {
 			s.Log.Info("a key was reset by the admin API", line.Attributes()...)
 		} else {
-			skipped, isDue := throttle.Due()
-			line.Unlogged = skipped
-			if hasChanged := len(line.Limits) > 0; !isDue && !hasChanged {
-				return
+			if hasChanged := len(line.Limits) > 0; !hasChanged {
+				skipped, isDue := throttle.Due()
+				if !isDue {
+					return
+				}
+				line.Unlogged = skipped
 			}
 			s.Log.Warn("a reset by the admin API was refused or has failed", line.Attributes()...)
 		}

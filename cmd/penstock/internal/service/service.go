@@ -109,8 +109,12 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s.announce()
 	if s.Settings.DemoTraffic {
-		waitForTraffic := s.sendDemoTraffic(ctx)
-		defer waitForTraffic()
+		trafficCtx, stopTraffic := context.WithCancel(ctx)
+		waitForTraffic := s.sendDemoTraffic(trafficCtx)
+		defer func() {
+			stopTraffic()
+			waitForTraffic()
+		}()
 	}
 	select {
 	case <-ctx.Done():
