@@ -47,7 +47,7 @@ rules:
       - {name: sliding, rate: 70/m, algorithm: sliding-window}
 `
 	allowed, denied := 0, 0
-	var expected penstock.Decision
+	var expected penstock.Decision // of the bare store about the last call
 	gate := gateOf(t, memstore.New(clock), text, grpclimit.Options{
 		Cost: func(_ context.Context, _ string, message any) int64 {
 			cost, _ := strconv.ParseInt(message.(*wrapperspb.StringValue).Value, 10, 64)
@@ -84,7 +84,8 @@ rules:
 			t.Fatalf("PENSTOCK_SEED=%d: call %d: %v; want %v", seed, i, got.err, want)
 		}
 		for j, name := range []string{"bucket", "window", "log", "sliding"} {
-			if item := fmt.Sprintf(`"shop.%s";r=%d`, name, max(expected.Status(j).Remaining, 0)); !strings.Contains(fields.Get("ratelimit")[0], item) {
+			item := fmt.Sprintf(`"shop.%s";r=%d`, name, max(expected.Status(j).Remaining, 0))
+			if !strings.Contains(fields.Get("ratelimit")[0], item) {
 				t.Fatalf("PENSTOCK_SEED=%d: call %d has ratelimit: %q; want one that contains %s", seed, i, fields.Get("ratelimit"), item)
 			}
 		}
@@ -95,10 +96,10 @@ rules:
 	t.Logf("counted: %d calls over gRPC decided as by the bare store", allowed+denied)
 }
 
-// While Redis is killed or stopped, the on_failure of each limit decides. When Redis works again,
+// While Redis is killed or paused, the on_failure of each limit decides. When Redis works again,
 // the store decides.
 func TestCallsWhileRedisIsAway(t *testing.T) {
-	for _, outage := range []string{"killed", "stopped"} {
+	for _, outage := range []string{"killed", "paused"} {
 		t.Run(outage, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
@@ -128,7 +129,7 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				}
 			}
 			for _, method := range []string{"Buy", "Look"} {
-				decide(t, conn, method, "a", codes.OK)
+				awaitDecision(t, conn, method, "a", codes.OK)
 			}
 			if outage == "killed" {
 				server.Kill()
@@ -146,15 +147,16 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 			} else {
 				server.Resume()
 			}
-			decide(t, conn, "Look", "c", codes.OK)
-			decide(t, conn, "Look", "c", codes.OK)
-			decide(t, conn, "Look", "c", codes.ResourceExhausted)
+			awaitDecision(t, conn, "Look", "c", codes.OK)
+			awaitDecision(t, conn, "Look", "c", codes.OK)
+			awaitDecision(t, conn, "Look", "c", codes.ResourceExhausted)
 		})
 	}
 }
 
-// decide repeats a call until the store decides it. The call must then end with this code.
-func decide(t *testing.T, conn *grpc.ClientConn, method, key string, want codes.Code) {
+// awaitDecision repeats a call until the store decides it. The call must then end with the code
+// want.
+func awaitDecision(t *testing.T, conn *grpc.ClientConn, method, key string, want codes.Code) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		r := buy(t, conn, method, "a", "x-key", key)

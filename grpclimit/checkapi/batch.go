@@ -109,21 +109,21 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	ends := make([]int, len(r.Checks)) // where the charges of each request end
 	var rules *policy.Rules
 	for i, request := range r.Checks {
-		field := fmt.Sprintf("checks[%d].", i)
-		check, err := s.read(request, field, deciding)
+		prefix := fmt.Sprintf("checks[%d].", i)
+		check, err := s.read(request, prefix, deciding)
 		switch {
 		case err != nil:
 			return nil, err
 		case check.id != "":
-			return nil, invalid(field+"request_id", "a batch that is all or nothing has one request_id; write it beside checks")
+			return nil, invalid(prefix+"request_id", "a batch that is all or nothing has one request_id; write it beside checks")
 		case check.attributes != nil:
-			return nil, invalid(field+"attributes", "with all_or_nothing, write a rule and a key, or a key and limits")
+			return nil, invalid(prefix+"attributes", "with all_or_nothing, write a rule and a key, or a key and limits")
 		}
 		if rules == nil {
 			rules = check.rules
 		}
 		if err := check.appendTo(together, rules); err != nil {
-			return nil, failf(codes.FailedPrecondition, "%s: %v", fieldName(field), err)
+			return nil, failf(codes.FailedPrecondition, "%s: %v", fieldName(prefix), err)
 		}
 		ends[i] = len(together.Charges)
 	}

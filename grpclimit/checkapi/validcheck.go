@@ -44,10 +44,11 @@ type validCheck struct {
 	purpose    purpose
 }
 
-// read validates a request. field is the prefix of its fields in errors, such as "" or "check.".
-func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*validCheck, error) {
+// read validates a request. In errors, the prefix stands before the name of a field: with the
+// prefix "check.", the field key is check.key.
+func (s *Service) read(r *penstockv1.CheckRequest, prefix string, p purpose) (*validCheck, error) {
 	if r == nil {
-		return nil, invalid(fieldName(field), "it is missing")
+		return nil, invalid(fieldName(prefix), "it is missing")
 	}
 	check := &validCheck{rules: s.controller.Rules(), id: r.GetRequestId(), purpose: p}
 	cost := int64(1)
@@ -57,40 +58,40 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*va
 	hasLimits := len(r.GetLimits()) > 0
 	switch {
 	case isLonger(check.id, maxID):
-		return nil, invalid(field+"request_id", "it is longer than %d characters", maxID)
+		return nil, invalid(prefix+"request_id", "it is longer than %d characters", maxID)
 	case check.id != "" && p == operating:
-		return nil, invalid(field+"request_id", "this call charges nothing, so a repeat needs no id; remove it")
+		return nil, invalid(prefix+"request_id", "this call charges nothing, so a repeat needs no id; remove it")
 	case r.Attributes != nil && (r.GetRule() != "" || hasLimits || r.GetKey() != ""):
-		return nil, invalid(field+"attributes", "with attributes the policy decides; remove rule, key and limits, or the attributes")
+		return nil, invalid(prefix+"attributes", "with attributes the policy decides; remove rule, key and limits, or the attributes")
 	case r.Attributes != nil && r.Cost != nil:
-		return nil, invalid(field+"cost", "with attributes the policy sets the cost; remove it")
+		return nil, invalid(prefix+"cost", "with attributes the policy sets the cost; remove it")
 	case r.GetRule() != "" && hasLimits:
-		return nil, invalid(field+"limits", "the rule %q has limits already; remove rule or limits", r.GetRule())
+		return nil, invalid(prefix+"limits", "the rule %q has limits already; remove rule or limits", r.GetRule())
 	case cost < 0 || cost > penstock.MaxCost:
-		return nil, invalid(field+"cost", "write 0 to %d", int64(penstock.MaxCost))
+		return nil, invalid(prefix+"cost", "write 0 to %d", int64(penstock.MaxCost))
 	case isLonger(r.GetKey(), maxKey):
-		return nil, invalid(field+"key", "it is longer than %d characters", maxKey)
+		return nil, invalid(prefix+"key", "it is longer than %d characters", maxKey)
 	}
 	var err error
 	switch {
 	case r.Attributes != nil:
 		if check.attributes, err = readAttributes(r.Attributes, check.rules.Paths()); err != nil {
-			return nil, prefixed(field, err)
+			return nil, prefixed(prefix, err)
 		}
 	case r.GetRule() != "":
 		if !policy.IsName(r.GetRule()) {
-			return nil, invalid(field+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
+			return nil, invalid(prefix+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 		}
 		if check.rules.Rule(r.GetRule()) == nil {
-			return nil, failf(codes.NotFound, "%srule: the policy has no rule of this name", field)
+			return nil, failf(codes.NotFound, "%srule: the policy has no rule of this name", prefix)
 		}
 		check.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
 	case hasLimits:
-		if err = s.readLimits(check, r, cost, field); err != nil {
+		if err = s.readLimits(check, r, cost, prefix); err != nil {
 			return nil, err
 		}
 	default:
-		return nil, invalid(fieldName(field), "it has nothing to check; write attributes, or a rule and a key, or a key and limits")
+		return nil, invalid(fieldName(prefix), "it has nothing to check; write attributes, or a rule and a key, or a key and limits")
 	}
 	return check, nil
 }
@@ -104,26 +105,26 @@ func fieldName(prefix string) string {
 }
 
 // prefixed puts a prefix before the field in the text of a failure.
-func prefixed(field string, err error) error {
-	if f, ok := errors.AsType[*failure](err); ok && field != "" {
-		return &failure{code: f.code, text: field + f.text}
+func prefixed(prefix string, err error) error {
+	if f, ok := errors.AsType[*failure](err); ok && prefix != "" {
+		return &failure{code: f.code, text: prefix + f.text}
 	}
 	return err
 }
 
 // readLimits reads the limits that a request states.
-func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, field string) error {
+func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, prefix string) error {
 	switch {
 	case !s.options.AllowStatedLimits:
 		return errStatedLimits
 	case len(r.Limits) > maxStated:
-		return invalid(field+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxStated)
+		return invalid(prefix+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxStated)
 	case r.GetKey() == "":
-		return invalid(field+"key", "it is missing; name the client whom the limits are for, such as user:42")
+		return invalid(prefix+"key", "it is missing; name the client whom the limits are for, such as user:42")
 	}
 	check.direct = new(policy.DirectCall)
 	for i, l := range r.Limits {
-		at := fmt.Sprintf("%slimits[%d]", field, i)
+		at := fmt.Sprintf("%slimits[%d]", prefix, i)
 		stated, err := s.stated.limitOf(specOf(l), at)
 		if err != nil {
 			return err

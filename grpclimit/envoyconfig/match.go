@@ -19,9 +19,9 @@ type Match struct {
 }
 
 // Match finds the limit of a descriptor. At each level it takes the child with the entry's key and
-// value, else the first matching wildcard in the file, else the child with the key and no value.
-// It does not backtrack: if that child has no match for the next entry, no limit applies. A limit
-// applies only at the last entry.
+// value, else the first matching wildcard in the file, else the child with the key and no value. It
+// does not backtrack: if that child has no match for the next entry, no limit applies. Only a limit
+// of the descriptor that matches the last entry applies.
 func (d *Domain) Match(entries []Entry, m *Match) {
 	m.Limit, m.Shared, m.isInMetric = nil, m.Shared[:0], m.isInMetric[:0]
 	at := &d.node
@@ -64,9 +64,10 @@ func (n *node) child(composite []byte, key string) (next *node, isWildcard bool)
 	return n.exact[key], false
 }
 
-// AppendMetricPath appends the name of the matched limit for metrics. With detailed_metric it
-// contains the values of all entries, and otherwise the values of descriptors with value_to_metric.
-// Clients can cause any number of different names.
+// AppendMetricPath appends the name of the matched limit for metrics. If the limit has
+// detailed_metric, the name contains the values of all entries. Otherwise it contains the values of
+// the entries whose descriptors have value_to_metric. Clients can cause any number of different
+// names.
 func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []byte {
 	if m.Limit == nil {
 		return to

@@ -15,7 +15,7 @@ func (c *Config) Policy() string {
 	p := &policyWriter{names: make(map[string]bool)}
 	p.b.WriteString(policyHead)
 	for _, w := range c.warnings {
-		p.writeComment("", "warning: "+w.String())
+		p.writeComment("warning: " + w.String())
 	}
 	limits := slices.Clone(c.limits)
 	slices.SortStableFunc(limits, compareLimits)
@@ -70,25 +70,25 @@ type policyWriter struct {
 	rules  int             // how many rules were written
 }
 
-func (p *policyWriter) writeComment(indent, text string) {
+func (p *policyWriter) writeComment(text string) {
 	for line := range strings.Lines(text) {
-		p.b.WriteString(indent + "# " + strings.TrimRight(line, "\n") + "\n")
+		p.b.WriteString("# " + strings.TrimRight(line, "\n") + "\n")
 	}
 }
 
 func (p *policyWriter) writeRule(l *Limit) {
 	p.b.WriteString("\n")
-	p.writeComment("", place(l.File, l.Line)+": "+clean(l.Path))
+	p.writeComment(place(l.File, l.Line) + ": " + clean(l.Path))
 	if why := l.obstacle(); why != "" {
-		p.writeComment("", "Left out: "+why)
+		p.writeComment("Left out: " + why)
 		return
 	}
 	if slices.Contains(p.denied, l) {
-		p.writeComment("", "See deny above.")
+		p.writeComment("The limit is 0, so it is in deny above.")
 		return
 	}
 	for _, note := range l.notes() {
-		p.writeComment("", note)
+		p.writeComment(note)
 	}
 	p.rules++
 	fmt.Fprintf(&p.b, "- name: %s\n  match: {%s}\n", p.ruleName(l), l.conditions())
@@ -103,6 +103,7 @@ func (p *policyWriter) writeRule(l *Limit) {
 	p.b.WriteString("}\n")
 }
 
+// rateUnits are the units as a rate of a policy has them.
 var rateUnits = [...]string{Second: "s", Minute: "min", Hour: "h", Day: "day", Week: "week", Month: "30d", Year: "365d"}
 
 // maxName is how many characters of a limit's path a rule's name has. A name may have 64
@@ -113,7 +114,8 @@ const maxName = 56
 func (p *policyWriter) ruleName(l *Limit) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(l.Path) {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '_' || r == '.' || r == '-' {
+		isInNames := r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("_.-", r)
+		if isInNames {
 			b.WriteRune(r)
 		} else if s := b.String(); s != "" && s[len(s)-1] != '-' {
 			b.WriteByte('-')
@@ -140,9 +142,9 @@ func (l *Limit) obstacle() string {
 		case seen[key]:
 			return "the key " + clean(key) + " is used twice"
 		case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' }) || key == "":
-			return "a key is empty, or has white space"
+			return "a key is empty or has white space"
 		case strings.Contains(key, "*"), value != "*" && strings.Contains(value, "*"):
-			return "a policy has no wildcards in texts; list the values, as in: descriptor " + clean(key) + ": [a, b]"
+			return "a policy has no wildcards inside values; list the values, as in: descriptor " + clean(key) + ": [a, b]"
 		}
 		seen[key] = true
 	}
