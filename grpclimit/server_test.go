@@ -67,7 +67,7 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 	}
 }
 
-// Each rule matches some calls. A call that no rule matches has no metadata about limits.
+// A call has metadata about limits only if the rule matches it.
 func TestRulesMatchCalls(t *testing.T) {
 	for _, c := range []struct {
 		match string
@@ -166,13 +166,14 @@ func TestHealthChecksAreNotLimited(t *testing.T) {
 			t.Errorf("a health check: %v; want no error", err)
 		}
 	}
-	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, fixedClockStore(), oneCall, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
+	onlyLook := func(method string) bool { return method == "/test.Shop/Look" }
+	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, fixedClockStore(), oneCall, grpclimit.Options{Exempt: onlyLook}))...))
 	for range 3 {
 		if r := buy(t, conn, "Look", "a"); r.err != nil {
 			t.Errorf("an exempt method: %v; want no error", r.err)
 		}
 	}
-	healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest))
+	healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)) // takes the only unit
 	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a health check that is not exempt: %v; want RESOURCE_EXHAUSTED", err)
 	}

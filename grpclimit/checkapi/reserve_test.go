@@ -174,7 +174,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 	}
 	other := newService(t, func(o *Options) { o.Secret = []byte("another secret") })
 	forged := []byte(id)
-	forged[len(forged)/2] ^= 1
+	forged[len(forged)/2] ^= 1 // one character differs
 	for body, want := range map[string]string{
 		`{}`:                              "id: it has 0 bytes",
 		`{"id":"x"}`:                      "id: it is malformed",

@@ -47,10 +47,11 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-const procedure, streamProcedure = "/test.Shop/Buy", "/test.Shop/Chat"
+const buyProcedure, chatProcedure = "/test.Shop/Buy", "/test.Shop/Chat"
 
-// serve serves the procedures with a Gate until the test ends. By default, Buy returns its message;
-// Chat returns each message. serve returns the URL of the server and a client for HTTP/2.
+// serve serves the two procedures with a Gate until the test ends. The function buy handles Buy. If
+// it is nil, Buy returns its message. Chat returns each message. serve returns the URL of the
+// server and a client for HTTP/2.
 func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *connect.Request[text]) (*connect.Response[text], error)) (string, *http.Client) {
 	t.Helper()
 	if buy == nil {
@@ -59,8 +60,8 @@ func serve(t *testing.T, gate *connectlimit.Gate, buy func(context.Context, *con
 		}
 	}
 	mux := http.NewServeMux()
-	mux.Handle(procedure, connect.NewUnaryHandler(procedure, buy, connect.WithInterceptors(gate)))
-	mux.Handle(streamProcedure, connect.NewBidiStreamHandler(streamProcedure, func(_ context.Context, stream *connect.BidiStream[text, text]) error {
+	mux.Handle(buyProcedure, connect.NewUnaryHandler(buyProcedure, buy, connect.WithInterceptors(gate)))
+	mux.Handle(chatProcedure, connect.NewBidiStreamHandler(chatProcedure, func(_ context.Context, stream *connect.BidiStream[text, text]) error {
 		for {
 			message, err := stream.Receive()
 			switch {
@@ -99,7 +100,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			gate := gateOf(t, fixedClockStore(), `rules: [{name: shop, match: {path: /test.Shop/*, method: POST}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
 			url, client := serve(t, gate, nil)
-			buy := connect.NewClient[text, text](client, url+procedure, options...)
+			buy := connect.NewClient[text, text](client, url+buyProcedure, options...)
 			call := func(key string) (*connect.Response[text], error) {
 				r := connect.NewRequest(&text{Value: "a"})
 				r.Header().Set("X-Key", key)
@@ -154,7 +155,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 func TestConnectDenialsHaveStatus429(t *testing.T) {
 	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
 	for _, want := range []int{200, 429} {
-		response, err := client.Post(url+procedure, "application/json", strings.NewReader(`"a"`))
+		response, err := client.Post(url+buyProcedure, "application/json", strings.NewReader(`"a"`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,12 +170,12 @@ func TestConnectDenialsHaveStatus429(t *testing.T) {
 func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 	for name, options := range protocols {
 		if name == "gRPC-Web" {
-			continue // it has no streams in both directions
+			continue // gRPC-Web has no streams in both directions
 		}
 		t.Run(name, func(t *testing.T) {
 			gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 3/h}]}]`, connectlimit.Options{})
 			url, client := serve(t, gate, nil)
-			chat := connect.NewClient[text, text](client, url+streamProcedure, options...)
+			chat := connect.NewClient[text, text](client, url+chatProcedure, options...)
 			begin := func() (*connect.BidiStreamForClient[text, text], error) {
 				stream := chat.CallBidiStream(t.Context())
 				stream.Send(&text{Value: "a"}) // if it fails, Receive returns the reason
@@ -212,7 +213,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
 		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
 		url, client := serve(t, gate, nil)
-		stream := connect.NewClient[text, text](client, url+streamProcedure).CallBidiStream(t.Context())
+		stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 		count := 0
 		var err error
 		for range 20 {
@@ -234,7 +235,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 func TestMessagesOfStreamsWait(t *testing.T) {
 	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 100/s, burst: 1}]}]`, connectlimit.Options{Messages: connectlimit.WaitForMessages})
 	url, client := serve(t, gate, nil)
-	stream := connect.NewClient[text, text](client, url+streamProcedure).CallBidiStream(t.Context())
+	stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 	begin := time.Now()
 	for range 5 {
 		stream.Send(&text{Value: "a"})
@@ -259,7 +260,7 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} { // 0: no error
 		url, client := serve(t, gateOf(t, unavailable{}, `rules: [{name: r, per: ip, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, connectlimit.Options{}), nil)
-		_, err := connect.NewClient[text, text](client, url+procedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
+		_, err := connect.NewClient[text, text](client, url+buyProcedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
 		switch {
 		case want == 0 && err != nil:
 			t.Errorf("on_failure %s: %v; want no error", mode, err)
@@ -284,7 +285,7 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [
 		{name: r, match: {header X-Kind: status}, per: ip, limits: [{rate: 1/h, on_status: [401]}]},
 		{name: s, match: {header X-Kind: settle}, per: ip, limits: [{rate: 4/h, cost: {units: 1, actual: X-Cost}}]}]`, connectlimit.Options{}), handler)
-	buy := connect.NewClient[text, text](client, url+procedure)
+	buy := connect.NewClient[text, text](client, url+buyProcedure)
 	call := func(kind string) error {
 		r := connect.NewRequest(&text{Value: kind})
 		r.Header().Set("X-Kind", kind)
@@ -322,7 +323,7 @@ func TestPanicsReturnSlots(t *testing.T) {
 		return connect.NewResponse(r.Msg), nil
 	}
 	url, client := serve(t, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{in_flight: 1}]}]`, connectlimit.Options{}), handler)
-	buy := connect.NewClient[text, text](client, url+procedure)
+	buy := connect.NewClient[text, text](client, url+buyProcedure)
 	for range 3 {
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "panic"})); err == nil {
 			t.Error("the call whose handler panics returns no error; want one")

@@ -58,6 +58,7 @@ func (p *controlPlane) StreamAggregatedResources(stream grpc.BidiStreamingServer
 	}
 }
 
+// nextRequest waits for a request of the client.
 func (p *controlPlane) nextRequest(t *testing.T) *discoveryv3.DiscoveryRequest {
 	t.Helper()
 	select {
@@ -69,6 +70,7 @@ func (p *controlPlane) nextRequest(t *testing.T) *discoveryv3.DiscoveryRequest {
 	}
 }
 
+// send sends the client a response with a version and its configurations.
 func (p *controlPlane) send(t *testing.T, version string, configs ...*configv3.RateLimitConfig) {
 	t.Helper()
 	r := &discoveryv3.DiscoveryResponse{VersionInfo: version, Nonce: "nonce-" + version, TypeUrl: envoyxds.TypeURL}
@@ -82,7 +84,7 @@ func (p *controlPlane) send(t *testing.T, version string, configs ...*configv3.R
 	p.responses <- r
 }
 
-// start starts a controlPlane, and returns its address too.
+// start serves a controlPlane until the test ends. It also returns the address.
 func start(t *testing.T) (*controlPlane, string) {
 	t.Helper()
 	p := &controlPlane{requests: make(chan *discoveryv3.DiscoveryRequest), responses: make(chan *discoveryv3.DiscoveryResponse), ended: make(chan struct{})}
@@ -105,6 +107,8 @@ func start(t *testing.T) (*controlPlane, string) {
 	return p, l.Addr().String()
 }
 
+// configOf returns a configuration with a limit of count requests a week, and under it an unlimited
+// descriptor.
 func configOf(domain, key string, count uint32) *configv3.RateLimitConfig {
 	return &configv3.RateLimitConfig{Name: "config of " + domain, Domain: domain, Descriptors: []*configv3.RateLimitDescriptor{{
 		Key: key, Value: "1.5", ShadowMode: true,
