@@ -31,3 +31,70 @@ func FuzzEscape(f *testing.F) {
 		}
 	})
 }
+
+func TestCanBeChecksTheFirstKindOfAKey(t *testing.T) {
+	t.Parallel()
+	byUser, byDevice := By("user", Header("X-User")), By("device", Header("X-Device"))
+	for _, c := range []struct {
+		name string
+		id   *Identity
+		key  string
+		want bool
+	}{
+		{name: "user", id: byUser, key: "user:42", want: true},
+		{name: "user", id: byUser, key: "device:7"},
+		{name: "user", id: byUser, key: "unknown", want: true},
+		{name: "global", id: Global(), key: "global", want: true},
+		{name: "global", id: Global(), key: "unknown"},
+		{name: "first of", id: FirstOf(byUser, byDevice), key: "device:7", want: true},
+		{name: "first of", id: FirstOf(byUser, byDevice), key: "ip:192.0.2.1"},
+		{name: "all of", id: AllOf(byUser, byDevice), key: "user:42,device:7", want: true},
+		{name: "all of", id: AllOf(byUser, byDevice), key: "user:42"},
+		{name: "all of", id: AllOf(byUser, byDevice), key: "device:7,user:42"},
+		{name: "all of one", id: AllOf(byUser), key: "user:42", want: true},
+	} {
+		if got := c.id.CanBe(c.key); got != c.want {
+			t.Errorf("%s: CanBe(%q) is %v; want %v", c.name, c.key, got, c.want)
+		}
+	}
+}
+
+func TestMissingPartOfACombinedKeyIsItsKind(t *testing.T) {
+	t.Parallel()
+	byUser, byDevice, byTeam := By("user", Header("X-User")), By("device", Header("X-Device")), By("team", Header("X-Team"))
+	for want, id := range map[string]*Identity{
+		"team:1,user:":         AllOf(byTeam, byUser),
+		"user:,team:1":         AllOf(FirstOf(byUser, byDevice), byTeam),
+		"user:,device:,team:1": AllOf(AllOf(byUser), byDevice, byTeam),
+		"device:,team:1":       AllOf(AllOf(byDevice, byUser), byTeam),
+		"unknown":              AllOf(byUser, byDevice),
+	} {
+		q := request{attributes: fields{KindHeader: {"X-Team": {"1"}}}}
+		if got := q.key(id); got != want {
+			t.Errorf("the key of a request with only X-Team is %q; want %q", got, want)
+		}
+	}
+}
+
+func TestIdentityNeedsTheKindsOfItsParts(t *testing.T) {
+	t.Parallel()
+	byUser, byClaim := By("user", Header("X-User")), By("sub", Claim("sub"))
+	nested := Source{Kind: KindIdentity, Identity: byClaim}
+	for _, c := range []struct {
+		name string
+		id   *Identity
+		want bool // whether it needs a claim
+	}{
+		{name: "header", id: byUser},
+		{name: "claim", id: byClaim, want: true},
+		{name: "first of", id: FirstOf(byUser, byClaim), want: true},
+		{name: "all of", id: AllOf(byUser, byClaim), want: true},
+		{name: "all of headers", id: AllOf(byUser, byUser)},
+		{name: "key by an identity", id: By("key", nested), want: true},
+		{name: "key by another identity", id: By("key", Source{Kind: KindIdentity, Identity: byUser})},
+	} {
+		if got := c.id.Needs(KindClaim); got != c.want {
+			t.Errorf("%s: Needs(KindClaim) is %v; want %v", c.name, got, c.want)
+		}
+	}
+}
