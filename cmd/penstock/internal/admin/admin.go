@@ -101,8 +101,8 @@ func New(o Options) http.Handler {
 	})
 }
 
-// probe closes the connection after each response, so that many requests on one connection cannot
-// fill its buffer and keep it.
+// probe closes the connection after each response. Otherwise a client could send many requests on
+// one connection, fill the connection's buffer and keep it open.
 func probe(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")

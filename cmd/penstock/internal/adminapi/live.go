@@ -23,7 +23,7 @@ type broadcaster struct {
 
 	mu      sync.Mutex
 	readers map[chan []byte]struct{}
-	stop    context.CancelFunc // ends the goroutine that makes snapshots; nil: it does not run
+	stop    context.CancelFunc // ends the goroutine that makes snapshots; nil: no goroutine runs
 	ended   chan struct{}      // closed when that goroutine has ended
 }
 
@@ -111,8 +111,8 @@ func (l *broadcaster) join(reader chan []byte) {
 	}
 }
 
-// leave removes a reader. After the last one, it ends the goroutine that makes snapshots and waits
-// for its end.
+// leave removes a reader. After the last reader, leave ends the goroutine that makes snapshots, and
+// waits until that goroutine has ended.
 func (l *broadcaster) leave(reader chan []byte) {
 	l.mu.Lock()
 	delete(l.readers, reader)

@@ -22,8 +22,8 @@ const (
 
 // LogIn returns the cookie of a new session for an operator who has sent the token.
 //
-// The cookie has no path. A browser then sends it to the folder of the page that set it, so it
-// works under any prefix.
+// The cookie has no path. So a browser sends the cookie to the folder of the page that set it,
+// under any prefix.
 func (h *Handler) LogIn(token string, req *http.Request) (*http.Cookie, error) {
 	if _, err := h.ViewerOfToken(token); err != nil {
 		return nil, err

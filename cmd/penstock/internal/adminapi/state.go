@@ -87,7 +87,7 @@ func latencyOf(t *activity.Timing) Latency {
 }
 
 // overAdmission returns how many units beyond each limit may be admitted while the store fails, and
-// when it returns.
+// when the store returns.
 func (h *Handler) overAdmission(instances int) *OverAdmission {
 	const maxListed = 50 // limits; Skipped counts the others
 	rules, all := h.Rules(), &OverAdmission{Limits: []LimitBound{}}

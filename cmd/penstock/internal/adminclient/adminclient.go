@@ -239,7 +239,7 @@ type target struct {
 	scheme, host, path string // of requests; the path has no slash at its end
 }
 
-// targetOf reads an address. If its host is empty, 0.0.0.0 or ::, the target is the loopback
+// targetOf reads an address. If the host is empty, 0.0.0.0 or ::, the target is the loopback
 // address.
 func targetOf(text string) (t target, err error) {
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {

@@ -29,7 +29,7 @@ type Line struct {
 	Limits   Changes   `json:"limits"`
 	Reason   string    `json:"reason,omitempty"`
 	Result   Result    `json:"result"`
-	Problem  string    `json:"err,omitempty"`      // why it was refused or failed
+	Problem  string    `json:"err,omitempty"`      // why the write was refused or failed
 	Unlogged int64     `json:"unlogged,omitempty"` // refused attempts before this one that have no line
 }
 
@@ -62,7 +62,7 @@ const (
 type Change struct {
 	Rule   string `json:"rule"`
 	Limit  string `json:"limit"`
-	Tier   string `json:"tier,omitempty"` // the tier that Usage.Left is for, if it depends on the tier
+	Tier   string `json:"tier,omitempty"` // the tier that Usage.Left is for; "": all tiers
 	Before Usage  `json:"before"`
 	After  *Usage `json:"after,omitempty"` // nil: not known
 }
@@ -216,7 +216,7 @@ const (
 	mode  = 0o600
 )
 
-// Write appends a line, and returns when it is on the disk.
+// Write appends a line, and returns when the line is on the disk.
 func (f *File) Write(line []byte) (n int, err error) {
 	to, err := f.open()
 	if err != nil {

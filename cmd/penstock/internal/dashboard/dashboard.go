@@ -1,6 +1,7 @@
 // Package dashboard serves web pages for operators on the admin address. They show which limits
-// there are, which clients are denied, and why. The pages show what the admin API returns, to
-// clients that may read it. They are complete without JavaScript. With JavaScript, they are live.
+// there are, which clients are denied, and why. The pages show the data of the admin API. Clients
+// that may not read the API get no page. The pages are complete without JavaScript. With
+// JavaScript, they are live.
 package dashboard
 
 import (
@@ -33,8 +34,8 @@ type Handler struct {
 	mux http.ServeMux
 }
 
-// csp lets a page load only files of this origin. Only sync.js may parse a text as HTML. It does
-// that by the Trusted Types policy named penstock.
+// csp lets a page load only files of this origin. Only sync.js may parse a text as HTML: it uses
+// the Trusted Types policy named penstock.
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types penstock"
 
@@ -104,6 +105,7 @@ func (h *Handler) serve(w http.ResponseWriter, q *http.Request, p page) {
 	h.write(w, status, p.template, view{Page: p, Viewer: v, Body: body, Problem: text(err)}, q)
 }
 
+// text returns the text of an error; "" for nil.
 func text(err error) string {
 	if err == nil {
 		return ""

@@ -25,8 +25,8 @@ func (p page) Path() string { return p.path }
 
 const overviewPath = "dashboard"
 
-// pages are in the order of the navigation. init sets them, because their functions refer to this
-// variable, so an initializer would be a cycle.
+// pages are in the order of the navigation. init sets them. An initializer would be a cycle,
+// because the functions of pages refer to this variable.
 var pages []page
 
 func init() {
@@ -80,7 +80,7 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 	if err != nil {
 		return nil, err
 	}
-	if o.Rule != "" { // the history may lack the rule, because its number of lines is bounded
+	if o.Rule != "" { // the history may lack the rule, because the number of lines is bounded
 		span.Set("rule", o.Rule)
 		ofRule, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
 		if err != nil {

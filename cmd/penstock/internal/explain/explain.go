@@ -26,7 +26,7 @@ import (
 type Report struct {
 	Method  string   `json:"method"`
 	Path    string   `json:"path"`
-	Address string   `json:"address"` // of the client; "unix" if it has none
+	Address string   `json:"address"` // of the client; "unix" if the client has none
 	Tier    string   `json:"tier,omitempty"`
 	List    string   `json:"list,omitempty"`   // "allow" or "deny"
 	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected

@@ -67,7 +67,8 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	return report, charges
 }
 
-// brief returns a short form of a report.
+// brief returns a short form of a report: PATH; TIER; LIST, then RULE=APPLIES for each rule, then
+// KIND RULE.LIMIT IDENTITY RATE for each charge.
 func brief(r *Report) string {
 	words := []string{r.Path, r.Tier, r.List}
 	for _, rule := range r.Rules {

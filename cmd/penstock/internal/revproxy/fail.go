@@ -47,7 +47,7 @@ func classify(w http.ResponseWriter, r *http.Request, err error) (status int, de
 		return http.StatusRequestEntityTooLarge, "the body is too large"
 	case errors.Is(bodyErr, os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout, "the body arrived too slowly"
-	case r.Context().Err() != nil && context.Cause(r.Context()) != context.Canceled:
+	case r.Context().Err() != nil && context.Cause(r.Context()) != context.Canceled: // not by the client
 		return http.StatusServiceUnavailable, "the service is shutting down"
 	case r.Context().Err() != nil:
 		return statusClientGone, ""

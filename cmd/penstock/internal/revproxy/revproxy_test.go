@@ -425,7 +425,7 @@ func TestHeadersWithUnderscoresAreRemoved(t *testing.T) {
 
 func TestLargeBodiesPassUnchanged(t *testing.T) {
 	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		http.NewResponseController(w).EnableFullDuplex() // it responds while it still reads
+		http.NewResponseController(w).EnableFullDuplex() // the upstream responds while it still reads
 		io.Copy(w, r.Body)
 	}))
 	const size = 64 << 20 // bytes

@@ -92,14 +92,14 @@ func newTrailers(in http.Header) trailers {
 	return t
 }
 
-// fill copies the values. It is called when the body has been read: they are known only then.
+// fill copies the values, which are known when the body has been read.
 func (t trailers) fill() {
 	for name := range t.out {
 		t.out[name] = t.in[name]
 	}
 }
 
-// A body is the body of a client's request. It records how it ended.
+// A body is the body of a client's request. It records how reading ended.
 type body struct {
 	io.ReadCloser
 	trailers   trailers

@@ -117,7 +117,7 @@ func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			progress.isConnected.Store(true)
 			if conn, ok := got.Conn.(*framedConn); ok {
 				conn.expect(giveUp)
-			} else if progress.sent.Load() > 1 { // an HTTP/2 upstream has refused it twice
+			} else if progress.sent.Load() > 1 { // an HTTP/2 upstream has refused the request twice
 				giveUp(errRefusedAgain)
 			}
 		},
