@@ -14,8 +14,8 @@ import (
 // longer than 100 bytes; split it".
 var ErrTooLong = errors.New("is longer")
 
-// Read reads a regular file of at most max bytes. It opens no other kind of file: opening a pipe,
-// for example, may block forever.
+// Read reads a regular file of at most max bytes. Read opens only regular files, because opening a
+// pipe, for example, may block forever.
 func Read(path string, max int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -13,15 +13,15 @@ import (
 
 // Proxies is the set of proxies that are trusted to name their clients. The zero value trusts none.
 //
-// If the peer of a connection is not a trusted proxy, the client is the peer. Otherwise, the client
-// is the address that the proxy names in a header.
+// If the peer of a connection is not a trusted proxy, the client is the peer. If the peer is a
+// trusted proxy, the client is the address that the proxy names in a header.
 //
 // X-Forwarded-For and Forwarded are lists. Each proxy appends the address of its own peer. So the
 // list is read from the right. The first address that is not trusted is the client: that client may
 // have forged everything to the left of its address. If all addresses are trusted, the leftmost is
-// the client. The peer is the client if an element cannot be read before the client is found (such
-// as "unknown", or a name like _hidden), or if more than maxHops addresses or maxHopBytes bytes
-// would have to be read.
+// the client. In two cases the peer is the client. Before the client is found, an element comes
+// that is no address, such as "unknown" or a name like _hidden. Or the client is not found within
+// maxHops addresses and maxHopBytes bytes.
 //
 // Any other header must have one line with one address. If it does not, the peer is the client.
 // Proxies must overwrite such a header, because a client can send it too.
@@ -105,8 +105,8 @@ func PeerAt(remote net.Addr) Peer {
 func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 // Client returns the address of the client behind a peer that sent these headers. The address has
-// no zone, and is never IPv4-mapped. It is invalid if the client is a peer without an address, as
-// on a unix socket.
+// no zone, and is never IPv4-mapped. The address is invalid if the client is a peer without an
+// address, as on a unix socket.
 func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 	if !p.Trusts(peer) {
 		return peer.Address
@@ -168,9 +168,9 @@ func (p *Proxies) walk(lines []string, findComma func(string) int, parse func(st
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma returns the last comma that is not in a quoted string. It reads from the right.
-// From the left, a client could hide the elements of proxies behind a quote that it does not close.
-// A quote after a backslash is a part of its string.
+// lastUnquotedComma returns the last comma that is not in a quoted string. The list is read from
+// the right. In a list read from the left, a client could hide the elements of proxies behind a
+// quote without an end. A quote after a backslash is a part of the quoted string.
 func lastUnquotedComma(list string) int {
 	isQuoted := false
 	for i := len(list) - 1; i >= 0; i-- {
@@ -185,9 +185,9 @@ func lastUnquotedComma(list string) int {
 }
 
 // parseForwarded parses the address in an element of Forwarded, such as
-// for="[2001:db8::1]:80";proto=https (RFC 7239). It accepts spaces around a parameter, and
-// addresses without the quotes that they need. The result is invalid if there is no address or the
-// element is malformed.
+// for="[2001:db8::1]:80";proto=https (RFC 7239). parseForwarded accepts spaces around a parameter,
+// and addresses without the quotes that they need. The result is invalid if there is no address or
+// the element is malformed.
 func parseForwarded(element string) (address netip.Addr) {
 	hasFor := false
 	for element = strings.TrimLeft(element, "; \t"); element != ""; element = strings.TrimLeft(element, "; \t") {
@@ -208,7 +208,7 @@ func parseForwarded(element string) (address netip.Addr) {
 }
 
 // cutValue cuts the value at the start of text. ok is false if there is no value, or if something
-// other than a semicolon follows it. Otherwise the rest is empty or begins with that semicolon.
+// other than a semicolon follows it. If ok is true, the rest is empty or begins with a semicolon.
 func cutValue(text string) (value, rest string, ok bool) {
 	if quoted, isQuoted := strings.CutPrefix(text, `"`); isQuoted {
 		value, rest, ok = cutQuoted(quoted)

@@ -44,8 +44,8 @@ func request(remote, header string, lines ...string) *http.Request {
 	return &http.Request{RemoteAddr: remote, Header: http.Header{header: lines}}
 }
 
-// forgeries are the lines that an attacker may write into a header: the address of another client,
-// no address, or text that could break a parser.
+// forgeries are lines that an attacker may write into a header. A line has the address of another
+// client, no address, or text that could break a parser.
 var forgeries = [][]string{
 	{"198.51.100.9"}, {"198.51.100.9:80"}, {" 198.51.100.9 "}, {"\t198.51.100.9\t"}, {`"198.51.100.9"`}, {`"198.51.100.9:80"`},
 	{"[198.51.100.9]"}, {"::ffff:198.51.100.9"}, {"[::ffff:198.51.100.9]"}, {"[::ffff:c633:6409]:80"}, {"64:ff9b::198.51.100.9"},
@@ -450,9 +450,9 @@ func addressesIn(text string) (addresses []netip.Addr) {
 }
 
 // For any header, the client is the peer, or an address in the header. All addresses to the right
-// of that address are trusted. (Forwarded may have addresses in other parameters too, so there the
-// fuzzer does not check the order.) When a proxy has appended the attacker's address, the client is
-// the attacker.
+// of that address are trusted. For Forwarded the fuzzer does not check this, because other
+// parameters may contain addresses too. When a proxy has appended the attacker's address, the
+// client is the attacker.
 func FuzzClientAddress(f *testing.F) {
 	for i, lines := range forgeries {
 		if text := strings.Join(lines, "\n"); len(text) < 5000 { // long ones are slow to mutate

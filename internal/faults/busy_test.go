@@ -30,10 +30,10 @@ const (
 )
 
 // TestBusyMachineIsNoFailureOfTheStore runs busyMain on a core that it shares with endless loops.
-// Redis has another core. The store must make at least 99.9 % of all decisions, and no breaker may
-// open: after the start, with new limits, after SCRIPT FLUSH, after a failover, and while busyMain
-// is stopped for a time. When Redis is stopped, the first callers wait for the deadline, and later
-// callers do not wait.
+// Redis has another core. The store must make at least 99.9 % of all decisions, and all breakers
+// must stay closed. This is checked after the start, with new limits, after SCRIPT FLUSH, after a
+// failover, and while busyMain is stopped for a time. When Redis is stopped, the first callers wait
+// for the deadline, and later callers do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	decisions := repeats(2_000, 10_000)
 	group := redistest.StartSentinel(t)
@@ -105,7 +105,7 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 }
 
 // stopDuringCalls stops a program after the server has run three more of its scripts. So the
-// program is stopped while it waits for replies. It continues two seconds later.
+// program is stopped while it waits for replies. Two seconds later, the program continues.
 func stopDuringCalls(t *testing.T, server *redistest.Server, program *os.Process) {
 	t.Helper()
 	had, _, err := server.CommandStats("evalsha")
@@ -220,8 +220,8 @@ func raise(n *atomic.Int64, value int64) {
 	}
 }
 
-// cores returns the first and the last core that this process may use. They are the same if there
-// is only one.
+// cores returns the first and the last core that this process may use. Both are the same if there
+// is only one core.
 func cores(t *testing.T) (first, last string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
@@ -243,8 +243,8 @@ func cpu() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// pin makes a server run on one core. It also gives the server a real-time priority if the user may
-// do that, because the server must be fast while other programs use the core.
+// pin makes a server run on one core. The server must be fast while other programs use the core. So
+// pin also gives the server a real-time priority, if the user has the right.
 func pin(t *testing.T, core string, pid int) {
 	t.Helper()
 	if out, err := exec.Command("taskset", "-a", "-c", "-p", core, strconv.Itoa(pid)).CombinedOutput(); err != nil {

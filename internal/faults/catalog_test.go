@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// catalog has all faults, by family. Their numbers are F1 to F30.
+// catalog has all faults, by family. The numbers of the faults are F1 to F30.
 var catalog = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
 // elsewhere lists tests of faults outside the catalog. Each string is "FILE: TEST", or "why not:

@@ -47,9 +47,9 @@ func (e *experiment) checkSources() {
 // limit once, and once more after each loss of its data. An instance may admit the bound of its
 // fallback.
 //
-// If the store has kept its data, its state must also agree with the decisions: the used units are
-// the admitted units, and at most one more for each call without a reply. If a limit has leases,
-// units that were leased and not spent are used too.
+// If the store has kept its data, its state must also agree with the decisions. The used units are
+// then the admitted units, and at most one more for each call without a reply. If a limit has
+// leases, units that were leased and not spent are used too.
 func (e *experiment) checkBounds() {
 	direct, err := redisstore.Open(e.target.direct, redisstore.Options{})
 	if err != nil {
@@ -167,9 +167,9 @@ func (e *experiment) errors() string {
 	return text
 }
 
-// checkWaiting checks that every call had a deadline and has ended. It also checks that few calls
-// reached the store during the fault: the calls that open the breaker, and then one probe every 50
-// ms.
+// checkWaiting checks that every call had a deadline and has ended. It also checks that only few
+// calls reached the store during the fault. These are the calls that open the breaker, and then one
+// probe every 50 ms.
 func (e *experiment) checkWaiting() {
 	var latest time.Duration
 	for i, in := range e.load.instances {
@@ -199,7 +199,7 @@ func (e *experiment) checkWaiting() {
 const slack = 200 * time.Millisecond
 
 // recoverySlack is how long a group of servers may take after a fault until it decides for all
-// instances. Its clients must find the new primary, breakers probe every second, and the machine
+// instances. The clients must find the new primary, breakers probe every second, and the machine
 // may be busy.
 const recoverySlack = 10 * time.Second
 

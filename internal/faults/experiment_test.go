@@ -234,8 +234,8 @@ func (e *experiment) optionOf(i int) rueidis.ClientOption {
 	return option
 }
 
-// isPartial returns true if the store makes some decisions during the fault: a fault of one node of
-// a Cluster does not affect the other nodes.
+// isPartial returns true if the store makes some decisions during the fault. For example, a fault
+// of one node of a Cluster does not affect the other nodes.
 func (e *experiment) isPartial() bool {
 	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byFallbacks
 }
@@ -277,7 +277,8 @@ func forRequests(n int) func(*experiment) {
 	return func(e *experiment) { e.Helper(); e.awaitRequests(n) }
 }
 
-// await waits until a condition is true. It ends the test if that takes too long.
+// await waits until a condition is true. await ends the test if the condition stays false for too
+// long.
 func (e *experiment) await(what string, ok func() bool) {
 	e.Helper()
 	const timeout = 30 * time.Second

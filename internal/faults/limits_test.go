@@ -10,8 +10,8 @@ const (
 	unbounded = -1 // a fallbackBound
 )
 
-// A guardedLimit is a limit with its guard settings. Its units do not refill within a run, so that
-// the admitted units of a key can be counted.
+// A guardedLimit is a limit with its guard settings. The units of the limit do not refill within a
+// run, so that the admitted units of a key can be counted.
 type guardedLimit struct {
 	name          string
 	plan          *penstock.Plan

@@ -32,7 +32,8 @@ const sources = int(penstock.FromClosed) + 1 // number of values of penstock.Sou
 //
 // The keys change. Each limit has several current keys at any time, so that a fault meets unused,
 // half used and exhausted keys. A quarter of the keys is used by the first instance alone before
-// the fault, and by the other instances alone during the fault. This is the worst case for shares.
+// the fault, and by the other instances alone during the fault. This order is the worst case for
+// shares.
 type load struct {
 	instances  []*instance
 	isStopping atomic.Bool

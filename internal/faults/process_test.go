@@ -233,9 +233,9 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 	t.Logf("counted: %d programs killed (%d units lost)", kills, lost)
 }
 
-// F22: a program that is terminated returns its lease and its slot. If a busy machine makes this
-// take too long, the lease is lost as in a kill: a late refund could free units that other
-// instances have used.
+// F22: a program that is terminated returns its lease and its slot. If the return takes too long on
+// a busy machine, the lease is lost as if the program were killed. The reason: a late refund could
+// free units that other instances have used.
 func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
@@ -279,9 +279,9 @@ func reset(t *testing.T, store *redisstore.Store) {
 	}
 }
 
-// F21: a program with a lease is stopped for longer than the lease lasts. Afterwards it spends
-// nothing of that lease. Such units would belong to an old window, and would exceed the limit of
-// the current window if other instances have used it up.
+// F21: a program with a lease is stopped for longer than the lease lasts. When the program
+// continues, it spends nothing of that lease. Such units would belong to an old window, and would
+// exceed the limit of the current window if other instances have used up that limit.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)

@@ -56,8 +56,8 @@ var secured = []fault{
 	},
 }
 
-// secure makes the instances connect with TLS. They trust two authorities. The server has a
-// certificate that the first authority signed.
+// secure makes the instances connect with TLS. The instances trust two certificate authorities. The
+// server has a certificate that the first authority signed.
 func secure(e *experiment) {
 	dir := e.TempDir()
 	var trusted []byte

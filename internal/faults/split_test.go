@@ -20,9 +20,9 @@ import (
 const minority = "127.0.9.1"
 
 // A primary and the first instance are cut off from the others. There are two primaries until the
-// old primary stops serving. In a Cluster it stops after the node timeout, since it sees no
-// majority. In a Sentinel group it stops only if it requires replicas. Then the new primary does
-// not serve before the end of the split either, since it has no replica.
+// old primary stops serving. In a Cluster the old primary stops after the node timeout, because it
+// sees no majority. In a Sentinel group the old primary stops only if it requires replicas. The new
+// primary then requires replicas too, and has none, so it serves only after the end of the split.
 var splits = []fault{
 	{
 		id: "F14", name: "two primaries", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
@@ -58,8 +58,8 @@ func onBothSides(e *experiment, instance int) rueidis.ClientOption {
 	return option
 }
 
-// A sentinelRoute makes the connections of the first instance to the Sentinels. It can block them,
-// since the Sentinels have no proxies that could.
+// A sentinelRoute makes the connections of the first instance to the Sentinels. The route can block
+// these connections, because the Sentinels have no proxies that could.
 type sentinelRoute struct {
 	sentinels []string // addresses
 

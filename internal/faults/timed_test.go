@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server's clock jumps. A jump by minutes is longer than the time for which counters pause
-// after a jump back (5 s), and too short to refill a unit of the limits.
+// The server's clock jumps. After a jump back, counters pause for at most 5 s. A jump by minutes is
+// longer than that, and too short to refill a unit of the limits.
 var timed = []fault{
 	{
 		id: "F19", name: "clock back a little",

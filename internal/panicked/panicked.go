@@ -14,16 +14,16 @@ import (
 // Message is the text of the error that a client gets when its call panics.
 const Message = "internal error; the service has logged the details"
 
-// Recover must be deferred. It recovers from a panic, and logs it with its stack like net/http does
-// for handlers. doing names the operation.
+// Recover must be deferred. It recovers from a panic, and logs the panic and its stack as net/http
+// does for handlers. doing names the operation.
 func Recover(doing string) {
 	if value := recover(); value != nil {
 		Report(doing, value)
 	}
 }
 
-// Decide calls store.Decide. It turns a panic into an error that wraps penstock.ErrUnavailable, and
-// logs it like Recover.
+// Decide calls store.Decide. If the store panics, it returns an error that wraps
+// penstock.ErrUnavailable, and logs the panic as Recover does.
 func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge) (d penstock.Decision, err error) {
 	defer func() {
 		if value := recover(); value != nil {

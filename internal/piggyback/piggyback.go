@@ -39,9 +39,9 @@ func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 // parents.
 type Key struct{}
 
-// Offered returns the shadows that may be decided together with charges. There are none if charges
-// is not the same slice as the enforced batch: then a guard or decorator has changed the batch, but
-// not the shadows.
+// Offered returns the shadows that may be decided together with charges. If charges is not the same
+// slice as the enforced batch, Offered returns no shadows: a guard or decorator has then changed
+// the batch, but not the shadows.
 func Offered(ctx context.Context, charges []penstock.Charge) []*Batch {
 	b, _ := ctx.Value(Key{}).(*Batches)
 	if b == nil || len(b.Enforced) != len(charges) || &b.Enforced[0] != &charges[0] {

@@ -91,7 +91,7 @@ type Policy struct {
 	policyItem        string // the item of RateLimit-Policy
 	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
-	// The limit refills steadily: count units in each period. Otherwise, canRefill is false.
+	// canRefill is true if the limit refills steadily: count units in each period.
 	canRefill bool
 	count     int64
 	period    int64 // µs
@@ -105,9 +105,9 @@ type Policy struct {
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //
-// w is in whole seconds. For a bucket it is rounded up. There is no w for calendar months, for
-// windows that do not last whole seconds, and for a bucket that fills in less than a second:
-// rounded up to a second, it would show a fraction of the true rate.
+// w is in whole seconds. For a bucket it is rounded up. Calendar months have no w, and windows have
+// none unless they last whole seconds. A bucket that fills in less than a second has no w either:
+// rounded up to a second, w would show a fraction of the true rate.
 func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	limit := plan.Limit()
 	p := &Policy{name: name, capacity: plan.Capacity()}
@@ -205,11 +205,11 @@ const maxRefill time.Duration = 1 << 62
 // until returns the parameter t of the draft: the time during which at most the remaining units can
 // be used. The bool is false if the request can never be granted.
 //
-// If the limit denied, t is RetryAfter. Otherwise, t of a bucket is the time until the next unit.
-// For all other limits, t is ResetAfter, the time until all units are free. This is exact for
-// windows. Sliding windows, logs and shares of a bucket get a unit earlier, but the time is not
-// known; the draft allows a longer t. An empty share counts as an empty bucket: otherwise its
-// clients would wait for a whole burst.
+// If the limit denied, t is RetryAfter. If a bucket granted, t is the time until the next unit. If
+// any other limit granted, t is ResetAfter, the time until all units are free. This time is exact
+// for windows. Sliding windows, logs and shares of a bucket get a unit earlier, but the time of
+// that is not known; the draft allows a longer t. An empty share counts as an empty bucket. If it
+// did not, its clients would wait for a whole burst.
 func (q *Quota) until() (time.Duration, bool) {
 	switch {
 	case q.Status.RetryAfter == penstock.Never:
@@ -234,8 +234,8 @@ func (q *Quota) nextUnit() time.Duration {
 	return max(q.Status.ResetAfter-afterNext, 0)
 }
 
-// isStricter reports whether the older dialects, which show only one quota, show q and not the
-// other: q denies for longer, or a smaller part of q is left.
+// isStricter reports whether q denies for longer than the other quota, or has a smaller part left.
+// The older dialects show only the strictest quota.
 func (q *Quota) isStricter(than *Quota) bool {
 	if q.Status.RetryAfter != than.Status.RetryAfter {
 		return q.Status.RetryAfter > than.Status.RetryAfter
@@ -250,7 +250,7 @@ func (q *Quota) isStricter(than *Quota) bool {
 func (q *Quota) left() uint64 { return uint64(max(q.Status.Remaining, 0)) }
 
 // Write sets the fields about the quotas. If the request was denied, it also sets Retry-After, and
-// returns its value, in whole seconds. This is at least 1, and at least retryAfter and the
+// returns its value, in whole seconds. The value is at least 1, and at least retryAfter and the
 // RetryAfter of each quota. If the request can never be granted, there is no Retry-After, and Write
 // returns 0.
 func (w *Writer) Write(to map[string][]string, quotas []Quota, isDenied bool, retryAfter time.Duration) (retrySeconds int64) {

@@ -98,7 +98,8 @@ var anyAlgorithm = []*algorithm.Algorithm{
 	penstock.SubWindow(10), penstock.SlidingLog, penstock.Concurrency, penstock.CalendarWindow(algorithm.Day, time.UTC),
 }
 
-// drawLimit draws a valid limit. Its numbers are small, or anything up to the largest allowed.
+// drawLimit draws a valid limit. The numbers of the limit are small, or anything up to the largest
+// allowed.
 func drawLimit(t *rapid.T) penstock.Limit {
 	return rapid.Custom(func(t *rapid.T) penstock.Limit {
 		magnitude := func(name string, most int64) int64 {
@@ -364,8 +365,8 @@ func (r *response) checkRetryAfter(rt *rapid.T) {
 	}
 }
 
-// For each algorithm, a store decides two requests, at one time. Their responses have these
-// headers.
+// For each algorithm, a store decides two requests at the same moment. The table has the headers of
+// both responses.
 func TestHeadersOfEachAlgorithm(t *testing.T) {
 	for _, c := range []struct {
 		limit         penstock.Limit

@@ -14,7 +14,7 @@ import (
 //go:embed clock/shim.c
 var clockShim []byte
 
-// A Clock is the wall clock of a server. Its monotonic clock cannot be changed.
+// A Clock is the wall clock of a server. The monotonic clock of the server cannot be changed.
 type Clock struct {
 	file string // the server reads its time from it; see write
 }

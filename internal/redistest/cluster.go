@@ -18,7 +18,7 @@ type Cluster struct {
 }
 
 // LaunchCluster starts a Cluster. It returns when every node sees all slots served and every
-// replica is in sync: from then on, a failover is possible.
+// replica is in sync. A failover is then possible.
 func LaunchCluster() (*Cluster, error) {
 	c := new(Cluster)
 	for range 2 * primaries {
@@ -143,7 +143,7 @@ func (c *Cluster) bus(i int) string {
 	return option(c.Nodes[i].args, "--cluster-port")
 }
 
-// form makes a cluster of the nodes. It closes them if that fails.
+// form makes a cluster of the nodes. If that fails, it closes the nodes.
 func (c *Cluster) form() (*Cluster, error) {
 	for _, step := range []func() error{c.assignSlots, c.meet, c.addReplicas, c.awaitReady} {
 		if err := step(); err != nil {
@@ -154,8 +154,8 @@ func (c *Cluster) form() (*Cluster, error) {
 	return c, nil
 }
 
-// assignSlots assigns the slots to the primaries. It also gives each node its own config epoch:
-// nodes with the same epoch would have to resolve that conflict first.
+// assignSlots assigns the slots to the primaries. It also gives each node its own config epoch,
+// because nodes with the same epoch would first have to resolve that conflict.
 func (c *Cluster) assignSlots() error {
 	const slots = 16384 // of every Cluster
 	for i, n := range c.Nodes {
@@ -257,7 +257,7 @@ func (s *Server) checkInSync() error {
 	return nil
 }
 
-// clusterNode is the recipe of a node. It counts as down after 1000 ms without a reply.
+// clusterNode is the recipe of a node. The node counts as down after 1000 ms without a reply.
 func clusterNode(dir string, port int) ([]string, error) {
 	bus, err := freePort() // the default, port+10000, may be taken
 	if err != nil {

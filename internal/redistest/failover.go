@@ -140,9 +140,9 @@ func (s *SentinelGroup) Announce(addr string) error {
 	return nil
 }
 
-// Tolerate sets down-after-milliseconds in all Sentinels. Use it before CLIENT PAUSE WRITE. That
-// command delays the PUBLISH of the Sentinels and the PINGs that follow it, so the Sentinels would
-// report the primary as down.
+// Tolerate sets down-after-milliseconds in all Sentinels. Use it before CLIENT PAUSE WRITE. CLIENT
+// PAUSE WRITE delays the PUBLISH of the Sentinels and the PINGs after the PUBLISH, so the Sentinels
+// would report the primary as down.
 func (s *SentinelGroup) Tolerate(silence time.Duration) error {
 	for _, sentinel := range s.Sentinels {
 		if _, err := sentinel.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
@@ -152,8 +152,8 @@ func (s *SentinelGroup) Tolerate(silence time.Duration) error {
 	return nil
 }
 
-// Rejoin makes the old primary a replica of the new one, and restarts it if it is down. It returns
-// when the Sentinels report both as healthy.
+// Rejoin makes the old primary a replica of the new one, and restarts the old primary if it is
+// down. Rejoin returns when the Sentinels report both as healthy.
 func (s *SentinelGroup) Rejoin() error {
 	if err := s.Replica.revive(); err != nil {
 		return err
@@ -210,8 +210,9 @@ func (s *Server) revive() error {
 	return s.Restart()
 }
 
-// Readdress moves the primary to another address, and sets that address in the Sentinels. They
-// publish no failover event for this. The group must be proxied: the primary gets a new proxy.
+// Readdress moves the primary to another address, and sets that address in the Sentinels. The
+// Sentinels publish no failover event for this change. The group must be proxied: the primary gets
+// a new proxy.
 func (s *SentinelGroup) Readdress() error {
 	p, err := NewProxy("tcp", s.Primary.Addr)
 	if err != nil {

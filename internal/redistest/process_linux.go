@@ -34,9 +34,9 @@ func (s *Server) CPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// sysProcAttr returns attributes that kill the server when this program ends. They also protect the
-// server from an interrupt typed at the terminal, so that the program can shut down in its own
-// order.
+// sysProcAttr returns attributes that kill the server when this program ends. The attributes also
+// protect the server from an interrupt typed at the terminal, so that the program can shut down in
+// its own order.
 func sysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }

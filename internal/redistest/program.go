@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Program returns the binary that all tests run as a server, a Sentinel or a Cluster node: the file
-// in PENSTOCK_TEST_SERVER, or else redis-server in the PATH.
+// Program returns the binary that all tests run as a server, a Sentinel or a Cluster node. It is
+// the file in PENSTOCK_TEST_SERVER, or else redis-server in the PATH.
 func Program() string {
 	if file := os.Getenv("PENSTOCK_TEST_SERVER"); file != "" {
 		return file

@@ -56,8 +56,8 @@ func (p *Proxy) Lose(isOn bool) { p.set(func() { p.isLosing = isOn }) }
 // So the connection ends after the server has run the command. Cut has priority over Lose.
 func (p *Proxy) Cut(isOn bool) { p.set(func() { p.isCutting = isOn }) }
 
-// CutOnce cuts one connection at its next reply, as Cut does. It begins at a random time within
-// 4 ms. It gives up after 20 ms without a reply, or when stop is closed.
+// CutOnce cuts one connection at its next reply, as Cut does. The wait for this reply begins at a
+// random time within 4 ms. CutOnce gives up after 20 ms without a reply, or when stop is closed.
 func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	select {
 	case <-stop:
@@ -193,8 +193,8 @@ type link struct {
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	// hasMatched is true if a request has matched Only. A reply clears it while neither Lose nor Cut
-	// is on. It is guarded by proxy.mu.
+	// hasMatched is true if a request has matched Only. A reply clears hasMatched while Lose and Cut
+	// are both off. hasMatched is guarded by proxy.mu.
 	hasMatched bool
 
 	hasLostReply bool // a reply was discarded; used only by forwardReplies
@@ -217,8 +217,8 @@ func (l *link) forwardRequests() {
 	}
 }
 
-// recordMatch looks for a match of Only. It returns the end of sent, which may be the beginning of
-// another match.
+// recordMatch looks for a match of Only. It returns the last bytes of sent, which may be the
+// beginning of another match.
 func (l *link) recordMatch(sent []byte) []byte {
 	p := l.proxy
 	p.mu.Lock()

@@ -51,7 +51,7 @@ type Server struct {
 }
 
 // Launch starts a server without persistence on a unix socket and a free loopback port. args are
-// further arguments of the server. They override the defaults.
+// further arguments of the server, which override the defaults.
 func Launch(args ...string) (*Server, error) {
 	return launch(func(dir string, port int) ([]string, error) {
 		return append(defaults(dir, port), args...), nil
@@ -133,7 +133,7 @@ func (s *Server) Restart() error {
 }
 
 // Relaunch is Restart with further arguments, which also apply to later restarts. It returns as
-// soon as the server answers anything, even if it is still loading.
+// soon as the server answers anything, even if the server is still loading data.
 func (s *Server) Relaunch(args ...string) error {
 	if _, done := s.process(); !isClosed(done) {
 		return fmt.Errorf("redistest: relaunch: process %d still runs", s.PID())
@@ -349,8 +349,8 @@ func option(args []string, name string) (value string) {
 	return value
 }
 
-// freePort reserves a TCP port for a server. The port stays reserved while the server is down. It
-// is below 32768, where Linux assigns no ports to clients.
+// freePort reserves a TCP port for a server. The port stays reserved while the server is down. The
+// port is below 32768, where Linux assigns no ports to clients.
 func freePort() (int, error) {
 	const first, end = 16384, 32768
 	var err error
@@ -391,7 +391,7 @@ func (r *reservations) reserve(port int) error {
 	return nil
 }
 
-// release ends a reservation. It does nothing if there is none.
+// release ends the reservation of a port, if there is one.
 func (r *reservations) release(port int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -425,7 +425,7 @@ func startTied(cmd *exec.Cmd) error {
 
 type closer interface{ Close() }
 
-// mustStart ends the test if err is not nil. It closes c at the end of the test.
+// mustStart ends the test if err is not nil. At the end of the test it closes c.
 func mustStart[T closer](t testing.TB, c T, err error) T {
 	t.Helper()
 	if err != nil {

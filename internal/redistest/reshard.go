@@ -162,8 +162,8 @@ type membership struct {
 	ranges    [][2]int // the slots of a primary: first and last of each range
 }
 
-// readMembership reads the node's own line of CLUSTER NODES. Its words are: ID, address, flags,
-// primary's ID or "-", four more, and then the ranges of slots.
+// readMembership reads the node's own line of CLUSTER NODES. The words of this line are: ID,
+// address, flags, primary's ID or "-", four more, and then the ranges of slots.
 func (s *Server) readMembership() (membership, error) {
 	reply, err := s.Do("CLUSTER", "NODES")
 	if err != nil {

@@ -201,8 +201,8 @@ func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, 
 	return sentinel, err
 }
 
-// sentinelRecipe returns the recipe of a Sentinel with the address own. It watches the primary at
-// host and primaryPort. If source is not empty, the Sentinel connects from that address.
+// sentinelRecipe returns the recipe of a Sentinel with the address own. The Sentinel watches the
+// primary at host and primaryPort. If source is not empty, the Sentinel connects from that address.
 func sentinelRecipe(host, primaryPort, own, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		conf := filepath.Join(dir, "sentinel.conf") // a Sentinel also writes its state to it

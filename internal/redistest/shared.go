@@ -24,8 +24,8 @@ var (
 )
 
 // Shared returns the server that all tests of a package share. Each test uses its own keys. A test
-// that stops, fills, flushes or configures a server must start its own server, and so must a test
-// that checks state that other tests may change. The package needs a TestMain that calls Main.
+// that stops, fills, flushes or configures a server must start its own server. So must a test that
+// checks state that other tests may change. The package needs a TestMain that calls Main.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	s, err := shared()
@@ -46,8 +46,8 @@ func SharedCluster(t testing.TB) *Cluster {
 }
 
 // Main runs the tests of a package, up to 8 in parallel, because most of them wait for servers.
-// Then it closes the shared servers. It fails if a goroutine still runs code of the package with
-// this import path, or of a package below it.
+// Then it closes the shared servers. Main fails if a goroutine still runs code of the package with
+// this import path, or of a package below that path.
 func Main(m *testing.M, path string) {
 	flag.Parse()
 	isParallelSet := false
@@ -74,8 +74,8 @@ func Main(m *testing.M, path string) {
 }
 
 // goroutinesOf returns the stacks of the goroutines that run code of a package, except this one. It
-// waits up to 5 s for them to end. The idle goroutines of a store that was not closed live for 10
-// s, so they are reported.
+// waits up to 5 s for these goroutines to end. The idle goroutines of a store that was not closed
+// live for 10 s, so they are reported.
 func goroutinesOf(path string) (left string) {
 	buf := make([]byte, 16<<20) // stacks beyond this are not examined
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {

@@ -70,7 +70,7 @@ func (g *admissionSet) where() string {
 	return fmt.Sprintf("instance %d, which counted %d instances", g.instanceID, g.knownInstances)
 }
 
-// admissionSets divides the admissions into sets. It reports admissions that no source may make.
+// admissionSets divides the admissions into sets. It reports an admission that no source may make.
 func (h *history) admissionSets(sc *scenario) (sets []*admissionSet) {
 	type name struct {
 		guarded    *guardedLimit
@@ -182,7 +182,7 @@ func worseOf(a, b worstCase) worstCase {
 }
 
 // checkBound checks admissions, sorted by time, against the bound of a limit's algorithm plus slack
-// units. It checks all intervals in one pass. Credits are subtracted from the intervals that
+// units. All intervals are checked in one pass. Credits are subtracted from the intervals that
 // contain them.
 func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) worstCase {
 	n, extra := l.Count, float64(slack)

@@ -1,5 +1,5 @@
 // Package simulation runs fleets of guarded stores for hours of virtual time, with every kind of
-// fault, and checks what they admit. It has tests only.
+// fault, and checks what the stores admit. The package has tests only.
 //
 // A seed determines a scenario: one to eight instances, each with all of guard.Standard; limits of
 // every algorithm with all kinds of settings; a store of one to three servers with their own clock;
@@ -7,7 +7,7 @@
 // data, or return to an older state. Clocks jump, requests and replies are lost, links are cut, and
 // instances crash, freeze, join and leave.
 //
-// These are checked for every seed:
+// The following is checked for every seed:
 //
 //   - bound: in every interval, the store and the leases admit for a key at most the algorithm's
 //     bound. For a bucket, its leases may add the size of a lease for each instance. Without the

@@ -51,7 +51,8 @@ func randomFault(rng *rand.Rand, sc *scenario, length time.Duration) fault {
 	return f
 }
 
-// startFault starts a fault. It returns a function that ends it, or nil if it ends by itself.
+// startFault starts a fault. It returns a function that ends the fault, or nil if the fault ends by
+// itself.
 func (sim *simulation) startFault(f *fault) (end func()) {
 	sim.history.faults++
 	end = sim.applyFault(f)

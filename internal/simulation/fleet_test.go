@@ -248,8 +248,9 @@ func (sim *simulation) charge(n int, key string) penstock.Charge {
 	if guarded.limit.Algorithm().NeedsHolder() {
 		c.Holder = fmt.Sprint("holder", sim.rng.Int64())
 	}
-	// A booking of several units in a split limit takes them from several shards. Its turn is when the
-	// last shard has room, and checkBucket does not know the turns of the others.
+	// A booking of several units in a split limit takes the units from several shards. The turn of the
+	// booking is when the last shard has room, and checkBucket does not know the turns of the other
+	// shards.
 	if guarded.limit.Algorithm().CanBook() && (c.Cost == 1 || guarded.settings.SplitInto < 2) && sim.rng.IntN(3) == 0 {
 		c.Patience = min(time.Duration(sim.rng.Int64N(int64(time.Second))), guarded.limit.MaxPatience())
 	}
@@ -330,7 +331,7 @@ func (sim *simulation) checkDeadline(ctx context.Context, c *call) {
 }
 
 // checkDenial compares a denial of the deny cache with the store. It skips denials that may be
-// older than the latest credit, since the store may have room again.
+// older than the latest credit, because the store may have room again.
 func (sim *simulation) checkDenial(c *call) {
 	life := sim.scenario.denyCacheTTL // of a cached denial
 	if life <= 0 {

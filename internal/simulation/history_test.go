@@ -186,7 +186,8 @@ func (h *history) addCreditOf(instanceID int, c credit) {
 	h.credits = append(h.credits, c)
 }
 
-// creditRefunds records refunds that an instance has made. Its share may admit these units again.
+// creditRefunds records refunds that an instance has made. The share of this instance may admit
+// these units again.
 func (h *history) creditRefunds(instanceID int, charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund && c.Cost > 0 {

@@ -201,7 +201,7 @@ func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) boo
 	}
 }
 
-// awaitThaw waits until the instance is not frozen. It returns false if the context ends before.
+// awaitThaw waits until the instance is not frozen. It returns false if the context ends earlier.
 func (l *link) awaitThaw(ctx context.Context) bool {
 	for {
 		l.mu.Lock()

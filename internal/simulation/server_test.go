@@ -22,8 +22,8 @@ const (
 	hanging
 )
 
-// A server is the store: nodes that share the keys, and one clock that may be set. It decides a
-// batch atomically, even if its keys are on several nodes. (A real Cluster does not; the tests of
+// A server is the store: nodes that share the keys, and one clock that may be set. A batch is
+// decided atomically, even if its keys are on several nodes. (A real Cluster does not; the tests of
 // redisstore cover that.)
 type server struct {
 	history *history

@@ -116,8 +116,8 @@ func (h *history) situationCredits(admitted []admission, over map[string]int64) 
 	return credits
 }
 
-// A situation is a case of guard.Options.Bounds (Bound.When) in a run. Its extra units may be
-// admitted from at to until.
+// A situation is a case of guard.Options.Bounds (Bound.When) in a run. The extra units of the
+// situation may be admitted from the time at to the time until.
 type situation struct {
 	when      string
 	at, until time.Duration

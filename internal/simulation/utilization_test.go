@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A steadyLoad is random traffic with one key of a leased limit. Its rate is below the limit, and
-// there are no faults.
+// A steadyLoad is random traffic with one key of a leased limit. The rate of the traffic is below
+// the limit, and there are no faults.
 type steadyLoad struct {
 	limit     *penstock.Plan
 	lease     int64 // guard.Settings.Lease

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Suggest returns a hint for an unknown name: the known name that was probably meant ("did you mean
-// rate?"), or else the known names ("there are a and b").
+// Suggest returns a hint for an unknown name. The hint is the known name that was probably meant
+// ("did you mean rate?"), or else the known names ("there are a and b").
 func Suggest(name string, known []string) string {
 	maxEdits := min(max(1, len(name)/3), 3) // of a name that is similar enough to suggest
 	best, fewest := "", maxEdits+1
