@@ -70,7 +70,7 @@ func (f *fleet) decideBalanced(t *testing.T) {
 }
 
 // maxBeyondRate returns the most units beyond a rate that were admitted in any interval since
-// start. It is the highest level of a bucket that leaks at the rate.
+// start. This number is the highest level of a bucket that leaks at the rate.
 func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64) {
 	level, last := 0.0, start
 	for _, a := range f.admitted {
@@ -174,8 +174,8 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// In an outage, n instances with shares for known instances admit at most n/known of the limit: of
-// its burst, and of its rate in any interval. Rounding adds at most n units, for any load.
+// In an outage, let n instances have shares for known instances. In any interval they admit at most
+// n/known of the limit's burst and of its rate. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
@@ -207,9 +207,9 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	}
 }
 
-// Under balanced load, the beginning of an outage adds no units: an interval that contains it
-// admits the burst, the rate and n units of rounding. An interval that contains the end may admit
-// one more burst.
+// Under balanced load, the beginning of an outage adds no units. An interval with this beginning
+// admits the burst, the rate and n units of rounding. An interval with the end of the outage may
+// admit one more burst.
 func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached

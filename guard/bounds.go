@@ -16,8 +16,8 @@ type Bound struct {
 	// "store forgets" or "clock forward".
 	When string
 
-	// Over is the number of units beyond the limit that all instances may admit together, under one
-	// key and in any interval that the situation touches. Unbounded: any number.
+	// Over is the number of units beyond the limit that all instances together may admit under one
+	// key. The number is for any interval that the situation touches. Unbounded: any number.
 	Over int64
 
 	// Text is the bound in words.

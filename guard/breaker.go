@@ -56,16 +56,15 @@ type BreakerOptions struct {
 	Changed func(node string, from, to State)
 }
 
-// Breaker stops sending calls to a store that fails. It sends a few calls to find out when the
-// store works again. While the breaker is open, calls end immediately with an error of
-// ReasonBreakerOpen.
+// Breaker stops sending calls to a store that fails, except a few that find out when the store
+// works again. While the breaker is open, calls end immediately with an error of ReasonBreakerOpen.
 //
 // The breaker opens after Failures consecutive failures. It also opens when at least 20 calls began
-// in the last second, and half of them have failed. After its pause, it lets a few calls through in
-// each 50 ms: one call, and one more for each success so far. That makes 1, 2, 4 and 8 calls. These
-// 15 successes close the breaker. One failure opens it again. In Standard, the breaker makes the
-// first of these calls itself. So no caller waits for a store that hangs, and the breaker closes
-// even without callers.
+// in the last second, and half of them have failed. After its pause, the breaker lets a few calls
+// through in each 50 ms: one call, and one more for each success so far. If all succeed, these are
+// 1, 2, 4 and 8 calls. The 15 successes close the breaker. One failure opens it again. In Standard,
+// the breaker makes the first of these calls itself. So no caller waits for a store that hangs, and
+// the breaker closes even without callers.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Some errors
 // count as neither, because the store may not have received the call: the caller's own
@@ -94,8 +93,8 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024 // nodes that have a breaker of their own
 
-	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed. The
-	// window is several deadlines long. It is counted in rateSlots slots.
+	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed.
+	// rateWindow is several deadlines long. Its calls are counted in rateSlots slots.
 	rateWindow = time.Second
 	rateSlots  = 5
 	rateCalls  = 20
@@ -272,8 +271,8 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	return c.call(ctx, charges)
 }
 
-// markUsed records that a call came. It writes only if needed, because a write costs more than a
-// read when many cores call.
+// markUsed records that a call came. markUsed writes only if needed, because a write costs more
+// than a read when many cores call.
 func (c *circuit) markUsed() {
 	if !c.hasCalls.Load() {
 		c.hasCalls.Store(true)
@@ -309,7 +308,7 @@ func (c *circuit) endAndWatch(ctx context.Context, t ticket, charges []penstock.
 // watch probes the store until the circuit is closed: it peeks at the charges' limits as often as
 // the pauses allow. So the circuit closes soon after the store is back, even without callers.
 // Callers do not wait for a store that hangs. They pass only after a peek that succeeded, or after
-// one whose error is not about the store's health.
+// a peek whose error is not about the store's health.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
@@ -513,8 +512,8 @@ func (p *pause) rejection(ctx context.Context) error {
 	return p.err
 }
 
-// errBreakerOpen is the error of a call to an open breaker. It has the text of the last failure,
-// but does not wrap it, because this call was not sent.
+// errBreakerOpen is the error of a call to an open breaker. The error has the text of the last
+// failure, but does not wrap that failure, because this call was not sent.
 func errBreakerOpen(node string, cause error) error {
 	ofNode := ""
 	if node != "" {

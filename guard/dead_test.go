@@ -43,7 +43,8 @@ type serverStore interface {
 	guard.Server
 }
 
-// newFourInstances returns four instances, once each has counted four. It calls store for each.
+// newFourInstances returns four instances when each of them has counted four. It calls the function
+// store once for each.
 func newFourInstances(t *testing.T, store func() serverStore) (all []*guard.Guarded) {
 	t.Helper()
 	for range fleetSize {
@@ -255,8 +256,8 @@ func maxBeyondRate(grants []grant, from, to time.Duration, perSecond float64) (m
 	return most
 }
 
-// An instance that has had all of the load has overdrawn its share when an outage begins. It has
-// overdrawn it by at most one share, so it soon admits again.
+// An instance that has had all of the load has overdrawn its share when an outage begins. The
+// overdraft is at most one share, so the instance soon admits again.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -278,7 +279,8 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 					admitted++
 				}
 			}
-			// Its share refills 40 units. At most 10 of them make up for the overdraft; 4 are a margin.
+			// The share of the instance refills 40 units. At most 10 of them make up for the overdraft; 4
+			// are a margin.
 			if admitted < 26 {
 				t.Errorf("%s: the hot instance admitted %d units in 4 s of an outage; want at least 26, as its share is 10 a second", name, admitted)
 			}

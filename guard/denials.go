@@ -10,9 +10,9 @@ import (
 )
 
 // denials is a set-associative cache of a fixed size. Each set has eight places. Reads take no
-// lock. A general cache would cost more than a decision in memory: in otter 2.4, a hit takes 140
-// ns, a miss 80 ns and a put 1.6 µs. Here they take 30, 30 and 350 ns. Also, otter exceeds its size
-// at times, and has goroutines to stop.
+// lock. A general cache would cost more than a decision in memory. In the cache otter 2.4, a hit
+// takes 140 ns, a miss 80 ns and a put 1.6 µs. Here they take 30, 30 and 350 ns. Also, otter
+// exceeds its size at times, and has goroutines to stop.
 type denials struct {
 	seeds [2]maphash.Seed
 	sets  []denialSet
@@ -75,9 +75,10 @@ func (t *denials) find(key denialKey) *denial {
 	return nil
 }
 
-// put stores e. It replaces the entry with the same key, or fills an empty place, or replaces the
-// entry that ends first. A valid entry with the same key stays if it answers this query too, or if
-// e is a denial with Never, which would answer fewer requests.
+// put stores e. The entry e replaces the entry with the same key, or fills an empty place, or
+// replaces the entry that ends first. In two cases a valid entry with the same key stays: it
+// answers this query too, or e is a denial with Never. A denial with Never would answer fewer
+// requests.
 func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 	s := t.set(e.key)
 	s.mu.Lock()
@@ -149,8 +150,8 @@ func (t *denials) hash(key string) denialKey {
 	return denialKey{maphash.String(t.seeds[0], key), maphash.String(t.seeds[1], key)}
 }
 
-// counter returns the hash of the counter that a limit uses for the key of hash k. It does not
-// depend on the limit's numbers.
+// counter returns the hash of the counter that a limit uses for the key of hash k. The limit's
+// numbers do not change this hash.
 func (k denialKey) counter(plan *penstock.Plan) denialKey {
 	id := plan.ID()
 	return denialKey{k.low ^ id[0], k.high ^ id[1]}
@@ -162,5 +163,5 @@ func (k denialKey) append(counter denialKey) denialKey {
 	return denialKey{bits.RotateLeft64(k.low*odd, 29) + counter.low, bits.RotateLeft64(k.high*odd, 31) + counter.high}
 }
 
-// tag is a part of the hash. It is never 0, which marks an empty place.
+// tag is a part of the hash, and not 0, because 0 marks an empty place.
 func (k denialKey) tag() uint32 { return uint32(k.low) | 1 }

@@ -27,10 +27,10 @@ type DenyOptions struct {
 	// all limits have the zero Settings.
 	Limits func(*penstock.Plan) Settings
 
-	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,
-	// its answer shows how long there will be none. The store's Remaining and ResetAfter must be
-	// exact, as those of redisstore and memstore are. Those of a Split are not, so Limits must say
-	// which limits are split. Grants by a Lease are not used. Default: false; Standard sets it.
+	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket, the
+	// answer shows how long there will be no tokens. The store's Remaining and ResetAfter must be
+	// exact, as those of redisstore and memstore are. Those of a Split are not exact, so Limits must
+	// say which limits are split. Grants by a Lease are not used. Default: false; Standard sets it.
 	Grants bool
 }
 
@@ -54,7 +54,7 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 //   - Others return units: by a Refund, a Reset, a failed batch over several slots of a Cluster, or
 //     a lease below this guard.
-//   - A Refund or Reset through this guard takes effect after its answer was lost.
+//   - A Refund or Reset through this guard takes effect in the store although its answer was lost.
 //   - The store loses data, or its clock jumps ahead.
 //   - A limit of another rate or Period shares the counter. Once it grants, used units return at
 //     its rate.
@@ -63,8 +63,8 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // The statuses are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
 // from the exceptions above, RetryAfter is too long by at most the time that the answer was in
-// flight. It is too short if others have spent meanwhile, or if the request needs more than the
-// denied one. A RetryAfter of Never stays Never.
+// flight. RetryAfter is too short if others have spent since the denial, or if the request needs
+// more than the denied one. A RetryAfter of Never stays Never.
 //
 // A cached denial answers only for a limit with the same numbers. If several limits of one name use
 // one counter, as tiers do, a denial of one does not deny another.
@@ -74,13 +74,13 @@ func Deny(o DenyOptions) penstock.Decorator {
 // not need more. The statuses of the others are as old as the denial, so those limits may deny now
 // too.
 //
-// Some batches are always sent to the store: batches of more than 8 charges, batches with a Force,
-// Refund or Reset, and batches that a Concurrency limit denied, because its slots may be released
-// at any time. Only denials of the store itself are cached.
+// Some batches are always sent to the store: batches of more than 8 charges, and batches with a
+// Force, Refund or Reset. So are batches that a Concurrency limit denied, because its slots may be
+// released at any time. Only denials of the store itself are cached.
 //
 // When a denial ends, the first request is sent to the store. Requests that come before the store
-// has replied wait for that reply, until their contexts end. If the reply denies them too, they get
-// it. Otherwise they are sent too.
+// has replied wait for that reply, until their contexts end. If the reply denies these requests
+// too, they get it. If it does not, they are sent to the store.
 type DenyCache struct {
 	next               penstock.Store
 	maxAge             time.Duration
@@ -206,8 +206,8 @@ func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock
 	return decision, err
 }
 
-// learn caches a decision that is a denial. It also caches a grant if the same batch would be
-// denied next.
+// learn caches a decision that is a denial. It also caches a grant after which the same batch would
+// be denied.
 func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
 	switch {
 	case err != nil || decision.Source != penstock.FromStore:
@@ -271,8 +271,8 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 	return d.decide(ctx, q, charges)
 }
 
-// refund passes a Refund or Reset to the store. It drops the denials of its counters before the
-// caller gets the answer, even if that is an error.
+// refund passes a Refund or Reset to the store. It drops the denials of the charged counters before
+// the caller gets the answer, even if the answer is an error.
 func (d *DenyCache) refund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	defer d.table.forget(charges)
 	return d.next.Decide(ctx, charges)

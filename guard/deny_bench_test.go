@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// BenchmarkDeny measures decisions through the cache, around stores that answer immediately. It
-// compares them with the same decisions by memstore.
+// BenchmarkDeny measures decisions through the cache, around stores that answer immediately. Beside
+// them it measures the same decisions by memstore.
 func BenchmarkDeny(b *testing.B) {
 	granted := penstock.Single(penstock.Status{Granted: 1, Remaining: 9})
 	grants := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return granted, nil })

@@ -15,10 +15,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// This test uses two real clocks: that of the process and that of Redis. After each cached denial,
-// the store decides the same charge, and must deny it too. The result is judged only if the store
-// answered within half of the 0.1 % by which the cache shortens a denial, and the clocks drifted by
-// less than the other half.
+// The test uses two real clocks: that of the process and that of Redis. After each cached denial,
+// the store decides the same charge, and must deny it too. The cache shortens a denial by 0.1 %.
+// The result is judged only if the store answered within half of this time, and the clocks drifted
+// by less than the other half.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -775,8 +775,8 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 }
 
 // One key is far over its limit, on a store that takes 1 ms to reply. For each unit that is
-// refilled, the store is called several times: by the first caller, by those that waited for its
-// reply, and by those that come before the waiting callers have replies.
+// refilled, the store is called several times. The first caller calls it, then the callers that
+// waited for the first reply, and the callers that come before these have their replies.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
 	const arrivals = 10 // requests during the 1 ms of a reply

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// This puts all guards around a store, usually Redis. While the store does not answer, each
+// Standard puts all guards around a store, usually Redis. While the store does not answer, each
 // instance enforces its share of the limits.
 func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one

@@ -25,7 +25,8 @@ type FallbackOptions struct {
 	Limits func(*penstock.Plan) Settings
 
 	// Instances returns the number of instances that share the limits now. While the store does not
-	// answer, it returns the last known number. It is called for every decision. Default: one.
+	// answer, Instances returns the last known number. Instances is called for every decision.
+	// Default: one.
 	Instances func() int
 
 	// Floor is the smallest number of instances that the limits are divided by. Default: 1.
@@ -40,34 +41,36 @@ type FallbackOptions struct {
 // answer. Each limit has its own mode:
 //
 //   - FailClosed: the batch is denied, whatever the modes of its other limits are. RetryAfter is
-//     one second, and the Source is FromClosed. A Force, Refund or Reset cannot be denied. If all
-//     FailClosed charges are of these, the batch ends with the store's error, and nothing was done.
+//     one second, and the Source is FromClosed. A Force, Refund or Reset cannot be denied. If each
+//     FailClosed charge has one of these modes, the batch ends with the store's error, and nothing
+//     was done.
 //   - FailLocal: the local memory of this process decides, by this instance's share of the limit.
-//     It makes all FailLocal charges of a batch or none. The Source is FromFallback.
+//     This memory makes all FailLocal charges of a batch or none. The Source is FromFallback.
 //   - FailOpen: the charge is granted. Remaining is the limit's Count, because nothing is counted.
 //     The Source is FromOpen. With a Ceiling, the charge is decided as by FailLocal, but by the
 //     whole Ceiling instead of a share.
 //
 // # The bound of FailLocal
 //
-// The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances and
-// at least Floor. The shares of n instances exceed the limit by at most n-1 units. (Of a bucket,
-// only the Burst is rounded. The rate is divided exactly.) While the store is down, m instances
-// that divide by n admit in any interval at most m/n of what the limit allows in it, plus n-1
+// The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances and at
+// least Floor. The shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only
+// the Burst is rounded. The rate is divided exactly.) While the store is down, let m instances
+// divide by n. In any interval they admit at most m/n of what the limit allows there, plus n-1
 // units.
 //
-// While the store answers, its grants are charged to the local memory too. So an instance enters
-// an outage with its own recent use. A bucket remembers at most twice its share as used. So an
-// instance that had most of the load does not deny for long. If the load was balanced, the start
-// of an outage admits nothing extra. If all load went to one instance, the others together may
-// admit (n-1)/n of the Burst more (of the Count, if the limit is a window).
+// While the store answers, its grants are charged to the local memory too. So an instance enters an
+// outage with its own recent use. A bucket remembers at most twice its share as used. So an
+// instance that had most of the load does not deny for long. If the load was balanced, the start of
+// an outage admits nothing extra. If all load went to one instance, the other instances together
+// may admit (n-1)/n of the Burst more. For a window, that is (n-1)/n of the Count.
 //
 // The grants of an outage are never charged to the store. So an interval that contains the end of
-// the outage may admit one more Burst or Count, and the units that were booked for later. It may
-// also admit the shares of the instances that do not use the store again yet. With Standard, all
-// instances use it within a second. While only some instances are cut off, their shares add to what
-// the store grants to the others. The store does not know holds that were lent in the outage. So
-// Concurrency may lend up to twice its slots until those holds are renewed in the store.
+// the outage may admit one more Burst or Count, and the units that were booked for later. The
+// interval may also admit the shares of the instances that do not use the store again yet. With
+// Standard, all instances use the store again within a second. While only some instances are cut
+// off, their shares add to what the store grants to the others. The store does not know holds that
+// were lent in the outage. So Concurrency may lend up to twice its slots until those holds are
+// renewed in the store.
 //
 // Windows aligned to the clock use the clock of this process. If it differs from the store's, one
 // window more may be admitted at the start of an outage.
@@ -170,9 +173,9 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 	}
 }
 
-// capDebt refunds what is used of a bucket beyond twice its share. Otherwise an instance that had
-// most of the load would deny for longer. Windows and holds need no cap, because they end by
-// themselves. A single instance needs none, because it answers as the store would.
+// capDebt refunds what is used of a bucket beyond twice its share. Without this, an instance that
+// had most of the load would deny for longer. Windows and holds need no cap, because they end by
+// themselves. A single instance needs no cap, because it answers as the store would.
 func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	l := forced.Plan.Limit()
 	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
@@ -273,8 +276,8 @@ func (b *failedBatch) isDeniable() bool {
 	return false
 }
 
-// assign sets the mode of each charge. It appends the charges that are decided locally, with
-// this instance's shares as their limits.
+// assign sets the mode of each charge. It appends to locals the charges that are decided locally,
+// with this instance's shares as their limits.
 func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges]FailureMode, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
 	for i := range charges {

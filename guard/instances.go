@@ -114,7 +114,7 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 	c.known.Store(int64(max(c.counts[0].instances, c.options.Floor)))
 }
 
-// Close ends the heartbeat and removes this instance from the store. It waits for at most one
+// Close ends the heartbeat and removes this instance from the store. Close waits for at most one
 // second.
 func (c *InstanceCounter) Close() {
 	c.stop()

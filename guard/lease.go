@@ -19,8 +19,8 @@ type LeaseOptions struct {
 	// Life is the longest time for which drawn units may be spent. Default: 1 s.
 	Life time.Duration
 
-	// Instances returns the number of instances that share the limits now. It is called for every
-	// draw. Default: one.
+	// Instances returns the number of instances that share the limits now. Instances is called for
+	// every draw. Default: one.
 	Instances func() int
 
 	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
@@ -29,22 +29,23 @@ type LeaseOptions struct {
 }
 
 // A Lease draws units of busy keys from the store in blocks and spends them locally. So most
-// decisions need no call to the store. It is a Store around a store, and must be closed.
+// decisions need no call to the store. A Lease is a Store around a store, and must be closed.
 //
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
-// without Patience and Holder, of limits with Settings.Lease of 2 or more. The algorithm must be
-// TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All other batches go to
-// the store unchanged. For these batches, leased units count as used, also in a Peek. A Refund or
-// Reset of a key first returns what is leased under it. So leases gain nothing for keys that are
-// often refunded. A decision of a lease has the Source FromLease. Its Remaining is the local rest
-// plus what the store had left in its last answer.
+// without Patience and Holder. Their limits must have a Settings.Lease of 2 or more. The algorithm
+// must be TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All other batches
+// go to the store unchanged. For these batches, leased units count as used, also in a Peek. A
+// Refund or Reset of a key first returns what is leased under it. So leases gain nothing for keys
+// that are often refunded. A decision of a lease has the Source FromLease. The Remaining of this
+// decision is the local rest plus what the store had left in its last answer.
 //
 // A block is what the key needs at this instance in half of the time for which units can be spent.
-// That time is a Life, or the rest of the window (of a part of a SubWindow), less the time that the
-// store takes to answer. A block is at most Settings.Lease. It is also at most a quarter of the
-// Burst (TokenBucket) or Count, divided by the number of instances. If that is below 2, nothing is
-// leased. The demand of a key is measured from its second request within one or two Lives. Its
-// requests go to the store until its demand has been measured for a quarter of a Life.
+// This time is a Life, or the rest of the window if that is shorter, less the time that the store
+// takes to answer. (For a SubWindow, it is the rest of a part.) A block is at most Settings.Lease.
+// A block is also at most a quarter of the Burst (TokenBucket) or Count, divided by the number of
+// instances. If this bound is below 2 units, nothing is leased. The demand of a key is measured
+// from its second request within one or two Lives. Requests of the key go to the store until this
+// demand has been measured for a quarter of a Life.
 //
 // A draw costs more than a request that goes to the store. So nothing is drawn for a key whose
 // block would be below 4 units and below the largest that the limit allows. Nothing is drawn for a
@@ -52,16 +53,16 @@ type LeaseOptions struct {
 // half a Life, because a Deny cache then costs less.
 //
 // When 30 % of a block is left, the next draw starts. A caller waits for a draw only if not enough
-// is left. A draw requests a block, plus the costs of the callers that wait when it is sent.
-// Callers that come later wait for a part of the block, as long as it is enough for all of them.
-// At most one draw per key and combination of limits is in flight. A limit that is charged in
+// is left. A draw requests a block, plus the costs of the callers that wait when the draw is sent.
+// Callers that come later wait for a part of the block, as long as the block is enough for all of
+// them. At most one draw per key and combination of limits is in flight. A limit that is charged in
 // several combinations under a key is leased for one of them at a time.
 //
-// Unspent units are returned after half a Life without requests, shortly before they expire, and
-// by Close. They are returned only as far as they still count in the store: those of a window
-// while it lasts, and those of a bucket that have not drained yet. Callers that wait for a draw
-// get its error. Units are kept only if they came FromStore. An instance that dies loses at most a
-// block per key.
+// Unspent units are returned after half a Life without requests, shortly before they expire, and by
+// Close. Units are returned only as far as they still count in the store. Units of a window count
+// while the window lasts, and units of a bucket until they have drained. If a draw fails, the
+// callers that wait for it get its error. Units are kept only if they came FromStore. An instance
+// that dies loses at most a block per key.
 //
 // # The bound
 //
@@ -71,30 +72,31 @@ type LeaseOptions struct {
 //
 //   - FixedWindow, AnchoredWindow, CalendarWindow, SlidingWindow and SubWindow: the algorithm's
 //     own bound, as without leases. Units that were drawn in a window, or in a part of a
-//     SubWindow, are spent in it or not at all.
+//     SubWindow, are spent in this window or part, or not at all.
 //   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. If no units are
 //     returned, also at most Burst + r·(w+Life). If Instances returns the right number, n·b is at
 //     most a quarter of the Burst. LeaseOptions.Excess computes n·b.
 //
-// If several limits of one Name and Group are used for a key (tiers, or old and new limits during
-// a reload), only one of them holds units at an instance at a time, and b is the largest block of
-// any. If their rates or Periods differ, the windows too admit up to n·b more, because units drawn
-// under one limit may drain sooner under another.
+// Several limits of one Name and Group may be used for a key: tiers, or old and new limits during a
+// reload. Only one of them holds units at an instance at a time, and b is the largest block of any.
+// If their rates or Periods differ, the windows too admit up to n·b more, because units drawn under
+// one limit may drain sooner under another.
 //
 // # The utilization
 //
-// Units that are unspent at one instance are missing at another: at most n·b at a time, for at
-// most Life. Of traffic below the limit, the instances together admit at least LeaseUtilization of
-// what the store alone would admit of the same requests. That holds for each algorithm, while the
+// Units that are unspent at one instance are missing at another: at most n·b at a time, for at most
+// Life. Of traffic below the limit, the instances together admit at least LeaseUtilization of what
+// the store alone would admit of the same requests. This bound holds for each algorithm, while the
 // store answers. (A SubWindow of n parts admits Count in n+1 parts in the long run, with and
 // without leases.)
 //
-// These statements do not cover what others do to the store. A Reset elsewhere, or a Refund
+// The bounds above do not cover what others do to the store. A Reset elsewhere, or a Refund
 // elsewhere of spent units, adds the units that it restores, and up to n·b that are returned later.
 // A loss of the store's data and a jump of its clock add units in the same way. If the reply to a
-// draw is lost, its units are lost. A return may reach the store after its sender has stopped
-// waiting, for example when a server hangs. It then adds the units that it restores: at most a
-// block. Clocks that stop while the machine is suspended do not count that time.
+// draw is lost, the units of the draw are lost. A return may reach the store after its sender has
+// stopped waiting, for example when a server hangs. The return then adds the units that it
+// restores: at most a block. Clocks that stop while the machine is suspended do not count that
+// time.
 type Lease struct{ engine *lease.Store }
 
 // NewLease puts a Lease around store.
@@ -119,21 +121,21 @@ func (l *Lease) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 // DecideMany decides independent batches.
 func (l *Lease) DecideMany(ctx context.Context, calls []*many.Call) { l.engine.DecideMany(ctx, calls) }
 
-// Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go
-// to the store. Its error is the context's, if that ends first.
+// Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
+// to the store. If the context ends first, Close returns its error.
 func (l *Lease) Close(ctx context.Context) error { return l.engine.Close(ctx) }
 
 // Stats returns the counts until now.
 func (l *Lease) Stats() LeaseStats { return LeaseStats(l.engine.Stats()) }
 
-// Excess returns the number of units beyond the limit that all instances may admit together, under
-// one key and in any interval: n·b for a TokenBucket, 0 for other algorithms. See Lease.
+// Excess returns the number of units beyond the limit that all instances together may admit, under
+// one key and in any interval. It is n·b for a TokenBucket, and 0 for other algorithms. See Lease.
 func (o LeaseOptions) Excess(plan *penstock.Plan) int64 { return o.engine().Excess(plan) }
 
 // LeaseUtilization is the smallest fraction of traffic below a limit that is admitted with leases,
-// compared to what the store alone would admit. It holds for limits that are not split, or whose
-// shards each have a burst of four requests or more. With seven shards of two units each, and
-// requests of up to three units, 92 % was measured.
+// compared to what the store alone would admit. The constant holds for limits that are not split,
+// or whose shards each have a burst of four requests or more. With seven shards of two units each,
+// and requests of up to three units, 92 % was measured.
 const LeaseUtilization = 0.97
 
 // LeaseStats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost +

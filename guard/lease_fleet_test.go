@@ -215,7 +215,7 @@ func (m *member) checkUnits() {
 }
 
 // play runs n instances with crashes and pauses. After a crash, another lease takes the instance's
-// place. It returns how many units were spent from leases, and how many were admitted.
+// place. play returns how many units were spent from leases, and how many were admitted in all.
 func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 	rng := rand.New(rand.NewPCG(f.seed, 1<<40))
 	var total guard.LeaseStats
@@ -278,7 +278,8 @@ func (f *leaseFleet) excess() int64 {
 		last = a.at
 		most = max(most, level-burst)
 	}
-	// Round up, but ignore less than 0.01 units. These can come from the rounding of times to µs.
+	// Round up, but ignore less than 0.01 units. Such a fraction can come from the rounding of times
+	// to µs.
 	return int64(most + 0.99)
 }
 

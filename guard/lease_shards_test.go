@@ -50,8 +50,8 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 	t.Logf("counted: %d bursts from leases of split limits", tried)
 }
 
-// A draw ends so early that the callers that wait for it still get an answer of the store.
-// Otherwise a Fallback would admit units beyond those of the store.
+// A draw ends so early that the callers that wait for it still get an answer of the store. If they
+// got none, a Fallback would admit units beyond those of the store.
 func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

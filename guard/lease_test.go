@@ -92,7 +92,7 @@ func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 	})
 }
 
-// Most keys occur once. They must not fill the table.
+// Most keys occur once. Such keys must not fill the table.
 func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leaseUpTo(1000)})

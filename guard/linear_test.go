@@ -134,7 +134,7 @@ type history struct {
 // sourceCount is the number of Sources. FromClosed is the last of them.
 const sourceCount = penstock.FromClosed + 1
 
-// record makes a call for a client. It records nothing if the store was not called.
+// record makes a call for a client, and records the call if the store was called.
 func (h *history) record(store penstock.Store, client int, key string, operations []operation) (isStoreCalled bool) {
 	charges := make([]penstock.Charge, len(operations))
 	for i, o := range operations {
@@ -196,7 +196,8 @@ func (h *history) recordLoss(since time.Time) {
 }
 
 // excuseDenials excuses denials by a deny cache while a Refund or Reset was in flight. The cache
-// forgets its denials only when the answer arrives. It returns the number of excused denials.
+// forgets its denials only when the answer arrives. excuseDenials returns the number of excused
+// denials.
 func (h *history) excuseDenials() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
@@ -246,8 +247,8 @@ type historyTest struct {
 	disturb   func(h *history, stop <-chan struct{}) // runs besides the clients, if it is not nil
 }
 
-// check makes the calls of concurrent clients, and checks each history. It returns the number of
-// answers by penstock.Source.
+// check makes the calls of concurrent clients, and checks each history. The result is the number of
+// answers of each penstock.Source.
 func (p historyTest) check(t *testing.T) (sources [sourceCount]int) {
 	t.Helper()
 	operations, unknown, excused, undecided := 0, 0, 0, 0
@@ -328,8 +329,8 @@ func allModes(rng *rand.Rand) []operation {
 	return operations
 }
 
-// guardedStores returns n instances over a server whose clock does not run. Their timeout is long,
-// because the machine may be busy.
+// guardedStores returns n instances over a server whose clock does not run. The timeout of these
+// instances is long, because the machine may be busy.
 func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.Store {
 	stores, _ := recordedStores(t, n, url, o)
 	return stores

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A listStore is a store that also decides lists of calls. It counts the lists and their calls.
+// A listStore is a store that also decides lists of calls. It counts these lists and their calls.
 type listStore struct {
 	penstock.Store
 	lists, calls int

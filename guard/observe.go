@@ -14,8 +14,8 @@ type Event struct {
 	// Context is the caller's, for observers that read its values, such as the span of a trace.
 	Context context.Context
 
-	// Plan is the strictest limit of the decision. Without a decision it is the first charge's. It is
-	// nil for an empty batch and for a charge without a Plan.
+	// Plan is the strictest limit of the decision. Without a decision, Plan is that of the first
+	// charge. Plan is nil for an empty batch and for a charge without a Plan.
 	Plan *penstock.Plan
 
 	Charges int             // how many the batch has

@@ -15,8 +15,8 @@ type Settings struct {
 	OnFailure FailureMode
 
 	// Ceiling bounds a FailOpen limit while the store does not answer. Each process allows each key
-	// this much; the number of instances does not matter. Its Name and Group are those of the limit.
-	// Default (the zero Limit): no bound.
+	// this much; the number of instances does not matter. The Ceiling gets the Name and Group of the
+	// limit. Default (the zero Limit): no bound.
 	Ceiling penstock.Limit
 
 	// Lease is the largest number of units that an instance holds in advance under one key. Default:

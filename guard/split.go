@@ -8,7 +8,7 @@ import (
 // SplitOptions configure Split.
 type SplitOptions struct {
 	// Limits returns the Settings of a limit. Split uses only SplitInto. Limits is called for every
-	// charge, so it must be fast. It must return the same SplitInto for all limits that share Name
+	// charge, so it must be fast. Limits must return the same SplitInto for all limits that share Name
 	// and Group. Default: no limit is split.
 	Limits func(*penstock.Plan) Settings
 }
@@ -23,26 +23,26 @@ type SplitOptions struct {
 // denied it. So every unit can be granted. A Spend takes one call while many units are left, and S
 // calls if it is denied. If the context's deadline leaves no time for another call, the denials so
 // far decide, although another shard may have units. A cost that only several shards together have
-// is taken from them in one batch. If other callers spend meanwhile, it may be denied although the
-// units are there. Put a Deny outside Split, as Standard does. Inside, its old denials of single
-// shards could deny a cost that several shards together have.
+// is taken from them in one batch. If other callers spend at the same time, this cost may be denied
+// although the units are there. Put a Deny outside Split, as Standard does. A Deny inside Split
+// would cache denials of single shards. They could deny a cost that several shards together have.
 //
 // What else differs from a limit that is not split:
 //
-//   - Remaining of a granted Spend or Draw is an estimate: S times that of the shard that granted
-//     it. Remaining of a Peek and of a denial is the sum of all shards. ResetAfter is that of the
-//     shards that were called last.
+//   - Remaining of a granted Spend or Draw is an estimate: S times the Remaining of the shard that
+//     granted it. Remaining of a Peek and of a denial is the sum of all shards. ResetAfter is that
+//     of the shards that were called last.
 //   - RetryAfter is the time until some shard has the cost, if no other request comes. Units
 //     return to a shard S times as slowly. So RetryAfter may be up to S times as long. A
 //     TokenBucket that is never idle admits up to S-1 units less.
-//   - A Spend with Patience is admitted without a wait if any shard has room. Otherwise it waits
-//     at the shard that will have room first. If it needs several shards, it waits for the last of
-//     them, and the units of the others are used later than they could be.
+//   - A Spend with Patience is admitted without a wait if any shard has room. If none has, the
+//     Spend waits at the shard that will have room first. A Spend that needs several shards waits
+//     for the last of them. So the units of the other shards are used later than they could be.
 //   - Callers with Patience wait at several shards, so they are not served in order.
 //   - Draw takes what one shard has.
-//   - Peek, Refund, Reset and a Force that does not fit one shard use all S counters. They are not
-//     atomic with the rest of their batch: a Peek is made before the rest, the others after the
-//     rest was allowed.
+//   - Peek, Refund, Reset and a Force that does not fit one shard use all S counters. These four
+//     are not atomic with the rest of their batch. A Peek is made before the rest, and the other
+//     three after the rest was allowed.
 //   - Units forced beyond the limit are debts of the shards that took them. The other shards still
 //     grant.
 //   - Concurrency: the hash of the Holder selects the first shard of a hold. Later calls look for
@@ -52,17 +52,18 @@ type SplitOptions struct {
 //   - An AnchoredWindow begins at the first charge of each shard.
 //   - After a change of SplitInto, some or all counters start anew. So up to the whole limit is
 //     admitted once more.
-//   - If a limit is lowered from A to B units, or alternates with a smaller one, each shard denies
-//     until it has drained below its part of B. A shard that has used less grants the rest of its
-//     part, even if all shards together have used B. In that moment, the shards grant more than an
-//     unsplit limit: about √(B·S(1-1/S)/2π) units (7 if 150 become 50 in 8 shards), and at most
-//     B - ⌊B/S⌋. Together with the units used before, they never exceed A.
+//   - If a limit is lowered from A to B units, or alternates with a limit of B units, each shard
+//     denies until it has drained below its part of B. A shard that has used less grants the rest
+//     of its part, even if all shards together have used B. In that moment, the shards grant more
+//     than an unsplit limit: about √(B·S(1-1/S)/2π) units, and at most B - ⌊B/S⌋. For example, they
+//     grant about 7 units more if 150 units become 50 in 8 shards. These units and the units used
+//     before never exceed A together.
 //   - Limits that use one counter must have the same SplitInto. If one of them has fewer units than
 //     SplitInto, it has fewer shards, and the rates of the limits add up.
 //
 // In a batch of several charges, each split charge is replaced by one of its shards. The batch is
 // still all or nothing. As long as only split limits deny it, it is sent again with other shards.
-// One batch may need at most 64 shards. Otherwise the error wraps penstock.ErrInvalid.
+// One batch may need at most 64 shards. If it needs more, the error wraps penstock.ErrInvalid.
 //
 // A batch of one charge skips a shard whose breaker is open. If all other shards deny it, the error
 // is the breaker's.

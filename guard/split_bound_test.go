@@ -15,9 +15,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A burst gets exactly the limit's units: no unit is denied while a shard has one. If a denial by
-// the first shard were final, about √(N·S(1-1/S)/2π) of N units in S shards would be denied,
-// because chance sends them to a shard that has used its part. Split calls further shards instead.
+// A burst gets exactly the limit's units: no unit is denied while a shard has one. Chance sends
+// some requests to a shard that has used its part. If the denial of this shard were final, about
+// √(N·S(1-1/S)/2π) of N units in S shards would be denied. Split calls further shards instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -69,7 +69,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 }
 
 // Under overload, a bucket split into S shards admits at most its burst and the units that return
-// to it. It admits at most S+1 units less than this bound.
+// to it. The bucket admits at most S+1 units less than this bound.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

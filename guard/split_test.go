@@ -125,7 +125,7 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 				}
 				return s
 			}})
-			// These laws have holds of more slots than a shard has, or holds that change their cost.
+			// The excepted laws have holds of more slots than a shard has, or holds that change their cost.
 			except := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, brokenLaws...)
 			checkLawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
 		})

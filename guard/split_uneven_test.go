@@ -8,7 +8,7 @@ import (
 )
 
 // A limit of 10 a minute in four shards has bursts of 3, 3, 2 and 2. Each shard gets a unit every
-// 24 s. A cost that no shard has is divided among all shards, and the first ones take the
+// 24 s. If no single shard has a cost, it is divided among all shards. The first shards take the
 // remainder: 5 units are 2, 1, 1 and 1. So the first shard is the last to have its part.
 func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 	waits := map[int64]time.Duration{ // by cost

@@ -13,8 +13,8 @@ import (
 // A Server reports the nodes and the instances of a store to the guards. A *redisstore.Store is
 // one.
 type Server interface {
-	// Node returns the name of the node that decides a batch, or "" if it is not known. It must not
-	// block.
+	// Node returns the name of the node that decides a batch, or "" if the node is not known. Node
+	// must not block.
 	Node(charges []penstock.Charge) string
 
 	// Heartbeat registers an instance for the duration life, and returns how many are registered. A
@@ -26,8 +26,8 @@ type Server interface {
 // suit production.
 type Options struct {
 	// Server is the *redisstore.Store below all wrappers. With it, each node has its own breaker, and
-	// the instances are counted for FailLocal. Default: none. Then the store counts as one node, and
-	// the number of instances is Instances.
+	// the instances are counted for FailLocal. Default: none. Without a Server, the store counts as
+	// one node, and the number of instances is Instances.
 	Server Server
 
 	// Timeout bounds a decision with all its calls. Default: 250 ms.
@@ -40,7 +40,7 @@ type Options struct {
 	// OnFailure applies to limits whose Settings have no OnFailure. Default: FailLocal.
 	OnFailure FailureMode
 
-	// Limits returns the Settings of a limit. It is called for every charge, so it must be fast.
+	// Limits returns the Settings of a limit. Limits is called for every charge, so it must be fast.
 	// Default: all limits have the zero Settings.
 	Limits func(*penstock.Plan) Settings
 
@@ -56,11 +56,11 @@ type Options struct {
 	// Instances.
 	Lease LeaseOptions
 
-	// Observe is called with every decision. It must be fast. Default: none.
+	// Observe is called with every decision, and must be fast. Default: none.
 	Observe func(Event)
 
 	// OnStoreError is called for every batch that the store did not decide, before Fallback decides
-	// it. Its Event has the error. The draws and refunds of a Lease are such batches too.
+	// the batch. The Event has the error. The draws and refunds of a Lease are such batches too.
 	// OnStoreError must be fast. Default: none.
 	OnStoreError func(Event)
 }
@@ -174,7 +174,8 @@ type Stats struct {
 	Breakers map[string]State
 }
 
-// Stats returns the current Stats. It visits every leased key, so do not call it for every request.
+// Stats returns the current Stats. The call visits every leased key, so do not call it for every
+// request.
 func (g *Guarded) Stats() Stats {
 	s := Stats{Breakers: g.breaker.states()}
 	if g.deny != nil {
@@ -186,8 +187,8 @@ func (g *Guarded) Stats() Stats {
 	return s
 }
 
-// Close returns leased units to the store and stops the background work. It waits for at most two
-// seconds, and does not close the store.
+// Close returns leased units to the store and stops the background work. Close waits for at most
+// two seconds, and does not close the store.
 func (g *Guarded) Close() {
 	if g.lease != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -244,8 +244,8 @@ func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
 	}
 }
 
-// The breaker closes within a second of the store's return. That holds for each length of the
-// outage, and for a store that failed as well as for one that hung.
+// The breaker closes within a second after the store's return, for each length of the outage, and
+// both for a store that failed and for a store that hung.
 func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 	effort.WithoutRace(t)
 	slowest, outages := time.Duration(0), 0

@@ -36,9 +36,10 @@ type TimeoutOptions struct {
 // longer than that, and each of them uses up 25 ms of After.
 //
 // A decision that takes longer ends with an error that wraps penstock.ErrUnavailable. Its charges
-// may have been made. If InFlight decisions are in flight, a further one is not sent. Its error has
-// ReasonShed. A breaker ignores timeouts of calls that had less than half of After: the caller had
-// its own deadline, or the call was not the first of its decision.
+// may have been made. If InFlight decisions are in flight, a further decision is not sent, and ends
+// with an error of ReasonShed. A call has less than After if the caller had its own deadline, or if
+// the call was not the first of its decision. A breaker ignores timeouts of calls that had less
+// than half of After.
 func Timeout(o TimeoutOptions) penstock.Decorator {
 	return o.timeout(&deadline.Set{After: o.after()})
 }
@@ -96,7 +97,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return d, t.errorOf(ctx, bounded, left, err)
 }
 
-// DecideMany decides independent batches. They share the deadline of ctx.
+// DecideMany decides independent batches, which share the deadline of ctx.
 func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	bounded := deadline.From(ctx)
 	if t.deadlines.After < 0 || bounded == nil {

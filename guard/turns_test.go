@@ -14,7 +14,7 @@ import (
 )
 
 // withoutRetryAfter replaces the RetryAfter of denials by Never, which storetest.Turns does not
-// check. It is for guards that promise no exact RetryAfter.
+// check. The wrapper is for guards that promise no exact RetryAfter.
 func withoutRetryAfter(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)

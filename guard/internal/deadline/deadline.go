@@ -40,7 +40,7 @@ func (w *within) Decide(ctx context.Context, charges []penstock.Charge) (penstoc
 	return w.next.Decide(bounded, charges)
 }
 
-// DecideMany decides independent batches. They have one deadline.
+// DecideMany decides independent batches, which have one deadline together.
 func (w *within) DecideMany(ctx context.Context, calls []*many.Call) {
 	bounded, isOwn := w.set.Of(ctx)
 	if isOwn {
@@ -102,8 +102,8 @@ func CallerErr(ctx context.Context) error {
 var start = time.Now()
 
 // monotonic returns the time now by the monotonic clock. It takes half as long as time.Now, which
-// reads the wall clock too. Only its monotonic reading is right, so compare it only with times that
-// have one.
+// reads the wall clock too. Only the monotonic reading of the result is right, so compare the
+// result only with times that have a monotonic reading.
 func monotonic() time.Time { return start.Add(time.Since(start)) }
 
 // contextKey is the key of the decision's deadline in a context.
@@ -115,8 +115,8 @@ func From(ctx context.Context) *Context {
 	return d
 }
 
-// Detach returns a context for work that goes on after the decision: it is never canceled, and has
-// the caller's values, but not the decision's deadline.
+// Detach returns a context for work that goes on after the decision. This context is never
+// canceled, and has the caller's values, but not the decision's deadline.
 func Detach(ctx context.Context) context.Context {
 	if d := From(ctx); d != nil {
 		ctx = d.Context

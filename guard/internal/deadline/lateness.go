@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// A lateness measures for how long this process could not run: other processes had its cores, a CPU
-// quota or a signal stopped it, or it collected garbage. Deadlines are extended by that time. The
-// store did not cause it: its answer may have arrived without being read.
+// A lateness measures for how long this process could not run. Other processes had its cores, a CPU
+// quota or a signal stopped it, or it collected garbage. Deadlines are extended by that time,
+// because the store did not cause it: the store's answer may have arrived without being read.
 //
-// It has a timer that fires every tick while decisions are in flight. If the timer fires late, the
-// delay is the time that was lost.
+// A lateness has a timer that fires every tick while decisions are in flight. If the timer fires
+// late, the delay is the time that was lost.
 type lateness struct {
 	inFlight atomic.Int64 // decisions
 	tally    atomic.Pointer[tally]
@@ -31,8 +31,8 @@ const (
 	usualLate = time.Millisecond     // how late a timer may fire on an idle machine
 
 	// One part in countedPart of the lost time still counts toward the deadline, at most countedMost
-	// for each pause. So a process that is always starved waits at most eight times its deadline, and
-	// one that was paused for long still has time to read the answer.
+	// for each pause. So a process that is always starved waits at most eight times its deadline. A
+	// process that was paused for long still has time to read the answer.
 	countedPart = 8
 	countedMost = 25 * time.Millisecond
 )

@@ -69,8 +69,8 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 	})
 }
 
-// A starved process still ends its decisions: after at most eight times the deadline, or after one
-// long pause for each 25 ms of the deadline.
+// A starved process still ends its decisions. Each ends after at most eight times the deadline, or
+// after one long pause for each 25 ms of the deadline.
 func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	const after = 250 * time.Millisecond
 	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {

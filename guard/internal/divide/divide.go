@@ -21,7 +21,7 @@ type division struct {
 	n     int // the divisor
 }
 
-// Get returns the cached value of make for the limit and n. It calls make if there is none.
+// Get returns the cached value of make for the limit and n. If no value is cached, Get calls make.
 func (d *Cache[P]) Get(limit penstock.Limit, n int, make func(limit penstock.Limit, n int) P) P {
 	key := division{limit, n}
 	d.mu.RLock()

@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A draw is a call to the store that is in flight. It requests a block, plus the costs of the
-// callers that wait when it is sent. The store decides on those costs as it would without a lease.
-// Callers that come later wait for a part of the block. The outcome is set before done is closed:
-// an error, a denial, or neither.
+// A draw is a call to the store that is in flight. A draw requests a block, plus the costs of the
+// callers that wait when the draw is sent. The store decides on those costs as it would without a
+// lease. Callers that come later wait for a part of the block. The outcome is set before done is
+// closed: an error, a denial, or neither.
 type draw struct {
 	done          chan struct{}
 	isSent        bool
@@ -30,7 +30,7 @@ type draw struct {
 }
 
 // addWaiterLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring
-// too little for it.
+// too little for this caller.
 func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // so that a draw with its block costs at most MaxCost
 	if pending.isSent {
@@ -43,8 +43,8 @@ func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 	return w
 }
 
-// waiters are callers that wait for a draw: either those whose costs the draw requests, or those
-// that came later and get a part of the block.
+// waiters are callers that wait for a draw. They are either the callers whose costs the draw
+// requests, or those that came later and get a part of the block.
 type waiters struct {
 	needs int64 // costs of those that still wait
 	share int64 // units that the draw brought for them, set when it has ended
@@ -72,18 +72,18 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	}
 }
 
-// prefetchPauses is how many pauses a Life has. After a draw in advance that was not possible, or
-// that brought too little, the next one is tried after a pause, and not with each request.
+// prefetchPauses is how many pauses a Life has. If a draw in advance was not possible, or brought
+// too little, the next draw is tried after a pause, and not with each request.
 const prefetchPauses = 16
 
-// canPrefetch tells whether the next block may be drawn in advance: at most 30 % of the last block
-// is left, no draw is in flight, and the pause after a draw that brought too little is over.
+// canPrefetch tells whether the next block may be drawn in advance. It may if at most 30 % of the
+// last block is left, no draw is in flight, and the pause after a failed draw in advance is over.
 func (p *pool) canPrefetch(now time.Duration) bool {
 	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil
 }
 
-// decideFromLease decides a batch from what is leased. It draws if needed, or sends the batch to
-// the store.
+// decideFromLease decides a batch from what is leased. If the leased units do not suffice, it
+// starts a draw, or sends the batch to the store.
 func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return d, err
@@ -185,8 +185,8 @@ func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (pens
 	return l.next.Decide(ctx, charges)
 }
 
-// drawLocked starts a draw that fills the pool up to a block. It returns nil if that is not worth
-// a draw, or if the block is too small for the cost.
+// drawLocked starts a draw that fills the pool up to a block. It returns nil if so few units are
+// not worth a draw, or if the block is too small for the cost.
 func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.Duration, cost int64) *draw {
 	hasFreeBlock := p.blocks[0].left == 0 || p.blocks[1].left == 0
 	if k.refundsInFlight > 0 || now < p.bypassUntil || !hasFreeBlock {
@@ -204,8 +204,8 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	return pending
 }
 
-// blockSizeOf returns the size of a block that the pool draws now: the demand of half the time for
-// which the block may be spent, or 0 if that is not worth a draw.
+// blockSizeOf returns the size of a block that the pool draws now. The size is the demand of half
+// the time for which the block may be spent, or 0 if so few units are not worth a draw.
 func (l *Store) blockSizeOf(p *pool, now time.Duration) int64 {
 	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
@@ -381,9 +381,9 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 	}
 }
 
-// latestReturn is the latest time to begin the refund of a block: twice its refundTime before the
-// block expires, but not in the first half of its life. If the store is too slow for that, the
-// block is spent or expires.
+// latestReturn is the latest time to begin the refund of a block. It is twice the block's
+// refundTime before the block expires, but not in the first half of the block's life. If the store
+// is too slow for a refund, the block is spent or expires.
 func (b *block) latestReturn() time.Duration {
 	return b.expires - min(2*b.refundTime, (b.expires-b.sent)/2)
 }
@@ -440,7 +440,7 @@ func (l *Store) removeAllLocked(k *leasedKey) (refunds []refund) {
 	return refunds
 }
 
-// sendRefund sends a refund. It is not retried: without an answer, the units count as lost.
+// sendRefund sends a refund once. Without an answer, the units count as lost.
 func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
 	defer cancel()

@@ -220,8 +220,8 @@ func (p *pool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
 // held returns the units that may still be spent or returned to the store.
 func (p *pool) held() int64 { return p.left() + p.returning }
 
-// measureDemand adds a request to the demand. It computes the demand every quarter of a Life. It
-// averages the new and the previous demand, unless the previous one is older than a Life.
+// measureDemand adds a request to the demand. The demand is computed every quarter of a Life. It is
+// the average of the new and the previous demand, unless the previous one is older than a Life.
 func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 	if elapsed := now - p.since; elapsed >= life/4 {
 		demand := float64(p.requested) * float64(life/2) / float64(elapsed)
@@ -253,8 +253,8 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 // it. After each shorter time, roundTrip falls by a quarter of the difference.
 func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
-// windowLeft returns the time until the first of the limits' present windows ends, or most if that
-// is shorter. It assumes that windows follow one another without gaps.
+// windowLeft returns the time until the first of the limits' present windows ends, or the time most
+// if that is shorter. Windows are assumed to follow one another without gaps.
 func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 	for i := range p.parts {
 		part := &p.parts[i]
@@ -270,8 +270,8 @@ func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 	return most
 }
 
-// spendableFor returns how long units that are drawn now may be spent after they arrive: until the
-// end of a Life, or of a window if that is earlier.
+// spendableFor returns how long units that are drawn now may be spent after they arrive. Their time
+// ends with a Life, or with a window if that ends earlier.
 func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 	return max(p.windowLeft(life, now)-2*p.roundTrip, 0) // the next answer may take longer
 }
@@ -315,7 +315,7 @@ func (k *leasedKey) spendableLocked(p *pool, now time.Duration) int64 {
 	return p.blocks[0].spendable(now) + p.blocks[1].spendable(now)
 }
 
-// spendLocked spends units from the older block first. They must be spendable.
+// spendLocked spends units from the older block first. The units must be spendable.
 func (k *leasedKey) spendLocked(p *pool, now time.Duration, units int64) {
 	first := min(p.blocks[0].spendable(now), units)
 	p.blocks[0].left -= first

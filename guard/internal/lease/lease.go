@@ -60,9 +60,9 @@ type stripe struct {
 	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, so that these keys need no leasedKey
 }
 
-// wasSeenBefore tells whether a key with this hash was seen in this Life or the one before. It can
-// be wrong, because keys with nearly the same hash count as one. The low 16 bits of a place are the
-// number of the Life in which it was written.
+// wasSeenBefore tells whether a key with this hash was seen in this Life or the one before. The
+// answer can be wrong, because keys with nearly the same hash count as one. The low 16 bits of a
+// place are the number of the Life in which it was written.
 func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
 	const lifeMask = 1<<16 - 1
 	thisLife := uint64(now/life) & lifeMask
@@ -135,8 +135,8 @@ func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
 	many.DecideDivided(ctx, l, alone, func(ctx context.Context, calls []*many.Call) { many.Decide(ctx, l.next, calls) }, together)
 }
 
-// Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go
-// to the store. Its error is the context's, if that ends first.
+// Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
+// to the store. If the context ends first, Close returns its error.
 func (l *Store) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.isClosed.Store(true)
@@ -179,7 +179,8 @@ type Stats struct {
 	Draws, Drawn, Spent, Returned, Expired, Lost, Live int64
 }
 
-// Stats returns the counts until now. It reads them again if a key was removed meanwhile.
+// Stats returns the counts until now. It reads the counts again if a key was removed while it read
+// them.
 func (l *Store) Stats() Stats {
 	const maxTries = 10 // then the counts may be slightly wrong
 	for tries := 1; ; tries++ {
@@ -230,10 +231,10 @@ const (
 	minDraw  = 4 // units of the smallest draw: fewer would cost more than requests that go to the store
 )
 
-// LargestBlock returns the largest block of a limit: at most Options.Block, and at most a quarter
-// of the limit's Capacity, divided by the number of instances. So the blocks of all instances
-// together are at most a quarter of the Capacity. A limit whose block is below MinBlock is not
-// leased.
+// LargestBlock returns the largest block of a limit. It is at most Options.Block, and at most a
+// quarter of the limit's Capacity, divided by the number of instances. So the blocks of all
+// instances together are at most a quarter of the Capacity. A limit whose block is below MinBlock
+// is not leased.
 func (o Options) LargestBlock(plan *penstock.Plan) int64 {
 	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown {
 		return 0

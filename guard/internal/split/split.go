@@ -289,7 +289,7 @@ func (p *chargeState) addStatus(s penstock.Status, shard int) {
 	p.status.Wait = max(p.status.Wait, s.Wait)
 }
 
-// peekShards peeks at all shards. It sets the status that a Spend of the cost would get.
+// peekShards peeks at all shards, and sets the status that a Spend of the cost would get.
 func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	p := &b.states[i]
 	fitsOneShard := cost <= p.parts.MinUnits
@@ -339,7 +339,8 @@ func (p *chargeState) sumLeft() (sum int64) {
 	return sum
 }
 
-// peekOthers decides a batch in which a Peek is denied. Its other charges become Peeks.
+// peekOthers decides a batch in which a Peek is denied. All other charges of the batch become
+// Peeks.
 func (b *splitBatch) peekOthers(ctx context.Context) (penstock.Decision, error) {
 	b.clearBatch()
 	for i := range b.charges {
@@ -496,8 +497,8 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 	}
 }
 
-// readStatus stores the status of a charge that was sent to one shard. It replaces RetryAfter by
-// the shortest of the denials so far, and Remaining by an estimate for all shards.
+// readStatus stores the status of a charge that was sent to one shard. In this status, RetryAfter
+// becomes the shortest of the denials so far, and Remaining an estimate for all shards.
 func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	p.left[shard] = s.Remaining
 	if s.RetryAfter != 0 {
@@ -517,8 +518,8 @@ func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	p.status = s
 }
 
-// tryNext lets each denied charge try its next strategy. It returns false if a charge has none
-// left.
+// tryNext lets each denied charge try its next strategy. It returns false if a charge has no
+// strategy left.
 func (b *splitBatch) tryNext() bool {
 	for i := range b.charges {
 		c, p := &b.charges[i], &b.states[i]
@@ -531,7 +532,7 @@ func (b *splitBatch) tryNext() bool {
 	return true
 }
 
-// tryNext moves a denied charge on to its next shard or strategy. It returns false if none is left.
+// tryNext moves a denied charge on to its next shard or strategy, or returns false if none is left.
 func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	switch {
 	case p.parts == nil || p.strategy == oneShardWaiting:
@@ -558,7 +559,7 @@ func isBreakerOpen(err error) bool {
 }
 
 // skipShard moves a charge that is alone in its batch on to its next shard, if a breaker rejected
-// the call. It returns whether it did.
+// the call. hasMoved is true if it did.
 func (b *splitBatch) skipShard(err error) (hasMoved bool) {
 	if len(b.charges) > 1 || !isBreakerOpen(err) {
 		return false
@@ -609,8 +610,8 @@ func (b *splitBatch) chargeOneShard(ctx context.Context, i int, mode penstock.Mo
 	return granted, err
 }
 
-// releaseHold refunds a hold. It searches for the hold in all shards, beginning with its first
-// shard.
+// releaseHold refunds a hold. It searches for the hold in all shards, beginning with the first
+// shard of the hold.
 func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 	p, cost := &b.states[i], b.charges[i].Cost
 	released := int64(0)
@@ -625,8 +626,8 @@ func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 	return nil
 }
 
-// forceCharge spends at one shard if it fits. Otherwise it takes what each shard has, and divides
-// the rest as debt among all.
+// forceCharge spends the cost at one shard if it fits there. If it does not fit, forceCharge takes
+// what each shard has, and divides the rest as debt among all shards.
 func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 	p, cost := &b.states[i], b.charges[i].Cost
 	if p.strategy == oneShard {
@@ -726,7 +727,7 @@ func partOf(whole int64, n, i int) int64 {
 }
 
 // PartsOf splits a limit into n parts, or fewer if its units or its precision do not suffice. It
-// returns nil if there is only one part.
+// returns nil if the limit has only one part.
 func PartsOf(l penstock.Limit, n int) *Parts {
 	plan, err := l.Compile()
 	if err != nil || !plan.Algorithm().CanSplit() {
