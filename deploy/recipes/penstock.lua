@@ -9,7 +9,7 @@ local dropped = {
   "x-original-method", "x-original-uri", "x-original-url",
 }
 
-local timeout_ms = 5000
+local timeout_ms = 5000 -- longer than any max_wait of the policy
 
 core.register_action("penstock", { "http-req" }, function(txn)
   local headers = txn.http:req_get_headers()
@@ -28,6 +28,7 @@ core.register_action("penstock", { "http-req" }, function(txn)
     txn:set_var("txn.penstock_down", true)
     return
   end
+  -- HAProxy sets these headers itself.
   for _, name in ipairs({ "connection", "content-length", "transfer-encoding" }) do response.headers[name] = nil end
   if status ~= 200 then
     txn:done(txn:reply{ status = status, headers = response.headers, body = response.body })

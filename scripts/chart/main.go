@@ -66,7 +66,7 @@ type checks struct {
 func (c *checks) chartDir() string { return filepath.Join(c.deploy, "helm", "penstock") }
 
 func (c *checks) run() error {
-	if err := c.checkRefusals(); err != nil {
+	if err := c.checkBadValues(); err != nil {
 		return err
 	}
 	if err := c.checkManifests(); err != nil {
@@ -100,7 +100,7 @@ func (c *checks) run() error {
 // namespace is where all objects of the chart are installed.
 const namespace = "edge"
 
-// checkSet checks the chart with the set of values in the file path.
+// checkSet checks the chart with the set of values in a file.
 func (c *checks) checkSet(path string) error {
 	if _, err := c.runProgram(c.helm, "lint", "--strict", "--values", path, c.chartDir()); err != nil {
 		return err
@@ -146,8 +146,8 @@ func (c *checks) runProgram(program string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// checkRefusals checks that helm rejects bad values with an error that explains them.
-func (c *checks) checkRefusals() error {
+// checkBadValues checks that helm rejects bad values with an error that explains them.
+func (c *checks) checkBadValues() error {
 	cases := []struct {
 		values string // argument of --set
 		text   string // expected part of the error
@@ -265,7 +265,10 @@ func (c *checks) checkDocs(page string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.Symlink(deploy, filepath.Join(dir, "deploy")), os.WriteFile(filepath.Join(dir, "policy.yaml"), []byte("version: 1\n"), 0o644)); err != nil {
+	if err := os.Symlink(deploy, filepath.Join(dir, "deploy")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "policy.yaml"), []byte("version: 1\n"), 0o644); err != nil {
 		return err
 	}
 	commands := regexp.MustCompile(`(?m)^helm (?:install|upgrade) (.*)$`).FindAllStringSubmatch(string(text), -1)

@@ -261,7 +261,7 @@ func (all *objects) checkLinks() error {
 // check checks that pods mount their volumes, have probes at their ports, and have few rights.
 func (w workload) check() (errs []error) {
 	addError := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: %s", w.name, fmt.Sprintf(format, args...)))
+		errs = append(errs, fmt.Errorf("workload %s: %s", w.name, fmt.Sprintf(format, args...)))
 	}
 	spec := w.template.Spec
 	volumes := make(map[string]bool) // names of the volumes without a mount
@@ -272,7 +272,7 @@ func (w workload) check() (errs []error) {
 		addError("Kubernetes mounts a token of the service account; want automountServiceAccountToken: false")
 	}
 	if spec.SecurityContext == nil || !isTrue(spec.SecurityContext.RunAsNonRoot) || spec.SecurityContext.SeccompProfile == nil {
-		addError("its pods may run as root, or without a seccomp profile")
+		addError("the pods may run as root, or without a seccomp profile")
 	}
 	for _, c := range spec.Containers {
 		for _, m := range c.VolumeMounts {
@@ -285,7 +285,7 @@ func (w workload) check() (errs []error) {
 			delete(volumes, m.Name)
 		}
 		if !hasFewRights(c.SecurityContext) {
-			addError("the container %s can write its root file system, escalate privileges, or keeps capabilities", c.Name)
+			addError("the container %s has a writable root file system, privilege escalation or capabilities; want none of them", c.Name)
 		}
 		for what, probe := range map[string]*corev1.Probe{"liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
 			var port intstr.IntOrString
@@ -325,14 +325,14 @@ func (all *objects) checkNetworkPolicy(p *networkingv1.NetworkPolicy) (errs []er
 	if err != nil {
 		return []error{err}
 	}
-	open := make(map[string]bool)
+	isOpen := make(map[string]bool) // by the name of the port
 	for _, rule := range p.Spec.Ingress {
 		for _, port := range rule.Ports {
 			if port.Port == nil || !w.hasPort(port.Port.StrVal) {
 				errs = append(errs, fmt.Errorf("NetworkPolicy %s: it opens the port %v, which no container has", p.Name, port.Port))
 				continue
 			}
-			open[port.Port.StrVal] = true
+			isOpen[port.Port.StrVal] = true
 			if name := port.Port.StrVal; (name == "admin" || name == "redis") && len(rule.From) == 0 {
 				errs = append(errs, fmt.Errorf("NetworkPolicy %s: the port %s is open to all peers", p.Name, name))
 			}
@@ -343,7 +343,7 @@ func (all *objects) checkNetworkPolicy(p *networkingv1.NetworkPolicy) (errs []er
 	}
 	for _, c := range w.template.Spec.Containers {
 		for _, port := range c.Ports {
-			if !open[port.Name] {
+			if !isOpen[port.Name] {
 				errs = append(errs, fmt.Errorf("NetworkPolicy %s: no rule opens the port %s", p.Name, port.Name))
 			}
 		}

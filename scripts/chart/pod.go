@@ -188,8 +188,8 @@ func (p *pod) content(v corev1.Volume) (map[string]string, error) {
 // valkeyPassword has characters that a shell and an ACL file would read as something else.
 const valkeyPassword = `a 'long' "pass$word" #1`
 
-// secret returns the content of a file of a mounted secret. Most files get a text that is different
-// for each file.
+// secret returns the content of a file of a mounted secret. The store and the password of Valkey
+// work. The other secrets are texts of at least 16 bytes, the shortest that penstock accepts.
 func (p *pod) secret(file string) string {
 	switch file {
 	case "store":
@@ -197,7 +197,7 @@ func (p *pod) secret(file string) string {
 	case "valkey-password":
 		return valkeyPassword
 	}
-	return "0123456789-" + file
+	return "0123456789abcdef-" + file
 }
 
 // testCertificate returns the certificate of httptest and its key, in PEM form.

@@ -36,7 +36,7 @@ func newBuilder(r release, work string) (*builder, error) {
 	b := &builder{release: r, work: work, pages: filepath.Join(work, "pages")}
 	proxy := filepath.Join(work, "proxy")
 	versions := moduleVersions(r.required)
-	if r.version != r.required {
+	if r.version != r.required { // a development version: no other module has it
 		versions["cmd/penstock"] = append(versions["cmd/penstock"], r.version)
 	}
 	if err := writeProxy(r.tree, proxy, versions, r.date); err != nil {

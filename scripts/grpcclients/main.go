@@ -231,8 +231,9 @@ func checkGrpcurl(folder string) error {
 		expect(err == nil && strings.Contains(listed, name), "the list of services has no %s: %s", name, listed)
 	}
 	// The limit has windows of one minute, and all calls must be in one window.
-	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 20*time.Second {
-		time.Sleep(left)
+	nextWindow := time.Now().Truncate(time.Minute).Add(time.Minute)
+	if wait := time.Until(nextWindow); wait < 20*time.Second {
+		time.Sleep(wait)
 	}
 	const request = `{"domain": "rides", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.7"}]}]}`
 	const limit = 5 // requests a minute, in examples/envoy

@@ -24,7 +24,8 @@ type result struct {
 	factor float64 // ratio to the rate of the table's first row; the median over all windows
 }
 
-// findResult returns the row of a section whose first three columns are keys, callers and name.
+// findResult returns the row of a section whose first three columns are keys, callers and name. The
+// next two columns are the rate and the factor.
 func (b benchRecord) findResult(section, keys, callers, name string) (r result, err error) {
 	for _, table := range b.Sections[section] {
 		for _, row := range table.Rows {

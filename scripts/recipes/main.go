@@ -28,11 +28,15 @@ import (
 
 // A recipe is a proxy with its configuration.
 type recipe struct {
-	name    string // of the recipe; default: the program
+	name    string // default: the program
 	program string
-	files   []string                           // of the recipe
-	args    func(dir, address string) []string // of the program; dir has the files, and address is where the proxy listens
-	adapt   func(text string) string           // changes a configuration so that the proxy runs without a system installation; nil: no change
+	files   []string
+
+	// args returns the arguments of the program. The folder dir has the files, and the proxy listens
+	// on address.
+	args func(dir, address string) []string
+	// adapt changes a file so that the proxy runs without a system installation. nil: no change.
+	adapt func(text string) string
 
 	hasLimits  bool   // allowed responses have RateLimit headers
 	whenKilled string // status of requests while Penstock is killed

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// A row has the results of the clients of one proxy.
+// A row runs a proxy and its clients. It has their results, for a row of the table.
 type row struct {
 	recipe  recipe
 	address string
@@ -68,9 +68,15 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 		return err
 	}
 	replaceAddresses := func(text string) string {
-		for portInRecipe, address := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc} {
+		for portInRecipe, address := range map[string]string{
+			"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc,
+		} {
 			_, port, _ := net.SplitHostPort(address)
-			text = strings.NewReplacer("127.0.0.1:"+portInRecipe, address, "//:"+portInRecipe, "//:"+port, "port_value: "+portInRecipe, "port_value: "+port).Replace(text)
+			text = strings.NewReplacer(
+				"127.0.0.1:"+portInRecipe, address,
+				"//:"+portInRecipe, "//:"+port,
+				"port_value: "+portInRecipe, "port_value: "+port,
+			).Replace(text)
 		}
 		return text
 	}
@@ -135,14 +141,15 @@ func (r *row) post(path string, header ...string) answer {
 
 // checkLimit uses up the limit of the row's key.
 func (r *row) checkLimit() {
-	passed, withHeader := 0, 0 // requests; withHeader: whose response has the right RateLimit
-	for left := 2; left >= 0; left-- {
+	passed := 0
+	withHeader := 0 // requests whose response has the right RateLimit
+	for remaining := 2; remaining >= 0; remaining-- {
 		a := r.post("/api/things?x=1")
 		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1 ", "an allowed request got %+v; want 200 and the body of the application", a)
 		if a.status == "200" {
 			passed++
 		}
-		if strings.HasPrefix(a.header.Get("RateLimit"), fmt.Sprintf(`"shop.hour";r=%d;`, left)) {
+		if strings.HasPrefix(a.header.Get("RateLimit"), fmt.Sprintf(`"shop.hour";r=%d;`, remaining)) {
 			withHeader++
 		}
 	}

@@ -280,13 +280,13 @@ func (g *groupSpec) has(p *page) bool {
 // A page belongs to the first of these groups that has it. All other pages belong to the last
 // group.
 var groupSpecs = []groupSpec{
-	{"Start", "", []string{"README.md", "docs/getting-started.md", "docs/README.md", "docs/guarantees.md", "docs/comparison.md", "docs/algorithms.md"}},
-	{"How to", "docs/howto", nil},
-	{"Configuration", "docs/configuration", []string{"docs/configuration.md"}},
-	{"Migrate from", "docs/migrate", []string{"docs/envoy-ratelimit.md"}},
-	{"Decisions", "docs/decisions", nil},
-	{"Project", "", []string{"docs/architecture.md", "docs/adding-an-algorithm.md", "docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}},
-	{"Reference", "", nil},
+	{title: "Start", names: []string{"README.md", "docs/getting-started.md", "docs/README.md", "docs/guarantees.md", "docs/comparison.md", "docs/algorithms.md"}},
+	{title: "How to", folder: "docs/howto"},
+	{title: "Configuration", folder: "docs/configuration", names: []string{"docs/configuration.md"}},
+	{title: "Migrate from", folder: "docs/migrate", names: []string{"docs/envoy-ratelimit.md"}},
+	{title: "Decisions", folder: "docs/decisions"},
+	{title: "Project", names: []string{"docs/architecture.md", "docs/adding-an-algorithm.md", "docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}},
+	{title: "Reference"},
 }
 
 // groups returns the navigation of a page.
