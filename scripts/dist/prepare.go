@@ -32,7 +32,8 @@ func prepare(tree, version string) error {
 		return err
 	}
 	defer os.RemoveAll(proxy)
-	if err := setVersions(tree, version); err != nil { // first, because the root module's checksum includes these files
+	// The versions are written first, because the root module's checksum includes these files.
+	if err := setVersions(tree, version); err != nil {
 		return err
 	}
 	sums := make(map[string]string) // lines of go.sum by the path of the module
@@ -40,7 +41,8 @@ func prepare(tree, version string) error {
 		if err := require(filepath.Join(tree, dir), version, sums); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-		if err := addToProxy(tree, dir, []string{version}, proxy, time.Unix(0, 0)); err != nil { // checksums do not depend on the date
+		date := time.Unix(0, 0) // any date, because checksums do not depend on it
+		if err := addToProxy(tree, dir, []string{version}, proxy, date); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
 		modulePath := path.Join(root, dir)

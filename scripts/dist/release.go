@@ -107,7 +107,7 @@ func requiredVersion(tree string) (string, error) {
 	return "", fmt.Errorf("%s does not require %s", name, root)
 }
 
-// unpack writes the files of an archive from git archive to a folder.
+// unpack writes the files of an archive to a folder. "git archive" has made the archive.
 func unpack(from io.Reader, folder string) error {
 	for r := tar.NewReader(from); ; {
 		h, err := r.Next()

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -20,8 +22,12 @@ type panel struct {
 	names        map[string]string // words to show instead of numbers
 }
 
-// gridColumns is the width of the dashboard in columns of Grafana's grid.
-const gridColumns = 24
+// Widths in columns of Grafana's grid.
+const (
+	gridColumns = 24
+	chartWidth  = gridColumns / 3
+	statWidth   = gridColumns / 6
+)
 
 type query struct{ text, legend string }
 
@@ -40,7 +46,7 @@ const (
 
 // chart returns a panel with a line over time for each series.
 func chart(title, about, unit string, queries ...query) panel {
-	return panel{title: title, about: about, kind: "timeseries", unit: unit, width: 8, queries: queries}
+	return panel{title: title, about: about, kind: "timeseries", unit: unit, width: chartWidth, queries: queries}
 }
 
 func stacked(p panel) panel { p.isStacked = true; return p }
@@ -49,7 +55,7 @@ func upTo(max float64, p panel) panel { p.max = max; return p }
 
 // stat returns a panel with one number, which is red from warn on if warn is not 0.
 func stat(title, about, unit string, warn float64, text string) panel {
-	return panel{title: title, about: about, kind: "stat", unit: unit, width: 4, warn: warn, queries: []query{{text, ""}}}
+	return panel{title: title, about: about, kind: "stat", unit: unit, width: statWidth, warn: warn, queries: []query{{text, ""}}}
 }
 
 func withNames(names map[string]string, p panel) panel { p.names = names; return p }
@@ -57,7 +63,7 @@ func withNames(names map[string]string, p panel) panel { p.names = names; return
 // states returns a panel of a number over time. The panel shows the words in names, not the
 // numbers.
 func states(title, about string, names map[string]string, queries ...query) panel {
-	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: 8, queries: queries, names: names}
+	return panel{title: title, about: about, kind: "state-timeline", unit: "none", width: chartWidth, queries: queries, names: names}
 }
 
 // rate returns a query for the rate per second of a counter. It adds the rates of all series that
@@ -66,10 +72,21 @@ func rate(by, series, matchers string) string {
 	return "sum by (" + by + ") (rate(" + series + "{" + matchers + "}[$__rate_interval]))"
 }
 
+// sumRate returns a query for the rate per second of a counter, added over all series.
+func sumRate(series, matchers string) string {
+	return "sum(rate(" + series + "{" + matchers + "}[$__rate_interval]))"
+}
+
 // quantile returns a query for the quantile q of a histogram, for each value of the labels in by.
 // The parameter by is empty or ends with a comma.
 func quantile(q, by, series, matchers string) string {
 	return "histogram_quantile(" + q + ", " + rate(by+"le", series+"_bucket", matchers) + ")"
+}
+
+// percentile returns the query for a percentile of a histogram over all series, such as 99.
+func percentile(percent float64, series, matchers string) query {
+	q := strconv.FormatFloat(percent/100, 'f', -1, 64)
+	return query{quantile(q, "", series, matchers), fmt.Sprintf("%g %%", percent)}
 }
 
 // ofServers returns a query for a number of each Redis server. All instances report the numbers of
@@ -84,79 +101,116 @@ func rateOfServers(series string) string {
 // dashboard returns all panels.
 func dashboard() []row {
 	noYes := map[string]string{"0": "no", "1": "yes"}
-	const node, rule = "{{node}}", "{{rule}}"
+	const node, rule = "{{node}}", "{{rule}}" // legends
 	return []row{
 		{title: "Overview", panels: []panel{
-			stat("Requests", "", "reqps", 0, "sum(rate(rate_limiter_requests_total{"+selected+"}[$__rate_interval]))"),
-			stat("Rejected", "", "percentunit", 0, "sum(rate(rate_limiter_rejected_total{"+selected+"}[$__rate_interval])) / sum(rate(rate_limiter_requests_total{"+selected+"}[$__rate_interval]))"),
+			stat("Requests", "", "reqps", 0, sumRate("rate_limiter_requests_total", selected)),
+			stat("Rejected", "", "percentunit", 0, sumRate("rate_limiter_rejected_total", selected)+" / "+sumRate("rate_limiter_requests_total", selected)),
 			stat("Decided without Redis", "Decisions of fallbacks: on_failure is local, open or closed.", "percentunit", 0.001,
-				`sum(rate(rate_limiter_decisions_total{`+selected+`, source=~"fallback|open|closed"}[$__rate_interval])) / sum(rate(rate_limiter_decisions_total{`+selected+`}[$__rate_interval]))`),
+				sumRate("rate_limiter_decisions_total", selected+`, source=~"fallback|open|closed"`)+" / "+sumRate("rate_limiter_decisions_total", selected)),
 			stat("99 % of decisions within", "", "s", 0.1, quantile("0.99", "", "rate_limiter_latency_seconds", selected)),
 			stat("Instances", "Running instances that share the store.", "none", 0, "max(rate_limiter_instances{"+selected+"})"),
-			withNames(map[string]string{"0": "decides", "1": "fails"}, stat("Redis", "Fails if at least one instance gets no decisions.", "none", 1, "max(rate_limiter_store_degraded{"+selected+"})")),
+			withNames(map[string]string{"0": "decides", "1": "fails"},
+				stat("Redis", "Fails if at least one instance gets no decisions.", "none", 1, "max(rate_limiter_store_degraded{"+selected+"})")),
 		}},
 		{title: "Requests", panels: []panel{
 			stacked(chart("Requests by outcome", "", "reqps", query{rate("outcome", "rate_limiter_requests_total", selectedRule), "{{outcome}}"})),
 			chart("Requests by rule", "", "reqps", query{rate("rule", "rate_limiter_requests_total", selectedRule), rule}),
-			chart("Rejected requests by rule and limit", "", "reqps", query{rate("rule, limit", "rate_limiter_rejected_total", selectedRule), "{{rule}} {{limit}}"}),
+			chart("Rejected requests by rule and limit", "", "reqps",
+				query{rate("rule, limit", "rate_limiter_rejected_total", selectedRule), "{{rule}} {{limit}}"}),
 			upTo(1, chart("Rejected part of each rule", "", "percentunit",
 				query{rate("rule", "rate_limiter_rejected_total", selectedRule) + " / " + rate("rule", "rate_limiter_requests_total", selectedRule), rule})),
 			chart("Shadows", "Requests that shadow limits would have rejected, beside the requests that limits rejected.", "reqps",
-				query{rate("rule, limit", "rate_limiter_shadow_rejected_total", selectedRule) + " > 0", "shadow {{rule}} {{limit}}"}, query{rate("rule", "rate_limiter_rejected_total", selectedRule), "enforced {{rule}}"}),
-			chart("Requests that wait", "They wait because a limit has max_wait.", "none", query{"sum by (instance) (rate_limiter_requests_waiting{" + selected + "})", "{{instance}}"}),
+				query{rate("rule, limit", "rate_limiter_shadow_rejected_total", selectedRule) + " > 0", "shadow {{rule}} {{limit}}"},
+				query{rate("rule", "rate_limiter_rejected_total", selectedRule), "enforced {{rule}}"}),
+			chart("Requests that wait", "They wait because a limit has max_wait.", "none",
+				query{"sum by (instance) (rate_limiter_requests_waiting{" + selected + "})", "{{instance}}"}),
 		}},
 		{title: "Decisions", panels: []panel{
-			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps", query{rate("source", "rate_limiter_decisions_total", selected), "{{source}}"})),
-			chart("Time of decisions", "", "s", query{quantile("0.5", "", "rate_limiter_latency_seconds", selectedRule), "50 %"}, query{quantile("0.95", "", "rate_limiter_latency_seconds", selectedRule), "95 %"},
-				query{quantile("0.99", "", "rate_limiter_latency_seconds", selectedRule), "99 %"}),
+			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps",
+				query{rate("source", "rate_limiter_decisions_total", selected), "{{source}}"})),
+			chart("Time of decisions", "", "s",
+				percentile(50, "rate_limiter_latency_seconds", selectedRule),
+				percentile(95, "rate_limiter_latency_seconds", selectedRule),
+				percentile(99, "rate_limiter_latency_seconds", selectedRule)),
 			chart("99 % of decisions within, by rule", "", "s", query{quantile("0.99", "rule, ", "rate_limiter_latency_seconds", selectedRule), rule}),
-			chart("Failed calls to Redis by reason", "", "ops", query{rate("reason", "rate_limiter_errors_total", selected) + " > 0", "{{reason}}"}, query{"sum(rate(rate_limiter_decisions_unknown_outcome_total{" + selected + "}[$__rate_interval]))", "may have been charged"}),
-			states("Circuit breakers", "The worst state that an instance reports.", map[string]string{"0": "closed", "1": "half open", "2": "open"}, query{"max by (node) (rate_limiter_breaker_state{" + selected + "})", node}),
+			chart("Failed calls to Redis by reason", "", "ops",
+				query{rate("reason", "rate_limiter_errors_total", selected) + " > 0", "{{reason}}"},
+				query{sumRate("rate_limiter_decisions_unknown_outcome_total", selected), "may have been charged"}),
+			states("Circuit breakers", "The worst state that an instance reports.", map[string]string{"0": "closed", "1": "half open", "2": "open"},
+				query{"max by (node) (rate_limiter_breaker_state{" + selected + "})", node}),
 			states("Redis decides", "", map[string]string{"0": "yes", "1": "no"}, query{"rate_limiter_store_degraded{" + selected + "}", "{{instance}}"}),
 			chart("Changes of breakers", "", "ops", query{rate("to", "rate_limiter_breaker_changes_total", selected), "{{to}}"}),
 			chart("Cached denials", "", "none", query{"sum by (instance) (rate_limiter_deny_cache_entries{" + selected + "})", "{{instance}}"}),
-			chart("Leased units", "Units that instances drew in advance: drawn, spent, returned, expired or lost.", "ops", query{rate("fate", "rate_limiter_lease_units_total", selected), "{{fate}}"}),
+			chart("Leased units", "Units that instances drew in advance: drawn, spent, returned, expired or lost.", "ops",
+				query{rate("fate", "rate_limiter_lease_units_total", selected), "{{fate}}"}),
 		}},
 		{title: "Redis", panels: []panel{
-			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s", query{quantile("0.5", "", "rate_limiter_store_probe_seconds", selected), "50 %"}, query{quantile("0.99", "", "rate_limiter_store_probe_seconds", selected), "99 %"}),
-			upTo(1, chart("CPU of the main thread", "1 is all that a server can do: one thread runs all scripts.", "percentunit", query{rateOfServers("rate_limiter_store_cpu_seconds_total"), node})),
-			chart("Time of a script in Redis", "Mean over the scripts of all clients.", "s", query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
-			chart("Memory", "", "bytes", query{ofServers("rate_limiter_store_memory_used_bytes"), "used " + node}, query{ofServers("rate_limiter_store_memory_max_bytes") + " > 0", "maxmemory " + node}),
+			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s",
+				percentile(50, "rate_limiter_store_probe_seconds", selected),
+				percentile(99, "rate_limiter_store_probe_seconds", selected)),
+			upTo(1, chart("CPU of the main thread", "1 is all that a server can do: one thread runs all scripts.", "percentunit",
+				query{rateOfServers("rate_limiter_store_cpu_seconds_total"), node})),
+			chart("Time of a script in Redis", "Mean over the scripts of all clients.", "s",
+				query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
+			chart("Memory", "", "bytes",
+				query{ofServers("rate_limiter_store_memory_used_bytes"), "used " + node},
+				query{ofServers("rate_limiter_store_memory_max_bytes") + " > 0", "maxmemory " + node}),
 			chart("Keys", "Keys of all programs in all databases.", "short", query{ofServers("rate_limiter_store_keys"), node}),
-			stacked(chart("Keys by rule", "Estimated from a sample. The user in Redis needs the rights of penstock acl --role metrics.", "short", query{`max by (rule) (rate_limiter_store_rule_keys{` + selectedRule + `})`, rule})),
-			chart("Deleted keys", "An evicted counter is forgotten: its client may use the limit again.", "ops", query{rateOfServers("rate_limiter_store_evicted_keys_total"), "evicted " + node},
+			stacked(chart("Keys by rule", "Estimated from a sample. The user in Redis needs the rights of penstock acl --role metrics.", "short",
+				query{`max by (rule) (rate_limiter_store_rule_keys{` + selectedRule + `})`, rule})),
+			chart("Deleted keys", "An evicted counter is forgotten: its client may use the limit again.", "ops",
+				query{rateOfServers("rate_limiter_store_evicted_keys_total"), "evicted " + node},
 				query{rateOfServers("rate_limiter_store_expired_keys_total"), "expired " + node}),
 			chart("Script calls", "Calls of all clients.", "ops", query{rateOfServers("rate_limiter_store_script_calls_total"), node}),
-			chart("Clients", "", "none", query{ofServers("rate_limiter_store_clients"), node}, query{rateOfServers("rate_limiter_store_refused_connections_total"), "refused a second " + node}),
-			chart("Replication", "Bytes that the slowest replica has not received.", "bytes", query{ofServers("rate_limiter_store_replication_lag_bytes"), node}),
+			chart("Clients", "", "none",
+				query{ofServers("rate_limiter_store_clients"), node},
+				query{rateOfServers("rate_limiter_store_refused_connections_total"), "refused a second " + node}),
+			chart("Replication", "Bytes that the slowest replica has not received.", "bytes",
+				query{ofServers("rate_limiter_store_replication_lag_bytes"), node}),
 			chart("Replicas", "", "none", query{ofServers("rate_limiter_store_replicas"), node}),
-			chart("Cached scripts", "If there are more than 500, other programs fill the cache.", "none", query{ofServers("rate_limiter_store_cached_scripts"), node}),
-			chart("Scripts sent and loaded", "noscript: Redis had lost a script. eval: the right +script|load is missing.", "ops", query{rate("event", "rate_limiter_scripts_total", selected), "{{event}}"}),
+			chart("Cached scripts", "If there are more than 500, other programs fill the cache.", "none",
+				query{ofServers("rate_limiter_store_cached_scripts"), node}),
+			chart("Scripts sent and loaded", "noscript: Redis had lost a script. eval: the right +script|load is missing.", "ops",
+				query{rate("event", "rate_limiter_scripts_total", selected), "{{event}}"}),
 			states("Servers that may evict counters", "", noYes, query{ofServers("rate_limiter_store_can_evict"), node}),
 			states("Missing rights in Redis", "", noYes, query{"max by (right) (rate_limiter_store_right_missing{" + selected + "})", "{{right}}"}),
-			chart("Steps of the clock of Redis", "", "none", query{"max by (direction) (increase(rate_limiter_clock_steps_total{" + selected + "}[$__rate_interval]))", "{{direction}}"}),
+			chart("Steps of the clock of Redis", "", "none",
+				query{"max by (direction) (increase(rate_limiter_clock_steps_total{" + selected + "}[$__rate_interval]))", "{{direction}}"}),
 		}},
 		{title: "Backend", isCollapsed: true, panels: []panel{
 			chart("Allowed requests beside the backend's pool", "Set the variables to gauges of your backend, such as those of its connection pool.", "short",
-				query{"sum(rate(rate_limiter_allowed_total{" + selectedRule + "}[$__rate_interval]))", "requests a second"}, query{"sum(${backend_used})", "in use"}, query{"sum(${backend_max})", "pool"}),
+				query{sumRate("rate_limiter_allowed_total", selectedRule), "requests a second"},
+				query{"sum(${backend_used})", "in use"},
+				query{"sum(${backend_max})", "pool"}),
 			upTo(1, chart("Use of the backend's pool", "", "percentunit", query{"sum(${backend_used}) / sum(${backend_max})", "in use"})),
 		}},
 		{title: "Instances", isCollapsed: true, panels: []panel{
 			chart("CPU of instances", "", "percentunit", query{"rate(process_cpu_seconds_total{" + selected + "}[$__rate_interval])", "{{instance}}"}),
 			chart("Memory of instances", "", "bytes", query{"process_resident_memory_bytes{" + selected + "}", "{{instance}}"}),
-			chart("Open files", "", "none", query{"process_open_fds{" + selected + "}", "{{instance}}"}, query{"min(process_max_fds{" + selected + "})", "limit"}),
+			chart("Open files", "", "none",
+				query{"process_open_fds{" + selected + "}", "{{instance}}"},
+				query{"min(process_max_fds{" + selected + "})", "limit"}),
 			chart("Goroutines", "", "none", query{"go_goroutines{" + selected + "}", "{{instance}}"}),
-			chart("Connections", "", "none", query{"sum(rate_limiter_grpc_connections{" + selected + "})", "gRPC"}, query{"sum(rate_limiter_resp_connections{" + selected + "})", "Redis clients"}),
+			chart("Connections", "", "none",
+				query{"sum(rate_limiter_grpc_connections{" + selected + "})", "gRPC"},
+				query{"sum(rate_limiter_resp_connections{" + selected + "})", "Redis clients"}),
 			chart("Calls by gRPC", "", "reqps", query{rate("service, code", "rate_limiter_grpc_calls_total", selected), "{{service}} {{code}}"}),
-			chart("Refused callers", "Calls with a wrong token, or without one.", "ops", query{rate("reason", "rate_limiter_api_auth_failures_total", selected), "JSON: {{reason}}"},
-				query{rate("reason", "rate_limiter_grpc_auth_failures_total", selected), "gRPC: {{reason}}"}, query{rate("reason", "rate_limiter_resp_auth_failures_total", selected), "RESP: {{reason}}"},
+			chart("Refused callers", "Calls with a wrong token, or without one.", "ops",
+				query{rate("reason", "rate_limiter_api_auth_failures_total", selected), "JSON: {{reason}}"},
+				query{rate("reason", "rate_limiter_grpc_auth_failures_total", selected), "gRPC: {{reason}}"},
+				query{rate("reason", "rate_limiter_resp_auth_failures_total", selected), "RESP: {{reason}}"},
 				query{rate("reason", "rate_limiter_admin_auth_failures_total", selected), "admin: {{reason}}"}),
-			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops", query{rate("reason", "rate_limiter_tokens_rejected_total", selected) + " > 0", "{{reason}}"}),
+			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops",
+				query{rate("reason", "rate_limiter_tokens_rejected_total", selected) + " > 0", "{{reason}}"}),
 			chart("Lost log lines", "", "ops", query{rate("instance", "rate_limiter_log_lines_lost_total", selected), "{{instance}}"}),
-			states("The last reload of the policy succeeded", "", noYes, query{"rate_limiter_config_last_reload_successful{" + selected + "}", "{{instance}}"}),
-			chart("Age of the policy", "Time since the policy was last loaded.", "s", query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + selected + "}", "{{instance}}"}),
+			states("The last reload of the policy succeeded", "", noYes,
+				query{"rate_limiter_config_last_reload_successful{" + selected + "}", "{{instance}}"}),
+			chart("Age of the policy", "Time since the policy was last loaded.", "s",
+				query{"time() - rate_limiter_config_last_reload_success_timestamp_seconds{" + selected + "}", "{{instance}}"}),
 			chart("Reloads", "", "ops", query{rate("outcome", "rate_limiter_config_reloads_total", selected), "{{outcome}}"}),
-			chart("Certificates expire in", "Certificates of listeners with TLS.", "s", query{"min by (listener) (rate_limiter_certificate_expiry_timestamp_seconds{" + selected + "}) - time()", "{{listener}}"}),
+			chart("Certificates expire in", "Certificates of listeners with TLS.", "s",
+				query{"min by (listener) (rate_limiter_certificate_expiry_timestamp_seconds{" + selected + "}) - time()", "{{listener}}"}),
 			stat("Versions", "Number of different versions that run.", "none", 2, "count(count by (version) (rate_limiter_build_info{"+selected+"}))"),
 		}},
 	}
@@ -269,7 +323,7 @@ func layout(rows []row) (placed []any) {
 
 // height returns the height of the panel in units of Grafana's grid. Narrow panels show one number.
 func (p *panel) height() int {
-	if p.width < 8 {
+	if p.width < chartWidth {
 		return 4
 	}
 	return 8
@@ -279,7 +333,10 @@ func (p *panel) height() int {
 func (p *panel) object(id int, place object) object {
 	targets := make([]any, len(p.queries))
 	for i, q := range p.queries {
-		targets[i] = object{"refId": string(rune('A' + i)), "datasource": datasource, "expr": q.text, "legendFormat": q.legend, "instant": p.kind == "stat", "range": p.kind != "stat"}
+		targets[i] = object{
+			"refId": string(rune('A' + i)), "datasource": datasource, "expr": q.text, "legendFormat": q.legend,
+			"instant": p.kind == "stat", "range": p.kind != "stat",
+		}
 	}
 	thresholds := []any{object{"color": "green", "value": nil}}
 	if p.warn > 0 {
