@@ -37,7 +37,7 @@ public class Check {
                 if (response.statusCode() == 200) {
                     return Optional.of(response.body());
                 }
-                if (response.statusCode() != 429 && response.statusCode() != 503) { // 429: too many calls of this program; 503: no decision
+                if (response.statusCode() != 429 && response.statusCode() != 503) { // 429: a proxy limits the calls of this program; 503: no decision
                     System.err.println(response.body()); // our own mistake
                     System.exit(1);
                 }

@@ -13,7 +13,7 @@ async function check() {
       });
       if (response.ok) return await response.json();
       const {detail} = await response.json();
-      if (response.status !== 429 && response.status !== 503) { // 429: too many calls of this program; 503: no decision; others: our own mistake
+      if (response.status !== 429 && response.status !== 503) { // 429: a proxy limits the calls of this program; 503: no decision; others: our own mistake
         console.error(detail);
         process.exit(1);
       }

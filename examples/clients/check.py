@@ -11,7 +11,7 @@ def check(url, token, key):
             request = urllib.request.Request(url + "/v1/check", json.dumps(body).encode(), headers)
             return json.load(urllib.request.urlopen(request, timeout=1))
         except urllib.error.HTTPError as e:
-            if e.code not in (429, 503):  # 429: too many calls of this program; 503: no decision; others: our own mistake
+            if e.code not in (429, 503):  # 429: a proxy limits the calls of this program; 503: no decision; others: our own mistake
                 raise SystemExit(e.read().decode())
             pause = min(float(e.headers.get("Retry-After", pause)), 1)
         except OSError:  # the service does not respond

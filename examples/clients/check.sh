@@ -11,7 +11,7 @@ for _ in 1 2; do
 	left=$(sed -n 's/^[Rr]ate[Ll]imit: [^;]*;r=\([0-9]*\).*/\1/p' "$response_headers")
 	case $status in
 	200) echo "allowed, $left left" && exit 0 ;;
-	429) [ -n "$left" ] && echo "denied, retry after $after s" && exit 1 ;; # else this program makes too many calls: try again
+	429) [ -n "$left" ] && echo "denied, retry after $after s" && exit 1 ;; # else a proxy limits the calls of this program: try again
 	503 | 000) ;;
 	*) echo "status $status" >&2 && exit 3 ;;
 	esac
