@@ -30,16 +30,16 @@ type Options struct {
 // The bounds of a configuration.
 const (
 	maxFileSize = 2 << 20   // bytes; the parsers may take 400 times as much memory
-	maxMistakes = 100       // that are reported
+	maxMistakes = 100       // errors that are reported
 	maxDepth    = 100       // levels of descriptors in descriptors
-	maxLimits   = 1_000_000 // in all files; each takes about 1 KB
+	maxLimits   = 1_000_000 // limits in all files; each takes about 1 KB of memory
 	maxAllPaths = 128 << 20 // bytes of the paths of all descriptors together
-	maxWarnings = 1000      // that are kept
+	maxWarnings = 1000      // warnings that are kept
 )
 
 // Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. Load refuses
-// what envoyproxy/ratelimit refuses. It reports all errors of all files: the error is of type
-// Errors and wraps ErrInvalid.
+// what envoyproxy/ratelimit refuses. It reports the errors of all files, up to maxMistakes. The
+// error is of type Errors and wraps ErrInvalid.
 func Load(files []File, o Options) (*Config, error) {
 	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, fileOf: make(map[string]string)}
 	for _, f := range files {
@@ -62,13 +62,15 @@ type loader struct {
 	positions position
 }
 
-// fail reports an error. The remedy tells how to fix it, and format and args tell what is wrong.
+// fail reports an error at the value that the path leads to. The remedy tells how to fix it, and
+// format and args tell what is wrong.
 func (l *loader) fail(at path, remedy, format string, args ...any) {
 	if len(l.mistakes) < maxMistakes {
 		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.positions.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
 	}
 }
 
+// warn reports a warning about the value that the path leads to.
 func (l *loader) warn(at path, format string, args ...any) {
 	if len(l.config.warnings) < maxWarnings {
 		l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.positions.line(at), Text: fmt.Sprintf(format, args...)})

@@ -227,15 +227,15 @@ func (w *Watcher) run() {
 	}
 }
 
-// reload loads the files if one has changed, or if always is set.
-func (w *Watcher) reload(always bool) error {
+// reload loads the files if one has changed, or if isForced is true.
+func (w *Watcher) reload(isForced bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.follow()
 	previous := w.lastErr
-	isNew, err := w.loadLocked(always)
+	isNew, err := w.loadLocked(isForced)
 	w.follow()
-	isRepeated := !always && err != nil && previous != nil && err.Error() == previous.Error()
+	isRepeated := !isForced && err != nil && previous != nil && err.Error() == previous.Error()
 	if isNew && !isRepeated {
 		defer panicked.Recover("the result of a reload is reported")
 		w.options.Notify(err)
@@ -243,9 +243,9 @@ func (w *Watcher) reload(always bool) error {
 	return err
 }
 
-// loadLocked loads the files if they have changed since the last load, or if always is set. isNew
-// tells whether it has loaded them.
-func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
+// loadLocked loads the files if they have changed since the last load, or if isForced is true.
+// isNew tells whether it has loaded them.
+func (w *Watcher) loadLocked(isForced bool) (isNew bool, err error) {
 	files, folders, err := readDir(w.dir)
 	if err == nil {
 		w.folders = folders
@@ -257,7 +257,7 @@ func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
 		h.Write(f.Content)
 	}
 	hash := [sha256.Size]byte(h.Sum(nil))
-	if !always && hash == w.lastHash {
+	if !isForced && hash == w.lastHash {
 		return false, w.lastErr
 	}
 	w.lastHash = hash
