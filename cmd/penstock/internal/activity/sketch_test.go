@@ -44,7 +44,8 @@ var testSeed = maphash.MakeSeed()
 
 // feed adds a key to a sketch.
 func feed(s *sketch, key string, weight uint64) {
-	if e := s.add(maphash.String(testSeed, key), weight, 1); e != nil {
+	const gap = 1 // every event is added
+	if e := s.add(maphash.String(testSeed, key), weight, gap); e != nil {
 		e.limit, e.length = &limit{Rule: "rule", Name: "limit"}, uint8(copy(e.name[:], key))
 	}
 }
@@ -107,12 +108,13 @@ func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
 		merged := MergeTops(sketchSize, tops...)
 		// Each part has an error of at most its total/sketchSize; they add up to the bound of one.
 		checkTop(t, stream.name+", merged of ten", merged, exact, bound)
+		const few = 50 // items
 		for i, p := range parts {
 			tops[i] = p.top()
-			tops[i].Cut(50)
+			tops[i].Cut(few)
 		}
-		// A part that is cut to 50 items has at most total/51 as its floor.
-		checkTop(t, stream.name+", merged of ten with 50 items each", MergeTops(50, tops...), exact, one.total/51+one.total/sketchSize)
+		// A part that is cut to few items has at most total/(few+1) as its floor.
+		checkTop(t, stream.name+", merged of ten with 50 items each", MergeTops(few, tops...), exact, one.total/(few+1)+one.total/sketchSize)
 		heaviest := slices.SortedFunc(maps.Keys(exact), func(a, b string) int { return int(exact[b]) - int(exact[a]) })
 		t.Logf("counted: %s: %d events of %d keys; the heaviest has %d; errors up to %d, bound %d", stream.name, n, len(exact), exact[heaviest[0]], one.top().Floor, bound)
 	}

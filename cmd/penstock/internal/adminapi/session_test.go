@@ -12,10 +12,10 @@ import (
 
 func TestSessionReplacesTheToken(t *testing.T) {
 	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
-	other := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, []byte("fedcba9876543210") })
-	none := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
+	otherToken := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, []byte("fedcba9876543210") })
+	noToken := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
 	q := httptest.NewRequest("POST", "http://127.0.0.1:9180/login", nil)
-	for _, f := range []*fixture{local, remote, none} {
+	for _, f := range []*fixture{local, remote, noToken} {
 		for _, wrong := range []string{"", "0123456789abcdeF", token + "0"} {
 			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != 401 {
 				t.Errorf("LogIn with the wrong token %q returns %v, %v; want an error with the status 401", wrong, c, err)
@@ -47,15 +47,15 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	}{
 		{f: remote, value: c.Value, read: 200, write: 200},
 		{f: local, value: c.Value, read: 200, write: 200},
-		{f: other, value: c.Value, read: 401, write: 401},
-		{f: none, value: c.Value, read: 403, write: 403},
+		{f: otherToken, value: c.Value, read: 401, write: 401},
+		{f: noToken, value: c.Value, read: 403, write: 403},
 		{f: remote, value: end + "." + signature[1:], read: 401, write: 401},
 		{f: remote, value: later + "." + signature, read: 401, write: 401},
 		{f: local, value: later + "." + signature, read: 200, write: 401},
 		{f: remote, value: old + "." + remote.signSession(old), read: 401, write: 401},
 		{f: remote, value: "x." + remote.signSession("x"), read: 401, write: 401},
 		{f: remote, read: 401, write: 401},
-		{f: none, value: end + "." + none.signSession(end), read: 403, write: 403},
+		{f: noToken, value: end + "." + noToken.signSession(end), read: 403, write: 403},
 	} {
 		cookie := "Cookie: " + sessionCookie + "=" + at.value
 		if w := at.f.get("state", cookie); w.Code != at.read {
@@ -99,8 +99,15 @@ func TestPagesResetLikeTheAPI(t *testing.T) {
 	if done, err := f.Reset(q, token, wanted); err != nil || len(done.Reset) != 1 || f.used("hour") != 0 {
 		t.Errorf("Reset returns %+v, %v; want one reset limit", done, err)
 	}
-	if n := len(f.audits); n != 4 || f.audits[1].Problem == "" || f.audits[3].Problem != "" || f.audits[3].Actor.Address != q.RemoteAddr || f.audits[3].Reason != wanted.Reason || strings.Contains(f.audits[3].Key, "4711") {
-		t.Errorf("the audit has %d lines: %+v; want 4, the last with the address and the reason", n, f.audits)
+	if n := len(f.audits); n != 4 {
+		t.Fatalf("the audit has %d lines: %+v; want 4", n, f.audits)
+	}
+	refused, last := f.audits[1], f.audits[3]
+	if refused.Problem == "" || last.Problem != "" {
+		t.Errorf("the lines of a refused and of a good reset are %+v and %+v; want a problem in the first only", refused, last)
+	}
+	if last.Actor.Address != q.RemoteAddr || last.Reason != wanted.Reason || strings.Contains(last.Key, "4711") {
+		t.Errorf("the last line is %+v; want the address and the reason, and the key masked", last)
 	}
 }
 

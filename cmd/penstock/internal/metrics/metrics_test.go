@@ -93,7 +93,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))
 	const sources = int(penstock.FromClosed) + 1
-	n := 0 // of the event: gives each one a source and a latency
+	n := 0 // the number of the event; it chooses the source and the latency
 	for _, rule := range []Rule{busy, envoy, {Name: "gone", Limit: "x", Algorithm: "y"}} {
 		for _, o := range admission.Outcomes() {
 			for range o + 1 {
@@ -135,7 +135,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	before, now := strings.Split(string(want), "\n"), strings.Split(page, "\n")
 	for i := range max(len(before), len(now)) {
 		if i >= len(before) || i >= len(now) || before[i] != now[i] {
-			t.Fatalf("%s has %d lines, the page %d; from line %d on they differ:\nwant %s\ngot  %s", file, len(before), len(now), i+1, before[min(i, len(before)-1)], now[min(i, len(now)-1)])
+			t.Fatalf("%s has %d lines, and the page has %d; line %d is the first that differs:\nwant %s\ngot  %s", file, len(before), len(now), i+1, before[min(i, len(before)-1)], now[min(i, len(now)-1)])
 		}
 	}
 	t.Logf("counted: %d lines of metrics with the names, labels and numbers of before", len(now))
