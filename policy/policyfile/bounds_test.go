@@ -35,6 +35,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 		{[]string{half}, nil},
 		{[]string{half, half}, []string{"with " + half + ", the files of values have more than 67108864 bytes"}},
 		{strings.Split(strings.Repeat("empty.txt,", maxListFiles-1)+"empty.txt", ","), nil},
+		{strings.Split(strings.Repeat("empty.txt,", maxListFiles)+"empty.txt", ","), []string{"there are more than 1000 files of values"}},
 		{strings.Split(strings.Repeat("empty.txt,", 2*maxListFiles)+"empty.txt", ","), []string{"there are more than 1000 files of values"}},
 	} {
 		var text strings.Builder

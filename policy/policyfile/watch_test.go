@@ -839,3 +839,22 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 		w.Close()
 	}
 }
+
+func TestFingerprintClosesItsFile(t *testing.T) {
+	t.Parallel()
+	const openFiles = "/proc/self/fd"
+	if _, err := os.Stat(openFiles); err != nil {
+		t.Skip("only Linux lists the open files of a process:", err)
+	}
+	name := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, name, version("first"))
+	fingerprintOf([]string{name})
+	links, err := os.ReadDir(openFiles)
+	must(t, err)
+	for _, link := range links {
+		// Other tests may close their files before Readlink, so its error does not matter.
+		if target, _ := os.Readlink(filepath.Join(openFiles, link.Name())); target == name {
+			t.Errorf("after fingerprintOf, the file %s is still open; want it closed", name)
+		}
+	}
+}
