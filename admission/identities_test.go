@@ -1,7 +1,10 @@
 package admission
 
 import (
+	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -55,6 +58,27 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	u.Limit, u.Key = plan, "in use"
 	if isAdmitted, _ := s.admit(u); !isAdmitted {
 		t.Error("an identity in use is denied; want it admitted, because it is known")
+	}
+}
+
+func TestDocumentationHasTheBoundsOfIdentities(t *testing.T) {
+	const file = "../docs/configuration/identities.md"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for phrase, want := range map[string]int{
+		`at least the last ([0-9,]*[0-9])`:   maxIdentities,
+		`more than ([0-9,]*[0-9]) addresses`: maxAddresses,
+	} {
+		match := regexp.MustCompile(phrase).FindSubmatch(page)
+		if match == nil {
+			t.Errorf("%s has no text of the form %q; want one with the number %d", file, phrase, want)
+			continue
+		}
+		if got := strings.ReplaceAll(string(match[1]), ",", ""); got != strconv.Itoa(want) {
+			t.Errorf("%s: %q has the number %s; want %d", file, match[0], got, want)
+		}
 	}
 }
 
