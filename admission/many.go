@@ -44,9 +44,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	}
 	start := c.now()   // by the store's clock
 	sent := time.Now() // for the latency, which is always real time
-	if len(calls) > 0 {
-		many.Decide(ctx, c.store, calls)
-	}
+	many.Decide(ctx, c.store, calls)
 	latency := time.Since(sent)
 	for i, item := range listed {
 		a, call := item.Admission, calls[i]
