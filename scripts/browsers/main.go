@@ -76,11 +76,11 @@ func run(penstock string) error {
 	}
 	defer os.RemoveAll(dir)
 
-	allowed, err := servePages()
+	allowed, err := servePages() // the origin in http.cors
 	if err != nil {
 		return err
 	}
-	other, err := servePages()
+	other, err := servePages() // another origin
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,8 @@ func run(penstock string) error {
 		return err
 	}
 	stop()
-	if target, stop, err = startServe(penstock, "--config="+file, "--upstream=http://"+upstream); err != nil { // with new counters
+	// A new process has new counters.
+	if target, stop, err = startServe(penstock, "--config="+file, "--upstream=http://"+upstream); err != nil {
 		return err
 	}
 	defer stop()

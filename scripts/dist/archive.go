@@ -20,10 +20,10 @@ import (
 // with equal bytes: files are in the order of their names, and all have the same time and no owner.
 type folder map[string]file
 
-// A file is a text, or the file at a path.
+// A file is a text, or a file on disk.
 type file struct {
 	text []byte
-	path string      // "": the file is text
+	path string      // of the file on disk; "": the file is text
 	mode os.FileMode // default: 0o644
 }
 
@@ -51,8 +51,8 @@ func (c folder) add(name, dir string) error {
 	return err
 }
 
-// each calls do with each file, in the order of names.
-func (c folder) each(do func(name string, text []byte, mode os.FileMode) error) error {
+// forEachFile calls do with each file, in the order of names. It stops at the first error.
+func (c folder) forEachFile(do func(name string, text []byte, mode os.FileMode) error) error {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		text, err := c[name].read()
 		if err == nil {
@@ -67,12 +67,13 @@ func (c folder) each(do func(name string, text []byte, mode os.FileMode) error) 
 
 // write writes the files below a folder on disk.
 func (c folder) write(dir string, date time.Time) error {
-	return c.each(func(name string, text []byte, mode os.FileMode) error {
+	return c.forEachFile(func(name string, text []byte, mode os.FileMode) error {
 		path := filepath.Join(dir, filepath.FromSlash(name))
 		if err := writeFile(path, bytes.NewReader(text), mode); err != nil {
 			return err
 		}
-		return errors.Join(os.Chmod(path, mode), os.Chtimes(path, date, date)) // the umask may have changed the mode
+		// The umask may have changed the mode.
+		return errors.Join(os.Chmod(path, mode), os.Chtimes(path, date, date))
 	})
 }
 
@@ -102,7 +103,7 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 		return err
 	}
 	written := make(map[string]bool) // folders
-	err := c.each(func(name string, text []byte, mode os.FileMode) error {
+	err := c.forEachFile(func(name string, text []byte, mode os.FileMode) error {
 		name = prefix + name
 		for i, letter := range name { // write the folders above the file first
 			if dir := name[:i+1]; letter == '/' && !written[dir] {
@@ -121,7 +122,7 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 func (c folder) writeZip(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
-	err := c.each(func(name string, text []byte, mode os.FileMode) error {
+	err := c.forEachFile(func(name string, text []byte, mode os.FileMode) error {
 		h := &zip.FileHeader{Name: top + "/" + name, Method: zip.Deflate, Modified: date}
 		h.SetMode(mode)
 		to, err := w.CreateHeader(h)

@@ -50,7 +50,7 @@ func imageOf(r release, p platform, content folder) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = p.os, p.arch, v1.Time{Time: r.date}
 	config.Config = v1.Config{
-		User:         "65532:65532", // not a name, because Kubernetes cannot check that a name is not root
+		User:         "65532:65532", // not a name, because Kubernetes cannot check that the user with a name is not root
 		Env:          []string{"PATH=/usr/bin"},
 		Entrypoint:   []string{"/usr/bin/penstock"},
 		Cmd:          []string{"serve"},

@@ -68,7 +68,8 @@ func mutantsOf(tree, pattern string) ([]mutant, error) {
 func applyEdit(file string, text []byte, e edit) mutant {
 	changed := bytes.Join([][]byte{text[:e.from], []byte(e.replacement), text[e.to:]}, nil)
 	start := bytes.LastIndexByte(text[:e.from], '\n') + 1
-	// linesTo returns the lines from the start of the edit to the end of the line that contains end.
+	// linesTo returns the text from the beginning of the edited line to the end of the line that
+	// contains the offset end.
 	linesTo := func(text []byte, end int) string {
 		if i := bytes.IndexByte(text[end:], '\n'); i >= 0 {
 			end += i
@@ -83,7 +84,7 @@ func applyEdit(file string, text []byte, e edit) mutant {
 	}
 }
 
-// swapped are the operators that replace others in mutants.
+// swapped has, for each operator, the one that replaces it in a mutant.
 var swapped = map[token.Token]string{
 	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
 	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "*",

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// An outageRecord is the file that examples/outage -save writes. It has the seconds of one
-// experiment. A policy is the value of a limit's on_failure.
+// An outageRecord is the file that "examples/outage -save" writes. It has the seconds of one
+// experiment with several limits.
 type outageRecord struct {
 	Rate, Burst, Requested, Instances int
-	Policies                          []string
+	OnFailure                         []string `json:"Policies"` // on_failure of each limit
 	Seconds                           []struct {
 		At       float64  // end of the second, in seconds since the start
-		Admitted []int64  // by policy
-		Bounds   []*int64 // by policy; nil if any number may pass
+		Admitted []int64  // requests that each limit admitted
+		Bounds   []*int64 // of Admitted; nil: any number may pass
 	}
 	Events []struct {
 		At   float64 // seconds since the start
@@ -25,7 +25,7 @@ type outageRecord struct {
 	}
 }
 
-// outage shows what each failure policy admits while Redis is killed, stopped and flushed.
+// outage shows what limits admit with each on_failure while Redis is killed, stopped and flushed.
 func outage(dir string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "outage.json"))
 	if err != nil {
@@ -35,8 +35,8 @@ func outage(dir string) (string, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return "", err
 	}
-	if len(r.Seconds) == 0 || len(r.Policies) == 0 {
-		return "", errors.New("outage.json has no seconds or no policies; run make outage-data")
+	if len(r.Seconds) == 0 || len(r.OnFailure) == 0 {
+		return "", errors.New("outage.json has no seconds or no limits; run make outage-data")
 	}
 	d := &drawing{width: 860, height: 560, title: "An outage of Redis, second by second",
 		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
@@ -47,8 +47,8 @@ func outage(dir string) (string, error) {
 	last := r.Seconds[len(r.Seconds)-1].At
 	x := func(at float64) float64 { return left + at*width/last }
 	labels := map[string]string{"open": "on_failure: open", "closed": "on_failure: closed", "local": "on_failure: local (default)"}
-	for p, policy := range r.Policies {
-		y0 := 104 + height + float64(p)*(height+gap)
+	for limit, onFailure := range r.OnFailure {
+		y0 := 104 + height + float64(limit)*(height+gap)
 		y := func(n float64) float64 { return y0 - min(n, axisTop)*height/axisTop }
 		for i, e := range r.Events[:max(0, len(r.Events)-1)] {
 			if strings.Contains(e.What, "killed") || strings.Contains(e.What, "stopped") {
@@ -56,7 +56,7 @@ func outage(dir string) (string, error) {
 				d.rect(x(e.At), y0-height, x(end)-x(e.At), height, "away")
 			}
 		}
-		d.text(left, y0-height-6, "b s", labels[policy])
+		d.text(left, y0-height-6, "b s", labels[onFailure])
 		for _, n := range []float64{0, 200, 400} {
 			d.line(left, y(n), left+width, y(n), "axis")
 			d.text(left-8, y(n)+4, "s end muted", num(n))
@@ -70,13 +70,14 @@ func outage(dir string) (string, error) {
 		}
 		begin := 0. // of the second
 		for _, s := range r.Seconds {
-			if s.Admitted[p] > 0 {
-				d.rect(x(begin)+1, y(float64(s.Admitted[p])), x(s.At)-x(begin)-2, y0-y(float64(s.Admitted[p])), "blue")
+			if admitted := float64(s.Admitted[limit]); admitted > 0 {
+				d.rect(x(begin)+1, y(admitted), x(s.At)-x(begin)-2, y0-y(admitted), "blue")
 			}
-			if b := s.Bounds[p]; b == nil {
+			if b := s.Bounds[limit]; b == nil {
 				drawBound()
 			} else {
-				bound = append(bound, [2]float64{x(begin), y(float64(*b))}, [2]float64{x(s.At), y(float64(*b))})
+				most := float64(*b)
+				bound = append(bound, [2]float64{x(begin), y(most)}, [2]float64{x(s.At), y(most)})
 			}
 			begin = s.At
 		}

@@ -200,8 +200,10 @@ func (r *row) checkAddresses() {
 		passed := 0
 		for i := range 6 {
 			forged := fmt.Sprintf("203.0.113.%d", i)
-			for _, header := range [][]string{{"X-Forwarded-For", forged}, {"X-Real-Ip", forged}, {"Forwarded", "for=" + forged}, {"True-Client-Ip", forged},
-				{"X-Envoy-External-Address", forged}} {
+			for _, header := range [][]string{
+				{"X-Forwarded-For", forged}, {"X-Real-Ip", forged}, {"Forwarded", "for=" + forged},
+				{"True-Client-Ip", forged}, {"X-Envoy-External-Address", forged},
+			} {
 				a := r.send("GET", "/address", "shop.example", header...)
 				if a.status == "200" && passed < 2 { // within the limit of the rule address
 					passed++
@@ -238,7 +240,10 @@ func (r *row) checkOthers() {
 		r.expect(c.got.status == c.want, "%s got status %s; want %s", c.what, c.got.status, c.want)
 		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q; want none", c.what, c.got.header["Ratelimit"])
 	}
-	for what, body := range map[string]io.Reader{"with its length": strings.NewReader("hello"), "without its length": io.MultiReader(strings.NewReader("hello"))} {
+	for what, body := range map[string]io.Reader{
+		"with its length":    strings.NewReader("hello"),
+		"without its length": io.MultiReader(strings.NewReader("hello")), // net/http does not know the length of this type
+	} {
 		a := r.sendBody("PUT", "/api/things", "shop.example", body, "X-Api-Key", "b-"+r.recipe.key())
 		r.expect(a.body == "app PUT /api/things hello", "a request with a body %s got %+v; want that the application gets the body", what, a)
 	}
@@ -252,7 +257,8 @@ func (r *row) checkLenient() {
 		r.lenient.post("/api/things", "X-Api-Key", "banned"),
 		r.lenient.post("/api/things", "X-Forwarded-Uri", "/free"),
 		r.lenient.post("/api/things", "X-Original-Uri", "/free"),
-		r.lenient.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)), // too large
+		// Headers of 21,000 bytes are too large.
+		r.lenient.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)),
 	} {
 		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "with the lenient recipe, %s got status %s; want 400, 403, 429 or 431", a.request, a.status)
 	}
@@ -327,6 +333,7 @@ func (r *row) send(method, target, host string, header ...string) answer {
 	return r.sendBody(method, target, host, nil, header...)
 }
 
+// sendBody is send with a body.
 func (r *row) sendBody(method, target, host string, body io.Reader, header ...string) answer {
 	request := method + " " + target
 	req, err := http.NewRequest(method, "http://"+r.address, body)
@@ -335,7 +342,7 @@ func (r *row) sendBody(method, target, host string, body io.Reader, header ...st
 	}
 	if absolute, ok := strings.CutPrefix(target, "http:"); ok {
 		req.URL.Opaque = absolute
-	} else if req.URL, err = url.ParseRequestURI(target); err != nil { // ParseRequestURI keeps the spelling of the path
+	} else if req.URL, err = url.ParseRequestURI(target); err != nil { // it keeps the spelling of the path
 		panic(err)
 	}
 	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host

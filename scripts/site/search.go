@@ -94,9 +94,9 @@ func (s *pages) indexWords() map[string]string {
 	return words
 }
 
-// foundLine matches a line of results. The line has a word, and the URLs of the sections that were
-// found.
-var foundLine = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t(.*)$`)
+// foundLine matches a line of results. The line has a word, the URLs of the sections that were
+// found, and a period, so that no white space is at its end.
+var foundLine = regexp.MustCompile(`(?m)^FOUND\t(.*?)\t(.*?)\t.*$`)
 
 // checkSearch searches for each word of the index in Chromium. One of the first five results must
 // be a page that the index names for the word.
@@ -136,7 +136,7 @@ document.getElementById("out").textContent = ` + string(words) + `.map(w => "FOU
 	if err != nil {
 		return fmt.Errorf("chromium: %w", err)
 	}
-	results := make(map[string][]string)
+	results := make(map[string][]string) // URLs by word
 	// In the page, the first line of results follows this tag.
 	printed := html.UnescapeString(strings.ReplaceAll(string(out), `<pre id="out">`, "\n"))
 	for _, m := range foundLine.FindAllStringSubmatch(printed, -1) {
