@@ -253,7 +253,7 @@ func (a *alert) writeTest(b *strings.Builder, inputs []input, firing int) {
 	if strings.Contains(a.query, "offset 1d") {
 		at = "24h40m"
 	}
-	fmt.Fprintf(b, "  - interval: 1m\n    name: %s\n    input_series:\n", quoted(fmt.Sprintf("%s: %d", a.name, firing)))
+	fmt.Fprintf(b, "  - interval: 1m\n    name: %s\n    input_series:\n", quoted(fmt.Sprintf("%s: want %d firing", a.name, firing)))
 	for _, in := range inputs {
 		fmt.Fprintf(b, "      - {series: %s, values: %s}\n", quoted(in.series), quoted(in.values))
 	}

@@ -149,7 +149,7 @@ func dashboard() []row {
 			chart("Time of self-tests", "Decisions that an instance sends once a second.", "s",
 				percentile(50, "rate_limiter_store_probe_seconds", selected),
 				percentile(99, "rate_limiter_store_probe_seconds", selected)),
-			upTo(1, chart("CPU of the main thread", "1 is all that a server can do: one thread runs all scripts.", "percentunit",
+			upTo(1, chart("CPU of the main thread", "1 is the most that a server can use, because one thread runs all scripts.", "percentunit",
 				query{rateOfServers("rate_limiter_store_cpu_seconds_total"), node})),
 			chart("Time of a script in Redis", "Mean over the scripts of all clients.", "s",
 				query{rateOfServers("rate_limiter_store_script_seconds_total") + " / " + rateOfServers("rate_limiter_store_script_calls_total"), node}),
@@ -201,7 +201,7 @@ func dashboard() []row {
 				query{rate("reason", "rate_limiter_grpc_auth_failures_total", selected), "gRPC: {{reason}}"},
 				query{rate("reason", "rate_limiter_resp_auth_failures_total", selected), "RESP: {{reason}}"},
 				query{rate("reason", "rate_limiter_admin_auth_failures_total", selected), "admin: {{reason}}"}),
-			chart("Rejected tokens", "Their requests are limited as if they had none.", "ops",
+			chart("Rejected tokens", "Requests with such a token are limited as if they had no token.", "ops",
 				query{rate("reason", "rate_limiter_tokens_rejected_total", selected) + " > 0", "{{reason}}"}),
 			chart("Lost log lines", "", "ops", query{rate("instance", "rate_limiter_log_lines_lost_total", selected), "{{instance}}"}),
 			states("The last reload of the policy succeeded", "", noYes,
@@ -272,12 +272,14 @@ func dashboardJSON() string {
 }
 
 func variables() []any {
+	// values returns a variable whose values are the result of a query.
 	values := func(name, label, text string) object {
 		return object{"name": name, "label": label, "type": "query", "datasource": datasource, "query": object{"query": text, "refId": "values"}, "definition": text,
 			"refresh":    2, // when the time range changes
 			"sort":       1, // alphabetically
 			"includeAll": true, "multi": true, "allValue": ".+", "current": object{"text": []string{"All"}, "value": []string{"$__all"}}}
 	}
+	// text returns a variable for the name of a series, which the user writes.
 	text := func(name, label string) object {
 		value := seriesVariables[name]
 		return object{"name": name, "label": label, "type": "textbox", "query": value, "current": object{"text": value, "value": value}}
@@ -287,8 +289,8 @@ func variables() []any {
 		values("job", "Job", "label_values(rate_limiter_build_info, job)"),
 		values("instance", "Instance", `label_values(rate_limiter_build_info{job=~"$job"}, instance)`),
 		values("rule", "Rule", `label_values(rate_limiter_requests_total{job=~"$job"}, rule)`),
-		text("backend_used", "Backend: series of what is in use"),
-		text("backend_max", "Backend: series of its pool"),
+		text("backend_used", "Backend: series of the number in use"),
+		text("backend_max", "Backend: series of the size of its pool"),
 	}
 }
 
@@ -298,7 +300,10 @@ func layout(rows []row) (placed []any) {
 	id, y := 0, 0
 	for _, r := range rows {
 		id++
-		header := object{"id": id, "type": "row", "title": r.title, "collapsed": r.isCollapsed, "gridPos": object{"h": 1, "w": gridColumns, "x": 0, "y": y}, "panels": []any{}}
+		header := object{
+			"id": id, "type": "row", "title": r.title, "collapsed": r.isCollapsed, "panels": []any{},
+			"gridPos": object{"h": 1, "w": gridColumns, "x": 0, "y": y},
+		}
 		y++
 		var inside []any
 		x, height := 0, 0
@@ -321,7 +326,8 @@ func layout(rows []row) (placed []any) {
 	return placed
 }
 
-// height returns the height of the panel in units of Grafana's grid. Narrow panels show one number.
+// height returns the height of the panel in units of Grafana's grid. A panel that is narrower than
+// a chart shows one number.
 func (p *panel) height() int {
 	if p.width < chartWidth {
 		return 4
@@ -360,7 +366,10 @@ func (p *panel) object(id int, place object) object {
 	}
 	switch p.kind {
 	case "timeseries":
-		custom := object{"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": false, "stacking": object{"mode": "none", "group": "A"}}
+		custom := object{
+			"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never", "spanNulls": false,
+			"stacking": object{"mode": "none", "group": "A"},
+		}
 		if p.isStacked {
 			custom["fillOpacity"] = 30 // percent
 			custom["stacking"] = object{"mode": "normal", "group": "A"}
