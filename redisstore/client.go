@@ -2,22 +2,22 @@ package redisstore
 
 import "context"
 
-// A Client is the small part of a Redis client that a Store needs. This package makes one from a
-// URL (Open), from options (Dial) or from a rueidis.Client (NewRueidis). Package redisstore/goredis
-// makes one from a go-redis client.
+// A Client is the small part of a Redis client that a Store needs. This package makes a Client from
+// a URL (Open), from options (Dial) or from a rueidis.Client (NewRueidis). Package
+// redisstore/goredis makes a Client from a go-redis client.
 //
-// A Client must not send a script again, even if the reply is lost: the script may have run, and
-// running it again would charge twice. A Client may follow a redirection (MOVED, ASK), because that
-// proves that nothing ran.
+// A Client must not send a script again, even if the reply is lost. The script may have run, and a
+// second run would charge twice. A Client may follow a redirection (MOVED, ASK), which proves that
+// nothing ran.
 //
 // The callers of a Store return at their deadlines, because the Store calls its Client on other
-// goroutines. So a Client may dial and wait. The contexts of its calls are special: Err returns an
-// error as soon as the caller has left, and then the Client need not send the command. Done is
-// closed at most 5 s after that, or when the Store is closed.
+// goroutines. So a Client may dial and wait. The contexts of its calls are special. Err returns an
+// error as soon as the caller has left, and from then on the Client need not send the command. Done
+// is closed at most 5 s after the caller has left, or when the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
-	// keys[0]. It returns an error reply of Redis as a ReplyError. If it returns no error, the Client
-	// must not use the slices or their strings afterwards.
+	// keys[0]. An error reply of Redis is returned as a ReplyError. If EvalSha returns no error, the
+	// Client must not use the slices or their strings after the call.
 	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
 
 	// Eval runs a script by its text.
@@ -25,7 +25,7 @@ type Client interface {
 
 	// Load loads scripts by SCRIPT LOAD into the server that owns key. If key is "", it loads them
 	// into each server that the client knows of, also into replicas that may be promoted. If one
-	// server fails, it continues with the others, and returns all errors. A reply other than the
+	// server fails, Load continues with the others, and returns all errors. A reply other than the
 	// script's digest is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 
@@ -36,8 +36,8 @@ type Client interface {
 	// Ping returns nil if a server answers.
 	Ping(ctx context.Context) error
 
-	// Close closes the connections of a client that Dial made. It does nothing for a client that the
-	// user passed to NewRueidis or goredis.New.
+	// Close closes the connections of a client that Dial made. A client that the user passed to
+	// NewRueidis or goredis.New stays open.
 	Close() error
 }
 

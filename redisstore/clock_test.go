@@ -70,8 +70,8 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 				server.replyTime = time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
 				roundTrip = server.requestTime + server.replyTime
 				if i > 0 && rng.IntN(4) == 0 {
-					// The step is larger than what can hide it: the two round trips, the tolerance of 100 ms, and
-					// twice the tolerance of 0.1 % for drift.
+					// The step is larger than all that can hide it together: the two round trips, the tolerance of
+					// 100 ms, and twice the tolerance of 0.1 % for drift.
 					hidden := lastRoundTrip + roundTrip
 					size := hidden + 101*time.Millisecond + (pause+hidden)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
 					if rng.IntN(2) == 0 {

@@ -79,9 +79,10 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.
 //
-// If ctx ends earlier, chargeMultiSlot returns. Its calls then continue in the background for at
-// most outliveTimeout, and what they charged is refunded. If maxOutliving batches already continue
-// in the background, the calls are canceled, and what they charged may stay charged.
+// If ctx ends earlier, chargeMultiSlot returns. The calls that it made then continue in the
+// background for at most outliveTimeout, and what they charged is refunded. If maxOutliving batches
+// already continue in the background, the calls are canceled, and what they charged may stay
+// charged.
 func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge) ([]penstock.Status, error) {
 	const (
 		running int32 = iota
@@ -203,8 +204,8 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns a copy of the charges. It adds a random Holder to each charge that could not
-// be refunded without one.
+// withHolders returns a copy of the charges. In this copy, each charge that could not be refunded
+// without a Holder has a random one.
 func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -217,8 +218,8 @@ func withHolders(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// refundsOf returns charges that refund what was granted. It leaves out charges of mode Refund: the
-// refund of a refund would create units.
+// refundsOf returns charges that refund what was granted. Charges of mode Refund are left out,
+// because the refund of a refund would create units.
 func refundsOf(charges []penstock.Charge, statuses []penstock.Status) []penstock.Charge {
 	var refunds []penstock.Charge
 	for i, c := range charges {

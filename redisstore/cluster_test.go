@@ -67,9 +67,9 @@ type keptOpenClient struct{ Client }
 
 func (keptOpenClient) Close() error { return nil }
 
-// If there are no other callers, a batch over several slots gets the same answer as from memstore,
-// in every field, and leaves the same state. The batches are random. Their limits and clocks are
-// hostile, as in TestTwins.
+// If there are no other callers, redisstore and memstore give the same answer to a batch over
+// several slots, in every field. The batch also leaves the same state. The batches are random.
+// Limits and clocks are hostile, as in TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -154,8 +154,8 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 	return nil
 }
 
-// runDry makes dry runs of several batches together. It adds a charge that is denied to each batch,
-// and compares the answers with those of memstore for these longer batches.
+// runDry makes dry runs of several batches together. It adds to each batch a charge that is denied.
+// Then it compares the answers with those of memstore for these longer batches.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {

@@ -73,7 +73,7 @@ func (c *gatedClient) pass(n int) {
 	}
 }
 
-// passAll lets all scripts pass until the test ends. It blocks until then.
+// passAll lets all scripts pass, and blocks until the test ends.
 func (g *coalescingTest) passAll() {
 	for {
 		select {
@@ -521,8 +521,8 @@ func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 }
 
 // If a caller's deadline passes in the queue, its batch was not sent, and the reason is late. If
-// the deadline passes after the script was sent, the reason is timeout. Both hold for a deadline
-// with a timer and for one without.
+// the deadline passes after the script was sent, the reason is timeout. Both statements hold for a
+// deadline with a timer and for a deadline without one.
 func TestReasonOfADeadlineShowsWhetherTheBatchWasSent(t *testing.T) {
 	for name, withDeadline := range map[string]func(penstock.Store, time.Duration) penstock.Store{
 		"timer": func(store penstock.Store, after time.Duration) penstock.Store {

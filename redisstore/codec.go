@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// A call is one script call: a list of batches, and how they are packed. Its memory is reused.
+// A call is one script call: a list of batches, and how they are packed. The memory of calls is
+// reused.
 type call struct {
 	charges []penstock.Charge // of all batches: the caller's slice, or copies in own
 	own     []penstock.Charge
@@ -112,8 +113,8 @@ func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
 
-// appendCharge packs a charge for uniform.lua. Its extension goes to c.extensions, because the
-// extensions of a batch follow all its charges.
+// appendCharge packs a charge for uniform.lua. The extension of the charge goes to c.extensions,
+// because the extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
@@ -170,8 +171,8 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	return chargeSize
 }
 
-// paramsTime returns the time that selects the window of a calendar algorithm, such as "per day":
-// now, or the time of this process if now is 0.
+// paramsTime returns the time that selects the window of a calendar algorithm, such as "per day".
+// It is now, or the time of this process if now is 0.
 func paramsTime(now int64, plan *penstock.Plan) int64 {
 	if now == 0 && plan.Algorithm().IsCalendar() {
 		return time.Now().UnixMicro()
@@ -179,8 +180,8 @@ func paramsTime(now int64, plan *penstock.Plan) int64 {
 	return now
 }
 
-// keyNumber returns the number, from 1, of the key that has the state of a charge's limit. It adds
-// the key if it is new.
+// keyNumber returns the number, from 1, of the key that has the state of a charge's limit. A new
+// key is added.
 func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
 	c.buf = s.appendKey(c.buf, ch.Key, ch.Plan)
@@ -221,7 +222,7 @@ func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// status reads one status. Its size, plainSize or statusSize, shows its form.
+// status reads one status. The size of the status, plainSize or statusSize, shows its form.
 func status(reply string, c *penstock.Charge) penstock.Status {
 	if len(reply) == plainSize {
 		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:])})

@@ -35,8 +35,8 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 }
 
 // A full server sends its error before any command. If the context of a call ends while rueidis
-// dials, rueidis sends no command. It then panics at such an error, which would end the program.
-// Clients of Dial must prevent that.
+// dials, rueidis sends no command. When the error of a full server then arrives, rueidis panics,
+// which would end the program. Clients of Dial must prevent that.
 func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

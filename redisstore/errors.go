@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/client"
 )
 
-// unavailable converts an error of the client to an error of the Store: a penstock.StoreError, or
-// the context's own error if the caller has canceled it.
+// unavailable converts an error of the client to an error of the Store. The result is a
+// penstock.StoreError, or the context's own error if the caller has canceled the context.
 func (s *Store) unavailable(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
@@ -239,7 +239,7 @@ func isUnsent(err error) bool {
 }
 
 // isCertificateRejected reports whether a server has ended the TLS handshake because of the
-// client's certificate. Then it has received nothing else.
+// client's certificate. Such a server has received no command.
 func isCertificateRejected(err error) bool {
 	alert, ok := errors.AsType[tls.AlertError](err)
 	if !ok {
@@ -255,7 +255,8 @@ func isCertificateRejected(err error) bool {
 }
 
 // isNoScript reports whether an error is the reply NOSCRIPT: the server does not know the script.
-// It is the only error that proves that nothing ran, so that the call can safely be sent again.
+// NOSCRIPT is the only error that proves that nothing ran, so that the call can safely be sent
+// again.
 func isNoScript(err error) bool {
 	reply, ok := errors.AsType[ReplyError](err)
 	return ok && strings.HasPrefix(string(reply), "NOSCRIPT")

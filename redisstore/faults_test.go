@@ -269,7 +269,7 @@ func neededFor(t *testing.T, store *redisstore.Store, key string, user int, limi
 	return needed
 }
 
-// Every key has a TTL. It is at least the time for which the key's state is needed, and has an
+// Every key has a TTL. The TTL is at least the time for which the key's state is needed, and has an
 // upper bound. The charges are random, and the server's clock counts.
 func TestEveryKeyExpires(t *testing.T) {
 	effort.WithoutRace(t)

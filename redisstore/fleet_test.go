@@ -27,7 +27,7 @@ const (
 // fleetLimit admits a burst of 20 requests, and 10 per second.
 var fleetLimit = penstock.PerSecond(10).WithBurst(20)
 
-// fleetStore is the environment variable that makes the test binary a member of a fleet. Its value
+// fleetStore is the environment variable that makes the test binary a member of a fleet. The value
 // is a URL of Redis, or "memory".
 const fleetStore = "PENSTOCK_FLEET_STORE"
 

@@ -11,8 +11,8 @@ import (
 )
 
 // coalescer returns the coalescer of the call's charges: one for a single server, one for each slot
-// of a Cluster. It returns nil if the store does not coalesce. On a Cluster, it also sends the
-// shadows of other slots separately, because a script can only use keys of one slot.
+// of a Cluster. It returns nil if the store does not coalesce. On a Cluster, coalescer also sends
+// the shadows of other slots separately, because a script can only use keys of one slot.
 func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, error) {
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
@@ -32,8 +32,9 @@ func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, er
 	return s.bySlot.Of(slot), nil
 }
 
-// coalesce decides the call's charges immediately if few scripts are in flight. Otherwise it adds
-// them to a flight, which decides the charges of several callers in one script.
+// coalesce decides the call's charges immediately if few scripts are in flight. If many are in
+// flight, it adds the charges to a flight, which decides the charges of several callers in one
+// script.
 func (s *Store) coalesce(ctx context.Context, coalescer *coalesce.Coalescer, c *call) (penstock.Decision, error) {
 	c.prepareWaiter()
 	if coalescer.Enter(ctx, &c.waiter) {

@@ -221,7 +221,7 @@ func (g *goldenStore) keys() (keys []goldenKey) {
 	return keys
 }
 
-// restore writes the keys. They have no TTL, because TTLs are not part of the state.
+// restore writes the keys without a TTL, because TTLs are not part of the state.
 func (g *goldenStore) restore(keys []goldenKey) {
 	for _, key := range keys {
 		name := g.prefix + schemaVersion + key.Name
@@ -238,8 +238,8 @@ func (g *goldenStore) restore(keys []goldenKey) {
 	}
 }
 
-// newGoldenCases returns the cases that this version would write: one per algorithm, a group whose
-// numbers share a string, and a mixture of strings and sets.
+// newGoldenCases returns the cases that this version would write. They are one case per algorithm,
+// a group whose numbers share a string, and a mixture of strings and sets.
 func newGoldenCases() (cases []goldenCase) {
 	const day = 24 * time.Hour
 	names := make([]string, 0)
@@ -271,8 +271,8 @@ func newGoldenCases() (cases []goldenCase) {
 	return cases
 }
 
-// goldenCalls returns calls of all modes except Reset. They begin at a fixed time plus later. The
-// first one is a Peek, which shows the state as it was stored.
+// goldenCalls returns calls of all modes except Reset. The calls begin at a fixed time plus the
+// duration later. The first call is a Peek, which shows the state as it was stored.
 func goldenCalls(later time.Duration, charges []goldenCharge) (calls []goldenCall) {
 	at := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).Add(later)
 	for i, op := range []struct {

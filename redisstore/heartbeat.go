@@ -11,7 +11,7 @@ import (
 )
 
 // heartbeatLua adds an instance to a sorted set, or removes it. It replies the number of instances
-// that have not expired by the server's clock, and that clock.
+// that have not expired by the server's clock, and the time of that clock.
 var heartbeatLua = luagen.CheckRights(`#!lua
 local call = redis.call
 local time = call('TIME')
@@ -33,9 +33,9 @@ return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 const maxInstance = 128 // bytes of an instance's name
 
 // Heartbeat registers an instance of the program. It returns how many instances are registered by
-// stores with the same prefix. The registration expires after life. A life of 0 or less removes the
-// instance. The instance's name has 1 to 128 bytes. Heartbeat also reads the server's clock, for
-// ClockSteps.
+// stores with the same prefix. The registration expires after the duration life. A life of 0 or
+// less removes the instance. The instance's name has 1 to 128 bytes. Heartbeat also reads the
+// server's clock, for ClockSteps.
 func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	if err := checkInstance(instance); err != nil {
 		return 0, err

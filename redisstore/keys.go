@@ -99,8 +99,9 @@ func NewNames(o Options) *Names {
 // MaxName is the longest name in bytes.
 const MaxName = maxTag
 
-// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes: it
-// may write one encoded byte (%XX) too many before it finds that the name is too long.
+// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes. The 3
+// bytes are for an encoded byte (%XX) that Append may write before it finds that the name is too
+// long.
 func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
 		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:shortMAC])
@@ -114,7 +115,7 @@ func (n *Names) Append(b []byte, key string) []byte {
 	return hex.AppendEncode(append(b, '%', '#'), n.hash(n.sum, key))
 }
 
-// hash returns the hash of a key. It is valid until the next call.
+// hash returns the hash of a key. The result is valid until the next call of hash.
 func (n *Names) hash(h hash.Hash, key string) []byte {
 	h.Reset()
 	for len(key) > 0 {

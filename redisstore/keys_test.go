@@ -215,8 +215,8 @@ func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
 
 func TestSlotsAreThoseOfRedis(t *testing.T) {
 	t.Parallel()
-	// The specification of Redis Cluster gives this CRC16 of 123456789. It is below the number of
-	// slots.
+	// The specification of Redis Cluster gives this CRC16 of 123456789. This CRC16 is below the number
+	// of slots.
 	const want = 0x31c3
 	if got := slotOf([]byte("ps1{123456789}search")); got != want {
 		t.Errorf("the slot of 123456789 is %#x; want %#x", got, want)

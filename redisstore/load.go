@@ -82,7 +82,7 @@ func (s *Store) Scripts() ScriptStats {
 // maxSequences bounds for how many sequences of algorithms Load loads single and uniform scripts.
 const maxSequences = 64
 
-// forLimits returns all scripts that limits can need. It generates those that are new.
+// forLimits returns all scripts that limits can need. Scripts that are new are generated.
 func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil
@@ -148,8 +148,8 @@ func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
 }
 
 // addSequences adds, for each subset of a group's limits, the algorithms of those limits in their
-// order. These are the compact batches that charges of the group can form. It adds none once known
-// has maxSequences.
+// order. These subsets are the compact batches that charges of the group can form. When known has
+// maxSequences sequences, no more are added.
 func addSequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
 	ofGroup := [][]*algorithm.Algorithm{nil} // grows: each algorithm is added to all sequences so far
 	for _, a := range group {
@@ -181,8 +181,8 @@ func addAlgorithm(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorit
 	return append(all, a)
 }
 
-// scriptLoads counts loads. It also has the loads in progress after a NOSCRIPT reply: one caller
-// loads a script into a server, and the others wait.
+// scriptLoads counts loads. It also has the loads in progress after a NOSCRIPT reply. One caller
+// loads a script into a server, and the others wait for this load.
 type scriptLoads struct {
 	missing, loaded, evals atomic.Int64 // see ScriptStats
 
@@ -192,7 +192,7 @@ type scriptLoads struct {
 	inFlight map[string]*pendingLoad // by name: the script's digest and the server's name
 }
 
-// A pendingLoad is a load of one script into one server. It has ended when done is closed.
+// A pendingLoad is a load of one script into one server. The load has ended when done is closed.
 type pendingLoad struct {
 	done chan struct{}
 	err  error // valid once done is closed
@@ -282,7 +282,7 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	return reply, nil
 }
 
-// startLoading loads a script into the server of a key. It does so in the background, because
+// startLoading loads a script into the server of a key. The load runs in the background, because
 // others may need the script after the caller has left.
 func (s *Store) startLoading(name string, pending *pendingLoad, script *script, key string) {
 	key = strings.Clone(key)

@@ -35,9 +35,9 @@ end
 	return c.Client.Eval(ctx, strings.Replace(script, "local call = redis.call\n", counting, 1), keys, args)
 }
 
-// A decision about a sliding log reads few of its entries, even if limits with a shorter and a
-// longer period use the log in turn. In that case most entries have expired for the shorter limit,
-// and are kept for the longer one.
+// A decision about a sliding log reads few entries of the log, even if limits with a shorter and a
+// longer period use it in turn. Most entries have then expired for the limit with the shorter
+// period, and are kept for the other limit.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -47,9 +47,9 @@ func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 	}
 }
 
-// If a caller calls when another caller already has its turn, it gets a later turn. This also holds
-// between instances, and with any number of concurrent callers. The clock does not run here, so the
-// time that each caller must wait shows its place in the queue.
+// A call that begins when another caller already has its turn gets a later turn. The order also
+// holds between instances, and with any number of concurrent callers. The clock does not run here,
+// so the time that each caller must wait shows its place in the queue.
 func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
 	const callers, callsOfEach = 48, 20

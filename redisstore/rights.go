@@ -77,8 +77,8 @@ func Rights(o RightsOptions) []Right {
 	return rights
 }
 
-// commandsInScripts returns the commands that the scripts of a Store run, sorted by name. Those on
-// sorted sets, such as ZADD, come last.
+// commandsInScripts returns the commands that the scripts of a Store run, sorted by name. Commands
+// on sorted sets, such as ZADD, come last.
 func commandsInScripts(o RightsOptions) []string {
 	algorithms := o.Algorithms
 	if algorithms == nil {
@@ -112,7 +112,8 @@ func commandsInScripts(o RightsOptions) []string {
 }
 
 // CheckRights returns a script that replies with the rights that its user lacks, separated by
-// commas. Its ARGV[1] is a key of the Store. It writes nothing, and needs the right to EVAL.
+// commas. The script's ARGV[1] is a key of the Store. The script writes nothing, and needs the
+// right to EVAL.
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// If a user lacks one of the rights, calls that need it fail: nothing is charged, no key is left
-// without a TTL, and the error names the right. For each right, a user without it tries each step
-// of a trace. If the step fails, a user with all rights runs it next. The trace runs every command
-// of the scripts.
+// If a user lacks one of the rights, calls that need this right fail. Nothing is charged, every key
+// that is left has a TTL, and the error names the right. For each right, a user without it tries
+// each step of a trace. If the step fails, a user with all rights runs it next. The trace runs
+// every command of the scripts.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -56,7 +56,7 @@ func dropMarks(c rune) rune {
 }
 
 // tryWithout runs the trace as a user who lacks a right. It returns how many steps failed because
-// of that.
+// the right was missing.
 func tryWithout(t *testing.T, s *redistest.Server, right string, without, complete Client) (refused int) {
 	clock := time.Now()
 	restrictedStores, completeStores := storesOf(t, without, &clock), storesOf(t, complete, &clock)

@@ -53,7 +53,7 @@ func asReply(err error) error {
 	return err
 }
 
-// ParseURL reads the URL of a server, or of several. Its forms:
+// ParseURL reads the URL of a server, or of several servers. A URL has one of these forms:
 //
 //	redis://[user:password@]host[:port][/db]                 one server, or a Cluster
 //	redis+cluster://host1:port,host2:port                    a Cluster, by several of its nodes
@@ -86,9 +86,9 @@ func CheckURL(text string) error {
 // is used. ParseURL makes the option.
 func Dial(option rueidis.ClientOption) Client { return dialedClient{client.Connect(option, asReply)} }
 
-// Connect makes a rueidis client for commands that a Client does not have. Its connections are like
-// those of Dial. Connect waits for the first connection. An error reply of the server is a
-// ReplyError. The caller must call disconnect, also after an error.
+// Connect makes a rueidis client for commands that a Client does not have. The connections of this
+// client are like those of Dial. Connect waits for the first connection. An error reply of the
+// server is a ReplyError. The caller must call disconnect, also after an error.
 func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client, disconnect func(), err error) {
 	connector := client.Connect(option, asReply)
 	c, err = connector.Get(ctx)

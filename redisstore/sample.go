@@ -72,7 +72,7 @@ func sampleRights() []Right {
 // random key. It estimates how many keys each group has. A database with at most n keys is counted
 // exactly. If n is above MaxSample, MaxSample is used.
 //
-// It needs the rights that RightsOptions.SampleKeys adds.
+// SampleKeys needs the rights that RightsOptions.SampleKeys adds.
 func (s *Store) SampleKeys(ctx context.Context, n int) (KeySample, error) {
 	all := KeySample{Groups: make(map[string]float64)}
 	args := []string{s.prefix + "{", strconv.Itoa(max(1, min(n, MaxSample))), strconv.FormatUint(rand.Uint64(), 10)}

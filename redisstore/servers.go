@@ -34,8 +34,8 @@ type Server struct {
 	Lag      int64 // bytes that the slowest replica has not received
 }
 
-// infoLua replies the parts of INFO that a Server is made of. It names one part in each call:
-// servers before Redis 7.0 take only one.
+// infoLua replies the parts of INFO that a Server is made of. infoLua requests one part in each
+// call, because servers before Redis 7.0 take only one.
 var infoLua = luagen.CheckRights(`local call = redis.call
 RIGHTS
 local all = {}
@@ -45,7 +45,8 @@ end
 return table.concat(all)`)
 
 // Servers describes the server of the store, or every primary of a Cluster, in the order of their
-// addresses. It needs the right to INFO and, on a Cluster, to CLUSTER SLOTS; Decide needs neither.
+// addresses. Servers needs the right to INFO and, on a Cluster, the right to CLUSTER SLOTS. Decide
+// needs neither right.
 func (s *Store) Servers(ctx context.Context) ([]Server, error) {
 	var all []Server
 	err := s.evalOnEachServer(ctx, infoLua, "info", nil, func(address, reply string) error {
@@ -60,9 +61,9 @@ func (s *Store) Servers(ctx context.Context) ([]Server, error) {
 	return all, nil
 }
 
-// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. It
-// calls read with each reply. The script gets one key, which the server owns and which ends in
-// name.
+// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. The
+// function read is called with each reply. The script gets one key, which the server owns and which
+// ends in name.
 func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, read func(address, reply string) error) error {
 	keys, err := s.keyOfEachServer(ctx, name)
 	if err != nil {

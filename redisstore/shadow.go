@@ -39,7 +39,7 @@ func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggybac
 }
 
 // addShadow adds a shadow to the call, if one uniform script can decide the shadow and the call's
-// charges. Otherwise it returns false.
+// charges. If none can, it returns false.
 func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 	if s.isUncoalesced || !isCompact(c.charges) {
 		return false
@@ -61,7 +61,7 @@ func (s *Store) addShadow(c *call, offer *piggyback.Batch) bool {
 }
 
 // prepareShadow gives a shadow's charges to its waiter. It returns false if the uniform script of
-// the call's charges cannot decide them.
+// the call's charges cannot decide the shadow.
 func (s *Store) prepareShadow(c *call, shadow *shadowBatch) bool {
 	if penstock.Check(shadow.offer.Charges) != nil {
 		return false

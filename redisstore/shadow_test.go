@@ -36,15 +36,16 @@ func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shado
 	return call
 }
 
-// looser returns a limit for shadows. It has the algorithm of g.limit, and admits 50 instead of 30.
+// looser returns a limit for shadows. This limit has the algorithm of g.limit, and admits 50 units
+// instead of 30.
 func looser(g *coalescingTest) *penstock.Plan {
 	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
 	return l.MustCompile()
 }
 
-// wait returns when the call has ended. It fails the test if the store did not take the shadow:
-// then Take would still return true.
+// wait returns when the call has ended. If the store did not take the shadow, Take still returns
+// true, and wait fails the test.
 func (call *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
 	<-call.done
@@ -314,7 +315,7 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 			batch := &piggyback.Batch{Charges: []penstock.Charge{test.shadow}, DecideAlone: func() { separateCalls++ }}
 			charges := []penstock.Charge{enforced}
 			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
-			// This is another slice than Enforced, so the store is offered no shadows.
+			// The charges of the call are another slice than Enforced, so the store is offered no shadows.
 			if _, err := store.Decide(ctx, []penstock.Charge{enforced}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
 				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it is not decided", err, batch.Decision, separateCalls)
 			}

@@ -12,7 +12,8 @@ import (
 )
 
 // If a limit is made slower while it is in use, its state is kept for as long as the slower limit
-// needs it. Even a denial must extend the TTL. Both hold for a single charge and in a batch.
+// needs it. Even a denial must extend the TTL. Both statements hold for a single charge and for a
+// batch.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
@@ -58,8 +59,9 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	}
 }
 
-// A TTL is never shorter than the time for which the state is used. It is at most twice the longest
-// time for which it was used so far, plus 5 s, also after a Force and its Refund.
+// A TTL is never shorter than the time for which the state is used. A TTL is at most twice the
+// longest time for which the state was used so far, plus 5 s. This holds also after a Force and its
+// Refund.
 func TestTTLStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)

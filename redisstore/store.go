@@ -29,14 +29,15 @@ type Options struct {
 	// '_', '.' and ':'. Default: "ps". All stores that share limits need the same prefix.
 	Prefix string
 
-	// Secret, if set, replaces keys in Redis by 128 bits of their HMAC-SHA-256. Then no identity can
-	// be read there, and no client can choose the slot of its key. All stores that share limits need
-	// the same secret: stores with different secrets have separate counters.
+	// Secret, if set, replaces keys in Redis by 128 bits of their HMAC-SHA-256. With a Secret, no
+	// identity can be read in Redis, and no client can choose the slot of its key. All stores that
+	// share limits need the same Secret: stores with different Secrets have separate counters.
 	Secret []byte
 
-	// Now, if set, replaces the server's clock. It is for tests, replay and simulation only: clocks of
-	// several processes differ. It must return times from 1970 to 2112; otherwise Decide returns
-	// ErrInvalid. Keys live for an hour longer than they need, because TTLs run by the server's clock.
+	// Now, if set, replaces the server's clock. Now is for tests, replay and simulation only, because
+	// clocks of several processes differ. Now must return times from 1970 to 2112. For other times,
+	// Decide returns ErrInvalid. Keys live for an hour longer than they need, because TTLs run by the
+	// server's clock.
 	Now func() time.Time
 }
 
@@ -74,7 +75,7 @@ type Store struct {
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
 }
 
-// New makes a Store that uses a Client. It does not wait for a connection. Call Ping to check that
+// New makes a Store that uses a Client. New does not wait for a connection. Call Ping to check that
 // the server answers. An error wraps penstock.ErrInvalid.
 func New(c Client, o Options) (*Store, error) {
 	if c == nil {
@@ -101,9 +102,9 @@ func newStore(o Options) (*Store, error) {
 	return s, nil
 }
 
-// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It
-// does not wait for a connection: servers may start later. Call Ping to check that they answer, and
-// Close when the Store is no longer needed.
+// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. Open
+// does not wait for a connection: servers may start later. Call Ping to check that the servers
+// answer, and Close when the Store is no longer needed.
 func Open(url string, o Options) (*Store, error) {
 	option, err := ParseURL(url)
 	if err != nil {
@@ -112,7 +113,8 @@ func Open(url string, o Options) (*Store, error) {
 	return New(Dial(option), o)
 }
 
-// Ping returns nil if the server answers. Programs that must not start without it call Ping first.
+// Ping returns nil if the server answers. Programs that must not start without a server call Ping
+// first.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.client.Ping(ctx); err != nil {
 		return s.unavailable(ctx, err)
@@ -120,9 +122,10 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the store's background work and closes the connections that Open has made. It waits
-// until both have ended, which takes about a second if a server hangs. Scripts in flight on a
-// client that the user passed to New may take longer: until that client's timeouts end them.
+// Close ends the store's background work and closes the connections that Open has made. Close waits
+// until the work and the connections have ended, which takes about a second if a server hangs.
+// Scripts in flight on a client that the user passed to New may take longer: until that client's
+// timeouts end them.
 func (s *Store) Close() error {
 	s.work.Cancel()
 	err := s.client.Close()
@@ -138,12 +141,12 @@ func (s *Store) Close() error {
 // takes one round trip and a grant takes two, for any number of Keys. Charges that cannot be denied
 // are made last, in one more round trip.
 //
-// If other callers charge a Key between the two rounds, the second round may deny the batch. Then
-// Decide refunds the other Keys. Such a batch never admits too much. For one round trip, other
-// callers may lack the units that Decide then refunds. A hold that the batch renewed stays renewed.
-// If ctx ends before all charges are made or refunded, Decide returns an error with ReasonUnknown.
-// The batch is then refunded in the background, within a second. This is done for up to 256 batches
-// at the same time.
+// If other callers charge a Key between the two rounds, the second round may deny the batch. If it
+// does, Decide refunds the other Keys. Such a batch never admits too much. For one round trip,
+// other callers may lack the units that Decide then refunds. A hold that the batch renewed stays
+// renewed. If ctx ends before all charges are made or refunded, Decide returns an error with
+// ReasonUnknown. The batch is then refunded in the background, within a second. Up to 256 batches
+// can be refunded in this way at the same time.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)

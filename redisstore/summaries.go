@@ -62,7 +62,7 @@ func (s *Store) WriteSummary(ctx context.Context, instance, text string, life ti
 }
 
 // ReadSummaries returns the texts of those MaxSummaries instances whose heartbeats expire last. It
-// also returns how many instances are registered. Some of them may have stopped since their last
+// also returns how many instances are registered. Some instances may have stopped since their last
 // heartbeat.
 func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
 	for from := 0; from < MaxSummaries; from += summariesPerScript {

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Node names the server that decides a batch: on a Cluster the address of the primary that has its
-// key, as far as is known. The addresses for a batch with several keys are joined by '+'. Node
-// returns "" on a single server, and while the Cluster's layout is not known. It never waits.
-// Breakers have a state for each of these names.
+// Node names the server that decides a batch. On a Cluster, the name is the address of the primary
+// that has the batch's key, as far as is known. The addresses for a batch with several keys are
+// joined by '+'. Node returns "" on a single server, and while the Cluster's layout is not known.
+// Node never waits. Breakers have a state for each of these names.
 func (s *Store) Node(charges []penstock.Charge) string {
 	if !s.topology.isCluster.Load() || len(charges) == 0 {
 		return ""
@@ -51,8 +51,8 @@ func (s *Store) slotOfKey(key string) uint16 {
 }
 
 // A topology knows which server of a Cluster has which slot. The layout is first fetched when Node
-// or a script load needs it. It is fetched again when it is older than layoutMaxAge, and after a
-// call has failed, because a failover may be the cause. It is always fetched in the background.
+// or a script load needs it. The layout is fetched again when it is older than layoutMaxAge, and
+// after a call has failed, because a failover may be the cause. Every fetch runs in the background.
 type topology struct {
 	isCluster    atomic.Bool
 	layout       atomic.Pointer[layout] // nil until it is known

@@ -65,8 +65,8 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	}
 }
 
-// A layoutClient is a client of several servers on which every decision fails. It counts the
-// queries of the layout.
+// A layoutClient is a client of several servers on which every decision fails. The client counts
+// the queries of the layout.
 type layoutClient struct {
 	redisstore.Client
 	answer        func(ctx context.Context) error
@@ -92,7 +92,7 @@ func (c *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (strin
 func (c *layoutClient) Close() error { return nil }
 
 // However many calls need the layout, and however fast a query fails, there are only a few queries
-// per second. They run one at a time, except for those that were abandoned.
+// per second. Queries run one at a time, except for those that were abandoned.
 func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	reply := func(text string) func(context.Context) error {

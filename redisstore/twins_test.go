@@ -186,7 +186,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 	return decisions, order, nil
 }
 
-// A serialDecider decides one flight after the other, until one fails. It records the order of the
+// A serialDecider decides one flight after another, until one fails. It records the order of the
 // waiters.
 type serialDecider struct {
 	decider
@@ -217,7 +217,7 @@ func describe(batch []penstock.Charge) string {
 	return text
 }
 
-// hostileLimit draws a limit with extreme values. There are few names and groups, so that limits
+// hostileLimit draws a limit with extreme values. Few names and groups are drawn, so that limits
 // change while they are in use, and share strings.
 func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	for {
@@ -243,8 +243,8 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	}
 }
 
-// hostileStep moves the clock: not at all, by a part of a period, by several periods, or back. It
-// also moves the clock to a time that the last answer named, or to just before that time.
+// hostileStep moves the clock by nothing, by a part of a period, by several periods, or back. Or it
+// moves the clock to a time that the last answer named, or to just before that time.
 func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *penstock.Decision) time.Time {
 	period := max(limit.Limit().Period.Microseconds(), 1)
 	status := last.Status(rng.IntN(last.Len()))

@@ -14,12 +14,12 @@ import (
 
 // New makes a Client that uses the user's own go-redis client: *redis.Client, *redis.ClusterClient,
 // a failover client or a *redis.Ring. The user must close that client. Scripts are sent once,
-// whatever the client's MaxRetries and MaxRedirects are. Its timeouts, pools and hooks stay as they
-// are.
+// whatever the client's MaxRetries and MaxRedirects are. The timeouts, pools and hooks of the
+// client stay as they are.
 //
 // If a caller leaves, its call continues until a timeout of the client ends it (DialTimeout,
-// ReadTimeout, PoolTimeout). Until then it uses a connection of the pool. ReadTimeout is 3 s by
-// default; 1 s is enough for these scripts.
+// ReadTimeout, PoolTimeout). Until then, the call uses a connection of the pool. ReadTimeout is 3 s
+// by default; 1 s is enough for these scripts.
 func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }
 
 type adapter struct{ client redis.UniversalClient }

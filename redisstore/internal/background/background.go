@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A Group of goroutines has one context. Its owner cancels the group, and waits until all have
-// ended.
+// A Group of goroutines has one context. The group's owner cancels the group, and waits until all
+// goroutines have ended.
 type Group struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -25,7 +25,7 @@ func New() *Group {
 	return g
 }
 
-// Context returns the context of the group. It ends when Cancel is called.
+// Context returns the context of the group. This context ends when Cancel is called.
 func (g *Group) Context() context.Context { return g.ctx }
 
 // Start runs work in a goroutine. work must return when its context ends. After Cancel, Start runs

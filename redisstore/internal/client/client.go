@@ -1,5 +1,5 @@
-// Package client sets up clients of Redis: it reads URLs, connects in the background, corrects
-// what rueidis does with connections, and lets callers return at their deadlines.
+// Package client sets up clients of Redis. It reads URLs, connects in the background, and corrects
+// what rueidis does with connections. It also lets callers return at their deadlines.
 package client
 
 import (
@@ -29,8 +29,8 @@ func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
 // TooLate marks an error by ErrLate and ErrNotSent.
 func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }
 
-// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or
-// if the channel closed is closed first. A lazy.Context has a deadline but no timer; Await makes
+// Await returns nil when done is closed or has a value. Await returns an error if ctx ends first,
+// or if the channel closed is closed first. A lazy.Context has a deadline but no timer; Await makes
 // one for it.
 func Await(ctx context.Context, done, closed <-chan struct{}) error {
 	l, ok := ctx.(lazy.Context)

@@ -56,8 +56,9 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 }
 
 // A guardedConn reads nothing before something was written. A server with too many clients sends an
-// error before any command, and rueidis panics at a reply to no command. This can happen if the
-// context of a call ends while rueidis dials: then it sends no command.
+// error before any command, and rueidis panics at a reply to no command. Without a guardedConn,
+// this can happen if the context of a call ends while rueidis dials, because rueidis then sends no
+// command.
 //
 // If the process was suspended, a read's deadline may have passed although the reply has arrived.
 // Then Read tries once more, for lateReadTimeout.

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Closing the client ends a dial that hangs. It also ends the first read of a connection, which may
-// hang before anything was written.
+// Closing the client ends a dial that hangs. Closing also ends the first read of a connection,
+// which may hang before anything was written.
 func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 	for _, canDial := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -24,7 +24,7 @@ type Calls[S any] interface {
 }
 
 // A Detached client returns from a call when the call's context ends, even if the wrapped client
-// does not: some clients dial, close or wait for a connection beyond the deadline. So calls run on
+// does not. Some clients dial, close or wait for a connection beyond the deadline. So calls run on
 // separate goroutines, the workers. A call continues if its caller leaves.
 type Detached[S any] struct {
 	next      Calls[S]
@@ -81,7 +81,8 @@ func (d *Detached[S]) Ping(ctx context.Context) error {
 
 func (d *Detached[S]) Sharded(ctx context.Context) (bool, error) { return d.next.Sharded(ctx) }
 
-// Close cancels the calls, and their callers return. It waits up to a second for the calls to end.
+// Close cancels the calls, and their callers return. Close waits up to a second for the calls to
+// end.
 func (d *Detached[S]) Close() error {
 	d.calls.Cancel()
 	d.closeIdle()

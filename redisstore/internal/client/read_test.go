@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A reply that is in the socket is read even if the deadline of the read has passed. That happens
-// after this process was stopped.
+// A reply that is in the socket is read even if the deadline of the read has passed. This state
+// occurs after the process was stopped for a time.
 func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -163,8 +163,8 @@ func cutAuthority(rest string) (authority, tail string) {
 	return rest, ""
 }
 
-// addresses reads host:port,… Its errors show only the part of a host before the first colon: the
-// rest may be a password whose @host was forgotten.
+// addresses reads host:port,… Errors show only the part of a host before the first colon, because
+// the rest may be a password whose @host was forgotten.
 func addresses(hosts, defaultPort string) ([]string, error) {
 	var list []string
 	for _, host := range strings.Split(hosts, ",") {

@@ -197,8 +197,8 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 }
 
-// RulesOf returns the ACL rules of the user of a store. They allow only what the store needs, with
-// keys that begin with "limiter". The command penstock acl prints the same rules.
+// RulesOf returns the ACL rules of the user of a store. The rules allow only what the store needs,
+// with keys that begin with "limiter". The command penstock acl prints the same rules.
 func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
 	t.Helper()
 	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, redisstore.Rights(o))

@@ -198,8 +198,8 @@ func forgetScripts(t *testing.T, target Target, m Maker) {
 	t.Logf("counted: %d decisions among forgotten scripts (%d flushes)", total, flushes)
 }
 
-// tolerance is how late a call may end after its deadline. It is large because test machines are
-// busy.
+// tolerance is how late a call may end after its deadline. The tolerance is large because test
+// machines are busy.
 const tolerance = 2 * time.Second
 
 // everyCallEnds kills a server under load, or stops its process. Every call must end soon after its

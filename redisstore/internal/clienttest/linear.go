@@ -55,8 +55,8 @@ type linearStatus struct {
 	retry              time.Duration // simplified: 0, or 1 for any finite time, or Never
 }
 
-// A linearAnswer has the status of each charge of a batch. It is nil if it is unknown whether the
-// charges were made.
+// A linearAnswer has the status of each charge of a batch. A nil linearAnswer means that the
+// charges may or may not have been made.
 type linearAnswer []linearStatus
 
 var linearModel = porcupine.Model{
@@ -78,8 +78,9 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// randomBatch returns a random batch for the client with the index who. Its keys are numbers below
-// keys. Most charges spend, so that the limits are nearly used up and the order of calls matters.
+// randomBatch returns a random batch for the client with the index who. The keys of the batch are
+// below the number keys. Most charges spend, so that the limits are nearly used up and the order of
+// calls matters.
 func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
@@ -139,9 +140,9 @@ func StandingClock() redisstore.Options {
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// linearizable lets several stores decide concurrently: some over the client under test, some
-// opened by URL. It checks n histories. Each call must get the reply that it would get if all calls
-// were made one after another, in some order.
+// linearizable checks n histories of several stores that decide concurrently. Some stores use the
+// client under test, and some are opened by URL. Each call must get the reply that it would get if
+// all calls were made one after another, in some order.
 func linearizable(t *testing.T, suite Suite, n int) {
 	s, o := redistest.Start(t), StandingClock()
 	stores := []penstock.Store{
@@ -210,7 +211,7 @@ func (c linearCharge) String() string {
 }
 
 // step is the sequential specification of one charge. It returns the status that the charge must
-// get, and the state after it.
+// get, and the state after the charge.
 func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Limit().Count, s
 	own, takenByOthers := s.counterOf(c)
@@ -253,8 +254,8 @@ func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	return status, s
 }
 
-// counterOf returns the counter that a charge changes: of units, or of the slots of its holder. It
-// also returns how many slots other holders have.
+// counterOf returns the counter that a charge changes: that of the units, or that of the slots of
+// the charge's holder. It also returns how many slots other holders have.
 func (s *linearState) counterOf(c linearCharge) (own *int64, takenByOthers int64) {
 	if c.limit < slotsLimit {
 		return &s.used[c.key][c.limit], 0

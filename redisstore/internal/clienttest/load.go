@@ -213,7 +213,7 @@ func (c *CountingClient) wait() {
 }
 
 // callConcurrently lets callers decide concurrently, each in a script of its own. All get the reply
-// NOSCRIPT before one loads the script. It returns how many were allowed.
+// NOSCRIPT before one loads the script. callConcurrently returns how many calls were allowed.
 func (c *CountingClient) callConcurrently(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
 	t.Helper()
 	c.Proceed = make(chan struct{})

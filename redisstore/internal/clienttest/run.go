@@ -37,8 +37,8 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 		suiteTest{"rights on one server", rightsOnOneServer},
 		suiteTest{"wrong digest", wrongDigest},
 	)
-	// These tests use one Cluster in turn: some flush scripts, change the settings of memory or add
-	// users, and the last one kills most nodes.
+	// The following tests use one Cluster in turn. Some flush scripts, change the settings of memory
+	// or add users, and the last test kills most nodes.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		c := redistest.StartCluster(t)
@@ -63,7 +63,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 		suiteTest{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
 		suiteTest{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
 	)
-	// These tests use one Cluster in turn: some flush scripts, some lose replies.
+	// The following tests use one Cluster in turn, because some flush scripts, and some lose replies.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		target := clusterBehindProxies(t)

@@ -24,14 +24,14 @@ type Decider interface {
 	// batch with a uniform script has at most four charges, all of one key and one group.
 	ScriptFor(charges []penstock.Charge) Script
 
-	// DecideFlight decides a flight. It sets Decision or Err of each of its waiters.
+	// DecideFlight decides a flight, and sets Decision or Err of each waiter.
 	DecideFlight(ctx context.Context, f *Flight)
 }
 
-// A Coalescer keeps two scripts in flight, or three if many callers wait. Meanwhile, further
-// callers wait, and the next script decides their batches. Each caller gets the answer that it
-// would have got if the batches had been decided one by one. If call B begins after call A has
-// returned, B is decided after A. Concurrent calls are decided in any order.
+// A Coalescer keeps two scripts in flight, or three if many callers wait. While these scripts are
+// in flight, further callers wait. The next script decides their batches. Each caller gets the
+// answer that it would have got if the batches had been decided one by one. If call B begins after
+// call A has returned, B is decided after A. Concurrent calls are decided in any order.
 type Coalescer struct {
 	decider Decider
 
@@ -43,14 +43,14 @@ type Coalescer struct {
 	timerAt  time.Time   // when timer fires; zero: it is stopped
 }
 
-// These are the thresholds for sending another script while others are in flight. A script of 8
-// requests takes the server about 35 µs: 10 µs for the script and 25 µs for the requests. 24
-// waiters take the client about as long. With a third script in flight, the server always has work
-// after a reply, however long the client takes. That helps only if many callers wait.
+// The thresholds for sending another script while others are in flight. A script of 8 requests
+// takes the server about 35 µs: 10 µs for the script and 25 µs for the requests. 24 waiters take
+// the client about 35 µs too. With a third script in flight, the server always has work after a
+// reply, however long the client takes. A third script helps only if many callers wait.
 //
 // The larger the flights that are already sent, the more requests the next flight needs, up to 24.
-// This divides the batches of many callers into few large scripts. In a measurement with 64
-// callers, this made scripts a third larger, and a decision a tenth cheaper.
+// So the batches of many callers are divided into few large scripts. In a measurement with 64
+// callers, this rule made scripts a third larger, and a decision a tenth cheaper.
 const (
 	secondFlightMinRequests = 8
 	secondFlightMinWaiters  = 24
@@ -61,9 +61,9 @@ const (
 // New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
 
-// Enter returns true if the caller must decide the waiter's batch itself, and then call Exit.
-// Otherwise the waiter is queued, and the caller must call Wait. The extras of a queued waiter are
-// queued too if its flight has room for them; HasJoined of an extra reports that.
+// If Enter returns true, the caller must decide the waiter's batch itself, and then call Exit. If
+// Enter returns false, the waiter is queued, and the caller must call Wait. The extras of a queued
+// waiter are queued too if the flight has room for them; HasJoined of an extra reports this.
 func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (shouldDecide bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -315,7 +315,8 @@ func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 	}
 }
 
-// A third flight needs many different requests; equal ones do not count. There is no fourth.
+// A third flight needs many different requests; equal requests do not count. A fourth flight is
+// never sent.
 func TestThirdFlightHasAThreshold(t *testing.T) {
 	inBubble(t, func(s *setup) {
 		defer s.occupy()()

@@ -29,8 +29,8 @@ type Flight struct {
 	cancel      context.CancelFunc // of ctx
 }
 
-// A Request is a batch, and all waiters for it. It has a copy of the charges, because waiters may
-// leave.
+// A Request is a batch, and all waiters for this batch. It has a copy of the charges, because
+// waiters may leave.
 type Request struct {
 	Charges []penstock.Charge
 	Waiters []*Waiter
@@ -39,8 +39,8 @@ type Request struct {
 	next    int  // the index of the next request of its series; -1: there is none
 }
 
-// A series identifies the requests that a script decides one after the other: those with the same
-// key, the same group and the same limits in the same order.
+// A series identifies the requests that a script decides one after another. They have the same key
+// and group, and the same limits in the same order.
 type series struct {
 	key, group string
 	tags       [maxUniformCharges]uint32 // of the limits
@@ -102,7 +102,8 @@ func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
 	}
 }
 
-// Join adds a waiter. It returns false if the flight would then cost the server too much.
+// Join adds a waiter. It returns false if the flight with this waiter would cost the server too
+// much.
 func (f *Flight) Join(w *Waiter) bool {
 	if f.Script == nil {
 		return f.addRequest(w) >= 0
@@ -134,8 +135,8 @@ func (f *Flight) Join(w *Waiter) bool {
 	return i >= 0
 }
 
-// joinRecent adds a waiter if its batch equals that of the waiter that joined last, and if there is
-// room. Otherwise it returns false.
+// joinRecent adds a waiter if its batch equals that of the waiter that joined last, and if the
+// flight has room. If not, it returns false.
 func (f *Flight) joinRecent(w *Waiter) bool {
 	if f.Script == nil {
 		return false
@@ -172,7 +173,7 @@ func (f *Flight) addRequest(w *Waiter) int {
 	return i
 }
 
-// joinRequest adds a waiter to the request at index i. It returns false if there is no room.
+// joinRequest adds a waiter to the request at index i. It returns false if the flight has no room.
 func (f *Flight) joinRequest(w *Waiter, i int) bool {
 	cost := len(f.requests[i].Charges)
 	if f.cost+cost > maxCost {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/lazy"
 )
 
-// A Waiter is a batch that waits to be decided. It can be reused.
+// A Waiter is a batch that waits to be decided. The memory of a Waiter can be reused.
 type Waiter struct {
 	Charges []penstock.Charge
 	Extras  []*Waiter // batches that the same script may decide; they never delay this one

@@ -129,7 +129,7 @@ func inline(text string, functions []function) string {
 	return text
 }
 
-// replaceAllCalls inlines functions in a text. It leaves calls that it cannot replace as they are.
+// replaceAllCalls inlines functions in a text. Calls that it cannot replace stay as they are.
 func replaceAllCalls(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		text = functions[i].replaceCalls(text)
@@ -156,7 +156,7 @@ func (f *function) inlineStatements(text string) string {
 		if at < 0 {
 			return appendRest(&out, text)
 		}
-		// text[start:end] is the line of the call. It has an indent, then code, then the call.
+		// text[start:end] is the line of the call: an indent, then code, then the call.
 		start := strings.LastIndexByte(text[:at], '\n') + 1
 		end := len(text)
 		if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
@@ -190,7 +190,7 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 		writeBlock(out, indent, locals, body, names)
 		return
 	}
-	// The body assigns to r1, r2, … instead. They are copied to the names afterwards.
+	// The body assigns to r1, r2, … instead. After the body, they are copied to the names.
 	var results []string
 	for i := range strings.Count(names, ",") + 1 {
 		results = append(results, fmt.Sprintf("r%d", i+1))
@@ -331,8 +331,9 @@ func isName(text string) bool {
 	return text != ""
 }
 
-// indexName returns the first index of begin, which starts with a name, in a text at or after from.
-// It skips places where the name is the end of a longer name. It returns -1 if begin is not found.
+// indexName returns the first index of begin in a text, from the index from on, or -1 if begin is
+// not found. begin starts with a name. Places where this name is the end of a longer name are
+// skipped.
 func indexName(text, begin string, from int) int {
 	for {
 		i := strings.Index(text[from:], begin)

@@ -5,8 +5,9 @@
 //   - a harness, which is the main program: single.lua, uniform.lua or mixed.lua
 //   - storage.lua: the code that reads and writes stored strings, for single.lua and uniform.lua
 //
-// Harnesses are templates (see template.go). Functions are inlined (see inline.go): a script
-// defines its functions again in every call, and defining one costs as much as running it.
+// Harnesses are templates (see template.go). Functions are inlined (see inline.go), because a
+// script defines its functions again in every call. Defining a function costs as much as running
+// it.
 package luagen
 
 import (
@@ -66,12 +67,12 @@ const (
 	// algorithm.MaxStall, which is in µs.
 	slackTTL = algorithm.MaxStall / 1000
 
-	// virtualTTL is an hour in ms. It is added to TTLs if the caller gives the time, because TTLs run
-	// by the server's clock.
+	// virtualTTL, an hour in ms, is added to TTLs if the caller gives the time, because TTLs run by
+	// the server's clock.
 	virtualTTL = 3_600_000
 
-	// Each key lives at least certainSlack µs longer than necessary. This is 2 ms less than slackTTL,
-	// because TTLs are whole ms.
+	// Each key lives at least certainSlack µs longer than necessary. certainSlack is 2 ms less than
+	// slackTTL, because TTLs are whole ms.
 	certainSlack = slackTTL*1000 - 2000
 )
 

@@ -7,15 +7,15 @@ local virtual = 0
 @clock
 RIGHTS
 
--- A cell is a table of the state of one limit. Its first six elements are the outcome of the last
--- step, or zeros if there was none: granted, remaining, retry, reset, wait, keep. The numbers of
+-- A cell is a table of the state of one limit. The first six elements are the outcome of the last
+-- step, or zeros if there was no step: granted, remaining, retry, reset, wait, keep. The numbers of
 -- the state follow. keep is how long the state must be kept, in µs: 0 if it equals a new state,
 -- negative if it is unchanged.
 --
--- strings has the loaded strings by the number of their key: cells by tag, the order of the tags,
--- and expiresAfter, a time in µs before which the key does not expire. keep of a string is how long
--- the string must exist, in µs; -1 if it need not be saved. changed has the numbers of the keys
--- whose strings must be saved.
+-- strings has the loaded strings by the number of their key. Each has its cells by tag, the order
+-- of the tags, and expiresAfter, a time in µs. The key does not expire before expiresAfter. keep of
+-- a string is how long the string must exist, in µs; -1 if it need not be saved. changed has the
+-- numbers of the keys whose strings must be saved.
 local strings, changed = {}, {}
 
 -- Returns the format of an entry's n numbers: 6 bytes for the third, and 7 for each other number.

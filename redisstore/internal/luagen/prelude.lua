@@ -1,6 +1,6 @@
 -- Short names of Redis functions, the twins of helpers of package algorithm, and helpers for the
--- storage format. The generator (luagen.go) keeps what a script uses, and inlines the functions. It
--- replaces names in capitals by numbers.
+-- storage format. The generator (luagen.go) keeps what a script uses, and inlines the functions.
+-- The generator also replaces names in capitals by numbers.
 local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
@@ -21,8 +21,8 @@ local function cdiv(a, b)
   return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
 end
 
--- Returns the size in bytes of an entry of n numbers (see storage.lua): 4 for its word, 6 for the
--- third number, and 7 for each other number.
+-- Returns the size in bytes of an entry of n numbers (see storage.lua). The word has 4 bytes, the
+-- third number 6, and each other number 7.
 local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
@@ -39,8 +39,8 @@ local function expiryof(now, keep)
   return math.min(div(now + 2 * keep + CERTAINSLACK, 1000000), 4294967295)
 end
 
--- The twin of take in algorithm.go. It returns how many units are granted, how many are used
--- afterwards, and whether the cost fits.
+-- The twin of take in algorithm.go. It returns how many units are granted, how many are used after
+-- the grant, and whether the cost fits.
 local function take(mode, cost, used, count)
   if mode == SPEND then
     if cost == 0 or cost <= count - used then
@@ -84,7 +84,7 @@ local function convert(level, old, parts)
 end
 
 -- The twin of drain in tokenbucket.go. It returns the level, the time at which the bucket has that
--- level, how far this time is ahead of now, and whether the state was repaired.
+-- level, and how far this time is ahead of now. The last result is whether the state was repaired.
 local function drain(rate, now, level, at)
   if not level then
     return 0, now, 0, false

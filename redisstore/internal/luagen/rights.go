@@ -30,10 +30,10 @@ func CheckRights(text string) string {
 // KeyOfExample stands for the key in Examples.
 const KeyOfExample = "KEY"
 
-// Examples are calls of the commands that scripts run, to check whether the user may run them. They
-// must have as many arguments as the command takes: Redis 7.0 crashes if the key is missing.
-// Commands without an example, such as TIME, are not checked: scripts run them before their first
-// write.
+// Examples are calls of the commands that scripts run, to check whether the user may run them.
+// Examples must have as many arguments as the command takes, because Redis 7.0 crashes if the key
+// is missing. Commands without an example, such as TIME, are not checked, because scripts run them
+// before their first write.
 var Examples = map[string][]string{
 	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
 	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},

@@ -1,5 +1,5 @@
--- Decides one batch of up to four charges whose state is in one string. This is the most frequent
--- call. The generator unrolls this template for a sequence of algorithms, so that the script needs
+-- Decides one batch of up to four charges whose state is in one string. Most calls are of this
+-- kind. The generator unrolls this template for a sequence of algorithms, so that the script needs
 -- no tables (see template.go). COUNT is the number of charges.
 --
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if

@@ -1,6 +1,6 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
--- uniform.lua also use the other blocks: load reads the numbers of a batch's limits from their
--- string, decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
+-- uniform.lua also use the other blocks. load reads the numbers of a batch's limits from their
+-- string. decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
 -- differs between the two harnesses: how to get the string, and what to do if it is malformed.
 
 -- now is 0 unless the caller gives the time, in µs. virtual, in ms, is added to TTLs.
@@ -14,11 +14,12 @@ end
 @endclock
 
 @load
--- The first 4 bytes of a string are a time in seconds: the key does not expire before it. An entry
--- follows for each limit. It has a word, and then the numbers of the limit's state. The word is the
--- limit's tag, a multiple of 128, plus the count of the numbers. Trailing zeros are not stored. A
--- usual string has exactly the entries of this batch, in the batch's order, with three numbers
--- each, which makes 24 bytes. Such entries are all read by one call, and written by one call.
+-- The first 4 bytes of a string are a time in seconds: the key does not expire before that time. An
+-- entry follows for each limit. An entry has a word, and then the numbers of the limit's state. The
+-- word is the limit's tag, a multiple of 128, plus the count of the numbers. Trailing zeros are not
+-- stored. A usual string has exactly the entries of this batch, in the batch's order, with three
+-- numbers each, which makes 24 bytes. Such entries are all read by one call, and written by one
+-- call.
 --
 -- For each charge: in a usual string, n$ is the word of its entry. In any other string, n$ is the
 -- count of the entry's numbers, and first$ is the position of the entry. s$1 to s$6 are the stored
@@ -72,8 +73,8 @@ end
 @endload
 
 @decide
--- t$1 to t$6 are the numbers after the step. keep$ is how long they must be kept, in µs. It is 0 if
--- they equal a new state, and negative if the step has not changed them.
+-- t$1 to t$6 are the numbers after the step. keep$ is how long these numbers must be kept, in µs.
+-- keep$ is 0 if the numbers equal a new state, and negative if the step has not changed them.
 @each
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
 granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
@@ -90,8 +91,8 @@ end
 @save
 -- keep is the longest of the charges' keep$. need is how long the string must exist, in µs, also
 -- for unchanged entries. If the string is usual and its TTL is long enough, the entries are
--- overwritten in place. Otherwise the whole string is written, if an entry has changed or the TTL
--- is too short.
+-- overwritten in place. If the string is not usual, the whole string is written if an entry has
+-- changed. If the TTL is too short, the whole string is written too.
 local keep, need = UNCHANGED, 0
 @each
 if keep$ > keep then

@@ -48,10 +48,10 @@ for index = 1, #KEYS do
       callers = 0
     end
 
-    -- Several callers may have sent equal batches. After the first is granted, the next ones for
-    -- which there is room are merged: one step decides them as one batch with their total cost.
-    -- This requires that the algorithms are additive. Then the state becomes the same as if the
-    -- batches were decided one by one, and each reply differs from the one before by the same
+    -- Several callers may have sent equal batches. After the first batch is granted, the next
+    -- batches for which there is room are merged: one step decides them as one batch with their
+    -- total cost. Merging requires that the algorithms are additive. The state is then the same as
+    -- if the batches were decided one by one. Each reply differs from the reply before by the same
     -- amounts. If the outcome of a merged step shows otherwise, its batches are decided one by one.
     -- merged is how many batches the next step decides.
     local merged, canMerge = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
