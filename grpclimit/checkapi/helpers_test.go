@@ -87,7 +87,8 @@ func newService(t testing.TB, change ...func(*Options)) *testService {
 	return newServiceOn(t, memstore.New(memstore.Options{Now: c.Now}), c, change...)
 }
 
-// newServiceOn makes a service for the policy rules on a store, without guards.
+// newServiceOn makes a service for the policy rules on a store, without guards. change changes the
+// options.
 func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*Options)) *testService {
 	t.Helper()
 	s := &testService{TB: t, clock: c}

@@ -38,7 +38,7 @@ const (
 )
 
 // Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. Load refuses
-// what envoyproxy/ratelimit refuses. It reports the errors of all files, up to maxMistakes. The
+// what envoyproxy/ratelimit refuses. It reports the errors of all files, up to 100 of them. The
 // error is of type Errors and wraps ErrInvalid.
 func Load(files []File, o Options) (*Config, error) {
 	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, fileOf: make(map[string]string)}
@@ -292,6 +292,7 @@ type parents struct {
 	isValueInMetric bool
 }
 
+// addDescriptors adds a list of descriptors below a node. at is the path of the list in the file.
 func (l *loader) addDescriptors(to *node, list []yamlDescriptor, at path, above parents) {
 	if len(above.values) >= maxDepth {
 		l.fail(at, "use fewer levels", "descriptors are nested deeper than %d levels", maxDepth)
@@ -306,6 +307,7 @@ func (l *loader) addDescriptors(to *node, list []yamlDescriptor, at path, above 
 	l.warnOfCollisions(to)
 }
 
+// addDescriptor adds a descriptor, its rate_limit and the descriptors in it below a node.
 func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above parents) {
 	if y.Key == "" {
 		l.fail(at, "write key: NAME, with the key that Envoy sends", "a descriptor has no key")
@@ -335,7 +337,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 			l.fail(at.join("share_threshold"), "write a value with *, or omit share_threshold", "share_threshold needs a value with *, and this descriptor is '%s'", composite)
 		}
 		n.shared = y.Value
-		if y.Value == "" {
+		if y.Value == "" { // the asterisk is in the key
 			n.shared = composite
 		}
 	}
@@ -354,9 +356,10 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	l.addDescriptors(n, y.Descriptors, at.join("descriptors"), below)
 }
 
-// addLimit adds the rate_limit of a descriptor to the configuration. If the rate_limit is invalid,
-// addLimit reports the errors and returns nil.
-func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
+// addLimit adds the rate_limit of a descriptor to the configuration. levels are those from the
+// domain down to the descriptor. If the rate_limit is invalid, addLimit reports the errors and
+// returns nil.
+func (l *loader) addLimit(y *yamlDescriptor, at path, levels parents) *Limit {
 	before := len(l.mistakes)
 	r, at := y.RateLimit, at.join("rate_limit")
 	unit := parseUnit(r.Unit)
@@ -369,10 +372,10 @@ func (l *loader) addLimit(y *yamlDescriptor, at path, of parents) *Limit {
 		l.warn(at, "requests_per_unit is 0 or missing, so the limit denies everything")
 	}
 	limit := &Limit{
-		Index: len(l.config.limits), Path: of.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
-		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: of.isValueInMetric, Metadata: plainMap(y.Metadata),
+		Index: len(l.config.limits), Path: levels.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
+		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: levels.isValueInMetric, Metadata: plainMap(y.Metadata),
 		File: l.file, Line: l.positions.line(at),
-		domain: of.domain.Name, domainIndex: of.domain.index, keys: of.keys, values: of.values, isShared: of.isShared,
+		domain: levels.domain.Name, domainIndex: levels.domain.index, keys: levels.keys, values: levels.values, isShared: levels.isShared,
 	}
 	for i, one := range r.Replaces {
 		switch one.Name {

@@ -102,6 +102,7 @@ func checkRequest(method, path string, headers ...string) *authv3.CheckRequest {
 	return &authv3.CheckRequest{Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{Http: r}}}
 }
 
+// source returns the source of a request from an address.
 func source(address string) *authv3.AttributeContext_Peer {
 	return &authv3.AttributeContext_Peer{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: address, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 4711},
