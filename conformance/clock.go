@@ -12,10 +12,11 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// A clock shows the second in which the services decide.
+// A clock shows the second in which the services decide. A comparison calls advance before each
+// request.
 type clock interface {
-	now() int64
-	advance(r *rand.Rand) error // called before each request
+	now() int64 // seconds since 1970
+	advance(r *rand.Rand) error
 }
 
 // systemClock is the clock of the machine.
@@ -25,11 +26,11 @@ func (systemClock) now() int64               { return time.Now().Unix() }
 func (systemClock) advance(*rand.Rand) error { return nil }
 
 // A setClock does not advance while a request is decided. Both services use it:
-// envoyproxy/ratelimit reads it from a file, and Penstock decides by the clock of its Redis.
+// envoyproxy/ratelimit reads the second from a file, and Penstock uses the clock of its Redis.
 type setClock struct {
-	file   string // for envoyproxy/ratelimit
+	file   string // that envoyproxy/ratelimit reads
 	second int64
-	redis  []*redistest.Clock
+	redis  []*redistest.Clock // of the Redis servers of both services
 }
 
 func (c *setClock) now() int64 { return c.second }
@@ -39,6 +40,8 @@ func (c *setClock) advance(r *rand.Rand) error {
 	return c.set(time.Duration(pick(r, []int{0, 1, 500_000, 999_999})) * time.Microsecond)
 }
 
+// set sets the clocks of both services to the current second, plus a fraction of a second for
+// Redis.
 func (c *setClock) set(fraction time.Duration) error {
 	if err := os.WriteFile(c.file, []byte(strconv.FormatInt(c.second, 10)), 0o600); err != nil {
 		return err
@@ -51,8 +54,8 @@ func (c *setClock) set(fraction time.Duration) error {
 	return nil
 }
 
-// lastSecond bounds the clocks that are set. Penstock can count until 2112.
-const lastSecond = 4_000_000_000 // in 2096
+// lastSecond is where clocks stop to advance: in 2096. Penstock can count until 2112.
+const lastSecond = 4_000_000_000
 
 // nextSecond returns the second of the next request: often the same second or the next one, and
 // sometimes one near the end of a window.
@@ -62,18 +65,19 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 		return second
 	case n == 0:
 		// The first second of the next window, or the last one of this window.
-		window := seconds[pick(r, unitNames[1:])]
-		return max(second, (second/window+1)*window-int64(r.IntN(2)))
+		window := windowSeconds[pick(r, unitNames[1:])]
+		nextWindow := (second/window + 1) * window
+		return max(second, nextWindow-int64(r.IntN(2)))
 	case n <= 3:
 		return second + 1
 	}
 	return second
 }
 
-// buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file in
-// CLOCK_FILE. The change is made in a copy of the module.
+// buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file that the
+// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module.
 func (o *oracle) buildClocked(source string) error {
-	module, err := inModule(source, "list", "-m", "-f", "{{.Dir}}", modulePath)
+	module, err := runGo(source, "list", "-m", "-f", "{{.Dir}}", modulePath)
 	if err != nil {
 		return err
 	}
@@ -93,11 +97,12 @@ func (o *oracle) buildClocked(source string) error {
 	if err != nil {
 		return err
 	}
-	const reading = "time.Now().Unix()"
-	if strings.Count(string(text), reading) != 1 {
-		return fmt.Errorf("src/utils/time.go of %s does not read the time in exactly one place, so the clock of this version cannot be set", modulePath)
+	const readTime = "time.Now().Unix()"
+	if n := strings.Count(string(text), readTime); n != 1 {
+		return fmt.Errorf("src/utils/time.go of %s has %q in %d places; want one, so that the program can set the clock", modulePath, readTime, n)
 	}
-	if err := os.WriteFile(filepath.Join(utils, "time.go"), []byte(strings.Replace(string(text), reading, "secondOf(time.Now())", 1)), 0o600); err != nil {
+	changed := strings.Replace(string(text), readTime, "secondOf(time.Now())", 1)
+	if err := os.WriteFile(filepath.Join(utils, "time.go"), []byte(changed), 0o600); err != nil {
 		return err
 	}
 	if err := os.CopyFS(utils, os.DirFS(filepath.Join(source, "clock"))); err != nil {
@@ -111,10 +116,10 @@ func (o *oracle) buildClocked(source string) error {
 	if err := copyFile(filepath.Join(o.dir, "clocked.sum"), filepath.Join(source, "go.sum")); err != nil {
 		return err
 	}
-	if _, err := inModule(source, "mod", "edit", "-replace", modulePath+"="+copied, mod); err != nil {
+	if _, err := runGo(source, "mod", "edit", "-replace", modulePath+"="+copied, mod); err != nil {
 		return err
 	}
-	_, err = inModule(source, "build", "-modfile", mod, "-o", filepath.Join(o.dir, "service_clocked"), modulePath+"/src/service_cmd")
+	_, err = runGo(source, "build", "-modfile", mod, "-o", filepath.Join(o.dir, "service_clocked"), modulePath+"/src/service_cmd")
 	return err
 }
 

@@ -28,12 +28,12 @@ func (a answer) String() string {
 
 func (a answer) code() codes.Code { return status.Code(a.err) }
 
-// normalize removes differences between two builds of one service.
+// normalize removes a difference that two builds of one service may have.
 func (a answer) normalize() answer {
 	for _, d := range a.response.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
 		fields := d.GetStructValue().GetFields()
 		if text, ok := fields["limit"].GetKind().(*structpb.Value_StringValue); ok {
-			text.StringValue = oneSpace(text.StringValue)
+			text.StringValue = withSingleSpaces(text.StringValue)
 		}
 	}
 	return a
@@ -59,6 +59,7 @@ func differences(a, b answer) (fields []string) {
 	return fields
 }
 
+// compareMessages appends the fields in which two messages differ. Their names begin with path.
 func compareMessages(a, b protoreflect.Message, path string, fields *[]string) {
 	list := a.Descriptor().Fields()
 	for i := range list.Len() {
@@ -67,7 +68,7 @@ func compareMessages(a, b protoreflect.Message, path string, fields *[]string) {
 		switch {
 		case a.Has(field) != b.Has(field):
 			*fields = append(*fields, name)
-		case !a.Has(field):
+		case !a.Has(field): // neither message has the field
 		case field.IsList():
 			compareLists(a.Get(field).List(), b.Get(field).List(), field, name, fields)
 		case field.IsMap() || field.Name() == "dynamic_metadata":
@@ -82,6 +83,8 @@ func compareMessages(a, b protoreflect.Message, path string, fields *[]string) {
 	}
 }
 
+// compareLists appends the elements in which the two lists of a field differ, or the name of the
+// field if the lists have different lengths.
 func compareLists(a, b protoreflect.List, field protoreflect.FieldDescriptor, name string, fields *[]string) {
 	if a.Len() != b.Len() {
 		*fields = append(*fields, name)
@@ -99,7 +102,7 @@ func compareLists(a, b protoreflect.List, field protoreflect.FieldDescriptor, na
 
 // A tally has counts by name.
 type tally struct {
-	names  []string
+	names  []string // in the order in which they are printed
 	counts map[string]int
 }
 
@@ -120,5 +123,5 @@ func (t *tally) String() (text string) {
 	return text
 }
 
-// withOrder returns the tally with its names in this order.
+// withOrder returns a tally with the same counts, which prints these names in their order.
 func (t *tally) withOrder(names []string) *tally { return &tally{names, t.counts} }

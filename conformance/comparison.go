@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	domainsPerStart   = 50 // configurations that the services load at once
+	domainsPerStart   = 50 // configurations that a service loads when it starts
 	requestsPerDomain = 60
 	maxMismatches     = 10 // a run stops after it has printed this number of mismatches
 )
 
-// A responder answers requests: a service, or a model in the tests of this program.
+// A responder answers requests. It is a service, or a model in the tests of this program.
 type responder interface {
 	respond(request *rls.RateLimitRequest) answer
 }
 
 // A comparison sends the same requests to two services.
 type comparison struct {
-	seed  uint64
-	only  int // the number of the only domain to run; -1: all
-	out   io.Writer
-	clock clock
+	seed       uint64
+	onlyDomain int // the number of the only configuration to compare; -1: all
+	out        io.Writer
+	clock      clock
 
 	// start starts both services, and returns a function that stops them.
 	start func(*startConfig) (left, right responder, stop func(), err error)
@@ -59,43 +59,48 @@ type startConfig struct {
 // An exchange is a request and the answers of both services within one second.
 type exchange struct {
 	request     *rls.RateLimitRequest
-	now         int64
+	now         int64 // the second
 	left, right answer
-	expected    [2]answer // by the models of the left and the right service
+	expected    [2]answer // what the models predict: of the left service at fromLeft, and of the right one at fromRight
 	cause       string    // the documented difference that the answers may have; "": none
-	shared      []bool    // by descriptor: other entries or units have the same counter
+	shared      []bool    // by descriptor: whether other entries or units have the same counter
 }
 
-// unshared omits the fields that shared counters change.
-func (x *exchange) unshared(fields []string) []string {
+// Indexes of exchange.expected.
+const fromLeft, fromRight = 0, 1
+
+// withoutShared returns the fields without those that shared counters change.
+func (x *exchange) withoutShared(fields []string) []string {
 	return slices.DeleteFunc(slices.Clone(fields), func(field string) bool {
 		for i := range x.shared {
 			if name, ok := strings.CutPrefix(field, fmt.Sprintf("statuses[%d].", i)); ok {
 				return x.shared[i] && slices.Contains([]string{"code", "limit_remaining", "duration_until_reset"}, name)
 			}
 		}
-		isOverall := field == "overall_code" || strings.HasPrefix(field, "response_headers_to_add") || field == "dynamic_metadata"
-		return isOverall && slices.Contains(x.shared, true)
+		isOfWholeResponse := field == "overall_code" || strings.HasPrefix(field, "response_headers_to_add") || field == "dynamic_metadata"
+		return isOfWholeResponse && slices.Contains(x.shared, true)
 	})
 }
 
 // run sends requests until this number of exchanges has been compared.
 func (c *comparison) run(requests int) error {
 	for first := 0; c.tally.counts["compared"] < requests && c.mismatches < maxMismatches; first += domainsPerStart {
-		if c.only >= 0 && (c.only < first || c.only >= first+domainsPerStart) {
+		hasOnlyDomain := first <= c.onlyDomain && c.onlyDomain < first+domainsPerStart
+		if c.onlyDomain >= 0 && !hasOnlyDomain {
 			continue
 		}
 		if err := c.startOnce(first, requests); err != nil {
 			return err
 		}
-		if c.only >= 0 {
+		if c.onlyDomain >= 0 {
 			return nil
 		}
 	}
 	return nil
 }
 
-// startOnce starts the services once, with the domains from first on.
+// startOnce starts the services once, with domainsPerStart domains from first on, and compares
+// them.
 func (c *comparison) startOnce(first, requests int) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
@@ -116,10 +121,12 @@ func (c *comparison) startOnce(first, requests int) error {
 			return err
 		}
 	}
-	n := first / domainsPerStart // the starts have different settings in turn
+	start := first / domainsPerStart // the starts have different settings in turn
 	conf := &startConfig{dir: configs, domains: domains, settings: settings{
-		hasHeaders: n%2 == 0, hasMetadata: n%3 != 1, isQuota: n%4 == 1,
-		isShadow: n%4 == 3 && !c.rightRules.isAtomic, // then nothing is denied, so there is little to compare
+		hasHeaders:  start%2 == 0,
+		hasMetadata: start%3 != 1,
+		isQuota:     start%4 == 1,
+		isShadow:    start%4 == 3 && !c.rightRules.isAtomic, // nothing is denied then, so mode atomic has little to compare
 	}}
 	left, right, stop, err := c.start(conf)
 	if err != nil {
@@ -135,7 +142,7 @@ func (c *comparison) startOnce(first, requests int) error {
 		}
 	}
 	for i := range domains {
-		if c.only >= 0 && c.only != first+i {
+		if c.onlyDomain >= 0 && c.onlyDomain != first+i {
 			continue
 		}
 		if c.mismatches >= maxMismatches || c.tally.counts["compared"] >= requests {
@@ -148,8 +155,8 @@ func (c *comparison) startOnce(first, requests int) error {
 	return nil
 }
 
-// compareDomain sends random requests for the i-th domain of conf, and compares the answers. The
-// domain has a number for the replay, and text is its file.
+// compareDomain sends random requests for the i-th domain of conf, and compares the answers. number
+// is the domain's number for the replay, and text is the text of its file.
 func (c *comparison) compareDomain(number int, conf *startConfig, i int, text string, r *rand.Rand, left, right responder) error {
 	d := conf.domains[i]
 	c.tally.add("configurations", 1)
@@ -170,19 +177,20 @@ func (c *comparison) compareDomain(number int, conf *startConfig, i int, text st
 				return nil
 			}
 		}
-		x := exchange{request: request, now: before, left: leftAnswer, right: rightAnswer, shared: m.left.shared(request, before)}
+		x := exchange{request: request, now: before, left: leftAnswer, right: rightAnswer, shared: m.left.findShared(request, before)}
 		x.expected, x.cause = m.decide(request, before, x.shared)
-		if before != after { // the models have counted it, but the answers may be of different seconds
+		if before != after { // the models had to count the request, but the answers may be of different seconds
 			continue
 		}
 		c.tally.add("compared", 1)
-		c.countKinds(request, m.left.find(request), x.expected[0].response)
+		c.countKinds(request, m.left.findMatches(request), x.expected[fromLeft].response)
 		outcome, mismatched := c.classify(&x, m)
 		if len(mismatched) == 0 {
 			c.tally.add(outcome, 1)
 			continue
 		}
-		if c.report(outcome, number, n, text, x, mismatched); c.mismatches >= maxMismatches {
+		c.report(outcome, number, n, text, x, mismatched)
+		if c.mismatches >= maxMismatches {
 			return nil
 		}
 	}
@@ -193,16 +201,20 @@ func (c *comparison) compareDomain(number int, conf *startConfig, i int, text st
 // that differ.
 func (c *comparison) classify(x *exchange, m *models) (outcome string, mismatched []string) {
 	fields := differences(x.left, x.right)
-	// The end of an unused window may differ if only one service decides by the clock that is set.
-	isEqual := len(fields) == 0 || c.hasOwnClock && slices.Contains(m.right.unused, true) && len(differences(x.left, x.expected[1])) == 0
+	leftMismatches, rightMismatches := differences(x.left, x.expected[fromLeft]), c.unexpected(x, m.right)
+	isEqual := len(fields) == 0
+	if c.hasOwnClock && slices.Contains(m.right.unused, true) {
+		// The end of an unused window may differ, because only one service uses the clock that is set.
+		isEqual = isEqual || len(differences(x.left, x.expected[fromRight])) == 0
+	}
 	switch {
-	case len(x.unshared(differences(x.left, x.expected[0]))) > 0:
-		return "the left service differs from its model", differences(x.left, x.expected[0])
-	case len(c.unexpected(x, m.right)) > 0:
-		return "the right service differs from its model", c.unexpected(x, m.right)
+	case len(x.withoutShared(leftMismatches)) > 0:
+		return "the left service differs from its model", leftMismatches
+	case len(rightMismatches) > 0:
+		return "the right service differs from its model", rightMismatches
 	case isEqual:
 		return "equal in every field", nil
-	case slices.Contains(m.right.maybeCached, true) && len(differences(x.right, x.expected[1])) > 0:
+	case slices.Contains(m.right.maybeCached, true) && len(differences(x.right, x.expected[fromRight])) > 0:
 		return "documented difference: " + cachedDenial, nil
 	case documented[x.cause] != "":
 		return "documented difference: " + x.cause, nil
@@ -213,9 +225,9 @@ func (c *comparison) classify(x *exchange, m *models) (outcome string, mismatche
 // unexpected returns the fields of the right answer that differ from the model, except those that a
 // cached denial or another clock explains.
 func (c *comparison) unexpected(x *exchange, m *model) []string {
-	fields := differences(x.right, x.expected[1])
+	fields := differences(x.right, x.expected[fromRight])
 	if !c.rightRules.hasOwnCounters {
-		fields = x.unshared(fields)
+		fields = x.withoutShared(fields)
 	}
 	return slices.DeleteFunc(fields, func(field string) bool {
 		for i := range m.maybeCached {
@@ -223,13 +235,14 @@ func (c *comparison) unexpected(x *exchange, m *model) []string {
 			if !ok {
 				continue
 			}
-			got, want := x.right.response.Statuses[i], x.expected[1].response.Statuses[i]
-			window := seconds[unitNames[want.CurrentLimit.GetUnit()]]
-			isNewWindow := window > 0 && x.now%window <= cachedFor // the denial may be from the window before
+			got, want := x.right.response.Statuses[i], x.expected[fromRight].response.Statuses[i]
+			window := windowSeconds[unitNames[want.CurrentLimit.GetUnit()]]
+			isNewWindow := window > 0 && x.now%window <= cachedSeconds // the cached denial may be of the window before
 			switch name {
 			case "duration_until_reset.seconds":
-				later := got.DurationUntilReset.Seconds - want.DurationUntilReset.Seconds
-				return c.hasOwnClock && m.unused[i] || m.maybeCached[i] && later == 1 // the deny cache counts the time down, and rounds it up
+				hasOtherEnd := c.hasOwnClock && m.unused[i]
+				isRoundedUp := m.maybeCached[i] && got.DurationUntilReset.Seconds == want.DurationUntilReset.Seconds+1 // the deny cache rounds up
+				return hasOtherEnd || isRoundedUp
 			case "limit_remaining":
 				return m.maybeCached[i] && (isNewWindow || got.LimitRemaining > want.LimitRemaining)
 			case "code":
@@ -237,13 +250,14 @@ func (c *comparison) unexpected(x *exchange, m *model) []string {
 			}
 			return false
 		}
-		isNumber := strings.HasPrefix(field, "response_headers_to_add") && strings.HasSuffix(field, ".value")
-		return isNumber && (slices.Contains(m.maybeCached, true) || c.hasOwnClock && slices.Contains(m.unused, true))
+		isHeaderValue := strings.HasPrefix(field, "response_headers_to_add") && strings.HasSuffix(field, ".value")
+		mayDiffer := slices.Contains(m.maybeCached, true) || c.hasOwnClock && slices.Contains(m.unused, true)
+		return isHeaderValue && mayDiffer
 	})
 }
 
-// sendToBoth sends a request to both services at once, so that they probably decide in the same
-// second.
+// sendToBoth sends a request to both services at the same time, so that they nearly always decide
+// in the same second.
 func sendToBoth(left, right responder, request *rls.RateLimitRequest) (a, b answer) {
 	done := make(chan struct{})
 	go func() {
@@ -282,35 +296,39 @@ var documented = map[string]string{
 // models predict the answers of both services.
 type models struct {
 	left, right *model
-	causes      map[string]string // by the names of counters that differ: the documented difference
+
+	// causes has an item for each counter whose value differs in the two models: the documented
+	// difference that explains it. The key is the counter's name in the right model.
+	causes map[string]string
 }
 
-// decide predicts both answers, and returns why they may differ.
+// decide predicts both answers, and returns the documented difference that they may have. shared is
+// the result of findShared.
 func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool) (expected [2]answer, cause string) {
-	lefts, rights := m.left.find(request), m.right.find(request)
+	lefts, rights := m.left.findMatches(request), m.right.findMatches(request)
 	for i := range rights {
 		if rights[i].hasCounter() && cause == "" {
 			cause = m.causes[m.right.counterName(rights[i], request, i, now)]
 		}
 	}
-	expected[0].response, expected[1].response = m.left.decide(request, now), m.right.decide(request, now)
+	expected[fromLeft].response, expected[fromRight].response = m.left.decide(request, now), m.right.decide(request, now)
 	switch rules := m.right.rules; {
 	case rules.hasOwnCounters && slices.Contains(shared, true):
 		cause = ownCounters
 	case rules.hasAnyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
 		cause = anyAsterisk
-	case rules.canQuotaDeny && isQuotaSpent(expected) && slices.ContainsFunc(rights, func(r match) bool { return r.hasCounter() && (r.isQuota || m.right.settings.isQuota) }):
+	case rules.canQuotaDeny && isQuotaSpent(expected) && m.right.hasQuota(rights):
 		cause = quotaDenies
-	case rules.isAtomic && (isDenied(expected[0].response) || isDenied(expected[1].response)):
+	case rules.isAtomic && (hasUsedUpLimit(expected[fromLeft].response) || hasUsedUpLimit(expected[fromRight].response)):
 		cause = deniedIsFree
-	case rules.isAtomic && m.right.repeats(rights, request, now):
+	case rules.isAtomic && m.right.hasRepetition(rights, request, now):
 		cause = repeatsTogether
-	case rules.hasWeekNames && m.right.settings.hasMetadata && slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" }):
+	case rules.hasWeekNames && m.right.settings.hasMetadata && hasWeekOverride(request):
 		cause = namedWeek
-	case rules.hasAllHeaders && len(expected[0].response.ResponseHeadersToAdd) == 0 && len(expected[1].response.ResponseHeadersToAdd) > 0:
+	case rules.hasAllHeaders && len(expected[fromLeft].response.ResponseHeadersToAdd) == 0 && len(expected[fromRight].response.ResponseHeadersToAdd) > 0:
 		cause = fullHeaders
 	}
-	for i := range rights { // each model may use counters of different entries
+	for i := range rights { // the matches of the two models may have different counters
 		m.recordCause(rights[i], request, i, now, cause)
 		m.recordCause(lefts[i], request, i, now, cause)
 	}
@@ -329,20 +347,33 @@ func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, 
 }
 
 func (m match) isSame(other match) bool {
-	return m.limit == other.limit && slices.Equal(m.patterns, other.patterns) && m.isReplaced == other.isReplaced ||
-		m.isOverride && other.isOverride
+	if m.isOverride && other.isOverride {
+		return true
+	}
+	return m.limit == other.limit && slices.Equal(m.patterns, other.patterns) && m.isReplaced == other.isReplaced
 }
 
-// isDenied tells whether a limit that applies has no room. Limits in shadow_mode or quota_mode
-// count too.
-func isDenied(response *rls.RateLimitResponse) bool {
+// hasQuota reports whether one of the limits has quota_mode, or all have it by the service's
+// settings.
+func (m *model) hasQuota(matches []match) bool {
+	return slices.ContainsFunc(matches, func(match match) bool { return match.hasCounter() && (match.isQuota || m.settings.isQuota) })
+}
+
+// hasWeekOverride reports whether a descriptor has a limit of its own whose unit is WEEK.
+func hasWeekOverride(request *rls.RateLimitRequest) bool {
+	return slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" })
+}
+
+// hasUsedUpLimit reports whether a limit that applies has no units left. Limits with shadow_mode or
+// quota_mode count too.
+func hasUsedUpLimit(response *rls.RateLimitResponse) bool {
 	return slices.ContainsFunc(response.Statuses, func(s *rls.RateLimitResponse_DescriptorStatus) bool {
 		return s.CurrentLimit != nil && s.LimitRemaining == 0
 	})
 }
 
-// repeats tells whether two descriptors have the same counter.
-func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int64) bool {
+// hasRepetition reports whether two descriptors have the same counter.
+func (m *model) hasRepetition(matches []match, request *rls.RateLimitRequest, now int64) bool {
 	seen := make(map[string]bool)
 	for i, match := range matches {
 		if !match.hasCounter() {
@@ -357,17 +388,17 @@ func (m *model) repeats(matches []match, request *rls.RateLimitRequest, now int6
 	return false
 }
 
-// isQuotaSpent tells whether the answers differ, and the limits of the right one have no room.
+// isQuotaSpent reports whether the answers differ, and a limit of the right one has no units left.
 func isQuotaSpent(expected [2]answer) bool {
-	return len(differences(expected[0], expected[1])) > 0 && isDenied(expected[1].response)
+	return len(differences(expected[fromLeft], expected[fromRight])) > 0 && hasUsedUpLimit(expected[fromRight].response)
 }
 
-// straddles tells whether a request that was decided between two seconds may have been counted in
-// different windows.
+// straddles reports whether the services may have counted a request in different windows, if one of
+// them decided in the second before and the other in the second after.
 func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bool {
-	for _, match := range m.find(request) {
+	for _, match := range m.findMatches(request) {
 		if match.hasCounter() {
-			if window := seconds[match.limit.unit]; before/window != after/window {
+			if window := windowSeconds[match.limit.unit]; before/window != after/window {
 				return true
 			}
 		}
@@ -375,29 +406,30 @@ func (m *model) straddles(request *rls.RateLimitRequest, before, after int64) bo
 	return false
 }
 
-// report prints a mismatch, with the flags that replay it.
-func (c *comparison) report(what string, number, n int, text string, x exchange, fields []string) {
+// report prints the n-th request of a domain, which is a mismatch, with the flags that replay it.
+// text is the file of the domain, and fields are the fields that differ.
+func (c *comparison) report(outcome string, number, n int, text string, x exchange, fields []string) {
 	c.mismatches++
-	c.tally.add(what, 1)
-	if c.only >= 0 && c.mismatches == 1 {
+	c.tally.add(outcome, 1)
+	if c.onlyDomain >= 0 && c.mismatches == 1 {
 		fmt.Fprintf(c.out, "\n%s", text)
 	}
 	fmt.Fprintf(c.out, "\n%s: request %d of configuration %d, in second %d: %v\nreplay:   -seed %d -domain %d\nrequest:  %v\nleft:     %v\nexpected: %v\nright:    %v\nexpected: %v\n",
-		what, n, number, x.now, fields, c.seed, number, x.request, x.left, x.expected[0], x.right, x.expected[1])
+		outcome, n, number, x.now, fields, c.seed, number, x.request, x.left, x.expected[fromLeft], x.right, x.expected[fromRight])
 }
 
-// kinds are kinds of requests. A run needs at least one request of each.
+// kinds are the kinds of requests and descriptors. A run needs at least one of each.
 var kinds = []string{
 	"no limit", "within the limit", "over the limit", "limit of 0", "unlimited", "replaced", "shadow_mode over the limit", "quota_mode over the limit",
 	"share_threshold", "override of the limit", "hits of the descriptor", "hits of 0", "no entries", "unknown domain", "a descriptor twice", "nested",
 	"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR",
 }
 
-// countKinds counts the kinds of a request.
+// countKinds counts the kinds of a request and its descriptors.
 func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, response *rls.RateLimitResponse) {
 	seen := make(map[string]bool)
-	countIf := func(isMet bool, kind string) {
-		if isMet {
+	countIf := func(isOfKind bool, kind string) {
+		if isOfKind {
 			c.kindCounts.add(kind, 1)
 		}
 	}

@@ -15,6 +15,9 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
+// firstSecond is where clocks of tests begin: 15 January 2027.
+const firstSecond = 1_800_000_000
+
 // A steppedClock is a setClock without services.
 type steppedClock struct{ second int64 }
 
@@ -25,14 +28,15 @@ func (c *steppedClock) advance(r *rand.Rand) error {
 	return nil
 }
 
-// A fake is a service that responds like its model, with or without a defect.
+// A fake is a responder that responds like its model, with or without a defect.
 type fake struct {
 	*model
 	clock  clock
 	defect defect
 }
 
-// A defect is an error of a fake: each field changes a request or a response of the model.
+// A defect is a wrong behavior of a fake. Its functions change what the model reads or returns; nil
+// changes nothing.
 type defect struct {
 	domain   func(*domain)
 	request  func(*rls.RateLimitRequest)
@@ -51,20 +55,23 @@ func (f fake) respond(request *rls.RateLimitRequest) answer {
 	return answer{response: response}
 }
 
-// compareFakes compares a fake service without a defect with one that has this defect.
+// compareFakes compares a fake without a defect with one that has this defect.
 func compareFakes(t *testing.T, requests int, d defect) *comparison {
 	t.Helper()
-	clock := &steppedClock{second: 1_800_000_000}
-	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
+	clock := &steppedClock{second: firstSecond}
+	c := &comparison{seed: rand.Uint64(), onlyDomain: -1, out: io.Discard, clock: clock}
 	c.start = func(conf *startConfig) (responder, responder, func(), error) {
-		var wrong []*domain
+		var wrongDomains []*domain
 		for _, domain := range conf.domains {
-			wrong = append(wrong, domain.clone())
+			wrong := domain.clone()
 			if d.domain != nil {
-				d.domain(wrong[len(wrong)-1])
+				d.domain(wrong)
 			}
+			wrongDomains = append(wrongDomains, wrong)
 		}
-		return fake{newModel(rules{}, conf.settings, conf.domains...), clock, defect{}}, fake{newModel(rules{}, conf.settings, wrong...), clock, d}, func() {}, nil
+		left := fake{newModel(rules{}, conf.settings, conf.domains...), clock, defect{}}
+		right := fake{newModel(rules{}, conf.settings, wrongDomains...), clock, d}
+		return left, right, func() {}, nil
 	}
 	if err := c.run(requests); err != nil {
 		t.Fatal(err)
@@ -98,6 +105,7 @@ func TestEqualServicesHaveNoMismatch(t *testing.T) {
 	}
 }
 
+// everyNode returns a function that changes every node of a domain.
 func everyNode(change func(*node)) func(*domain) {
 	var walk func([]*node)
 	walk = func(nodes []*node) {
@@ -109,6 +117,7 @@ func everyNode(change func(*node)) func(*domain) {
 	return func(d *domain) { walk(d.nodes) }
 }
 
+// everyLimit returns a function that changes every limit of a domain.
 func everyLimit(change func(*limit)) func(*domain) {
 	return everyNode(func(n *node) {
 		if n.limit != nil {
@@ -117,6 +126,7 @@ func everyLimit(change func(*limit)) func(*domain) {
 	})
 }
 
+// everyStatus returns a function that changes every status of a response.
 func everyStatus(change func(*rls.RateLimitResponse_DescriptorStatus)) func(*rls.RateLimitResponse) {
 	return func(response *rls.RateLimitResponse) {
 		for _, status := range response.Statuses {
@@ -181,8 +191,9 @@ func TestDefectsAreFound(t *testing.T) {
 // A straddlingClock advances by a second during some exchanges: after the left service has decided,
 // and before the right service decides.
 type straddlingClock struct {
-	second, begun atomic.Int64
-	isDue         atomic.Bool
+	second atomic.Int64 // now
+	begun  atomic.Int64 // the second in which the exchange began
+	isDue  atomic.Bool  // the clock advances during this exchange
 }
 
 func (c *straddlingClock) now() int64 { return c.second.Load() }
@@ -193,6 +204,7 @@ func (c *straddlingClock) advance(r *rand.Rand) error {
 	return nil
 }
 
+// An earlyFake decides in the second in which the exchange began.
 type earlyFake struct {
 	*model
 	clock *straddlingClock
@@ -202,6 +214,7 @@ func (f earlyFake) respond(request *rls.RateLimitRequest) answer {
 	return answer{response: f.decide(request, f.clock.begun.Load())}
 }
 
+// A lateFake decides after the clock has advanced, if that is due.
 type lateFake struct {
 	*model
 	clock *straddlingClock
@@ -217,10 +230,12 @@ func (f lateFake) respond(request *rls.RateLimitRequest) answer {
 func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	t.Parallel()
 	clock := &straddlingClock{}
-	clock.second.Store(1_800_000_000)
-	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock}
+	clock.second.Store(firstSecond)
+	c := &comparison{seed: rand.Uint64(), onlyDomain: -1, out: io.Discard, clock: clock}
 	c.start = func(conf *startConfig) (responder, responder, func(), error) {
-		return earlyFake{newModel(rules{}, conf.settings, conf.domains...), clock}, lateFake{newModel(rules{}, conf.settings, conf.domains...), clock}, func() {}, nil
+		early := earlyFake{newModel(rules{}, conf.settings, conf.domains...), clock}
+		late := lateFake{newModel(rules{}, conf.settings, conf.domains...), clock}
+		return early, late, func() {}, nil
 	}
 	if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 		t.Fatal(err)

@@ -16,8 +16,9 @@ type domain struct {
 
 // A node is a descriptor of a configuration.
 type node struct {
-	key, value string // value "": none
-	limit      *limit // nil: none
+	key        string
+	value      string // "": the node has no value
+	limit      *limit // nil: the node has no limit
 	isShadow   bool   // shadow_mode
 	isQuota    bool   // quota_mode
 	isDetailed bool   // detailed_metric
@@ -28,12 +29,12 @@ type node struct {
 
 // A limit is a rate_limit.
 type limit struct {
-	unit        string // upper case; "" if unlimited
-	count       uint32 // requests_per_unit
-	isSilent    bool   // requests_per_unit is not written, so it is 0
-	isUnlimited bool
-	name        string
-	replaces    []string
+	unit           string // in upper case; "": the limit is unlimited
+	count          uint32 // requests_per_unit
+	isCountOmitted bool   // the file has no requests_per_unit, so count is 0
+	isUnlimited    bool
+	name           string
+	replaces       []string // names of other limits
 }
 
 // label returns key_value, or the key of a node without a value. Labels are unique within a level.
@@ -46,15 +47,16 @@ func (n *node) label() string {
 
 func (n *node) isWildcard() bool { return strings.HasSuffix(n.label(), "*") }
 
-// seconds are the lengths of the windows.
-var seconds = map[string]int64{
+// windowSeconds are the lengths of windows in seconds, by unit.
+var windowSeconds = map[string]int64{
 	"SECOND": 1, "MINUTE": 60, "HOUR": 3600, "DAY": 86400, "WEEK": 7 * 86400, "MONTH": 30 * 86400, "YEAR": 365 * 86400,
 }
 
-// unitNames are the units by their number in the protocol.
+// unitNames are the names of units, by their number in the protocol.
 var unitNames = []string{1: "SECOND", 2: "MINUTE", 3: "HOUR", 4: "DAY", 5: "MONTH", 6: "YEAR", 7: "WEEK"}
 
-// There are few keys and values, so that entries often match, repeat, or have equal labels.
+// Random configurations and requests have these texts and numbers. There are few keys and values,
+// so that entries often match, repeat, or have equal labels.
 var (
 	keys   = []string{"k", "k", "a", "a_b", "path", "remote_address", "é"}
 	values = []string{"", "", "", "x", "x", "y", "b_c", "c", "10", "true", "1.2.3.4", "/api", "/api/v1", "a b", "x*", "*", "/api/*", "b*", "*b", "ü"}
@@ -67,11 +69,13 @@ func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 // chance returns true in one of n cases.
 func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
-// newDomain makes a random configuration that both services accept.
+// newDomain returns a random configuration that both services accept.
 func newDomain(r *rand.Rand, name string) *domain {
 	return &domain{name: name, nodes: newNodes(r, 0)}
 }
 
+// newNodes returns random nodes of one level, with the levels below it. depth is the number of
+// levels above it.
 func newNodes(r *rand.Rand, depth int) (nodes []*node) {
 	var labels []string
 	for range 1 + r.IntN(6-depth) {
@@ -114,11 +118,11 @@ func newLimit(r *rand.Rand) *limit {
 		return &l
 	}
 	l.unit, l.count = unitNames[1+r.IntN(len(unitNames)-1)], pick(r, counts)
-	l.isSilent = l.count == 0 && chance(r, 2)
+	l.isCountOmitted = l.count == 0 && chance(r, 2)
 	return &l
 }
 
-// yaml writes the configuration, in one of several spellings.
+// yaml returns the text of the configuration file, in one of several spellings.
 func (d *domain) yaml(r *rand.Rand) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "domain: %s\n", d.name)
@@ -165,8 +169,10 @@ func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
 	if l.isUnlimited {
 		fmt.Fprintf(b, "%sunlimited: true\n", indent)
 	} else {
-		fmt.Fprintf(b, "%sunit: %s\n", indent, pick(r, []string{l.unit, strings.ToLower(l.unit), l.unit[:1] + strings.ToLower(l.unit[1:])}))
-		if !l.isSilent {
+		lower := strings.ToLower(l.unit)
+		spellings := []string{l.unit, lower, l.unit[:1] + lower[1:]}
+		fmt.Fprintf(b, "%sunit: %s\n", indent, pick(r, spellings))
+		if !l.isCountOmitted {
 			fmt.Fprintf(b, "%srequests_per_unit: %d\n", indent, l.count)
 		}
 	}
@@ -181,7 +187,7 @@ func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
 	}
 }
 
-// scalar quotes a text if necessary, and sometimes even if it is not necessary.
+// scalar returns a text as a YAML scalar. The text is in quotes if necessary, and sometimes if not.
 func scalar(r *rand.Rand, s string) string {
 	_, err := strconv.ParseFloat(s, 64)
 	isFloat := err == nil && strings.Contains(s, ".")

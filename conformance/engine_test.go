@@ -33,7 +33,7 @@ func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 }
 
 func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProcessService, error) {
-	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) }
+	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) } // ns within the second: any will do
 	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, conf.settings.hasMetadata, conf.settings.isShadow, conf.settings.isQuota
 	if conf.settings.hasHeaders {
 		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
@@ -70,11 +70,11 @@ func TestEngineEqualsTheModel(t *testing.T) {
 	for mode, modeRules := range map[envoyrls.Mode]rules{envoyrls.Exact: exactRules, envoyrls.Atomic: atomicRules} {
 		t.Run(fmt.Sprint(mode), func(t *testing.T) {
 			t.Parallel()
-			clock := &steppedClock{second: 1_800_000_000}
+			clock := &steppedClock{second: firstSecond}
 			var out bytes.Buffer
-			c := &comparison{seed: rand.Uint64(), only: -1, out: &out, clock: clock, rightRules: modeRules}
+			c := &comparison{seed: rand.Uint64(), onlyDomain: -1, out: &out, clock: clock, rightRules: modeRules}
 			c.start = func(conf *startConfig) (responder, responder, func(), error) {
-				clock.second = 1_800_000_000
+				clock.second = firstSecond
 				s, err := newInProcess(clock, conf, envoyrls.Options{Mode: mode})
 				return fake{newModel(rules{}, conf.settings, conf.domains...), clock, defect{}}, s, func() {}, err
 			}
@@ -82,7 +82,7 @@ func TestEngineEqualsTheModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.mismatches > 0 {
-				t.Errorf("%d mismatches; want none:\n%s\n%v", c.mismatches, &out, &c.tally)
+				t.Errorf("seed %d: %d mismatches; want none:\n%s\n%v", c.seed, c.mismatches, &out, &c.tally)
 			}
 			t.Logf("%v", &c.tally)
 		})

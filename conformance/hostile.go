@@ -28,7 +28,8 @@ type hostileCase struct {
 	theirs, ours codes.Code // that envoyproxy/ratelimit and Penstock should return
 }
 
-func entries(pairs ...string) *ratelimitv3.RateLimitDescriptor {
+// descriptorOf returns a descriptor with entries: a key, its value, and so on.
+func descriptorOf(pairs ...string) *ratelimitv3.RateLimitDescriptor {
 	d := &ratelimitv3.RateLimitDescriptor{}
 	for i := 0; i < len(pairs); i += 2 {
 		d.Entries = append(d.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: pairs[i], Value: pairs[i+1]})
@@ -51,41 +52,41 @@ func inDomain(domain string, descriptors ...*ratelimitv3.RateLimitDescriptor) *r
 }
 
 func hostileCases() []hostileCase {
-	many := func(n int) (all []*ratelimitv3.RateLimitDescriptor) {
+	manyDescriptors := func(n int) (all []*ratelimitv3.RateLimitDescriptor) {
 		for i := range n {
-			all = append(all, entries("k", fmt.Sprint(i)))
+			all = append(all, descriptorOf("k", fmt.Sprint(i)))
 		}
 		return all
 	}
-	deep := entries()
+	deep := descriptorOf()
 	for range 200 {
 		deep.Entries = append(deep.Entries, &ratelimitv3.RateLimitDescriptor_Entry{Key: "k", Value: "v"})
 	}
 	return []hostileCase{
-		{"an empty message", &rls.RateLimitRequest{}, codes.Unknown, codes.InvalidArgument},
-		{"no domain", inDomain("", entries("k", "v")), codes.Unknown, codes.InvalidArgument},
-		{"no descriptors", inDomain("d"), codes.Unknown, codes.InvalidArgument},
-		{"an empty descriptor", inDomain("d", entries()), codes.OK, codes.OK},
-		{"an empty entry", inDomain("d", entries("", "")), codes.OK, codes.OK},
-		{"an override without unit", inDomain("d", withUnit(entries("k", "v"), 0)), processEnds, codes.InvalidArgument},
-		{"an override with an unknown unit", inDomain("d", withUnit(entries("k", "v"), 99)), processEnds, codes.InvalidArgument},
-		{"an override without unit in an unknown domain", inDomain("other", withUnit(entries("k", "v"), 0)), codes.OK, codes.OK},
-		{"2^63 hits", inDomain("d", withHits(entries("k", "a"), 1<<63)), codes.Unknown, codes.InvalidArgument},
-		{"2^64-1 hits", inDomain("d", withHits(entries("k", "b"), 1<<64-1)), codes.Unknown, codes.InvalidArgument},
-		{"2^62 hits", inDomain("d", withHits(entries("k", "c"), 1<<62)), codes.OK, codes.InvalidArgument},
-		{"2^63 hits for a descriptor without limit", inDomain("d", withHits(entries("none", "a"), 1<<63)), codes.OK, codes.OK},
-		{"200 entries", inDomain("d", deep), codes.OK, codes.OK},
-		{"64 descriptors", inDomain("d", many(64)...), codes.OK, codes.OK},
-		{"1,000 descriptors", inDomain("d", many(1000)...), codes.OK, codes.InvalidArgument},
-		{"a value of 10 KB", inDomain("d", entries("k", strings.Repeat("x", 10_000))), codes.OK, codes.OK},
-		{"a value of 500 KB", inDomain("d", entries("k", strings.Repeat("x", 500_000))), codes.OK, codes.InvalidArgument},
-		{"a value of 1 MB without a limit", inDomain("d", entries("none", strings.Repeat("x", 1<<20))), codes.OK, codes.ResourceExhausted},
-		{"a value of 5 MB", inDomain("d", entries("k", strings.Repeat("x", 5<<20))), codes.ResourceExhausted, codes.ResourceExhausted},
-		{"a value with zero bytes and newlines", inDomain("d", entries("k", "\x00\n|=~")), codes.OK, codes.OK},
+		{name: "an empty message", request: &rls.RateLimitRequest{}, theirs: codes.Unknown, ours: codes.InvalidArgument},
+		{name: "no domain", request: inDomain("", descriptorOf("k", "v")), theirs: codes.Unknown, ours: codes.InvalidArgument},
+		{name: "no descriptors", request: inDomain("d"), theirs: codes.Unknown, ours: codes.InvalidArgument},
+		{name: "an empty descriptor", request: inDomain("d", descriptorOf()), theirs: codes.OK, ours: codes.OK},
+		{name: "an empty entry", request: inDomain("d", descriptorOf("", "")), theirs: codes.OK, ours: codes.OK},
+		{name: "an override without unit", request: inDomain("d", withUnit(descriptorOf("k", "v"), 0)), theirs: processEnds, ours: codes.InvalidArgument},
+		{name: "an override with an unknown unit", request: inDomain("d", withUnit(descriptorOf("k", "v"), 99)), theirs: processEnds, ours: codes.InvalidArgument},
+		{name: "an override without unit in an unknown domain", request: inDomain("other", withUnit(descriptorOf("k", "v"), 0)), theirs: codes.OK, ours: codes.OK},
+		{name: "2^63 hits", request: inDomain("d", withHits(descriptorOf("k", "a"), 1<<63)), theirs: codes.Unknown, ours: codes.InvalidArgument},
+		{name: "2^64-1 hits", request: inDomain("d", withHits(descriptorOf("k", "b"), 1<<64-1)), theirs: codes.Unknown, ours: codes.InvalidArgument},
+		{name: "2^62 hits", request: inDomain("d", withHits(descriptorOf("k", "c"), 1<<62)), theirs: codes.OK, ours: codes.InvalidArgument},
+		{name: "2^63 hits for a descriptor without limit", request: inDomain("d", withHits(descriptorOf("none", "a"), 1<<63)), theirs: codes.OK, ours: codes.OK},
+		{name: "200 entries", request: inDomain("d", deep), theirs: codes.OK, ours: codes.OK},
+		{name: "64 descriptors", request: inDomain("d", manyDescriptors(64)...), theirs: codes.OK, ours: codes.OK},
+		{name: "1,000 descriptors", request: inDomain("d", manyDescriptors(1000)...), theirs: codes.OK, ours: codes.InvalidArgument},
+		{name: "a value of 10 KB", request: inDomain("d", descriptorOf("k", strings.Repeat("x", 10_000))), theirs: codes.OK, ours: codes.OK},
+		{name: "a value of 500 KB", request: inDomain("d", descriptorOf("k", strings.Repeat("x", 500_000))), theirs: codes.OK, ours: codes.InvalidArgument},
+		{name: "a value of 1 MB without a limit", request: inDomain("d", descriptorOf("none", strings.Repeat("x", 1<<20))), theirs: codes.OK, ours: codes.ResourceExhausted},
+		{name: "a value of 5 MB", request: inDomain("d", descriptorOf("k", strings.Repeat("x", 5<<20))), theirs: codes.ResourceExhausted, ours: codes.ResourceExhausted},
+		{name: "a value with zero bytes and newlines", request: inDomain("d", descriptorOf("k", "\x00\n|=~")), theirs: codes.OK, ours: codes.OK},
 	}
 }
 
-// withConfigs calls run with a configuration of one file.
+// withConfigs calls run with a configuration of one file, which has this text.
 func withConfigs(text string, run func(*startConfig) error) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
@@ -102,48 +103,52 @@ func withConfigs(text string, run func(*startConfig) error) error {
 	return run(&startConfig{dir: configs})
 }
 
-// hostile sends messages that few clients send to envoyproxy/ratelimit and to both gRPC servers of
+// compareHostile sends the hostile messages to envoyproxy/ratelimit and to both gRPC servers of
 // Penstock. Penstock must reject messages that it cannot count, and continue to serve.
-func (p *program) hostile() error {
+func (p *program) compareHostile() error {
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
-		var services []*loneService
+		var started []*loneService
 		defer func() {
-			for _, s := range services {
+			for _, s := range started {
 				s.stop()
 			}
 		}()
 		for _, server := range []string{"fast", "standard"} {
-			s, err := p.startAlone(conf, "penstock-"+server, p.penstock("exact", server))
+			s, err := p.startAlone(conf, "penstock-"+server, p.penstockStarter("exact", server))
 			if err != nil {
 				return err
 			}
-			services = append(services, s)
+			started = append(started, s)
 		}
+		fast, standard := started[0], started[1]
 		var failed error
 		var theirs *loneService
 		for _, c := range hostileCases() {
-			if theirs == nil || theirs.hasEnded() { // the last message ended its process
+			if theirs == nil || theirs.hasEnded() { // a message may have ended the process
 				var err error
 				if theirs, err = p.startAlone(conf, "ratelimit", p.oracle.start); err != nil {
 					return err
 				}
-				services = append(services, theirs)
+				started = append(started, theirs)
 			}
-			failed = errors.Join(failed, theirs.check(c, c.theirs), services[0].check(c, c.ours), services[1].check(c, c.ours))
+			failed = errors.Join(failed, theirs.check(c, c.theirs), fast.check(c, c.ours), standard.check(c, c.ours))
 			fmt.Printf("  %-50s envoyproxy/ratelimit: %-18s penstock: %s\n", c.name, nameOf(c.theirs), nameOf(c.ours))
 		}
 		return failed
 	})
 }
 
-// check sends a message, and returns an error if the answer is not the expected one.
+// check sends a message, and returns an error if the service does not return the code want.
 func (s *service) check(c hostileCase, want codes.Code) error {
 	got := s.respond(c.request).code()
-	if want == processEnds && s.awaitEnd() || s.hasEnded() {
+	if want == processEnds {
+		s.awaitEnd()
+	}
+	if s.hasEnded() {
 		got = processEnds
 	}
 	if got != want {
-		return fmt.Errorf("%s: %s answered %s; want %s", c.name, s.name, nameOf(got), nameOf(want))
+		return fmt.Errorf("%s: the result of %s is %q; want %q", c.name, s.name, nameOf(got), nameOf(want))
 	}
 	return nil
 }
@@ -177,21 +182,19 @@ func (p *program) startAlone(conf *startConfig, name string, start starter) (*lo
 	}}, nil
 }
 
-// awaitEnd returns true if the process ends in time.
-func (s *service) awaitEnd() bool {
+// awaitEnd waits until the process ends, for answerTimeout at most.
+func (s *service) awaitEnd() {
 	select {
 	case <-s.ended:
-		return true
 	case <-time.After(answerTimeout):
-		return false
 	}
 }
 
-// tools runs the command line programs of envoyproxy/ratelimit: its client calls both services, and
-// its checker reads the files in examples.
-func (p *program) tools() error {
+// runTools runs the command line programs of envoyproxy/ratelimit: its client calls both services,
+// and its checker reads the files in examples/envoy.
+func (p *program) runTools() error {
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
-		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact", "fast"))
 		if err != nil {
 			return err
 		}
@@ -207,22 +210,23 @@ func (p *program) tools() error {
 				}
 			}
 			if lines[0] != lines[1] {
-				return fmt.Errorf("client_cmd, call %d: envoyproxy/ratelimit answered %s, penstock %s", n, lines[0], lines[1])
+				return fmt.Errorf("client_cmd, call %d: envoyproxy/ratelimit returned %q, and penstock %q; want equal responses", n, lines[0], lines[1])
 			}
-			fmt.Printf("  client_cmd %s: both services answered %s\n", strings.Join(args, " "), lines[0])
+			fmt.Printf("  client_cmd %s: both services returned %s\n", strings.Join(args, " "), lines[0])
 		}
 		return p.checkExamples()
 	})
 }
 
-var resetSeconds = regexp.MustCompile(`duration_until_reset: ?\{[^}]*\}`)
+// resetDuration matches the time until the reset in a response.
+var resetDuration = regexp.MustCompile(`duration_until_reset: ?\{[^}]*\}`)
 
 // runClient runs the client and returns the line with the response.
 func (p *program) runClient(args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, filepath.Join(p.oracle.dir, "client_cmd"), args...).CombinedOutput()
-	text := resetSeconds.ReplaceAllString(string(out), "duration_until_reset:{…}") // the two calls may be in different seconds
+	text := resetDuration.ReplaceAllString(string(out), "duration_until_reset:{…}") // the two calls may be in different seconds
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if err != nil {
 		return "", fmt.Errorf("client_cmd: %w\n%s", err, out)

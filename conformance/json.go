@@ -29,16 +29,18 @@ type jsonClient struct {
 	client *http.Client
 }
 
+// newJSONClient returns a jsonClient of a service.
 func newJSONClient(r responder) (responder, error) {
 	s, ok := r.(*service)
 	if !ok {
 		return nil, fmt.Errorf("%T does not serve HTTP", r)
 	}
-	return jsonClient{s, "http://" + s.http + "/json", &http.Client{Timeout: answerTimeout}}, nil
+	return jsonClient{responder: s, url: "http://" + s.http + "/json", client: &http.Client{Timeout: answerTimeout}}, nil
 }
 
 func (j jsonClient) respond(request *rls.RateLimitRequest) answer {
-	// Some clients write hitsAddend, others hits_addend.
+	// Some clients write hits_addend, others hitsAddend. So do requests here, with an even or an odd
+	// number of descriptors.
 	body, err := protojson.MarshalOptions{UseProtoNames: len(request.Descriptors)%2 == 0}.Marshal(request)
 	if err != nil {
 		return answer{err: err}
@@ -91,22 +93,22 @@ func differencesOfJSON(theirs, ours *jsonResponse) (fields []string) {
 	if !reflect.DeepEqual(theirs.tree, ours.tree) {
 		fields = append(fields, "JSON")
 	}
-	// Penstock's error texts begin alike, and have more details.
+	// Penstock's error texts begin with those of envoyproxy/ratelimit, and have more details.
 	if theirs.tree == nil && ours.tree == nil && !strings.HasPrefix(ours.body, strings.TrimSpace(theirs.body)) {
 		fields = append(fields, "body")
 	}
 	return fields
 }
 
-// json compares the responses to POST /json: first to random requests, then to bodies that are hard
-// to parse.
-func (p *program) json() error {
+// compareJSON compares the responses to POST /json: first to random requests, then to bodies that
+// are hard to parse.
+func (p *program) compareJSON() error {
 	c := &comparison{rightRules: exactRules, wrap: newJSONClient}
-	if err := p.compare(c, p.penstock("exact", "fast")); err != nil {
+	if err := p.compare(c, p.penstockStarter("exact", "fast")); err != nil {
 		return err
 	}
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
-		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstock("exact", "fast"))
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact", "fast"))
 		if err != nil {
 			return err
 		}
@@ -144,7 +146,7 @@ var bodies = []string{
 	`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"\u00e9\ud83d\ude00"}]}]}`, `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"\ud83d"}]}]}`,
 	"{\"domain\":\"d\",\"descriptors\":[{\"entries\":[{\"key\":\"k\",\"value\":\"\xff\"}]}]}", `{'domain':'d'}`, `{"domain":"d",}`, "\ufeff{}", `{"domain":null,"descriptors":[{"entries":[{"key":"k"}]}]}`,
 	`{"domain":"d","descriptors":[null]}`, `{"domain":"d","descriptors":[{"entries":[null]}]}`, `{"domain":"d","descriptors":[{"entries":null,"limit":null,"hitsAddend":null}]}`,
-	`{"domain":"d","descriptors":[` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `]}`,
+	`{"domain":"d","descriptors":[` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `]}`, // deeper than parsers allow
 }
 
 // compareBodies sends bodies to both services and compares the responses. left is
@@ -159,7 +161,8 @@ func compareBodies(left, right responder) error {
 		return err
 	}
 	var failed error
-	for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodPut} {
+	methods := []string{http.MethodPost, http.MethodGet, http.MethodPut}
+	for _, method := range methods {
 		for _, body := range bodies {
 			theirs, err := leftClient.(jsonClient).post(method, []byte(body))
 			if err != nil {
@@ -170,12 +173,13 @@ func compareBodies(left, right responder) error {
 				return err
 			}
 			if fields := differencesOfJSON(theirs, ours); len(fields) > 0 {
-				failed = errors.Join(failed, fmt.Errorf("%s /json %.200q: %v: envoyproxy/ratelimit answered %d %q, penstock %d %q", method, body, fields, theirs.status, theirs.body, ours.status, ours.body))
+				failed = errors.Join(failed, fmt.Errorf("%s /json with the body %.200q: the fields %v differ: envoyproxy/ratelimit returned %d %q, and penstock %d %q",
+					method, body, fields, theirs.status, theirs.body, ours.status, ours.body))
 			}
 		}
 	}
 	if failed == nil {
-		fmt.Printf("%10d  bodies with equal answers to POST, GET and PUT\n", 3*len(bodies))
+		fmt.Printf("%10d  requests with equal responses: each body by %s\n", len(methods)*len(bodies), strings.Join(methods, ", "))
 	}
 	return failed
 }

@@ -19,9 +19,15 @@ import (
 // -requests.
 const filesPerRequest = 2
 
-// loader compares which configuration files the two services load, and which limits they find. The
-// files are random, with up to three changes.
-func (p *program) loader() error {
+// The outcomes of which every run has some.
+const (
+	bothLoad   = "both load the file"
+	bothReject = "both reject the file"
+)
+
+// compareLoaders compares which configuration files the two services load, and which limits they
+// find. Each file is a random configuration with up to three random changes.
+func (p *program) compareLoaders() error {
 	peer, err := startLoader(filepath.Join(p.oracle.dir, "ratelimit"))
 	if err != nil {
 		return err
@@ -30,7 +36,7 @@ func (p *program) loader() error {
 	var t tally
 	mismatches := 0
 	for number := range p.requests * filesPerRequest {
-		if p.domain >= 0 && number != p.domain {
+		if p.onlyDomain >= 0 && number != p.onlyDomain {
 			continue
 		}
 		text := newFile(rand.New(rand.NewPCG(p.seed, uint64(number))))
@@ -55,9 +61,9 @@ func (p *program) loader() error {
 	if mismatches > 0 {
 		return fmt.Errorf("%d mismatches; replay with -seed %d", mismatches, p.seed)
 	}
-	for _, name := range []string{"both load the file", "both reject the file"} {
-		if p.domain < 0 && t.counts[name] == 0 {
-			return errors.New("no file had the outcome: " + name)
+	for _, name := range []string{bothLoad, bothReject} {
+		if p.onlyDomain < 0 && t.counts[name] == 0 {
+			return errors.New("no file had this outcome: " + name)
 		}
 	}
 	return nil
@@ -65,18 +71,18 @@ func (p *program) loader() error {
 
 // A loadResult is the result of a loader for one file.
 type loadResult struct {
-	Error  string // "" if it loads
+	Error  string // "": the loader accepts the file
 	Limits string // as the services list them at /rlconfig
 }
 
-// compareLoaded names the outcome. isExpected is true if the results are equal, or differ in a
-// documented way.
+// compareLoaded compares the results of envoyproxy/ratelimit and of Penstock for one file, and
+// names the outcome. isExpected is true if the results are equal, or differ in a documented way.
 func compareLoaded(text string, theirs, ours loadResult) (outcome string, isExpected bool) {
 	switch {
 	case theirs.Error != "" && ours.Error != "":
-		return "both reject the file", true
+		return bothReject, true
 	case strings.Contains(theirs.Error, "unknown key 'metadata'"):
-		return "documented difference: metadata is known", true
+		return "documented difference: penstock knows the key metadata", true
 	case strings.Contains(theirs.Error, "share_threshold can only be used with wildcard values") && strings.Contains(text, "*"):
 		return "documented difference: share_threshold with * elsewhere than at the end", true
 	case theirs.Error != "":
@@ -86,11 +92,12 @@ func compareLoaded(text string, theirs, ours loadResult) (outcome string, isExpe
 	case !slices.Equal(sortedLines(theirs.Limits), sortedLines(ours.Limits)):
 		return "the limits differ", false
 	}
-	return "both load the file", true
+	return bothLoad, true
 }
 
 func sortedLines(text string) []string { return slices.Sorted(strings.Lines(text)) }
 
+// loadFile loads a file with Penstock's loader.
 func loadFile(text string) loadResult {
 	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "file", Content: []byte(text)}}, envoyconfig.Options{})
 	if err != nil {
@@ -133,7 +140,7 @@ func (l *peerLoader) stop() {
 	_ = l.cmd.Wait()
 }
 
-// newFile makes a file that may be invalid.
+// newFile returns the text of a random file, which may be invalid.
 func newFile(r *rand.Rand) string {
 	text := newDomain(r, "d").yaml(r)
 	if chance(r, 4) {
@@ -168,24 +175,25 @@ var oddFiles = []string{
 	"domain: d\r\ndescriptors:\r\n- key: k\r\n  rate_limit:\r\n    unit: day\r\n    requests_per_unit: 1\r\n",
 }
 
-// oddScalars replace values.
+// oddScalars replace the values of fields.
 var oddScalars = []string{
 	"", "~", "null", "-1", "0", "1", "1.0", "1.5", "1e3", "0x10", "010", "0o10", "1_000", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616",
 	"true", "yes", "off", "'true'", "2001-01-01", "12:30:45", ".inf", ".nan", "[]", "{}", "[a]", "[{}]", "[{name: one}]", "{name: one}", "''", "\"\"", "\"\\x00\"",
 	"second", "WEEK", "Unknown", "decade", "unknown", "!!str 1", "!!int '1'", "!!float 1", "!!binary aGk=", "!x y", "&a v", "*a", "x*", "x*y", "'*'", "a b", "@x", "`x", "k: v", "# none", "|", "\u00e9", "\t1",
 }
 
+// oddKeys replace the names of fields.
 var oddKeys = []string{
 	"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "quota_mode", "name", "replaces",
 	"detailed_metric", "value_to_metric", "share_threshold", "metadata", "unit_multiplier", "limit", "Key", "1", "true", "1.5", "~", "<<", "[a]", "{a: b}", "\"key\"", "!!str key",
 }
 
-// changeFile makes one random change.
+// changeFile returns the text with one random change.
 func changeFile(r *rand.Rand, text string) string {
 	lines := strings.Split(text, "\n")
 	at := r.IntN(len(lines))
 	line := lines[at]
-	indent := line[:len(line)-len(strings.TrimLeft(line, " -"))]
+	indent := line[:len(line)-len(strings.TrimLeft(line, " -"))] // with the dash of a list
 	key, value, _ := strings.Cut(line[len(indent):], ":")
 	switch r.IntN(10) {
 	case 0: // remove a line
@@ -201,7 +209,8 @@ func changeFile(r *rand.Rand, text string) string {
 	case 6: // another key
 		lines[at] = indent + pick(r, oddKeys) + ":" + value
 	case 7: // insert a line
-		return strings.Join(slices.Insert(lines, at, strings.ReplaceAll(indent, "-", " ")+pick(r, oddKeys)+": "+pick(r, oddScalars)), "\n")
+		inserted := strings.ReplaceAll(indent, "-", " ") + pick(r, oddKeys) + ": " + pick(r, oddScalars)
+		return strings.Join(slices.Insert(lines, at, inserted), "\n")
 	case 8: // swap two lines
 		other := r.IntN(len(lines))
 		lines[at], lines[other] = lines[other], lines[at]
@@ -210,7 +219,9 @@ func changeFile(r *rand.Rand, text string) string {
 			return text
 		}
 		i := r.IntN(len(text))
-		return text[:i] + pick(r, []string{"", " ", "\n", "\t", ":", "-", "*", "&a ", "'", "\"", "#", "{", "]", "\x00", "\xff", "\u2028", "---\n", "%"}) + text[i+r.IntN(2):]
+		inserted := pick(r, []string{"", " ", "\n", "\t", ":", "-", "*", "&a ", "'", "\"", "#", "{", "]", "\x00", "\xff", "\u2028", "---\n", "%"})
+		replaced := r.IntN(2) // number of bytes
+		return text[:i] + inserted + text[i+replaced:]
 	}
 	return strings.Join(lines, "\n")
 }

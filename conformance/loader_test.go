@@ -15,16 +15,16 @@ func TestLoadersAreCompared(t *testing.T) {
 		theirs, ours loadResult
 		isMismatch   bool
 	}{
-		{"", limits, limits, false},
-		{"", limits, loadResult{Limits: "d.b: unit=DAY\nd.a: unit=DAY\n"}, false},
-		{"", limits, loadResult{Limits: "d.a: unit=DAY\n"}, true},
-		{"", refused, refused, false},
-		{"", limits, refused, true},
-		{"", refused, limits, true},
-		{"metadata", loadResult{Error: "config error, unknown key 'metadata'"}, limits, false},
+		{theirs: limits, ours: limits, isMismatch: false},
+		{theirs: limits, ours: loadResult{Limits: "d.b: unit=DAY\nd.a: unit=DAY\n"}, isMismatch: false},
+		{theirs: limits, ours: loadResult{Limits: "d.a: unit=DAY\n"}, isMismatch: true},
+		{theirs: refused, ours: refused, isMismatch: false},
+		{theirs: limits, ours: refused, isMismatch: true},
+		{theirs: refused, ours: limits, isMismatch: true},
+		{text: "metadata", theirs: loadResult{Error: "config error, unknown key 'metadata'"}, ours: limits, isMismatch: false},
 	} {
 		if outcome, isExpected := compareLoaded(row.text, row.theirs, row.ours); isExpected == row.isMismatch {
-			t.Errorf("%+v: the outcome is %q; want a mismatch: %t", row, outcome, row.isMismatch)
+			t.Errorf("%+v: the outcome is %q, expected: %t; want a mismatch: %t", row, outcome, isExpected, row.isMismatch)
 		}
 	}
 }
@@ -37,7 +37,7 @@ func TestRandomConfigurationsLoad(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		text := newDomain(r, "d").yaml(r)
 		if result := loadFile(text); result.Error != "" {
-			t.Fatalf("seed %d: the error is %s; want none for\n%s", seed, result.Error, text)
+			t.Fatalf("seed %d: the loader returns the error %q; want none for\n%s", seed, result.Error, text)
 		}
 	}
 }

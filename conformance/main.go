@@ -9,12 +9,12 @@
 // The sections:
 //
 //   - self: envoyproxy/ratelimit and itself, which shows that the comparison is sound
-//   - self-clocked: the same, with a clock that is set before each request, often to the end of a
-//     window
+//   - self-clocked: the same, with a clock that the program sets before each request, often to the
+//     end of a window
 //   - exact: penstock serve in mode exact
 //   - exact-standard: mode exact with grpc-go's server instead of the fast one
-//   - exact-clocked: mode exact with a clock that is set
-//   - atomic: penstock serve in its default mode, whose differences are predicted
+//   - exact-clocked: mode exact with a clock that the program sets
+//   - atomic: penstock serve in its default mode, atomic; a model predicts its differences
 //   - json: POST /json in mode exact
 //   - hostile: messages that few clients send. Some end the process of envoyproxy/ratelimit
 //   - tools: the client and the configuration checker of envoyproxy/ratelimit
@@ -37,10 +37,10 @@ import (
 
 func main() {
 	var p program
-	only := flag.String("only", "", "which sections to run; all by default")
+	only := flag.String("only", "", "run only these `sections`, separated by commas")
 	flag.IntVar(&p.requests, "requests", 50_000, "how many requests a section compares")
-	flag.Uint64Var(&p.seed, "seed", rand.Uint64(), "the seed of configurations and requests")
-	flag.IntVar(&p.domain, "domain", -1, "the number of the only configuration to run")
+	flag.Uint64Var(&p.seed, "seed", rand.Uint64(), "the seed of the random configurations and requests")
+	flag.IntVar(&p.onlyDomain, "domain", -1, "compare only the configuration with this `number`; -1 compares all")
 	flag.Parse()
 	if err := p.run(*only); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -50,9 +50,9 @@ func main() {
 
 // A program has the flags and the paths of the built programs.
 type program struct {
-	requests     int
+	requests     int // how many requests a section compares
 	seed         uint64
-	domain       int // the number of the only configuration to run; -1: all
+	onlyDomain   int // the number of the only configuration to compare; -1: all
 	oracle       *oracle
 	penstockFile string // the program penstock; "": not built yet
 }
@@ -64,18 +64,19 @@ type section struct {
 }
 
 var sections = []section{
-	{"self", (*program).self},
-	{"self-clocked", (*program).selfClocked},
-	{"exact", (*program).exact},
-	{"exact-standard", (*program).exactStandard},
-	{"exact-clocked", (*program).exactClocked},
-	{"atomic", (*program).atomic},
-	{"json", (*program).json},
-	{"hostile", (*program).hostile},
-	{"tools", (*program).tools},
-	{"loader", (*program).loader},
+	{"self", (*program).compareSelf},
+	{"self-clocked", (*program).compareSelfClocked},
+	{"exact", (*program).compareExact},
+	{"exact-standard", (*program).compareExactStandard},
+	{"exact-clocked", (*program).compareExactClocked},
+	{"atomic", (*program).compareAtomic},
+	{"json", (*program).compareJSON},
+	{"hostile", (*program).compareHostile},
+	{"tools", (*program).runTools},
+	{"loader", (*program).compareLoaders},
 }
 
+// run runs the sections of a list that is separated by commas. "" runs all.
 func (p *program) run(only string) error {
 	chosen := sections
 	if only != "" {
@@ -83,14 +84,14 @@ func (p *program) run(only string) error {
 		for name := range strings.SplitSeq(only, ",") {
 			i := slices.IndexFunc(sections, func(s section) bool { return s.name == name })
 			if i < 0 {
-				return fmt.Errorf("unknown section %q", name)
+				return fmt.Errorf("unknown section %q; the program's documentation lists the sections", name)
 			}
 			chosen = append(chosen, sections[i])
 		}
 	}
 	var err error
 	if p.oracle, err = buildOracle(filepath.Join("testdata", "ratelimit"), filepath.Join("..", "bin", "conformance")); err != nil {
-		return fmt.Errorf("get envoyproxy/ratelimit, so nothing is compared: %w", err)
+		return fmt.Errorf("nothing is compared: build envoyproxy/ratelimit: %w", err)
 	}
 	fmt.Printf("%s %s, seed %d\n", modulePath, p.oracle.version, p.seed)
 	var failed error
@@ -103,20 +104,20 @@ func (p *program) run(only string) error {
 	return failed
 }
 
-// self compares envoyproxy/ratelimit with itself.
-func (p *program) self() error {
+// compareSelf compares envoyproxy/ratelimit with itself.
+func (p *program) compareSelf() error {
 	return p.compare(&comparison{}, p.oracle.start)
 }
 
-// selfClocked is self with a clock that is set before each request.
-func (p *program) selfClocked() error {
+// compareSelfClocked is compareSelf with a clock that is set before each request.
+func (p *program) compareSelfClocked() error {
 	return p.compareClocked(&comparison{}, p.oracle.start)
 }
 
-// A starter starts a service on a Redis, which has the address redis. The name is for the log.
+// A starter starts a service whose Redis has the address redis. The name is for logs and errors.
 type starter func(name string, conf *startConfig, redis string) (*service, error)
 
-// compare compares envoyproxy/ratelimit with another service, by the system's clock.
+// compare compares envoyproxy/ratelimit with another service. Both use the system's clock.
 func (p *program) compare(c *comparison, other starter) error {
 	c.clock = systemClock{}
 	c.start = func(conf *startConfig) (responder, responder, func(), error) {
@@ -125,7 +126,7 @@ func (p *program) compare(c *comparison, other starter) error {
 	return p.runAndPrint(c)
 }
 
-// compareClocked compares like compare, with a clock that is set before each request.
+// compareClocked is compare with a clock that is set before each request.
 func (p *program) compareClocked(c *comparison, other starter) error {
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
@@ -134,8 +135,8 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 	defer os.RemoveAll(dir)
 	clock := &setClock{file: filepath.Join(dir, "clock")}
 	c.clock = clock
-	p.oracle.clock = clock.file
-	defer func() { p.oracle.clock = "" }()
+	p.oracle.clockFile = clock.file
+	defer func() { p.oracle.clockFile = "" }()
 	launch := func() (*redistest.Server, error) {
 		server, serverClock, err := redistest.LaunchClocked()
 		if err != nil {
@@ -153,10 +154,10 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 
 func launchRedis() (*redistest.Server, error) { return redistest.Launch() }
 
-// startPair starts two services, each with a Redis of its own.
-func startPair(conf *startConfig, launch func() (*redistest.Server, error), left, right starter) (responder, responder, func(), error) {
+// startPair starts two services, each with a Redis of its own that launch starts.
+func startPair(conf *startConfig, launch func() (*redistest.Server, error), left, right starter) (_, _ responder, stop func(), _ error) {
 	var stops []func()
-	stop := func() {
+	stop = func() {
 		for _, f := range slices.Backward(stops) {
 			f()
 		}
@@ -188,16 +189,17 @@ func startPair(conf *startConfig, launch func() (*redistest.Server, error), left
 
 // runAndPrint runs a comparison and prints its counts.
 func (p *program) runAndPrint(c *comparison) error {
-	c.seed, c.only, c.out = p.seed, p.domain, os.Stdout
+	c.seed, c.onlyDomain, c.out = p.seed, p.onlyDomain, os.Stdout
 	err := c.run(p.requests)
 	fmt.Printf("%vdescriptors and requests of each kind:\n%v", &c.tally, c.kindCounts.withOrder(kinds))
 	if err == nil && c.mismatches > 0 {
 		err = fmt.Errorf("%d mismatches; replay with -seed %d", c.mismatches, c.seed)
 	}
-	if err == nil && p.domain < 0 && c.tally.counts["compared"] < p.requests {
-		err = fmt.Errorf("compared %d requests of %d", c.tally.counts["compared"], p.requests)
+	areAllCompared := p.onlyDomain < 0
+	if err == nil && areAllCompared && c.tally.counts["compared"] < p.requests {
+		err = fmt.Errorf("compared only %d requests; want %d", c.tally.counts["compared"], p.requests)
 	}
-	if missing := c.missingKinds(); err == nil && p.domain < 0 && len(missing) > 0 {
+	if missing := c.missingKinds(); err == nil && areAllCompared && len(missing) > 0 {
 		err = fmt.Errorf("no request was of the kinds: %s", strings.Join(missing, ", "))
 	}
 	return err

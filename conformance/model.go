@@ -17,29 +17,36 @@ import (
 // A model predicts the answers of a service from its documentation. It explains differences between
 // real services, and replaces a service in the tests of this program.
 type model struct {
-	rules       rules
-	settings    settings
-	domains     map[string]*domain
-	counters    map[string]uint64 // by their names
-	named       map[string]string // by name in Redis: the identity of the counter, or several; see shared
-	denied      map[string]int64  // when charges were last denied together, by their limits
-	maybeCached []bool            // of the last request, by descriptor; see decideTogether
-	unused      []bool            // of the last request, by descriptor: its window has no hits
+	rules    rules
+	settings settings
+	domains  map[string]*domain // by name
+	counters map[string]uint64  // hits, by the counter's name
+
+	// identities has the identity of each counter, by the counter's name in Redis. If counters share a
+	// name, it has several instead; see findShared.
+	identities map[string]string
+
+	// denied has the second in which charges were last denied together, by the limits of the charges.
+	denied map[string]int64
+
+	// These are about the last request, by descriptor.
+	maybeCached []bool // whether the status may come from a cached denial; see decideTogether
+	unused      []bool // whether the window of its limit has no hits
 }
 
-// rules are the documented differences from envoyproxy/ratelimit. The zero value is
+// rules are the documented differences of a service from envoyproxy/ratelimit. The zero value is
 // envoyproxy/ratelimit itself.
 type rules struct {
 	hasOwnCounters     bool // different entries and units have different counters
-	hasAnyWildcards    bool // an asterisk may be anywhere
-	hasWeekNames       bool // metadata name the unit of an override WEEK
-	hasAllHeaders      bool // headers are sent even if the least that remains is 4294967295
+	hasAnyWildcards    bool // an asterisk matches wherever it is, not only at the end
+	hasWeekNames       bool // metadata have WEEK for the unit of an override, instead of its number
+	hasAllHeaders      bool // headers are sent even if 4294967295 units are left in every limit
 	canQuotaDeny       bool // a request is denied if all its limits with quota_mode are over
 	isAtomic           bool // all descriptors of a request are charged, or none
-	shouldChargeShadow bool // in an atomic request that is denied, limits with shadow_mode or quota_mode are charged
+	shouldChargeShadow bool // limits with shadow_mode or quota_mode are charged even in an atomic request that is denied
 }
 
-// settings are the settings of a whole service.
+// settings are the settings of a whole service, with their names in envoyproxy/ratelimit.
 type settings struct {
 	hasHeaders  bool // LIMIT_RESPONSE_HEADERS_ENABLED
 	hasMetadata bool // RESPONSE_DYNAMIC_METADATA
@@ -54,7 +61,7 @@ var (
 )
 
 func newModel(rules rules, settings settings, domains ...*domain) *model {
-	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), named: make(map[string]string), denied: make(map[string]int64)}
+	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), identities: make(map[string]string), denied: make(map[string]int64)}
 	for _, d := range domains {
 		m.domains[d.name] = d
 	}
@@ -63,19 +70,20 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 
 // A match is the limit of one descriptor of a request.
 type match struct {
-	limit             *limit // nil if there is none
-	isShadow, isQuota bool
-	patterns          []string // by entry: the text in the counter's name; "": the entry's value
-	isOverride        bool
-	isUnlimited       bool
-	isReplaced        bool
+	limit       *limit   // nil: no limit applies
+	isShadow    bool     // the limit has shadow_mode
+	isQuota     bool     // the limit has quota_mode
+	patterns    []string // by entry: the text in the counter's name; "": the entry's value
+	isOverride  bool     // the request has the limit
+	isUnlimited bool
+	isReplaced  bool // another limit of the request replaces this one
 }
 
-// hasCounter tells whether the descriptor is counted.
+// hasCounter reports whether the descriptor is counted.
 func (m match) hasCounter() bool { return m.limit != nil && !m.isUnlimited && !m.isReplaced }
 
-// find returns the limits of all descriptors.
-func (m *model) find(request *rls.RateLimitRequest) []match {
+// findMatches returns the limits of all descriptors.
+func (m *model) findMatches(request *rls.RateLimitRequest) []match {
 	matches := make([]match, len(request.Descriptors))
 	d := m.domains[request.Domain]
 	if d == nil {
@@ -83,7 +91,7 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 	}
 	replaced := make(map[string]bool)
 	for i, descriptor := range request.Descriptors {
-		matches[i] = d.find(descriptor, m.rules)
+		matches[i] = d.findMatch(descriptor, m.rules)
 		if l := matches[i].limit; l != nil {
 			matches[i].isUnlimited = l.isUnlimited
 			for _, name := range l.replaces {
@@ -99,14 +107,15 @@ func (m *model) find(request *rls.RateLimitRequest) []match {
 	return matches
 }
 
-func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) match {
+// findMatch returns the limit of one descriptor. It does not set isUnlimited and isReplaced.
+func (d *domain) findMatch(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) match {
 	if o := descriptor.Limit; o != nil {
 		return match{limit: &limit{unit: unitNames[o.Unit], count: o.RequestsPerUnit}, isOverride: true}
 	}
 	patterns := make([]string, len(descriptor.Entries))
 	nodes := d.nodes
 	for i, entry := range descriptor.Entries {
-		n, isPattern := step(nodes, entry, rules)
+		n, isPattern := findNode(nodes, entry, rules)
 		if n == nil {
 			return match{}
 		}
@@ -124,9 +133,9 @@ func (d *domain) find(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) 
 	return match{}
 }
 
-// step finds the node of an entry on one level: the one with the label key_value, else the first
-// wildcard that matches, else the one with the key alone. isPattern is true for a wildcard.
-func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, isPattern bool) {
+// findNode finds the node of an entry on one level: the one with the label key_value, else the
+// first wildcard that matches, else the one with the key alone. isPattern is true for a wildcard.
+func findNode(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, isPattern bool) {
 	whole := entry.Key + "_" + entry.Value
 	for _, n := range nodes {
 		if n.label() == whole {
@@ -150,31 +159,33 @@ func step(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rul
 	return nil, false
 }
 
-// matchesPattern tells whether a text matches a pattern. An asterisk matches any text.
+// matchesPattern reports whether a text matches a pattern. An asterisk matches any text.
 func matchesPattern(pattern, text string) bool {
 	switch {
 	case pattern == "":
 		return text == ""
-	case pattern[0] == '*':
+	case pattern[0] == '*': // it matches no text, or at least one byte
 		return matchesPattern(pattern[1:], text) || text != "" && matchesPattern(pattern, text[1:])
 	}
 	return text != "" && text[0] == pattern[0] && matchesPattern(pattern[1:], text[1:])
 }
 
-// redisName returns the name of a counter in Redis, as envoyproxy/ratelimit makes it. Different
-// descriptors may have the same name.
+// redisName returns the name in Redis that envoyproxy/ratelimit gives the counter of the i-th
+// descriptor. Counters of different descriptors may have the same name.
 func (m match) redisName(request *rls.RateLimitRequest, i int, now int64) string {
 	var b strings.Builder
 	b.WriteString(request.Domain + "_")
 	for j, entry := range request.Descriptors[i].Entries {
 		b.WriteString(entry.Key + "_" + m.value(j, entry) + "_")
 	}
-	window := seconds[m.limit.unit]
-	fmt.Fprint(&b, now/window*window)
+	window := windowSeconds[m.limit.unit]
+	windowStart := now / window * window
+	fmt.Fprint(&b, windowStart)
 	return b.String()
 }
 
-// identity returns an unambiguous name of the counter: the unit and the quoted entries.
+// identity returns an unambiguous name of the i-th descriptor's counter in all windows: the domain,
+// the unit and the entries, each in quotes.
 func (m match) identity(request *rls.RateLimitRequest, i int) string {
 	parts := []string{request.Domain, m.limit.unit}
 	for j, entry := range request.Descriptors[i].Entries {
@@ -191,8 +202,9 @@ func (m match) value(j int, entry *ratelimitv3.RateLimitDescriptor_Entry) string
 	return entry.Value
 }
 
-// hits returns the cost of a descriptor. isOwn is true if the descriptor has hits of its own.
-func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
+// hitsOf returns the hits of the i-th descriptor. isOwn is true if the descriptor has hits of its
+// own. Otherwise they are those of the request.
+func hitsOf(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 	if h := request.Descriptors[i].HitsAddend; h != nil {
 		return h.Value, true
 	}
@@ -202,26 +214,29 @@ func hits(request *rls.RateLimitRequest, i int) (cost uint64, isOwn bool) {
 // several stands for the identities of counters that have the same name in Redis.
 const several = "several"
 
-// shared tells, by descriptor, whether its counter has also counted for other entries or units.
-// envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
-// In the first second of a day, the counter of that second and the one of the day have one name. It
-// expires with the shorter window, plus a random time.
-func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
+// findShared returns, for each descriptor, whether its counter has also counted for other entries
+// or units. envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one
+// counter. In the first second of a day, the counter of that second and the counter of the day have
+// one name. The shared counter expires with the shorter window, plus a random time.
+func (m *model) findShared(request *rls.RateLimitRequest, now int64) []bool {
 	shared := make([]bool, len(request.Descriptors))
-	for i, match := range m.find(request) {
+	matches := m.findMatches(request)
+	for i, match := range matches {
 		if !match.hasCounter() {
 			continue
 		}
 		name, identity := match.redisName(request, i, now), match.identity(request, i)
-		if m.named[name] == "" {
-			m.named[name] = identity
+		if m.identities[name] == "" {
+			m.identities[name] = identity
 		}
-		if m.named[name] != identity {
-			m.named[name], shared[i] = several, true
+		if m.identities[name] != identity {
+			m.identities[name], shared[i] = several, true
 		}
 	}
-	for i, match := range m.find(request) { // a later descriptor may have made the name of an earlier one ambiguous
-		shared[i] = shared[i] || match.hasCounter() && m.named[match.redisName(request, i, now)] == several
+	for i, match := range matches { // a later descriptor may have made the name of an earlier one ambiguous
+		if match.hasCounter() && m.identities[match.redisName(request, i, now)] == several {
+			shared[i] = true
+		}
 	}
 	return shared
 }
@@ -229,16 +244,16 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
 // A result is the decision for a descriptor.
 type result struct {
 	match
-	hasQuota  bool // its configuration has quota_mode
+	hasQuota  bool // the configuration of the limit has quota_mode; isQuota may also come from the service's settings
 	isOver    bool
-	remaining uint32
+	remaining uint32 // units that are left
 }
 
-// decide returns the answer to a request at a second.
+// decide returns the response to a request in the second now.
 func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitResponse {
 	results := make([]result, len(request.Descriptors))
 	m.maybeCached, m.unused = make([]bool, len(results)), make([]bool, len(results))
-	for i, match := range m.find(request) {
+	for i, match := range m.findMatches(request) {
 		results[i].match, results[i].hasQuota = match, match.isQuota
 		results[i].isQuota = match.isQuota || m.settings.isQuota
 	}
@@ -247,32 +262,33 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 	} else {
 		for i := range results {
 			if res := &results[i]; res.hasCounter() {
-				cost, _ := hits(request, i)
+				cost, _ := hitsOf(request, i)
 				m.counters[m.counterName(res.match, request, i, now)] += cost
-				m.read(res, request, i, now)
+				m.readCounter(res, request, i, now)
 			}
 		}
 	}
-	return m.answer(request, results, now)
+	return m.makeResponse(request, results, now)
 }
 
-// counterName returns the name of a counter in the model.
+// counterName returns the name that the counter of the i-th descriptor has in the model.
 func (m *model) counterName(match match, request *rls.RateLimitRequest, i int, now int64) string {
 	if m.rules.hasOwnCounters {
-		return fmt.Sprint(match.identity(request, i), now/seconds[match.limit.unit])
+		return fmt.Sprint(match.identity(request, i), now/windowSeconds[match.limit.unit])
 	}
 	return match.redisName(request, i, now)
 }
 
-// read sets the result from the value of its counter.
-func (m *model) read(res *result, request *rls.RateLimitRequest, i int, now int64) {
+// readCounter sets the result of the i-th descriptor from the value of its counter.
+func (m *model) readCounter(res *result, request *rls.RateLimitRequest, i int, now int64) {
 	used, count := m.counters[m.counterName(res.match, request, i, now)], uint64(res.limit.count)
 	res.isOver, res.remaining = used > count, uint32(count-min(used, count))
 	m.unused[i] = used == 0
 }
 
-func (m *model) answer(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
-	isQuotaDenying := m.rules.canQuotaDeny // all limits with quota_mode are over
+// makeResponse returns the response that has these results.
+func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
+	isQuotaDenying := m.rules.canQuotaDeny // it stays true if all limits with quota_mode are over
 	for i := range results {
 		res := &results[i]
 		if res.hasCounter() && res.isQuota && !res.isOver {
@@ -293,7 +309,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		case !res.hasCounter():
 			continue
 		}
-		window := seconds[res.limit.unit]
+		window := windowSeconds[res.limit.unit]
 		status.CurrentLimit = &rls.RateLimitResponse_RateLimit{
 			RequestsPerUnit: res.limit.count,
 			Unit:            rls.RateLimitResponse_RateLimit_Unit(unitNumber(res.limit.unit)),
@@ -303,7 +319,12 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
 		// The headers show the last limit that denied, or else the one with the least remaining.
 		hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT
-		isStrictest := strictest == nil && (res.remaining < math.MaxUint32 || m.rules.hasAllHeaders) || strictest != nil && res.remaining < strictest.LimitRemaining
+		var isStrictest bool
+		if strictest == nil {
+			isStrictest = res.remaining < math.MaxUint32 || m.rules.hasAllHeaders
+		} else {
+			isStrictest = res.remaining < strictest.LimitRemaining
+		}
 		if !hasDenied && isStrictest {
 			strictest = status
 		}
@@ -322,7 +343,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		}
 	}
 	if m.settings.hasHeaders && strictest != nil {
-		window := seconds[unitNames[strictest.CurrentLimit.Unit]]
+		window := windowSeconds[unitNames[strictest.CurrentLimit.Unit]]
 		for name, value := range map[string]int64{
 			"Limit": int64(strictest.CurrentLimit.RequestsPerUnit), "Remaining": int64(strictest.LimitRemaining), "Reset": window - now%window,
 		} {
@@ -331,7 +352,7 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 		slices.SortFunc(response.ResponseHeadersToAdd, func(a, b *core.HeaderValue) int { return strings.Compare(a.Key, b.Key) })
 	}
 	if m.settings.hasMetadata {
-		response.DynamicMetadata = m.metadata(request, violations, hasQuota)
+		response.DynamicMetadata = m.makeMetadata(request, violations, hasQuota)
 	}
 	if m.settings.isShadow {
 		response.OverallCode = rls.RateLimitResponse_OK
@@ -339,8 +360,9 @@ func (m *model) answer(request *rls.RateLimitRequest, results []result, now int6
 	return response
 }
 
-// metadata returns the dynamic metadata of a response.
-func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
+// makeMetadata returns the dynamic metadata of a response. violations has the indexes of the
+// descriptors whose limit with quota_mode is over.
+func (m *model) makeMetadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
 	descriptors := []any{}
 	for _, d := range request.Descriptors {
 		entries := []any{}
@@ -349,9 +371,9 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 		}
 		fields := map[string]any{"entries": entries}
 		if d.Limit != nil {
-			text := oneSpace(d.Limit.String())
+			text := withSingleSpaces(d.Limit.String())
 			if m.rules.hasWeekNames && unitNames[d.Limit.Unit] == "WEEK" {
-				text = strings.TrimSuffix(text, "7") + "WEEK" // instead of its number
+				text = strings.TrimSuffix(text, "7") + "WEEK" // 7 is the number of the unit
 			}
 			fields["limit"] = text
 		}
@@ -374,5 +396,5 @@ func (m *model) metadata(request *rls.RateLimitRequest, violations []any, hasQuo
 	return s
 }
 
-// oneSpace removes the second space that some builds of protobuf print between fields.
-func oneSpace(text string) string { return strings.Join(strings.Fields(text), " ") }
+// withSingleSpaces removes the second space that some builds of protobuf print between fields.
+func withSingleSpaces(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -22,9 +22,9 @@ func (p *program) buildPenstock() error {
 	return nil
 }
 
-// penstock returns a starter of penstock serve in a mode, with one of its gRPC servers: fast, which
-// is the default, or standard.
-func (p *program) penstock(mode, server string) starter {
+// penstockStarter returns a starter of penstock serve. mode is exact or atomic. server is one of
+// its gRPC servers: fast, which is the default, or standard.
+func (p *program) penstockStarter(mode, server string) starter {
 	return func(name string, conf *startConfig, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
 			return nil, err
@@ -55,22 +55,23 @@ func (p *program) penstock(mode, server string) starter {
 	}
 }
 
-// exact compares mode exact, whose responses have only documented differences.
-func (p *program) exact() error {
-	return p.compare(&comparison{rightRules: exactRules}, p.penstock("exact", "fast"))
+// compareExact compares mode exact. Its responses may have only the differences of exactRules.
+func (p *program) compareExact() error {
+	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact", "fast"))
 }
 
-// exactStandard is exact with grpc-go's server.
-func (p *program) exactStandard() error {
-	return p.compare(&comparison{rightRules: exactRules}, p.penstock("exact", "standard"))
+// compareExactStandard is compareExact with grpc-go's server.
+func (p *program) compareExactStandard() error {
+	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact", "standard"))
 }
 
-// exactClocked is exact with a clock that is set before each request.
-func (p *program) exactClocked() error {
-	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstock("exact", "fast"))
+// compareExactClocked is compareExact with a clock that is set before each request.
+func (p *program) compareExactClocked() error {
+	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstockStarter("exact", "fast"))
 }
 
-// atomic compares the default mode, whose responses differ only as this mode intends.
-func (p *program) atomic() error {
-	return p.compare(&comparison{rightRules: atomicRules}, p.penstock("atomic", "fast"))
+// compareAtomic compares the default mode. Its responses may have only the differences of
+// atomicRules.
+func (p *program) compareAtomic() error {
+	return p.compare(&comparison{rightRules: atomicRules}, p.penstockStarter("atomic", "fast"))
 }

@@ -14,10 +14,11 @@ import (
 type requester struct {
 	random *rand.Rand
 	domain *domain
-	past   []*rls.RateLimitRequest
+	past   []*rls.RateLimitRequest // all different requests so far
 }
 
-// next returns a request: mostly an earlier one again, with the same or other hits, else a new one.
+// next returns a request. Two of three times it is an earlier one again, with the same or other
+// hits.
 func (q *requester) next() *rls.RateLimitRequest {
 	r := q.random
 	if len(q.past) > 0 && !chance(r, 3) {
@@ -43,8 +44,8 @@ func (q *requester) next() *rls.RateLimitRequest {
 	return request
 }
 
-// descriptor makes entries along the tree of the domain. It may leave the tree, stop early, or
-// continue below a leaf.
+// descriptor returns a descriptor whose entries mostly follow a path in the tree of the domain.
+// They may leave the tree, stop early, or continue below a leaf.
 func (q *requester) descriptor() *ratelimitv3.RateLimitDescriptor {
 	r := q.random
 	d := &ratelimitv3.RateLimitDescriptor{}
@@ -76,7 +77,7 @@ func (q *requester) descriptor() *ratelimitv3.RateLimitDescriptor {
 	return d
 }
 
-// key returns the key of an entry for a node. An asterisk at its end is replaced.
+// key returns the key of an entry for a node. A random text replaces an asterisk at its end.
 func (q *requester) key(n *node) string {
 	if last := len(n.key) - 1; n.value == "" && n.key[last] == '*' {
 		return n.key[:last] + pick(q.random, []string{"", "1", "_x", "*"})
@@ -84,7 +85,7 @@ func (q *requester) key(n *node) string {
 	return n.key
 }
 
-// value returns the value of an entry for a node, which sometimes does not match it.
+// value returns the value of an entry for a node. Sometimes the value does not match the node.
 func (q *requester) value(n *node) string {
 	r := q.random
 	if chance(r, 15) || n.value == "" {

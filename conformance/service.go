@@ -33,13 +33,13 @@ type service struct {
 	connection *grpc.ClientConn
 	cmd        *exec.Cmd
 	ended      chan struct{} // closed when the process has ended
-	log        string        // the file with its output
+	logFile    string        // has the output of the process
 }
 
-// start starts the process, and returns when it serves.
+// start starts the process in the folder dir, and returns when it serves.
 func (s *service) start(dir string, environment []string, program string, args ...string) error {
-	s.log = filepath.Join(dir, s.name+".log")
-	out, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	s.logFile = filepath.Join(dir, s.name+".log")
+	out, err := os.OpenFile(s.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -64,9 +64,11 @@ func (s *service) start(dir string, environment []string, program string, args .
 	s.client = rls.NewRateLimitServiceClient(s.connection)
 	if err := s.awaitHealth(); err != nil {
 		s.stop()
-		text, _ := os.ReadFile(s.log)
+		text, _ := os.ReadFile(s.logFile)
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-		return fmt.Errorf("start %s: %w; the end of its log:\n%s", s.name, err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+		const shown = 15 // lines
+		lastLines := lines[max(0, len(lines)-shown):]
+		return fmt.Errorf("start %s: %w; the end of its log:\n%s", s.name, err, strings.Join(lastLines, "\n"))
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func main() {
 			os.Exit(1)
 		}
 		if err := out.Encode(load(string(text), manager)); err != nil {
-			fmt.Fprintln(os.Stderr, "ratelimit:", err)
+			fmt.Fprintln(os.Stderr, "ratelimit: write a result:", err)
 			os.Exit(1)
 		}
 	}
@@ -36,17 +36,18 @@ func main() {
 
 // A loadResult is the result for a file.
 type loadResult struct {
-	Error  string // "" if it loads
+	Error  string // "": the loader accepts the file
 	Limits string // as the service lists them at /rlconfig
 }
 
-func load(text string, manager stats.Manager) (answer loadResult) {
+// load loads a file. The loader reports errors by a panic.
+func load(text string, manager stats.Manager) (result loadResult) {
 	defer func() {
 		if err := recover(); err != nil {
-			answer.Error = fmt.Sprintf("%T: %[1]v", err)
+			result.Error = fmt.Sprintf("%T: %[1]v", err)
 		}
 	}()
 	file := config.RateLimitConfigToLoad{Name: "file", ConfigYaml: config.ConfigFileContentToYaml("file", text)}
-	answer.Limits = config.NewRateLimitConfigImpl([]config.RateLimitConfigToLoad{file}, manager, false).Dump()
-	return answer
+	result.Limits = config.NewRateLimitConfigImpl([]config.RateLimitConfigToLoad{file}, manager, false).Dump()
+	return result
 }

@@ -1,4 +1,4 @@
-// Package utils is a file for a package of envoyproxy/ratelimit, with a clock that can be set.
+// Package utils is a package of envoyproxy/ratelimit. This file gives it a clock that can be set.
 package utils
 
 import (
@@ -15,7 +15,7 @@ func secondOf(system time.Time) int64 {
 	}
 	second, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
-		panic("CLOCK_FILE: " + err.Error())
+		panic("read the second in CLOCK_FILE: " + err.Error())
 	}
 	return second
 }
