@@ -101,7 +101,7 @@ func (a *admin) errRefused(status int, text []byte) error {
 	return withStatus(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
 }
 
-// maxDetail is how many characters of an instance's text a message shows.
+// maxDetail is how many characters of an instance's text a message shows at most.
 const maxDetail = 1000
 
 // shortened returns a text of an instance on one line, cut to maxDetail characters.

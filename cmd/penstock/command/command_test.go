@@ -42,6 +42,16 @@ func command(args ...string) (code int, out, err string) {
 	return code, stdout.String(), stderr.String()
 }
 
+// missingIn returns the wanted texts that a text does not contain.
+func missingIn(text string, wanted ...string) (missing []string) {
+	for _, want := range wanted {
+		if !strings.Contains(text, want) {
+			missing = append(missing, want)
+		}
+	}
+	return missing
+}
+
 func TestExitCodeDependsOnTheFailure(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
 	if err := os.WriteFile(broken, []byte("server: [\n"), 0o600); err != nil {

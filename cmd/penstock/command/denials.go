@@ -83,7 +83,7 @@ func (d *denialsCommand) run(c *cobra.Command) error {
 	if err := instance.send(c.Context(), "offenders?limit=100", nil, &found); err != nil {
 		return err
 	}
-	if found.Kind == "" {
+	if found.Kind == "" { // the admin API always names a kind
 		return instance.errNotTheAPI()
 	}
 	offenders := []adminapi.Offender{}

@@ -27,18 +27,19 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
-	request := func(customer string, want int) {
+	request := func(customer string, wantStatus int) {
 		t.Helper()
 		res, err := client.Post("http://localhost/json", "application/json", strings.NewReader(`{"domain": "rides", "descriptors": [{"entries": [{"key": "api_key", "value": "`+customer+`"}]}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if res.Body.Close(); res.StatusCode != want {
-			t.Fatalf("the request of %s gets status %d; want %d", customer, res.StatusCode, want)
+		if res.Body.Close(); res.StatusCode != wantStatus {
+			t.Fatalf("the request of %s gets status %d; want %d", customer, res.StatusCode, wantStatus)
 		}
 	}
 	for name, args := range map[string][]string{"the store": {"--store", "redis://" + redis.Addr, "--envoy-config", dir}, "an instance": {"--admin", p.admin}} {
-		customer := strings.ReplaceAll(name, " ", "-") + "-customer-4711" // an instance may repeat a denial after a reset of the store
+		// Each pass has another customer, because the instance may repeat a denial after a reset.
+		customer := strings.ReplaceAll(name, " ", "-") + "-customer-4711"
 		key := "rides|api_key=" + customer
 		run := func(verb string, more ...string) (int, string, string) {
 			return command(append(append([]string{verb, key}, more...), args...)...)

@@ -19,14 +19,14 @@ func TestLogHasNoControlCharacters(t *testing.T) {
 		log.Info(hostile, "err", hostile)
 		line := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 		if bytes.ContainsFunc(line, unicode.IsControl) {
-			t.Errorf("%s: the line %q has control characters", format, line)
+			t.Errorf("format %s: the line %q has control characters", format, line)
 		}
 		if !bytes.Contains(line, []byte("é")) {
-			t.Errorf("%s: the line is %s; want é unchanged", format, line)
+			t.Errorf("format %s: the line is %s; want é unchanged", format, line)
 		}
 		var read map[string]string
 		if format == "json" && (json.Unmarshal(line, &read) != nil || read["msg"] != hostile || read["err"] != hostile) {
-			t.Errorf("%s: the line reads back as %q; want the original texts", format, read)
+			t.Errorf("format %s: the line reads back as %q; want the original texts", format, read)
 		}
 	}
 }

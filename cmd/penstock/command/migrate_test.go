@@ -28,15 +28,15 @@ func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, out, err := command("migrate", "envoy-ratelimit", broken); code != exitInvalid || out != "" || !strings.Contains(err, "a.yaml:2: unknown key 'foo'") {
-		t.Errorf("broken files: exit status %d, %s%s; want %d and the mistake", code, out, err, exitInvalid)
+		t.Errorf("migrate of broken files: exit status %d, %s%s; want %d and the mistake", code, out, err, exitInvalid)
 	}
 	if code, _, err := command("migrate", "envoyratelimit"); code != exitUsage || !strings.Contains(err, `unknown command "envoyratelimit"`) {
-		t.Errorf("an unknown limiter: exit status %d, %s; want %d", code, err, exitUsage)
+		t.Errorf("migrate from an unknown limiter: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 	if code, _, err := command("migrate"); code != exitUsage || !strings.Contains(err, "no limiter is named") {
-		t.Errorf("no limiter: exit status %d, %s; want %d", code, err, exitUsage)
+		t.Errorf("migrate without a limiter: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 	if code, _, _ := command("migrate", "envoy-ratelimit"); code != exitUsage {
-		t.Errorf("without a folder: exit status %d; want %d", code, exitUsage)
+		t.Errorf("migrate without a folder: exit status %d; want %d", code, exitUsage)
 	}
 }

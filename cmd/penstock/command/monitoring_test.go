@@ -20,14 +20,14 @@ var (
 	// Parts of PromQL.
 	literal     = regexp.MustCompile(`"[^"]*"`)
 	grouping    = regexp.MustCompile(`\b(?:by|on|ignoring|without|group_left|group_right) \(([^)]*)\)`)
-	timeSpan    = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+|\b\d[\w.]*`)   // also other numbers
+	timeSpan    = regexp.MustCompile(`\[[^\]]*\]|\boffset \w+|\b\d[\w.]*`)   // or another number
 	word        = regexp.MustCompile(`([a-zA-Z_:][\w:]*)(\{[^}]*\}|\s*\()?`) // a series with its selector, or a function with "("
-	matcher     = regexp.MustCompile(`(\w+)(=~|=|!=|!~)"([^"]*)"`)           // in a selector
-	plainValues = regexp.MustCompile(`^[\w|]*$`)                             // of a matcher: values without other regular expressions
+	matcher     = regexp.MustCompile(`(\w+)(=~|=|!=|!~)"([^"]*)"`)           // a label and its values, in a selector
+	plainValues = regexp.MustCompile(`^[\w|]*$`)                             // values of a matcher: words with | between them, and no other regular expression
 
 	// Parts of Grafana's queries.
-	grafanaNames = regexp.MustCompile(`\$\{\w+\}`)
-	labelValues  = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
+	grafanaVariable = regexp.MustCompile(`\$\{\w+\}`)
+	labelValues     = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`) // a query for the values of a label
 )
 
 // labelsOf parses a scrape. Like Prometheus, it adds the labels job and instance to each series.
@@ -58,7 +58,7 @@ func labelsOf(page string) servedLabels {
 func (all servedLabels) check(t *testing.T, where, query string) (seriesCount int) {
 	t.Helper()
 	groupedBy := "" // the labels of all groupings, with commas
-	rest := grafanaNames.ReplaceAllString(query, " ")
+	rest := grafanaVariable.ReplaceAllString(query, " ")
 	for _, m := range grouping.FindAllStringSubmatch(rest, -1) {
 		groupedBy += "," + m[1]
 	}
@@ -71,7 +71,7 @@ func (all servedLabels) check(t *testing.T, where, query string) (seriesCount in
 		case strings.HasSuffix(suffix, "("), slices.Contains([]string{"and", "or", "unless", "bool", "by", "on"}, name):
 			continue
 		case all[name] == nil:
-			t.Errorf("%s: no instance has the series %s, in %s", where, name, query)
+			t.Errorf("%s: no instance has the series %s of the query %s", where, name, query)
 			continue
 		}
 		seriesCount++
@@ -86,21 +86,21 @@ func (all servedLabels) check(t *testing.T, where, query string) (seriesCount in
 		for _, m := range matcher.FindAllStringSubmatch(selector, -1) {
 			label, values := m[1], m[3]
 			if all[name][label] == nil {
-				t.Errorf("%s: the series %s has no label %s, in %s", where, name, label, query)
+				t.Errorf("%s: the series %s has no label %s, as in the query %s", where, name, label, query)
 			}
 			if !plainValues.MatchString(values) {
 				continue
 			}
 			for value := range strings.SplitSeq(values, "|") {
 				if !all[name][label][value] {
-					t.Errorf("%s: no series %s has %s=%q, in %s", where, name, label, value, query)
+					t.Errorf("%s: no series %s has %s=%q, as in the query %s", where, name, label, value, query)
 				}
 			}
 		}
 	}
 	for label := range strings.SplitSeq(groupedBy, ",") {
 		if label = strings.TrimSpace(label); label != "" && !labels[label] {
-			t.Errorf("%s: no series has the label %s, in %s", where, label, query)
+			t.Errorf("%s: no series has the label %s, as in the query %s", where, label, query)
 		}
 	}
 	return seriesCount
@@ -198,7 +198,7 @@ func checkMonitoring(t *testing.T, page string) {
 		for _, query := range queries[where] {
 			n := all.check(t, where, query)
 			if n == 0 && !strings.Contains(query, "${") {
-				t.Errorf("%s: no series was found in %s; want at least one", where, query)
+				t.Errorf("%s: no series was found in the query %s; want at least one", where, query)
 			}
 			seriesCount += n
 		}

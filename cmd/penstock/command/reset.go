@@ -43,7 +43,8 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"With --admin, a running instance resets the key, and writes the audit line to its log. The command then needs no store and\n" +
 			"no policy, but the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. penstock denials and the log print a\n" +
 			"ref beside each masked key; --ref resets that key.\n\n" +
-			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s). They keep the units that they have leased.\n\n" +
+			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s by default). They keep the units that they\n" +
+			"have leased.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",
@@ -271,7 +272,8 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	}
 	printable.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
 	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
-	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil || answer != "y" && answer != "yes" {
+	answer := strings.ToLower(strings.TrimSpace(line))
+	if isYes := answer == "y" || answer == "yes"; err != nil || !isYes {
 		return withStatus(exitUsage, errors.New("nothing was reset"))
 	}
 	return nil

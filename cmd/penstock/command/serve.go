@@ -36,7 +36,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"only decides, and forwards nothing.\n\n" +
 			"Each setting comes from the first of these that has it: its flag, the environment (such as PENSTOCK_UPSTREAM for\n" +
 			"--upstream; also REDIS_URL for --store, and PORT for --listen), the policy's server section, its default.\n" +
-			"A secret can be read from a file: set PENSTOCK_KEY_HASH_SECRET_FILE to its name.\n\n" +
+			"A secret can be read from a file: set PENSTOCK_KEY_HASH_SECRET_FILE to the file's name.\n\n" +
 			"The policy is reloaded when its file changes, and on SIGHUP. SIGTERM drains requests in flight, then exits.",
 		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379\n" +
 			"  penstock serve --resp 127.0.0.1:6380 --store redis://localhost:6379",

@@ -73,7 +73,8 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 	all := []ruleSize{}
 	for _, rule := range p.Rules.Rules() {
 		names = append(names, rule.Name)
-		if s.rule != "" && s.rule != rule.Name || rule.Unlimited {
+		isSelected := s.rule == "" || s.rule == rule.Name
+		if !isSelected || rule.Unlimited {
 			continue
 		}
 		one := ruleSize{Rule: rule.Name}
@@ -99,16 +100,23 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 	return s.print(out, all)
 }
 
+// check checks the flags.
 func (s *sizeCommand) check() error {
+	const (
+		maxClients   int64 = 10_000_000_000
+		maxRequests        = 1_000_000_000 // per second
+		maxKeyLength       = 128
+	)
+	isInRange := s.requests >= 0 && s.requests <= maxRequests // false for NaN
 	switch {
 	case s.config == "":
 		return fmt.Errorf("a policy is missing; write --config rules.yaml")
-	case s.clients < 1 || s.clients > 1e10:
-		return fmt.Errorf("--clients is %d; write 1 to 10000000000", s.clients)
-	case !(s.requests >= 0 && s.requests <= 1e9): // also NaN
-		return fmt.Errorf("--requests is %g; write 0 to 1000000000", s.requests)
-	case s.keyLength < 1 || s.keyLength > 128:
-		return fmt.Errorf("--key-length is %d; write 1 to 128: longer keys are stored as a hash", s.keyLength)
+	case s.clients < 1 || s.clients > maxClients:
+		return fmt.Errorf("--clients is %d; write 1 to %d", s.clients, maxClients)
+	case !isInRange:
+		return fmt.Errorf("--requests is %g; write 0 to %d", s.requests, maxRequests)
+	case s.keyLength < 1 || s.keyLength > maxKeyLength:
+		return fmt.Errorf("--key-length is %d; write 1 to %d: longer keys are stored as a hash", s.keyLength, maxKeyLength)
 	}
 	return checkOutput(s.output, "text", "json")
 }
@@ -124,6 +132,7 @@ func largest(variants []*penstock.Plan) *penstock.Plan {
 	return most
 }
 
+// total returns the sum of the sizes of all rules.
 func total(all []ruleSize) (sum sizing.Size) {
 	sizes := make([]sizing.Size, len(all))
 	for i := range all {

@@ -60,8 +60,11 @@ func TestLargeSizesDoNotOverflow(t *testing.T) {
 	file := writeFile(t, "rules.yaml", "rules:\n  - {name: slots, per: global, limits: [{in_flight: 2251799813685248}]}\n  - {name: b, match: {path: /a}, per: ip, limits: [{in_flight: 2251799813685248}]}\n")
 	code, out, err := command("size", "--config", file, "--clients", "10000000000", "--requests", "1e9", "-o", "json")
 	var got struct{ Total sizing.Size }
-	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK || got.Total.Memory != math.MaxInt64 || got.Total.MaxMemory != math.MaxInt64 || got.Total.Calls != 2e9 {
-		t.Errorf("size -o json: exit status %d, %s%v in %s; want %d, the largest int64 as memory, and 2e9 calls", code, err, jsonErr, out, exitOK)
+	if jsonErr := json.Unmarshal([]byte(out), &got); jsonErr != nil || code != exitOK {
+		t.Fatalf("size -o json: exit status %d, %s%v in %s; want %d", code, err, jsonErr, out, exitOK)
+	}
+	if total := got.Total; total.Memory != math.MaxInt64 || total.MaxMemory != math.MaxInt64 || total.Calls != 2e9 {
+		t.Errorf("the total is %+v; want the largest int64 as memory and as maxmemory, and 2e9 calls", total)
 	}
 }
 

@@ -166,7 +166,7 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 	if err := a.send(ctx, "key?"+query.Encode(), nil, &found); err != nil {
 		return nil, err
 	}
-	if found.Source == "" {
+	if found.Source == "" { // the admin API always names a source
 		return nil, a.errNotTheAPI()
 	}
 	if len(found.Limits) == 0 && len(found.Unread) == 0 {
@@ -238,7 +238,8 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if err != nil {
 		return nil, err
 	}
-	if rule != "" && len(envoy) == 0 && !slices.ContainsFunc(rules.Rules(), func(r *policy.Rule) bool { return r.Name == rule }) {
+	hasRule := rules.Rule(rule) != nil || len(envoy) > 0
+	if rule != "" && !hasRule {
 		return nil, withStatus(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
 	}
 	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}

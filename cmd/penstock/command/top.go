@@ -67,7 +67,8 @@ func (t *topCommand) run(c *cobra.Command) error {
 	}
 	defer t.instance.Close()
 	terminal, isFile := c.OutOrStdout().(*os.File)
-	if isFile && term.IsTerminal(int(terminal.Fd())) && !t.isOnce && t.output == "text" {
+	isTerminal := isFile && term.IsTerminal(int(terminal.Fd()))
+	if isTerminal && !t.isOnce && t.output == "text" {
 		return t.follow(c.Context(), terminal)
 	}
 	s, err := t.read(c.Context())
@@ -92,6 +93,7 @@ func (t *topCommand) run(c *cobra.Command) error {
 	return err
 }
 
+// get requests a path of the admin API, for package top.
 func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 	return t.instance.send(ctx, path, nil, answer)
 }

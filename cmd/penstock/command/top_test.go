@@ -113,8 +113,11 @@ func TestTopShowsAnOutage(t *testing.T) {
 		State struct{ Store struct{ Name string } }
 		Rules struct{ Rules []struct{ Name string } }
 	}
-	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Rules.Rules) != 1 || got.Rules.Rules[0].Name != "near" || !strings.HasPrefix(got.State.Store.Name, "redis://") {
-		t.Errorf("top -o json --rule near: exit status %d, %v, %s%s; want %d, the rule near and the store's URL", code, err, errors, out, exitOK)
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Rules.Rules) != 1 {
+		t.Fatalf("top -o json --rule near: exit status %d, %v, %s%s; want %d and one rule", code, err, errors, out, exitOK)
+	}
+	if rule, store := got.Rules.Rules[0].Name, got.State.Store.Name; rule != "near" || !strings.HasPrefix(store, "redis://") {
+		t.Errorf("top -o json --rule near shows the rule %s and the store %s; want the rule near and a URL", rule, store)
 	}
 	if code, out, _ := command("top", "--admin", f.admin); code != exitOK || !strings.Contains(out, "near.hour") || strings.Contains(out, "\x1b") {
 		t.Errorf("top without a terminal: exit status %d, %s; want %d with %q", code, out, exitOK, "near.hour")

@@ -121,7 +121,8 @@ type result struct {
 	summary     string // what a valid file has, such as "3 rules"
 }
 
-// validate checks a policy file. err is why the file is not valid; the result has its text too.
+// validate checks a policy file. If the file is not valid, err is the reason, and the result has
+// the mistakes.
 func validate(file string, algorithms []*algorithm.Algorithm) (r result, err error) {
 	p, err := policyfile.Load(file, settings.PolicyOptions(algorithms...))
 	var mistakes policyfile.Errors
@@ -130,17 +131,17 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 	case err == nil:
 		defer p.Close()
 		for _, w := range p.Warnings {
-			r.found = append(r.found, finding{"warning", w.File, w.Line, w.Column, w.Message})
+			r.found = append(r.found, finding{Severity: "warning", File: w.File, Line: w.Line, Column: w.Column, Message: w.Message})
 		}
 		for _, h := range p.Hints {
-			r.found = append(r.found, finding{"hint", h.File, h.Line, h.Column, h.Message})
+			r.found = append(r.found, finding{Severity: "hint", File: h.File, Line: h.Line, Column: h.Column, Message: h.Message})
 		}
 		n := len(p.Rules.Rules())
 		r.isValid, r.description = true, describe.Spec(p.Rules.Spec())
 		r.summary = fmt.Sprintf("%d %s, digest %s", n, plural(n, "rule"), p.Digest)
 	case errors.As(err, &mistakes):
 		for _, e := range mistakes {
-			r.found = append(r.found, finding{"error", e.File, e.Line, e.Column, e.Message})
+			r.found = append(r.found, finding{Severity: "error", File: e.File, Line: e.Line, Column: e.Column, Message: e.Message})
 		}
 	case errors.As(err, &pathErr):
 		r.found = []finding{{Severity: "error", File: file, Message: "cannot read the file: " + pathErr.Err.Error() + "; write the name of a policy file"}}
@@ -183,6 +184,7 @@ func makeErrors(found []finding) (warnings int) {
 	return warnings
 }
 
+// print prints the findings, and what a valid file has. name is the name of the file or folder.
 func (r *result) print(out io.Writer, name string, isVerbose bool) {
 	for _, f := range r.found {
 		severity := ""

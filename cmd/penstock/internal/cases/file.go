@@ -111,7 +111,7 @@ func (f *File) check() {
 		f.fail(f, "the file has no cases; begin with cases:")
 	}
 	names := make(map[string]bool)
-	requests, held := int64(0), int64(0)
+	requests, held := int64(0), int64(0) // of the whole file
 	for _, c := range f.Cases {
 		if c == nil { // its mistake is recorded
 			continue
@@ -135,14 +135,14 @@ func (f *File) check() {
 		if len(c.Steps) == 0 && !f.places.IsReported(c, &c.Steps, "steps") {
 			f.fail(c, "the case has no steps; add steps: with at least one")
 		}
-		total := time.Duration(0)
+		duration := time.Duration(0) // of the case
 		for _, s := range c.Steps {
 			if s == nil { // its mistake is recorded
 				continue
 			}
 			f.checkStep(c, s)
-			total += s.After
-			if s.After > maxDuration || total > maxDuration || total < 0 {
+			duration += s.After
+			if s.After > maxDuration || duration > maxDuration || duration < 0 {
 				f.fail(&s.After, "the case lasts longer than ten years; shorten it")
 				break
 			}

@@ -85,6 +85,7 @@ func isLoginRefused(err error) bool {
 // whyUnreached explains why a server cannot be reached, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	text := shortText(s.err)
+	hasTLS := d.option.TLSConfig != nil
 	var invalidCertificate x509.CertificateInvalidError
 	var otherName x509.HostnameError
 	var unknownAuthority x509.UnknownAuthorityError
@@ -103,9 +104,9 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the server has no password, so it accepts only connections from its own machine", "on that machine, add the user that penstock acl prints; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):
 		return "the user lacks a right that every connection needs", "grant the rights that penstock acl prints"
-	case strings.Contains(text, "reset by peer") && d.option.TLSConfig == nil, strings.Contains(text, "EOF") && d.option.TLSConfig == nil:
+	case !hasTLS && (strings.Contains(text, "reset by peer") || strings.Contains(text, "EOF")):
 		return "the port may expect TLS", "try rediss:// instead of redis://"
-	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "deadline exceeded") && d.option.TLSConfig != nil:
+	case strings.Contains(text, "first record does not look like a TLS handshake"), hasTLS && strings.Contains(text, "deadline exceeded"):
 		return "the port may not expect TLS", "try redis:// instead of rediss://"
 	}
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")

@@ -33,7 +33,7 @@ func (d *doctor) discover(ctx context.Context) {
 		d.kind = "cluster"
 	}
 	switch {
-	case reached == nil:
+	case reached == nil: // checkReach reports why
 	case d.kind == "cluster":
 		d.discoverCluster(ctx, reached)
 	default:
@@ -72,7 +72,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	sentinelOption.Username, sentinelOption.Password, sentinelOption.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
 	sentinelOption.TLSConfig, sentinelOption.ClientName = d.option.Sentinel.TLSConfig, d.option.Sentinel.ClientName
 	name := d.option.Sentinel.MasterSet
-	seen := make(map[string]bool)
+	seen := make(map[string]bool) // addresses
 	for _, address := range d.option.InitAddress {
 		sentinel := d.connect(ctx, sentinelOption, address)
 		d.sentinels = append(d.sentinels, sentinel)
@@ -110,7 +110,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	}
 }
 
-// discoverCluster reads the other nodes of a Cluster from one of them, and connects to them.
+// discoverCluster reads the nodes of a Cluster from one node, and connects to the others.
 func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 	ranges, err := d.do(ctx, node, "CLUSTER", "SLOTS").ToArray()
 	if err != nil {
@@ -121,15 +121,15 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 	known := map[string]*server{}
 	ownHost, _, _ := net.SplitHostPort(node.address)
 	for _, r := range ranges {
-		fields, err := r.ToArray()
+		fields, err := r.ToArray() // the first slot, the last slot, the primary, and its replicas
 		if err != nil || len(fields) < 3 {
 			continue
 		}
 		first, _ := fields[0].AsInt64()
 		last, _ := fields[1].AsInt64()
-		for i, field := range fields[2:] { // the primary, then its replicas
+		for i, field := range fields[2:] {
 			isPrimary := i == 0
-			parts, err := field.ToArray()
+			parts, err := field.ToArray() // the host, the port, and more
 			if err != nil || len(parts) < 2 {
 				continue
 			}
@@ -171,8 +171,8 @@ func (d *doctor) member(ctx context.Context, address string) *server {
 	return s
 }
 
-// readServers reads INFO of each server whose INFO was not read yet. It removes servers that cannot
-// be reached from d.primaries.
+// readServers reads INFO of each server, unless it was read before. It also removes from
+// d.primaries the servers that cannot be reached.
 func (d *doctor) readServers(ctx context.Context) {
 	for _, s := range d.servers {
 		if s.client != nil && s.info == nil && s.infoErr == nil {

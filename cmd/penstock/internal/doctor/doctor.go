@@ -52,7 +52,7 @@ type Report struct {
 // A Check is one line of the report.
 type Check struct {
 	Name    string         `json:"name"`
-	Server  string         `json:"server,omitempty"` // its address; "" if the check is about all
+	Server  string         `json:"server,omitempty"` // its address; "" if the check is about all servers
 	Status  Status         `json:"status"`
 	Summary string         `json:"summary"`
 	Why     string         `json:"why,omitempty"`    // the consequence
@@ -60,7 +60,7 @@ type Check struct {
 	Needs   string         `json:"needs,omitempty"`  // the right that would show more, such as "+info"
 	Facts   map[string]any `json:"facts,omitempty"`  // numbers behind the summary
 
-	isLoginRefused bool // of a server that could not be used
+	isLoginRefused bool // true if the check is reach, and the server refused the user or the password
 }
 
 //go:embed schema.json
@@ -224,7 +224,7 @@ func (d *doctor) do(ctx context.Context, s *server, args ...string) rueidis.Redi
 	return s.client.Do(ctx, s.client.B().Arbitrary(args[0]).Args(args[1:]...).Build())
 }
 
-// doAll sends commands together, and counts them.
+// doAll sends commands in one pipeline, and counts them.
 func (d *doctor) doAll(ctx context.Context, s *server, commands [][]string) []rueidis.RedisResult {
 	d.commands.Add(int64(len(commands)))
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)

@@ -157,8 +157,9 @@ func masked(key string) string {
 // typeOf returns the Redis type that a key of a store must have, or "" for any. isOurs is true for
 // a key that Penstock makes.
 func (d *doctor) typeOf(key string) (want string, isOurs bool) {
-	tag, rest, found := strings.Cut(strings.TrimPrefix(key, d.base+"{"), "}")
-	if !strings.HasPrefix(key, d.base+"{") || !found || tag == "" {
+	afterBrace, hasBrace := strings.CutPrefix(key, d.base+"{")
+	tag, rest, isClosed := strings.Cut(afterBrace, "}")
+	if !hasBrace || !isClosed || tag == "" {
 		return "", false
 	}
 	parts := strings.Split(rest, ":")
@@ -189,20 +190,21 @@ func (d *doctor) judgeKeys(s *server) {
 		c.Facts["mean_bytes"] = m.bytes / m.sized
 		c.Summary += fmt.Sprintf(", %d bytes on average", m.bytes/m.sized)
 	}
-	list := d.cli(s, "--scan --pattern "+shellWord(d.base+"*"))
+	listCommand := d.cli(s, "--scan --pattern "+shellWord(d.base+"*"))
 	hasProblem := false
-	problem := func(status Status, n int64, kind, summary, why, remedy string) {
+	addProblem := func(status Status, n int64, kind, format, why, remedy string) {
 		if n == 0 {
 			return
 		}
 		hasProblem = true
-		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: fmt.Sprintf(summary, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", "), Why: why, Remedy: remedy, Facts: c.Facts})
+		summary := fmt.Sprintf(format, count(n, "key")) + ": " + strings.Join(m.examples[kind], ", ")
+		d.add(Check{Name: "keys", Server: s.address, Status: status, Summary: summary, Why: why, Remedy: remedy, Facts: c.Facts})
 	}
-	problem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client forever, and fill the memory",
-		list+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
-	problem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
-		list+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)
-	problem(Warning, m.foreign, "foreign", "%s under the prefix that Penstock did not make", "another program uses the same prefix, and may overwrite counters", list+" lists them; give the programs different prefixes")
+	addProblem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client forever, and fill the memory",
+		listCommand+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
+	addProblem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
+		listCommand+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)
+	addProblem(Warning, m.foreign, "foreign", "%s under the prefix that Penstock did not make", "another program uses the same prefix, and may overwrite counters", listCommand+" lists them; give the programs different prefixes")
 	if len(m.needs) > 0 {
 		what := map[string]string{"+type": "keys of a wrong type", "+pttl": "keys without a TTL", "+memory|usage": "the size of keys"}
 		for _, right := range m.needs {
@@ -224,7 +226,7 @@ func (d *doctor) checkTenants(s *server) {
 		return
 	}
 	var all, elsewhere int64
-	own := "db" + strconv.Itoa(d.option.SelectDB)
+	ownDatabase := "db" + strconv.Itoa(d.option.SelectDB)
 	for name, value := range s.info {
 		number, isDatabase := strings.CutPrefix(name, "db")
 		if _, err := strconv.Atoi(number); !isDatabase || err != nil {
@@ -232,21 +234,24 @@ func (d *doctor) checkTenants(s *server) {
 		}
 		n, _ := strconv.ParseInt(listField(value, "keys"), 10, 64)
 		all += n
-		if name != own {
+		if name != ownDatabase {
 			elsewhere += n
 		}
 	}
 	c := Check{Name: "tenants", Server: s.address, Status: OK, Summary: fmt.Sprintf("the server has only keys of limits; %s commands per second", s.info["instantaneous_ops_per_sec"]),
 		Facts: map[string]any{"keys": all, "ops_per_second": s.number("instantaneous_ops_per_sec")}}
 	others := elsewhere
+	hasAllKeys := s.sample != nil && s.sample.isWhole
+	isReplica := s.role() == "replica" || s.role() == "slave"
 	switch {
-	case s.sample != nil && s.sample.isWhole && (s.role() == "replica" || s.role() == "slave"):
+	case hasAllKeys && isReplica:
 		// The replica's number of keys includes expired ones, which it keeps until the primary
 		// deletes them.
 		others += s.sample.foreign
 		c.Summary = fmt.Sprintf("%s, some of which may have expired, because this is a replica; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
-	case s.sample != nil && s.sample.isWhole:
-		others = max(all-s.sample.ours-s.sample.foreign, 0) + s.sample.foreign
+	case hasAllKeys:
+		withoutPrefix := max(all-s.sample.ours-s.sample.foreign, 0)
+		others = withoutPrefix + s.sample.foreign
 	case s.sample != nil:
 		c.Summary = fmt.Sprintf("%s, of which a sample was read; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	default:

@@ -43,12 +43,13 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 		}
 		printable.Fprintf(b, "%-8s %-12s %s\n", OK, name, text)
 	}
+	hasManyServers := len(r.servers()) > 1
 	for _, c := range r.Checks {
 		if c.Name != name || c.Status == OK {
 			continue
 		}
 		summary := c.Summary
-		if c.Server != "" && len(r.servers()) > 1 && !strings.Contains(summary, c.Server) {
+		if hasManyServers && c.Server != "" && !strings.Contains(summary, c.Server) {
 			summary = c.Server + ": " + summary
 		}
 		printable.Fprintf(b, "%-8s %-12s %s\n", c.Status, name, summary)

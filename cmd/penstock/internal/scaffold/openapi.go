@@ -49,7 +49,7 @@ type description struct {
 
 var methods = map[string]string{"get": "GET", "head": "HEAD", "post": "POST", "put": "PUT", "patch": "PATCH", "delete": "DELETE"}
 
-// readOpenAPI reads a description in OpenAPI 3, as YAML or JSON.
+// readOpenAPI reads a description in OpenAPI 3, as YAML or JSON. Errors begin with the file's name.
 func readOpenAPI(name string, text []byte) (*description, error) {
 	root, err := readRoot(name, text)
 	if err != nil {
@@ -116,20 +116,20 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 	sharedSecurity := field(root, "security")
 	loginCount := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
-		key, item := paths.Content[i], resolveAlias(paths.Content[i+1])
-		if strings.HasPrefix(key.Value, "x-") { // an extension such as x-internal
+		path, item := paths.Content[i], resolveAlias(paths.Content[i+1])
+		if strings.HasPrefix(path.Value, "x-") { // an extension such as x-internal
 			continue
 		}
-		if wrong := checkPath(key.Value); wrong != "" {
-			return fmt.Errorf("%s:%d:%d: %s", name, key.Line, key.Column, wrong)
+		if mistake := checkPath(path.Value); mistake != "" {
+			return fmt.Errorf("%s:%d:%d: %s", name, path.Line, path.Column, mistake)
 		}
 		if item.Kind != yaml.MappingNode {
-			return fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(key.Value))
+			return fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(path.Value))
 		}
 		if n := len(item.Content) / 2; n > maxFields {
-			return fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(key.Value), n, maxFields)
+			return fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(path.Value), n, maxFields)
 		}
-		segments := segmentsOf(key.Value)
+		segments := segmentsOf(path.Value)
 		pathBases, err := d.basesOf(name, item, sharedBases)
 		if err != nil {
 			return err
@@ -138,7 +138,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			loginCount++
 		}
 		if loginCount > maxLogins {
-			return fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, key.Line, key.Column, maxLogins)
+			return fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, path.Line, path.Column, maxLogins)
 		}
 		for j := 0; j+1 < len(item.Content); j += 2 {
 			method := methods[item.Content[j].Value]
@@ -147,7 +147,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			}
 			object := resolveAlias(item.Content[j+1]) // of the operation
 			if n := len(object.Content) / 2; n > maxFields {
-				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, object.Line, object.Column, method, wording.Clip(key.Value), n, maxFields)
+				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, object.Line, object.Column, method, wording.Clip(path.Value), n, maxFields)
 			}
 			security := field(object, "security")
 			if security == nil {
@@ -170,7 +170,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 }
 
 // checkPath returns the mistake in a path of the description, or "".
-func checkPath(path string) (wrong string) {
+func checkPath(path string) (mistake string) {
 	shown := wording.Clip(path)
 	switch {
 	case path == "<<":
@@ -352,10 +352,13 @@ func schemesOf(root *yaml.Node) schemes {
 	}
 	for i := 0; i+1 < len(all.Content); i += 2 {
 		name, scheme := all.Content[i].Value, resolveAlias(all.Content[i+1])
+		isBearer := strings.EqualFold(text(scheme, "scheme"), "bearer")
 		switch kind := text(scheme, "type"); {
-		case kind == "apiKey" && text(scheme, "in") == "header" && isHeader(text(scheme, "name")):
-			s.headers[name] = text(scheme, "name")
-		case kind == "oauth2" || kind == "openIdConnect" || kind == "http" && strings.EqualFold(text(scheme, "scheme"), "bearer"):
+		case kind == "apiKey" && text(scheme, "in") == "header":
+			if header := text(scheme, "name"); isHeader(header) {
+				s.headers[name] = header
+			}
+		case kind == "oauth2", kind == "openIdConnect", kind == "http" && isBearer:
 			s.tokens[name] = true
 		}
 	}
@@ -403,7 +406,9 @@ func alternatives(security *yaml.Node) (list []*yaml.Node) {
 func (d *description) addTokens(known schemes, security *yaml.Node) {
 	for _, alternative := range alternatives(security) {
 		for i := 0; i+1 < len(alternative.Content); i += 2 {
-			if name := alternative.Content[i].Value; known.tokens[name] && len(d.tokens) < maxListed && !slices.Contains(d.tokens, name) {
+			name := alternative.Content[i].Value
+			isNew := known.tokens[name] && !slices.Contains(d.tokens, name)
+			if isNew && len(d.tokens) < maxListed {
 				d.tokens = append(d.tokens, name)
 			}
 		}
@@ -518,7 +523,11 @@ func (g *group) add(o operation, base, pattern string) {
 	if !slices.Contains(p.methods, o.method) {
 		p.methods = append(p.methods, o.method)
 	}
-	p.hasWithKey, p.hasWithoutKey = p.hasWithKey || o.needsKey, p.hasWithoutKey || !o.needsKey
+	if o.needsKey {
+		p.hasWithKey = true
+	} else {
+		p.hasWithoutKey = true
+	}
 	if o.method == "POST" && isLogin(o.segments) {
 		g.addLogin("/"+strings.Join(o.segments, "/"), base)
 	}
