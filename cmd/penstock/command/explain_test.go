@@ -403,7 +403,7 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 			}
 		}
 		if _, out, errors := command(append(args, "-o", "json")...); json.Unmarshal([]byte(out), &r) != nil {
-			t.Errorf("explain returns %s%s; want JSON", out, errors)
+			t.Errorf("explain -o json prints %s%s; want JSON", out, errors)
 		}
 		for _, charge := range r.Charges {
 			if charge.Corrupt != (charge.Key == c.want) {

@@ -121,7 +121,7 @@ func yamlValues(t *testing.T, file, field string) (values []string) {
 	for line := range strings.Lines(string(text)) {
 		value, found := strings.CutPrefix(strings.TrimLeft(strings.TrimSpace(line), "- "), field+": ")
 		if found && strings.HasPrefix(value, `"`) && json.Unmarshal([]byte(value), &value) != nil {
-			t.Errorf("%s: %s is not a string", file, value)
+			t.Errorf("%s: the value %s of %s is not a string", file, value, field)
 		}
 		if found {
 			values = append(values, value)
@@ -159,7 +159,8 @@ func queriesOfDashboard(t *testing.T) (queries []string) {
 	}
 	for _, v := range d.Templating.List {
 		if m := labelValues.FindStringSubmatch(v.Definition); m != nil {
-			queries = append(queries, "count by ("+m[2]+") ("+m[1]+")")
+			series, label := m[1], m[2]
+			queries = append(queries, "count by ("+label+") ("+series+")")
 		}
 	}
 	return queries
@@ -174,8 +175,8 @@ func checkMonitoring(t *testing.T, page string) {
 	all := labelsOf(page)
 	for _, name := range yamlValues(t, "rules.yaml", "record") {
 		all[name] = make(map[string]map[string]bool)
-		prefix, _, _ := strings.Cut(name, ":") // the labels of a recorded series, as in rule_limit:…
-		for label := range strings.SplitSeq(prefix, "_") {
+		labels, _, _ := strings.Cut(name, ":") // a recorded series begins with its labels, as in rule_limit:…
+		for label := range strings.SplitSeq(labels, "_") {
 			all[name][label] = map[string]bool{}
 		}
 	}

@@ -146,11 +146,10 @@ func (d *doctor) addFailedDecision(s *server, err error) {
 // judgeLatency compares the time of decisions with store_timeout.
 func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 	slices.Sort(times)
-	quantile := func(share float64) time.Duration {
-		return times[min(int(share*float64(len(times))), len(times)-1)]
-	}
-	p50, p99, most := quantile(0.5), quantile(0.99), times[len(times)-1]
-	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": most.Microseconds(),
+	last := len(times) - 1
+	quantile := func(share float64) time.Duration { return times[min(int(share*float64(len(times))), last)] }
+	p50, p99, longest := quantile(0.5), quantile(0.99), times[last]
+	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": longest.Microseconds(),
 		"decisions": len(times), "store_timeout_ms": d.StoreTimeout.Milliseconds()}}
 	c.Summary = fmt.Sprintf("half of the decisions took %v, 99 %% at most %v; store_timeout is %v", rounded(p50), rounded(p99), d.StoreTimeout)
 	scriptMicros, _ := strconv.ParseFloat(listField(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)

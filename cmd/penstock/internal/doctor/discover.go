@@ -19,7 +19,7 @@ func (d *doctor) discover(ctx context.Context) {
 		return
 	}
 	scheme, _, _ := strings.Cut(d.URL, "://")
-	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(scheme, "cluster")
+	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(scheme, "cluster") // according to the URL
 	var reached *server
 	for _, address := range d.option.InitAddress {
 		s := d.connect(ctx, d.option, address)
@@ -29,7 +29,10 @@ func (d *doctor) discover(ctx context.Context) {
 			break
 		}
 	}
-	if isCluster || reached != nil && reached.hello["mode"] == "cluster" {
+	if reached != nil && reached.hello["mode"] == "cluster" {
+		isCluster = true
+	}
+	if isCluster {
 		d.kind = "cluster"
 	}
 	switch {
@@ -58,7 +61,9 @@ func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
 func replicasIn(info map[string]string) (addresses []string) {
 	for i := 0; info["slave"+strconv.Itoa(i)] != ""; i++ {
 		line := info["slave"+strconv.Itoa(i)]
-		if host, port := listField(line, "ip"), listField(line, "port"); host != "" && port != "" && port != "0" {
+		host, port := listField(line, "ip"), listField(line, "port")
+		isPortKnown := port != "" && port != "0"
+		if host != "" && isPortKnown {
 			addresses = append(addresses, net.JoinHostPort(host, port))
 		}
 	}
@@ -79,7 +84,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 		if sentinel.client == nil {
 			continue
 		}
-		primary, err := d.do(ctx, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name).AsStrSlice()
+		primary, err := d.do(ctx, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name).AsStrSlice() // its host and port
 		if err != nil || len(primary) != 2 {
 			sentinel.err = fmt.Errorf("it does not name the primary of %s: %w", name, err)
 			if rueidis.IsRedisNil(err) {
