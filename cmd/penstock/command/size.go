@@ -102,11 +102,8 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 
 // check checks the flags.
 func (s *sizeCommand) check() error {
-	const (
-		maxClients   int64 = 10_000_000_000
-		maxRequests        = 1_000_000_000 // per second
-		maxKeyLength       = 128
-	)
+	const maxClients = int64(10_000_000_000)
+	const maxRequests, maxKeyLength = 1_000_000_000, 128
 	isInRange := s.requests >= 0 && s.requests <= maxRequests // false for NaN
 	switch {
 	case s.config == "":
