@@ -51,6 +51,29 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	}
 }
 
+func TestReasonSetsWhatAStoreErrorMeans(t *testing.T) {
+	for reason, want := range map[penstock.Reason]penstock.StoreError{
+		penstock.ReasonUnknown:          {MayBeCharged: true, IsStoreFault: true},
+		penstock.ReasonTimeout:          {MayBeCharged: true, IsStoreFault: true},
+		penstock.ReasonRejected:         {MayBeCharged: true, IsStoreFault: true},
+		penstock.ReasonLate:             {IsStoreFault: true},
+		penstock.ReasonUnreachable:      {IsStoreFault: true},
+		penstock.ReasonNotReady:         {IsStoreFault: true},
+		penstock.ReasonOutOfMemory:      {IsStoreFault: true},
+		penstock.ReasonBusy:             {IsStoreFault: true},
+		penstock.ReasonPermissionDenied: {IsStoreFault: true, IsPermanent: true},
+		penstock.ReasonCorrupt:          {},
+		penstock.ReasonShed:             {},
+		penstock.ReasonBreakerOpen:      {},
+	} {
+		e := penstock.NewStoreError(reason, nil)
+		if e.MayBeCharged != want.MayBeCharged || e.IsStoreFault != want.IsStoreFault || e.IsPermanent != want.IsPermanent {
+			t.Errorf("%v: MayBeCharged %v, IsStoreFault %v, IsPermanent %v; want %v, %v, %v",
+				reason, e.MayBeCharged, e.IsStoreFault, e.IsPermanent, want.MayBeCharged, want.IsStoreFault, want.IsPermanent)
+		}
+	}
+}
+
 // A reason that only a later version has does not cause a panic. Errors with such a reason report
 // that the charges may have been made.
 func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {

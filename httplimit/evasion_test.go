@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -154,6 +155,27 @@ func TestASmallBodyIsCompleteAfterTheWait(t *testing.T) {
 		}
 		if got, want := strings.Join(bodies, ", "), "one <nil>, two <nil>, th broken"; got != want {
 			t.Errorf("the bodies were %s; want %s", got, want)
+		}
+	})
+}
+
+// While a request waits, only a small body of known size is read. The handler reads any other body.
+func TestALargeBodyIsNotReadDuringTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
+		const unknown, small, large = -1, 16 << 10, 16<<10 + 1 // sizes in bytes
+		var read []bool
+		for _, size := range []int64{small, small, large, unknown} {
+			body := strings.NewReader(strings.Repeat("x", large))
+			r := httptest.NewRequest("POST", "/", body)
+			r.ContentLength = size
+			gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				read = append(read, body.Len() < large)
+			})).ServeHTTP(httptest.NewRecorder(), r)
+		}
+		// The first request does not wait.
+		if want := []bool{false, true, false, false}; !slices.Equal(read, want) {
+			t.Errorf("whether the bodies were read before the handler was called: %v; want %v", read, want)
 		}
 	})
 }

@@ -21,7 +21,11 @@ func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 			t.Errorf("%.80q: the error is %v; want no error", body, err)
 		}
 	}
-	c := Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}
+	c := Config{Denied: DeniedConfig{Body: `{{with .Rule}}{{.}}{{end}}`}}
+	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write {{if ...}}, and name the field in it") {
+		t.Errorf("%q: the error is %v; want one that names {{if}} instead of {{with}}", c.Denied.Body, err)
+	}
+	c = Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
 		t.Errorf("a template of %d bytes: the error is %v; want an error with the bound", maxTemplate+1, err)
 	}

@@ -9,6 +9,19 @@ import (
 	"github.com/penstock/penstock"
 )
 
+func TestAddressHeaderIsFoundInAnyCase(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ written, want string }{
+		{written: "", want: "X-Forwarded-For"},
+		{written: "x-real-ip", want: "X-Real-Ip"}, // as http.Header has it
+	} {
+		config := Config{TrustedProxies: []string{"10.0.0.0/8"}, AddressHeader: c.written}
+		if err := config.finish(); err != nil || config.AddressHeader != c.want {
+			t.Errorf("address_header %q: the header is %q with the error %v; want %q", c.written, config.AddressHeader, err, c.want)
+		}
+	}
+}
+
 func TestWrongProxiesAreRejectedWithAReason(t *testing.T) {
 	t.Parallel()
 	const notANetwork = "is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix"

@@ -195,6 +195,7 @@ func waitResponses(now time.Time) map[string]*http.Response {
 		"draft-07":                                response(200, "RateLimit", "limit=10, remaining=0, reset=7"),
 		"draft-06":                                response(200, "RateLimit-Limit", "10, 10;w=60", "RateLimit-Remaining", "0", "RateLimit-Reset", "7"),
 		"x-ratelimit in seconds":                  response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
+		"x-ratelimit with spaces":                 response(200, "X-RateLimit-Remaining", " 0 ", "X-RateLimit-Reset", " 7 "),
 		"x-ratelimit in Unix time":                response(403, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix),
 		"x-ratelimit in Unix ms":                  response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix+"000"),
 		"x-ratelimit as a date":                   response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", date),
@@ -276,9 +277,27 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 			if s.sentAfter[1] != 0 {
 				t.Errorf("status %d, headers %v: the next request waited for %v; want no pause", answer.StatusCode, answer.Header, s.sentAfter[1])
 			}
+			if len(client.pauses) != 0 {
+				t.Errorf("status %d, headers %v: the pauses %+v are remembered; want none", answer.StatusCode, answer.Header, client.pauses)
+			}
 		})
 	}
 	t.Logf("counted: %d responses that demand no pause", len(answers))
+}
+
+func TestRateLimitOfMoreThan4KiBIsIgnored(t *testing.T) {
+	const parameters = `";r=0;t=7`
+	for length, want := range map[int]time.Duration{4096: 7 * time.Second, 4097: 0} {
+		line := `"` + strings.Repeat("a", length-len(parameters)-1) + parameters
+		if pause, hasTime := parseRateLimit([]string{line}); pause != want || hasTime != (want > 0) {
+			t.Errorf("a RateLimit of %d bytes: the pause is %v, and whether it has a time: %v; want %v", length, pause, hasTime, want)
+		}
+	}
+	for _, line := range []string{"", "remaining=(", "limit=10, remaining=1, reset=7"} {
+		if pause, hasTime := parseRateLimit([]string{line}); pause != 0 || hasTime {
+			t.Errorf("RateLimit %q: the pause is %v, and whether it has a time: %v; want 0 and no time", line, pause, hasTime)
+		}
+	}
 }
 
 // A 429 without a time causes a pause too.
