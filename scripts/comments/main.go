@@ -44,12 +44,20 @@ func findWide(root fs.FS) (places []string, err error) {
 		if err != nil {
 			return err
 		}
-		find := map[string]func([]byte) []int{".go": wideInGo, ".lua": wideInLua}[filepath.Ext(path)]
-		isHidden := path != "." && strings.HasPrefix(entry.Name(), ".")
-		switch {
-		case entry.IsDir() && (isHidden || path == "bin"):
-			return fs.SkipDir
-		case entry.IsDir() || find == nil:
+		if entry.IsDir() {
+			isHidden := path != "." && strings.HasPrefix(entry.Name(), ".")
+			if isHidden || path == "bin" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		var find func(text []byte) (lines []int)
+		switch filepath.Ext(path) {
+		case ".go":
+			find = wideInGo
+		case ".lua":
+			find = wideInLua
+		default:
 			return nil
 		}
 		text, err := fs.ReadFile(root, path)

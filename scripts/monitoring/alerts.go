@@ -11,12 +11,13 @@ type alert struct {
 	name     string
 	query    string
 	wait     time.Duration // how long the query must have results before the alert fires
-	severity string        // critical: clients notice it; warning: look at it today; info: worth knowing
+	severity string        // critical, warning or info, as docs/runbooks.md defines them
 	summary  string        // one line
 
 	description string // Prometheus replaces {{ $value }} and {{ $labels.… }} in it
 
-	// Inputs of two unit tests: with fires the alert fires, and with quiet it does not.
+	// Inputs of two unit tests. The alert fires in the test with the inputs fires, and it does not
+	// fire in the test with the inputs quiet.
 	fires, quiet []input
 }
 
@@ -48,7 +49,7 @@ func together(lists ...[]input) (all []input) {
 	return all
 }
 
-// docs/runbooks.md has the reasons for the thresholds.
+// alerts are all alerts. docs/runbooks.md has the reasons for their thresholds.
 var alerts = []alert{
 	{
 		name: "PenstockDown", query: `up{job="penstock"} == 0`, wait: 2 * time.Minute, severity: "warning",
