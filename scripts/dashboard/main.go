@@ -95,13 +95,13 @@ func run(penstock, folder string) error {
 		}
 		defer instances[i].stop()
 	}
-	control := &control{redis: redis, target: instances[0].listen}
-	go control.send(ctx)
+	traffic := &trafficControl{redis: redis, target: instances[0].listen}
+	go traffic.send(ctx)
 	prefixedAddress, err := serve(stripPrefix("/penstock/", instances[0].admin))
 	if err != nil {
 		return err
 	}
-	controlAddress, err := serve(control)
+	controlAddress, err := serve(traffic)
 	if err != nil {
 		return err
 	}
@@ -194,15 +194,15 @@ func (i *instance) stop() {
 	i.process.Wait()
 }
 
-// A control sends the traffic. Through its HTTP API, the checks pause the traffic, stop and start
-// Redis, and send one request.
-type control struct {
+// A trafficControl sends the traffic. Through its HTTP API, the checks pause the traffic, stop and
+// start Redis, and send one request.
+type trafficControl struct {
 	redis    *redisServer
 	target   string // address of an instance
 	isPaused atomic.Bool
 }
 
-func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *trafficControl) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/pause":
 		c.isPaused.Store(true)
@@ -222,7 +222,7 @@ func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // request sends a request to the instance, with an API key. Without a response, the status is 502.
-func (c *control) request(path, key string) (status int) {
+func (c *trafficControl) request(path, key string) (status int) {
 	r, err := http.NewRequest("GET", "http://"+c.target+path, nil)
 	if err != nil {
 		return http.StatusInternalServerError
@@ -238,7 +238,7 @@ func (c *control) request(path, key string) (status int) {
 }
 
 // send sends about 60 requests a second until ctx ends.
-func (c *control) send(ctx context.Context) {
+func (c *trafficControl) send(ctx context.Context) {
 	inFlight := make(chan struct{}, 32) // has an element for each request in flight
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
