@@ -32,7 +32,8 @@ rules:
 	if !effort.IsSoak {
 		args = append(args, "--store-timeout=20s")
 	}
-	for range 2 {
+	const busyCPUs = 2
+	for range busyCPUs {
 		loop := exec.Command("sh", "-c", "while :; do :; done")
 		if err := loop.Start(); err != nil {
 			t.Fatal(err)
@@ -76,11 +77,11 @@ rules:
 			for line := range strings.Lines(page) {
 				series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 				if wanted, ok := want[series]; ok && value != wanted {
-					t.Errorf("%s is %s; want %s", series, value, wanted)
+					t.Errorf("the series %s is %s; want %s", series, value, wanted)
 				}
 				delete(want, series)
 				if strings.HasPrefix(series, "rate_limiter_errors_total{") && value != "0" {
-					t.Errorf("%s is %s; want 0", series, value)
+					t.Errorf("the series %s is %s; want 0", series, value)
 				}
 			}
 			for series := range want {

@@ -307,7 +307,7 @@ func deniedRight(err error) string {
 	if !errors.As(err, &reply) || !strings.HasPrefix(reply.Error(), "NOPERM") {
 		return ""
 	}
-	if _, rest, ok := strings.Cut(reply.Error(), "run the '"); ok {
+	if _, rest, ok := strings.Cut(reply.Error(), "run the '"); ok { // the error has "run the 'scan' command"
 		command, _, _ := strings.Cut(rest, "'")
 		return "+" + command
 	}

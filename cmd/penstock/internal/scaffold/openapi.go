@@ -61,7 +61,7 @@ func readOpenAPI(name string, text []byte) (*description, error) {
 	}
 	switch {
 	case len(d.operations) == 0 && len(d.otherBases) > 0:
-		return nil, fmt.Errorf("%s:%d: all operations have servers beyond the first %d paths of servers; list fewer", name, field(root, "paths").Line, maxBases)
+		return nil, fmt.Errorf("%s:%d: no operation has one of the first %d paths of servers, and the rules match only these; list fewer servers", name, field(root, "paths").Line, maxBases)
 	case len(d.operations) == 0:
 		return nil, fmt.Errorf("%s:%d: the paths have no operations; a policy needs at least one", name, field(root, "paths").Line)
 	}
