@@ -9,7 +9,7 @@ import (
 // AllowWith charges one unit of the given limits instead of the Limiter's own. It is for limits
 // that differ from key to key.
 //
-//	limiter.AllowWith(ctx, "user:42", penstock.PerSecond(planOf(user).RequestsPerSecond))
+//	limiter.AllowWith(ctx, "user:42", penstock.PerSecond(customer.RequestsPerSecond))
 //
 // The Name identifies a limit. Limits with the same Name and key share one counter, even if their
 // rates differ. A limit of the Limiter with that Name shares this counter too. What one of these
@@ -58,7 +58,7 @@ func (l *Limiter) plan(limit Limit) (*Plan, error) {
 	if limit.Group == "" {
 		limit.Group = l.name
 	}
-	c := &l.adHoc
+	c := &l.adHocPlans
 	c.mu.RLock()
 	plan := c.plans[limit]
 	c.mu.RUnlock()

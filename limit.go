@@ -115,18 +115,19 @@ func (l Limit) Validate() error {
 	return err
 }
 
-const maxName = 64 // characters of a name
+const maxNameLength = 64 // characters of a name
 
-// checkName checks a name of a limit or a limiter. In the error, what names it, such as "group".
-func checkName(what, name string) error {
+// checkName checks a name of a limit or a limiter. kind is the word for the name in the error, such
+// as "group".
+func checkName(kind, name string) error {
 	position := 0
 	for _, c := range name {
 		if position++; !isNameCharacter(c) {
-			return fmt.Errorf("the %s has %q at position %d; allowed are a-z, 0-9, '_', '.' and '-'", what, c, position)
+			return fmt.Errorf("the %s has %q at position %d; allowed are a-z, 0-9, '_', '.' and '-'", kind, c, position)
 		}
 	}
-	if name == "" || len(name) > maxName {
-		return fmt.Errorf("the %s has %d characters; it must have 1 to %d", what, len(name), maxName)
+	if name == "" || len(name) > maxNameLength {
+		return fmt.Errorf("the %s has %d characters; it must have 1 to %d", kind, len(name), maxNameLength)
 	}
 	return nil
 }

@@ -16,12 +16,12 @@ import (
 // call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's
 // own.
 type Limiter struct {
-	store    Store
-	name     string
-	plans    []*Plan
-	hasHolds bool      // at least one limit needs a Holder
-	batches  sync.Pool // of *batch, with a charge for each plan
-	adHoc    planCache // plans of the limits that are passed to AllowWith
+	store      Store
+	name       string
+	plans      []*Plan
+	hasHolds   bool      // at least one limit needs a Holder
+	batches    sync.Pool // of *batch, with a charge for each plan
+	adHocPlans planCache // plans of the limits that are passed to AllowWith
 }
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It

@@ -14,7 +14,7 @@ import (
 type Plan struct {
 	limit    Limit
 	params   algorithm.Params
-	capacity int64
+	capacity int64 // units
 	tag      uint32
 	id       [2]uint64
 }

@@ -37,10 +37,10 @@ func ParseRate(text string) (Limit, error) {
 }
 
 func parseRate(text string) (Limit, error) {
-	if len(text) > maxRate || !utf8.ValidString(text) {
-		return Limit{}, fmt.Errorf("the text is longer than %d bytes, or is not UTF-8; write a rate such as 100/s", maxRate)
+	if len(text) > maxRateBytes || !utf8.ValidString(text) {
+		return Limit{}, fmt.Errorf("the text is longer than %d bytes, or is not UTF-8; write a rate such as 100/s", maxRateBytes)
 	}
-	r := reader{text: text}
+	r := rateReader{text: text}
 	count, err := r.count()
 	if err != nil {
 		return Limit{}, err
@@ -59,8 +59,8 @@ func parseRate(text string) (Limit, error) {
 	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
 }
 
-// maxRate is the longest text of a rate, in bytes. It bounds the time that parsing takes.
-const maxRate = 128
+// maxRateBytes is the longest text of a rate, in bytes. It bounds the time that parsing takes.
+const maxRateBytes = 128
 
 // A word after a number multiplies it, is a unit of time, or names what is counted.
 var (
@@ -77,9 +77,10 @@ var (
 		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
 	}
 
-	// unclear has words that are not accepted as names of what is counted. A reader could take them
-	// for a multiplier or a unit, which would change the limit. The values are hints for the error.
-	unclear = map[string]string{
+	// unclearWords has words that are not accepted as names of what is counted. A reader could take
+	// them for a multiplier or a unit, which would change the limit. The values are hints for the
+	// error.
+	unclearWords = map[string]string{
 		"hundred": "write the number in digits", "dozen": "write the number in digits",
 		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
 		"mio": "write M for a million", "mn": "write M for a million", "mm": "write M for a million",
@@ -90,14 +91,15 @@ var (
 		"kbit": bytesHint, "mbit": bytesHint, "gbit": bytesHint, "kbps": bytesHint, "mbps": bytesHint, "gbps": bytesHint,
 	}
 
-	// abbreviations are words such as "rpm", which name both what is counted and a period. The values
-	// are the periods.
-	abbreviations = map[string]string{
+	// unitOfAbbreviation has words such as "rpm", which name both what is counted and a period. The
+	// values are the units of time in them.
+	unitOfAbbreviation = map[string]string{
 		"rps": "s", "qps": "s", "tps": "s", "rpm": "min", "qpm": "min", "tpm": "min", "rph": "h", "qph": "h", "rpd": "d", "qpd": "d", "tpd": "d",
 	}
 
-	// uneven has the words for periods that differ in length. The values are hints for the error.
-	uneven = map[string]string{
+	// unevenUnits has the words for periods that differ in length. The values are hints for the
+	// error.
+	unevenUnits = map[string]string{
 		"mo": monthHint, "mon": monthHint, "month": monthHint, "months": monthHint,
 		"y": yearHint, "yr": yearHint, "year": yearHint, "years": yearHint,
 	}
@@ -111,15 +113,15 @@ const (
 	rateHint  = "write 100/s, 10 per minute or 5/30s"
 )
 
-// A reader parses a rate from left to right.
-type reader struct {
+// A rateReader parses a rate from left to right.
+type rateReader struct {
 	text string
 	at   int // the index in text of the next byte to read
 }
 
 // count reads everything up to the period: the number, its multiplier and the word for what is
 // counted.
-func (r *reader) count() (int64, error) {
+func (r *rateReader) count() (int64, error) {
 	r.skipSpace()
 	start := r.at
 	n, isInteger, err := r.number()
@@ -143,7 +145,7 @@ func (r *reader) count() (int64, error) {
 		return 0, r.errorAt(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
 			r.text[start:numberEnd])
 	} else if isWithoutSpace := wordAt == numberEnd; word != "" && isWithoutSpace {
-		mayFollow := abbreviations[strings.ToLower(word)] != "" || strings.EqualFold(word, "per")
+		mayFollow := unitOfAbbreviation[strings.ToLower(word)] != "" || strings.EqualFold(word, "per")
 		if !mayFollow {
 			return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
 		}
@@ -157,29 +159,29 @@ func (r *reader) count() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// checkCounted checks the word between the count and the period, which begins at the index at. This
-// word should name what is counted, such as "requests". If it is "per", checkCounted moves the
-// reader back to its first letter.
-func (r *reader) checkCounted(at int, word string) error {
+// checkCounted checks the word between the count and the period, whose index in the text is wordAt.
+// This word should name what is counted, such as "requests". If the word is "per", checkCounted
+// moves the reader back to its first letter.
+func (r *rateReader) checkCounted(wordAt int, word string) error {
 	lower := strings.ToLower(word)
 	_, isUnit := timeUnits[lower]
 	_, isMultiplier := multipliers[lower]
 	rest := strings.TrimSpace(r.text[r.at:])
 	switch {
-	case abbreviations[lower] != "" && (rest == "" || rest[0] == ','):
-		return r.errorAt(at, "%q is not a period; write %s/%s", word, strings.TrimSpace(r.text[:at]), abbreviations[lower])
+	case unitOfAbbreviation[lower] != "" && (rest == "" || rest[0] == ','):
+		return r.errorAt(wordAt, "%q is not a period; write %s/%s", word, strings.TrimSpace(r.text[:wordAt]), unitOfAbbreviation[lower])
 	case lower == "per":
-		r.at = at
-	case unclear[lower] != "":
-		return r.errorAt(at, "%q is not a word for what is counted; %s", word, unclear[lower])
-	case isUnit || isMultiplier || uneven[lower] != "":
-		return r.errorAt(at, "%q is where / or per should be; %s", word, rateHint)
+		r.at = wordAt
+	case unclearWords[lower] != "":
+		return r.errorAt(wordAt, "%q is not a word for what is counted; %s", word, unclearWords[lower])
+	case isUnit || isMultiplier || unevenUnits[lower] != "":
+		return r.errorAt(wordAt, "%q is where / or per should be; %s", word, rateHint)
 	}
 	return nil
 }
 
 // period reads '/' or "per" and the duration after it, or '-' and a letter.
-func (r *reader) period() (time.Duration, error) {
+func (r *rateReader) period() (time.Duration, error) {
 	r.skipSpace()
 	start := r.at
 	switch {
@@ -213,7 +215,7 @@ func (r *reader) period() (time.Duration, error) {
 
 // duration reads one or more numbers with units, such as 1h30m, and returns their sum in
 // nanoseconds. The first number may be missing, as in the s of 100/s. Then it is 1.
-func (r *reader) duration() (*big.Rat, error) {
+func (r *rateReader) duration() (*big.Rat, error) {
 	total := new(big.Rat)
 	for {
 		start := r.at
@@ -239,7 +241,7 @@ func (r *reader) duration() (*big.Rat, error) {
 
 // unit reads a unit of time. The number before the unit, if there is one, begins at start. The
 // error explains why the text is not a unit.
-func (r *reader) unit(start int) (time.Duration, error) {
+func (r *rateReader) unit(start int) (time.Duration, error) {
 	at := r.at
 	word := r.word()
 	lower := strings.ToLower(word)
@@ -247,8 +249,8 @@ func (r *reader) unit(start int) (time.Duration, error) {
 	switch {
 	case word == "M":
 		return 0, r.errorAt(at, "M could be a minute or a month; write min")
-	case uneven[lower] != "":
-		return 0, r.errorAt(at, "%q is not a fixed time; %s", word, uneven[lower])
+	case unevenUnits[lower] != "":
+		return 0, r.errorAt(at, "%q is not a fixed time; %s", word, unevenUnits[lower])
 	case timeUnits[lower] != 0:
 		return timeUnits[lower], nil
 	case word == "" && hasNumber:
@@ -256,14 +258,14 @@ func (r *reader) unit(start int) (time.Duration, error) {
 	case word == "":
 		return 0, r.errorAt(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
 	}
-	if unit := abbreviations[lower]; unit != "" {
+	if unit := unitOfAbbreviation[lower]; unit != "" {
 		return 0, r.errorAt(at, "%q is not a unit of time; write %s", word, unit)
 	}
 	return 0, r.errorAt(at, "%q is not a unit of time; there are us, ms, s, min, h, d and w, and the words for them", word)
 }
 
 // periodLetter reads the period of the form 10-M.
-func (r *reader) periodLetter() (time.Duration, error) {
+func (r *rateReader) periodLetter() (time.Duration, error) {
 	at := r.at
 	switch strings.ToUpper(r.word()) {
 	case "S":
@@ -279,7 +281,7 @@ func (r *reader) periodLetter() (time.Duration, error) {
 }
 
 // burst reads the ", burst N" that may follow the period. Nothing may follow the burst.
-func (r *reader) burst() (int64, error) {
+func (r *rateReader) burst() (int64, error) {
 	r.skipSpace()
 	start := r.at
 	hasComma := r.take(",")
@@ -321,7 +323,7 @@ func (r *reader) burst() (int64, error) {
 
 // number reads digits with commas, underscores and a decimal point. isInteger is false if there is
 // a decimal point.
-func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
+func (r *rateReader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
 	for {
 		isBetweenDigits := r.at > start && r.isDigitAfterPeek()
@@ -356,7 +358,7 @@ func (r *reader) number() (n *big.Rat, isInteger bool, err error) {
 }
 
 // word reads letters, and returns them.
-func (r *reader) word() string {
+func (r *rateReader) word() string {
 	start := r.at
 	for r.at < len(r.text) {
 		c, size := utf8.DecodeRuneInString(r.text[r.at:])
@@ -368,14 +370,14 @@ func (r *reader) word() string {
 	return r.text[start:r.at]
 }
 
-func (r *reader) skipSpace() {
+func (r *rateReader) skipSpace() {
 	for r.peek() == ' ' || r.peek() == '\t' {
 		r.at++
 	}
 }
 
 // take reads a token if it comes next. It returns false if another text comes next.
-func (r *reader) take(token string) bool {
+func (r *rateReader) take(token string) bool {
 	if !strings.HasPrefix(r.text[r.at:], token) {
 		return false
 	}
@@ -384,7 +386,7 @@ func (r *reader) take(token string) bool {
 }
 
 // peek returns the next byte without reading it, or 0 at the end.
-func (r *reader) peek() byte {
+func (r *rateReader) peek() byte {
 	if r.at < len(r.text) {
 		return r.text[r.at]
 	}
@@ -392,7 +394,7 @@ func (r *reader) peek() byte {
 }
 
 // isDigitAfterPeek tells whether a digit follows the byte that peek returns.
-func (r *reader) isDigitAfterPeek() bool {
+func (r *rateReader) isDigitAfterPeek() bool {
 	return r.at+1 < len(r.text) && isDigit(r.text[r.at+1])
 }
 
@@ -400,15 +402,15 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 // errorAt returns an error about the character at text[index]. The error begins with the number of
 // this character, which is 1 for the first.
-func (r *reader) errorAt(index int, format string, args ...any) error {
+func (r *rateReader) errorAt(index int, format string, args ...any) error {
 	number := utf8.RuneCountInString(r.text[:index]) + 1
 	return fmt.Errorf("character %d: "+format, append([]any{number}, args...)...)
 }
 
-// quote quotes a text for an error. It shortens texts of more than maxRate bytes.
+// quote quotes a text for an error. It shortens texts of more than maxRateBytes bytes.
 func quote(text string) string {
-	if len(text) > maxRate {
-		text = text[:maxRate] + "…"
+	if len(text) > maxRateBytes {
+		text = text[:maxRateBytes] + "…"
 	}
 	return fmt.Sprintf("%q", text)
 }

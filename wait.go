@@ -75,10 +75,11 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter adds a random time to a delay: up to a tenth of the delay, but at most 100 ms. It adds up
-// to 1 ms more. So callers that were denied together do not all retry together.
+// jitter returns a delay that is longer by a random time, so that callers that were denied together
+// do not all retry together. The random time is below a tenth of d (at most 100 ms) plus 1 ms.
 func jitter(d time.Duration) time.Duration {
-	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
+	longest := min(d/10, 100*time.Millisecond) + time.Millisecond
+	return d + mathrand.N(longest)
 }
 
 // sleep returns ctx's error if ctx ends first.

@@ -274,7 +274,7 @@ func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration,
 			charges[i].Mode, charges[i].Patience = penstock.Peek, 0
 		}
 	}
-	a.call.err = nil
+	a.call.storeErr = nil
 	start := time.Now()
 	d, err = a.controller.store.Decide(&a.call, charges)
 	return d, time.Since(start), err
@@ -395,7 +395,7 @@ func (a *Admission) observeDecision(o Outcome, latency time.Duration) Outcome {
 	i := a.decision.Strictest()
 	a.event = eventOf(a.evaluation.Limits[i], &a.evaluation.Charges[i])
 	e := &a.event
-	e.Outcome, e.Source, e.Latency, e.Err = o, a.decision.Source, latency, a.call.err
+	e.Outcome, e.Source, e.Latency, e.Err = o, a.decision.Source, latency, a.call.storeErr
 	e.Decision, e.Charges = &a.decision, a.evaluation.Charges
 	return a.emit()
 }

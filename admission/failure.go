@@ -65,7 +65,7 @@ func (c *Controller) settingsWithoutLocal(plan *penstock.Plan) guard.Settings {
 // A call is the context that the store gets with a request's charges.
 type call struct {
 	context.Context
-	err error // why the store gave no answer, although there is a decision
+	storeErr error // why the store gave no answer, although there is a decision
 
 	// shadows are batches that the store may decide together with the enforced batch, or nil. The
 	// pointer is atomic because a guard may still use the context in the background.
@@ -96,7 +96,7 @@ func (r errorRecorder) Decide(ctx context.Context, charges []penstock.Charge) (p
 	d, err := r.store.Decide(ctx, charges)
 	if err != nil {
 		if c, ok := ctx.Value(callKey{}).(*call); ok {
-			c.err = err
+			c.storeErr = err
 		}
 	}
 	return d, err

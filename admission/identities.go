@@ -29,8 +29,8 @@ const (
 // The memory belongs to this process: after a start all identities are new, and n processes admit n
 // times as many.
 type identities struct {
-	seed   maphash.Seed
-	counts *memstore.Store // of new identities, by address
+	seed         maphash.Seed
+	newByAddress *memstore.Store // counts the new identities of each address
 
 	stripes    [64]identityStripe
 	youngCount atomic.Int64 // how many identities are young, in all stripes
@@ -44,7 +44,7 @@ type identityStripe struct {
 }
 
 func newIdentities(now func() time.Time) *identities {
-	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
+	return &identities{seed: maphash.MakeSeed(), newByAddress: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
 }
 
 // admit tells whether an identity is known, or its address may send a new one now. If not,
@@ -67,10 +67,10 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryA
 			break
 		}
 		s.youngCount.Add(-1)
-		// age locks all stripes, so this one must be unlocked. Other goroutines may change it
-		// meanwhile, so the loop begins again.
+		// startGeneration locks all stripes, so this one must be unlocked. Other goroutines may
+		// change it meanwhile, so the loop begins again.
 		stripe.mu.Unlock()
-		s.age()
+		s.startGeneration()
 		stripe.mu.Lock()
 	}
 	if _, isOld := stripe.old[hash]; !isOld {
@@ -90,7 +90,7 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryA
 // the time after which the client should retry.
 func (s *identities) count(u *policy.UncheckedIdentity) (isAllowed bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{chargeOf(u)}
-	d, err := s.counts.Decide(context.Background(), charge[:])
+	d, err := s.newByAddress.Decide(context.Background(), charge[:])
 	if err != nil { // the store is full: there are too many addresses
 		return false, fullRetryAfter
 	}
@@ -105,8 +105,9 @@ func chargeOf(u *policy.UncheckedIdentity) penstock.Charge {
 	return penstock.Charge{Key: u.Address, Plan: u.Limit, Cost: 1}
 }
 
-// age begins a new generation, if the young one is full. The caller holds no lock.
-func (s *identities) age() {
+// startGeneration makes the young generation the old one, if the young one is full. The caller
+// holds no lock.
+func (s *identities) startGeneration() {
 	for i := range s.stripes {
 		s.stripes[i].mu.Lock()
 		defer s.stripes[i].mu.Unlock()

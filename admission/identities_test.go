@@ -52,8 +52,8 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 			s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: "in use"})
 		}
 	}
-	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
-		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d each", admitted, s.counts.Len(), maxAddresses)
+	if admitted > maxAddresses || s.newByAddress.Len() > maxAddresses {
+		t.Errorf("new identities of %d addresses were admitted, and %d addresses are counted; want at most %d each", admitted, s.newByAddress.Len(), maxAddresses)
 	}
 	u.Limit, u.Key = plan, "in use"
 	if isAdmitted, _ := s.admit(u); !isAdmitted {

@@ -48,7 +48,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	latency := time.Since(sent)
 	for i, item := range listed {
 		a, call := item.Admission, calls[i]
-		a.call.err = call.Cause
+		a.call.storeErr = call.Cause
 		outcome, err := a.applyDecision(call.Decision, start, latency, call.Err)
 		item.Outcome, item.Err = a.end(outcome), err
 	}

@@ -13,10 +13,10 @@ import (
 // A renewal renews the slots that a request holds, three times within the shortest TTL of these
 // slots. A request without slots has a nil renewal.
 type renewal struct {
-	store penstock.Store
-	holds []penstock.Charge
-	every time.Duration // the time between two renewals
-	timer *time.Timer
+	store    penstock.Store
+	holds    []penstock.Charge
+	interval time.Duration // the time between two renewals
+	timer    *time.Timer
 
 	mu      sync.Mutex // held while slots are renewed, so that stop waits for that
 	isEnded bool
@@ -70,11 +70,11 @@ func (a *Admission) renewHolds() {
 	if holds == nil {
 		return
 	}
-	n := &renewal{store: a.controller.store, holds: holds, every: ttl / 3}
+	n := &renewal{store: a.controller.store, holds: holds, interval: ttl / 3}
 	a.renewal = n
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.timer = time.AfterFunc(n.every, n.renew)
+	n.timer = time.AfterFunc(n.interval, n.renew)
 }
 
 // renew renews all slots once, and sets the timer for the next time.
@@ -93,7 +93,7 @@ func (n *renewal) renew() {
 			n.isLost = true
 		}
 	}
-	n.timer.Reset(n.every)
+	n.timer.Reset(n.interval)
 }
 
 func (n *renewal) hasLostSlot() bool {

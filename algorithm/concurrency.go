@@ -142,7 +142,8 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	return out, slots{live, longest}
 }
 
-// expiry returns the time by which expired holds have freed at least needed slots.
+// expiry returns the earliest time at which expired holds have freed enough slots. needed is the
+// number of these slots.
 func expiry(holds []hold, needed int64) int64 {
 	i := 0
 	for needed -= holds[i].cost; needed > 0; needed -= holds[i].cost {

@@ -18,7 +18,7 @@ type Algorithm struct {
 
 	// Properties of the state.
 	isCollection bool
-	numbers      int
+	maxNumbers   int
 	isAdditive   bool
 
 	// Properties of requests.
@@ -26,17 +26,17 @@ type Algorithm struct {
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.
-	burst      BurstUse
+	burstUse   BurstUse
 	windowName string
 	paramsAt   func(p Params, now int64) Params
 
 	// Properties of what a limit admits.
 	hasSteadyRefill, hasDifferentWindows bool
-	bound                                func(l Limit, rate string) string
+	describeBound                        func(l Limit, rate string) string
 	decay                                Decay
-	window                               func(l Limit) int64
-	share                                func(l Limit, n int64) []Limit
-	part                                 func(l Limit, n, i int64) []Limit
+	windowLength                         func(l Limit) int64
+	possibleShares                       func(l Limit, n int64) []Limit
+	possibleParts                        func(l Limit, n, i int64) []Limit
 }
 
 // An Option sets a property of an algorithm that differs from the default.
@@ -58,7 +58,7 @@ func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, 
 
 func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	a := &Algorithm{
-		name: name, title: name, lua: lua, prepare: prepare, numbers: 6,
+		name: name, title: name, lua: lua, prepare: prepare, maxNumbers: 6,
 		newStates: func() States { return &stateArray[S]{step: step} },
 	}
 	for _, option := range options {
@@ -80,7 +80,7 @@ func Title(title string) Option { return func(a *Algorithm) { a.title = title } 
 // Numbers sets the maximum count of numbers in the Lua twin's state: 1 to 120. Default: 6. Six or
 // fewer are faster. Each number is at most Max, and the third at most MaxPeriod: stores keep seven
 // bytes of each number, and six of the third.
-func Numbers(n int) Option { return func(a *Algorithm) { a.numbers = n } }
+func Numbers(n int) Option { return func(a *Algorithm) { a.maxNumbers = n } }
 
 // Collection says that the Lua twin itself reads and writes its state, a sorted set. Without
 // Collection, the state consists of numbers, and the generated script loads and saves them.
@@ -99,9 +99,9 @@ func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 // CanBook says that a request with patience can book units that become free later.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
-// Additive says that Spends add up. Let Step grant a Spend of k times a cost, without patience.
-// Then it also grants k Spends of the cost, one after another at the same moment. The state and the
-// last outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
+// Additive says that Spends without patience add up. If Step grants one Spend of k times a cost, it
+// also grants k Spends of this cost, one after another at the same moment. The state and the last
+// outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
 // ResetAfter grows by a k-th of the total growth, rounded down or up. So stores may decide the
 // Spends of many callers together.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
@@ -126,7 +126,7 @@ const (
 )
 
 // Burst says what the algorithm uses a limit's Burst for. Default: BurstUnused.
-func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burst = use } }
+func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burstUse = use } }
 
 // RefillsSteadily says that used units become free one by one at the limit's rate, rather than at
 // the end of a window.
@@ -137,7 +137,9 @@ func WindowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows 
 
 // Bounded sets the function that says in words how much a limit admits. rate is the limit's rate in
 // words.
-func Bounded(f func(l Limit, rate string) string) Option { return func(a *Algorithm) { a.bound = f } }
+func Bounded(f func(l Limit, rate string) string) Option {
+	return func(a *Algorithm) { a.describeBound = f }
+}
 
 // A Decay says when charged units become free again. The Decay decides whether quota can be leased
 // in blocks.
@@ -154,18 +156,22 @@ const (
 // a window or sub-window in µs. Units that are drawn in one must be spent in it. window is nil for
 // a continuous decay, which has no windows.
 func Leasable(decay Decay, window func(Limit) int64) Option {
-	return func(a *Algorithm) { a.decay, a.window = decay, window }
+	return func(a *Algorithm) { a.decay, a.windowLength = decay, window }
 }
 
 // Shared sets the function for the part of a limit that each of n instances enforces. f returns
 // several limits, the best first. The first valid one is used. Each must admit at least an n-th
 // of the limit. Default: Count and Burst are divided and rounded up.
-func Shared(f func(l Limit, n int64) []Limit) Option { return func(a *Algorithm) { a.share = f } }
+func Shared(f func(l Limit, n int64) []Limit) Option {
+	return func(a *Algorithm) { a.possibleShares = f }
+}
 
 // Divisible sets the function for part i of a limit that is split into n parts. f returns several
 // forms of that part, the best first. The first valid one is used. All parts together must admit
 // exactly what the whole limit admits. Default: a limit cannot be split.
-func Divisible(f func(l Limit, n, i int64) []Limit) Option { return func(a *Algorithm) { a.part = f } }
+func Divisible(f func(l Limit, n, i int64) []Limit) Option {
+	return func(a *Algorithm) { a.possibleParts = f }
+}
 
 // calendar says that windows have no fixed length. windowName is their name. paramsAt adapts
 // parameters to a time.
@@ -208,8 +214,8 @@ func (a *Algorithm) NewStates() States { return a.newStates() }
 // IsCollection tells whether the Lua twin keeps its state in a sorted set (see Collection).
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
-// Numbers is how many numbers a state has at most (see Numbers, the option).
-func (a *Algorithm) Numbers() int { return a.numbers }
+// Numbers is the largest count of numbers in a state. The option Numbers sets it.
+func (a *Algorithm) Numbers() int { return a.maxNumbers }
 
 // IsAdditive tells whether the option Additive is set.
 func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
@@ -227,7 +233,7 @@ func (a *Algorithm) CanRefund() bool { return a.canRefund }
 func (a *Algorithm) CanBook() bool { return a.canBook }
 
 // BurstUse is what the option Burst sets.
-func (a *Algorithm) BurstUse() BurstUse { return a.burst }
+func (a *Algorithm) BurstUse() BurstUse { return a.burstUse }
 
 // RefillsSteadily tells whether the option RefillsSteadily is set.
 func (a *Algorithm) RefillsSteadily() bool { return a.hasSteadyRefill }
@@ -253,10 +259,10 @@ func (a *Algorithm) Decay() Decay { return a.decay }
 // Window is the length of the limit's window or sub-window in µs. The option Leasable sets it. 0
 // means that the algorithm has no windows.
 func (a *Algorithm) Window(l Limit) int64 {
-	if a.window == nil {
+	if a.windowLength == nil {
 		return 0
 	}
-	return a.window(l)
+	return a.windowLength(l)
 }
 
 // Rate is the limit's rate in words: "10 per 1s", "1000 per calendar month".
@@ -279,16 +285,16 @@ func PeriodText(period time.Duration) string {
 // Bound describes in words how much a limit admits. The argument capacity is the largest cost that
 // the limit can grant.
 func (a *Algorithm) Bound(l Limit, capacity int64) string {
-	if a.bound == nil {
+	if a.describeBound == nil {
 		return fmt.Sprintf("%d at once, and what its algorithm %q admits over time", capacity, a.name)
 	}
-	return a.bound(l.withBurst(a), a.Rate(l))
+	return a.describeBound(l.withBurst(a), a.Rate(l))
 }
 
 // withBurst returns the limit with its default Burst, the Count, if the algorithm uses the Burst as
 // a capacity.
 func (l Limit) withBurst(a *Algorithm) Limit {
-	if l.Burst == 0 && a.burst == BurstIsCapacity {
+	if l.Burst == 0 && a.burstUse == BurstIsCapacity {
 		l.Burst = l.Count
 	}
 	return l
@@ -300,21 +306,21 @@ func (a *Algorithm) Share(l Limit, n int64) (Limit, bool) {
 	if n == 1 {
 		return l, true
 	}
-	if a.share == nil {
+	if a.possibleShares == nil {
 		return a.firstValid([]Limit{{Count: cdiv(l.Count, n), Period: l.Period, Burst: cdiv(l.Burst, n)}})
 	}
-	return a.firstValid(a.share(l.withBurst(a), n))
+	return a.firstValid(a.possibleShares(l.withBurst(a), n))
 }
 
 // CanSplit tells whether limits can be split.
-func (a *Algorithm) CanSplit() bool { return a.part != nil }
+func (a *Algorithm) CanSplit() bool { return a.possibleParts != nil }
 
 // Part returns part i of a limit that is split into n parts, or false if that is not possible.
 func (a *Algorithm) Part(l Limit, n, i int64) (Limit, bool) {
-	if a.part == nil {
+	if a.possibleParts == nil {
 		return Limit{}, false
 	}
-	return a.firstValid(a.part(l.withBurst(a), n, i))
+	return a.firstValid(a.possibleParts(l.withBurst(a), n, i))
 }
 
 func (a *Algorithm) firstValid(limits []Limit) (Limit, bool) {

@@ -157,11 +157,11 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	for second <= now { // now is in a repeated hour of yesterday
 		first, second = second, next(second)
 	}
-	third, half := next(second), first+(second-first+1)/2
-	if now < half {
-		return &calendarEnds{first, second, third, first, half}
+	third, middle := next(second), first+(second-first+1)/2
+	if now < middle {
+		return &calendarEnds{first, second, third, first, middle}
 	}
-	return &calendarEnds{second, third, next(third), half, second}
+	return &calendarEnds{second, third, next(third), middle, second}
 }
 
 // startOfDay is the first moment that has the given date, or a later one, in a zone.

@@ -100,7 +100,7 @@ func (b *bounds) clockForwardBound() Bound {
 	const when = "clock forward"
 	a, over := b.plan.Algorithm(), b.plan.Capacity()
 	if a.NeedsHolder() {
-		return Bound{when, over, "if the store's clock jumps ahead, slots end as much too early; if it is set back, none more, and slots end up to 5s late"}
+		return Bound{when, over, "if the store's clock jumps ahead, slots end too early by the length of the jump; if it is set back, no more slots are lent, and slots end up to 5s late"}
 	}
 	if a.ResetsAtOnce() {
 		over *= 2

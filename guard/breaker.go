@@ -101,8 +101,8 @@ const (
 
 	maxIdle = time.Minute // a circuit without calls for this long is removed
 
-	probeEvery = 50 * time.Millisecond // the length of a slot of the half-open state
-	probes     = 1 + 2 + 4 + 8         // successes that close a breaker
+	probeEvery    = 50 * time.Millisecond // the length of a slot of the half-open state
+	probesToClose = 1 + 2 + 4 + 8         // successes that close a breaker
 )
 
 type breaker struct {
@@ -230,18 +230,18 @@ type circuit struct {
 
 	mu         sync.Mutex
 	state      State
-	generation int               // grows with each change of state; calls of earlier generations do not count
-	window     [rateSlots]counts // calls in the closed state
-	inFlight   int               // calls in the half-open state
-	successes  int               // of calls in the half-open state
-	failures   int               // consecutive failures
-	lastErr    error             // the last failure
-	lastPause  time.Duration     // the length of the last pause, before jitter
-	closedAt   time.Time         // when the circuit closed last
+	generation int                   // grows with each change of state; calls of earlier generations do not count
+	window     [rateSlots]slotCounts // calls in the closed state
+	inFlight   int                   // calls in the half-open state
+	successes  int                   // of calls in the half-open state
+	failures   int                   // consecutive failures
+	lastErr    error                 // the last failure
+	lastPause  time.Duration         // the length of the last pause, before jitter
+	closedAt   time.Time             // when the circuit closed last
 }
 
-// counts are the calls that began in one slot of the window.
-type counts struct {
+// slotCounts are the counts of calls that began in one slot of the window.
+type slotCounts struct {
 	slot            int64
 	calls, failures int
 }
@@ -356,9 +356,9 @@ func (c *circuit) begin() (t ticket, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == StateOpen && time.Since(c.pause.Load().until) >= 0 {
-		c.changeLocked(StateHalfOpen)
+		c.changeStateLocked(StateHalfOpen)
 	}
-	if c.state == StateOpen || c.state == StateHalfOpen && c.inFlight >= probes {
+	if c.state == StateOpen || c.state == StateHalfOpen && c.inFlight >= probesToClose {
 		return ticket{}, false
 	}
 	if c.state == StateHalfOpen {
@@ -392,13 +392,13 @@ func (c *circuit) end(t ticket, result error) {
 		c.lastErr = result
 		c.countLocked(t.slot, 1)
 		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
-			c.changeLocked(StateOpen)
+			c.changeStateLocked(StateOpen)
 		}
 	case c.state == StateHalfOpen:
 		c.failures = 0
 		c.pause.Load().succeeded.Add(1)
-		if c.successes++; c.successes == probes {
-			c.changeLocked(StateClosed)
+		if c.successes++; c.successes == probesToClose {
+			c.changeStateLocked(StateClosed)
 		}
 	default:
 		c.failures = 0
@@ -413,7 +413,7 @@ func (c *circuit) countLocked(slot int64, failures int) {
 		return
 	}
 	if w.slot < slot {
-		*w = counts{slot: slot}
+		*w = slotCounts{slot: slot}
 	}
 	w.calls++
 	w.failures += failures
@@ -432,7 +432,7 @@ func (c *circuit) failsOftenLocked() bool {
 	return calls >= rateCalls && 2*failures >= calls
 }
 
-func (c *circuit) changeLocked(to State) {
+func (c *circuit) changeStateLocked(to State) {
 	from := c.state
 	c.state, c.generation, c.inFlight, c.successes = to, c.generation+1, 0, 0
 	switch to {
@@ -440,7 +440,7 @@ func (c *circuit) changeLocked(to State) {
 		c.pause.Store(c.nextPauseLocked(from))
 	case StateClosed:
 		c.closedAt = time.Now()
-		c.window = [rateSlots]counts{}
+		c.window = [rateSlots]slotCounts{}
 		c.pause.Store(nil)
 	}
 	if c.options.Changed != nil {
@@ -466,9 +466,9 @@ type pause struct {
 	err       error        // of calls that may not pass
 	succeeded atomic.Int64 // successful calls in the half-open time
 
-	mu   sync.Mutex
-	slot int64 // the current slot of the half-open time; each lasts for probeEvery
-	left int64 // calls that may still pass in the slot
+	mu        sync.Mutex
+	slot      int64 // the current slot of the half-open time; each lasts for probeEvery
+	callsLeft int64 // calls that may still pass in the slot
 }
 
 // state returns the state of a breaker with this pause. A nil pause means closed.
@@ -491,12 +491,12 @@ func (p *pause) allow() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if slot := int64(halfOpenFor / probeEvery); slot != p.slot {
-		p.slot, p.left = slot, p.succeeded.Load()+1
+		p.slot, p.callsLeft = slot, p.succeeded.Load()+1
 	}
-	if p.left == 0 {
+	if p.callsLeft == 0 {
 		return false
 	}
-	p.left--
+	p.callsLeft--
 	return true
 }
 

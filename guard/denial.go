@@ -7,15 +7,15 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A denial is a batch that the store has denied. After it is stored, only refresh changes.
+// A denial is a batch that the store has denied. After it is stored, only refreshed changes.
 type denial struct {
-	key      denialKey
-	version  uint64
-	until    int64 // when the first of its charges may be granted, or the denial is too old; in ns of DenyCache.now
-	answered int64 // when the store's answer arrived; in ns of DenyCache.now
-	charges  []deniedCharge
-	single   [1]deniedCharge               // saves an allocation for a single charge
-	refresh  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
+	key        denialKey
+	version    uint64
+	validUntil int64 // when the first of its charges may be granted, or the denial is too old; in ns of DenyCache.now
+	answeredAt int64 // when the store's answer arrived; in ns of DenyCache.now
+	charges    []deniedCharge
+	single     [1]deniedCharge               // saves an allocation for a single charge
+	refreshed  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
 }
 
 // A deniedCharge is one charge of a denial, and its status.
@@ -27,7 +27,8 @@ type deniedCharge struct {
 	status   penstock.Status
 }
 
-// covers tells whether e answers the charges: they would be denied too, with the same statuses.
+// covers tells whether the denial answers the charges: they would be denied too, with the same
+// statuses.
 func (e *denial) covers(q *denyQuery, charges []penstock.Charge) bool {
 	if e.version != q.version || len(e.charges) != len(charges) {
 		return false
@@ -61,7 +62,7 @@ func (e *denial) isNever() bool {
 
 // answer returns the decision, counted down to now, which is in ns of DenyCache.now.
 func (e *denial) answer(now int64) penstock.Decision {
-	elapsed := time.Duration(now - e.answered).Truncate(time.Microsecond)
+	elapsed := time.Duration(now - e.answeredAt).Truncate(time.Microsecond)
 	var decision penstock.Decision
 	if len(e.charges) == 1 {
 		decision = penstock.Single(e.charges[0].after(elapsed))
@@ -86,17 +87,17 @@ func (p *deniedCharge) after(elapsed time.Duration) penstock.Status {
 	return s
 }
 
-// claim is called after e has ended. The first caller calls the store, and then closes answered.
-// The others wait for answered.
+// claim is called after the denial has ended. The first caller must send its request to the store,
+// and then close the channel. The others wait until the channel is closed.
 func (e *denial) claim() (answered chan struct{}, isFirst bool) {
-	if done := e.refresh.Load(); done != nil {
+	if done := e.refreshed.Load(); done != nil {
 		return *done, false
 	}
 	mine := make(chan struct{})
-	if e.refresh.CompareAndSwap(nil, &mine) {
+	if e.refreshed.CompareAndSwap(nil, &mine) {
 		return mine, true
 	}
-	return *e.refresh.Load(), false
+	return *e.refreshed.Load(), false
 }
 
 // patienceOf returns the charge's patience, or 0 if its limit ignores it.

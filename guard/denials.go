@@ -83,30 +83,30 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	place, ends := 0, int64(1<<63-1) // the place of the entry that ends first, and its end; an empty place ends at -1
+	place, placeEnds := 0, int64(1<<63-1) // the place of the entry that ends first, and its end; an empty place ends at -1
 	for i := range s.places {
 		old := s.places[i].Load()
 		if old == nil {
-			if ends >= 0 {
-				place, ends = i, -1
+			if placeEnds >= 0 {
+				place, placeEnds = i, -1
 			}
 			continue
 		}
 		if old.key == e.key {
-			if old.until > e.answered && old.version == e.version && (e.isNever() || old.covers(q, charges)) {
+			if old.validUntil > e.answeredAt && old.version == e.version && (e.isNever() || old.covers(q, charges)) {
 				return
 			}
 			place = i
 			break
 		}
-		if old.until < ends {
-			place, ends = i, old.until
+		if old.validUntil < placeEnds {
+			place, placeEnds = i, old.validUntil
 		}
 	}
 	switch old := s.places[place].Load(); {
 	case old == nil:
 		t.entries.Add(1)
-	case old.key != e.key && old.until > e.answered:
+	case old.key != e.key && old.validUntil > e.answeredAt:
 		t.evicted.Add(1)
 	}
 	t.remembered.Add(1)

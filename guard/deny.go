@@ -120,13 +120,13 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	if known == nil || !known.covers(&q, charges) {
 		return d.decide(ctx, &q, charges)
 	}
-	if q.sent >= known.until {
+	if q.sentAt >= known.validUntil {
 		return d.refreshOnce(ctx, &q, charges, known)
 	}
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
 	}
-	return known.answer(q.sent), nil
+	return known.answer(q.sentAt), nil
 }
 
 // DecideMany decides independent batches.
@@ -143,33 +143,33 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 			alone = append(alone, c)
 			continue
 		case passThrough:
-			together, queries = append(together, c), append(queries, denyQuery{sent: notLookedUp})
+			together, queries = append(together, c), append(queries, denyQuery{sentAt: notLookedUp})
 			continue
 		}
-		q := denyQuery{sent: sent}
+		q := denyQuery{sentAt: sent}
 		q.key, q.version = d.table.keyOf(c.Charges)
 		switch known := d.table.find(q.key); {
 		case known == nil || !known.covers(&q, c.Charges):
 			together, queries = append(together, c), append(queries, q)
-		case q.sent >= known.until:
+		case q.sentAt >= known.validUntil:
 			alone = append(alone, c) // it may have to wait for another request
 		default:
 			if c.Err = ctx.Err(); c.Err == nil {
-				c.Decision = known.answer(q.sent)
+				c.Decision = known.answer(q.sentAt)
 			}
 		}
 	}
 	many.DecideDivided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
 		many.Decide(ctx, d.next, calls)
 		for i, c := range calls {
-			if q := &queries[i]; q.sent != notLookedUp {
+			if q := &queries[i]; q.sentAt != notLookedUp {
 				d.learn(q, c.Charges, &c.Decision, c.Err)
 			}
 		}
 	}, together)
 }
 
-// notLookedUp is denyQuery.sent of a batch that was not looked up in the cache.
+// notLookedUp is denyQuery.sentAt of a batch that was not looked up in the cache.
 const notLookedUp = -1
 
 // DenyStats are counts of a DenyCache. To count its answers, count decisions with the Source
@@ -191,13 +191,13 @@ func (d *DenyCache) Stats() DenyStats {
 type denyQuery struct {
 	key     denialKey
 	version uint64 // sum of the counters' versions; Refund and Reset change it
-	sent    int64  // no later than when the batch is sent, in ns of the cache's clock
+	sentAt  int64  // no later than when the batch is sent, in ns of the cache's clock
 }
 
 // prepare sets what a look-up of the batch needs.
 func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
-	q.sent = d.now()
+	q.sentAt = d.now()
 }
 
 func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
@@ -265,8 +265,8 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 		return d.decide(ctx, q, charges) // the deadline has passed, so a Fallback below answers
 	}
 	d.prepare(q, charges)
-	if known := d.table.find(q.key); known != nil && q.sent < known.until && known.covers(q, charges) {
-		return known.answer(q.sent), nil
+	if known := d.table.find(q.key); known != nil && q.sentAt < known.validUntil && known.covers(q, charges) {
+		return known.answer(q.sentAt), nil
 	}
 	return d.decide(ctx, q, charges)
 }
@@ -283,7 +283,7 @@ func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 		return
 	}
 	const noEnd = 1<<63 - 1
-	e := &denial{key: q.key, version: q.version, until: noEnd, answered: d.now()}
+	e := &denial{key: q.key, version: q.version, validUntil: noEnd, answeredAt: d.now()}
 	e.charges = e.single[:0]
 	for i := range charges {
 		plan, status := charges[i].Plan, decision.Status(i)
@@ -293,12 +293,12 @@ func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 			if plan.Algorithm().NeedsHolder() || age < 0 {
 				return
 			}
-			e.until = min(e.until, q.sent+int64(min(age, safeFor(status.RetryAfter))))
+			e.validUntil = min(e.validUntil, q.sentAt+int64(min(age, safeFor(status.RetryAfter))))
 			p.maxCost = maxCostFor(plan, status)
 		}
 		e.charges = append(e.charges, p)
 	}
-	if e.until > e.answered && e.until < noEnd {
+	if e.validUntil > e.answeredAt && e.validUntil < noEnd {
 		d.table.put(e, q, charges)
 	}
 }
@@ -337,12 +337,12 @@ const (
 	refunding                // send it to the store, and drop the denials of its keys
 )
 
-// maxCached is the largest number of charges in a batch whose denial is cached.
-const maxCached = 8
+// maxCachedCharges is the largest number of charges in a batch whose denial is cached.
+const maxCachedCharges = 8
 
 func routeOf(charges []penstock.Charge) route {
 	to := passThrough
-	if len(charges) <= maxCached {
+	if len(charges) <= maxCachedCharges {
 		to = cacheable
 	}
 	for i := range charges {

@@ -216,7 +216,7 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 	}
 	var few [4]penstock.Charge // saves an allocation for small batches
 	b := failedBatch{charges: charges}
-	b.locals = f.assign(charges, &b.modes, few[:0])
+	b.locals = f.assignModes(charges, &b.modes, few[:0])
 	if len(b.locals) > 0 {
 		if b.has(FailClosed) {
 			b.turnLocalsIntoPeeks()
@@ -276,9 +276,9 @@ func (b *failedBatch) isDeniable() bool {
 	return false
 }
 
-// assign sets the mode of each charge. It appends to locals the charges that are decided locally,
-// with this instance's shares as their limits.
-func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges]FailureMode, locals []penstock.Charge) []penstock.Charge {
+// assignModes sets the mode of each charge. It appends to locals the charges that are decided
+// locally, with this instance's shares as their limits.
+func (f *fallback) assignModes(charges []penstock.Charge, modes *[penstock.MaxCharges]FailureMode, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
 	for i := range charges {
 		c := &charges[i]
@@ -309,21 +309,21 @@ func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges
 
 // compose makes one decision of the answers of all modes.
 func (f *fallback) compose(b *failedBatch) penstock.Decision {
-	source, allowed := penstock.FromOpen, true
+	source, isAllowed := penstock.FromOpen, true
 	switch {
 	case b.has(FailClosed):
-		source, allowed = penstock.FromClosed, false
+		source, isAllowed = penstock.FromClosed, false
 	case b.has(FailLocal):
-		source, allowed = penstock.FromFallback, b.local.Allowed
+		source, isAllowed = penstock.FromFallback, b.local.Allowed
 	}
 	if len(b.charges) == 1 {
-		d := penstock.Single(f.status(b, 0, 0, allowed))
+		d := penstock.Single(f.status(b, 0, 0, isAllowed))
 		d.Source = source
 		return d
 	}
 	statuses, nextLocal := make([]penstock.Status, len(b.charges)), 0
 	for i := range statuses {
-		statuses[i] = f.status(b, i, nextLocal, allowed)
+		statuses[i] = f.status(b, i, nextLocal, isAllowed)
 		if b.modes[i] == FailLocal {
 			nextLocal++
 		}
@@ -333,21 +333,21 @@ func (f *fallback) compose(b *failedBatch) penstock.Decision {
 	return d
 }
 
-// status returns the status of charge i. If the charge is FailLocal, local is its index in
+// status returns the status of charge i. If the charge is FailLocal, localIndex is its index in
 // b.locals.
-func (f *fallback) status(b *failedBatch, i, local int, allowed bool) (s penstock.Status) {
+func (f *fallback) status(b *failedBatch, i, localIndex int, isAllowed bool) (s penstock.Status) {
 	c := &b.charges[i]
 	switch b.modes[i] {
 	case FailClosed:
 		s.RetryAfter = defaultRetryAfter
 	case FailLocal:
-		s = b.local.Status(local)
+		s = b.local.Status(localIndex)
 		if s.RetryAfter == penstock.Never && f.fits(c) {
 			s.RetryAfter = defaultRetryAfter
 		}
 	case FailOpen:
 		s.Remaining = c.Plan.Limit().Count
-		if allowed && c.Mode != penstock.Peek && c.Mode != penstock.Reset {
+		if isAllowed && c.Mode != penstock.Peek && c.Mode != penstock.Reset {
 			s.Granted = c.Cost
 		}
 	}

@@ -36,11 +36,11 @@ type InstanceCounter struct {
 	stop    context.CancelFunc
 	done    chan struct{} // closed when the heartbeat has ended
 
-	known atomic.Int64 // what Instances returns
+	instances atomic.Int64 // what Instances returns
 
-	mu     sync.Mutex
-	counts []instanceCount // the oldest first; later ones are smaller, so the first is the largest
-	last   time.Time       // when the last count came
+	mu          sync.Mutex
+	counts      []instanceCount // the oldest first; later ones are smaller, so the first is the largest
+	lastCountAt time.Time       // when the last count came
 }
 
 type instanceCount struct {
@@ -59,14 +59,14 @@ func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
 	o.Floor = max(o.Floor, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	c := &InstanceCounter{options: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
-	c.known.Store(int64(o.Floor))
+	c.instances.Store(int64(o.Floor))
 	go c.run(ctx)
 	return c
 }
 
 // Instances returns the number of instances: the largest remembered count. The newest count is
 // remembered until the next one arrives.
-func (c *InstanceCounter) Instances() int { return int(c.known.Load()) }
+func (c *InstanceCounter) Instances() int { return int(c.instances.Load()) }
 
 func (c *InstanceCounter) run(ctx context.Context) {
 	defer close(c.done)
@@ -96,12 +96,12 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 	defer c.mu.Unlock()
 	// Time without a count does not age the older ones: after an outage, instances register one after
 	// the other.
-	if gap := now.Sub(c.last) - c.options.Every; !c.last.IsZero() && gap > 0 {
+	if gap := now.Sub(c.lastCountAt) - c.options.Every; !c.lastCountAt.IsZero() && gap > 0 {
 		for i := range c.counts {
 			c.counts[i].at = c.counts[i].at.Add(gap)
 		}
 	}
-	c.last = now
+	c.lastCountAt = now
 	// Drop the counts that are too old, and those that are not larger than the new one: they can no
 	// longer be the largest.
 	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.options.Memory {
@@ -111,7 +111,7 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 		c.counts = c.counts[:len(c.counts)-1]
 	}
 	c.counts = append(c.counts, instanceCount{now, n})
-	c.known.Store(int64(max(c.counts[0].instances, c.options.Floor)))
+	c.instances.Store(int64(max(c.counts[0].instances, c.options.Floor)))
 }
 
 // Close ends the heartbeat and removes this instance from the store. Close waits for at most one

@@ -106,20 +106,20 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
+		g.withDenyCache(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
 		deadlines.Within,
-		g.leasing(o.Lease, deadlines),
+		g.withLease(o.Lease, deadlines),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
 		Split(SplitOptions{Limits: o.Limits}),
-		g.breaking(o.Breaker),
+		g.withBreaker(o.Breaker),
 		o.Timeout.timeout(deadlines),
 	)
 	return g, nil
 }
 
-// denying adds a DenyCache if denials may be cached.
-func (g *Guarded) denying(o DenyOptions, deadlines *deadline.Set) penstock.Decorator {
+// withDenyCache adds a DenyCache if denials may be cached.
+func (g *Guarded) withDenyCache(o DenyOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
@@ -132,8 +132,8 @@ func (g *Guarded) denying(o DenyOptions, deadlines *deadline.Set) penstock.Decor
 	}
 }
 
-// leasing adds a Lease if limits may have Settings.
-func (g *Guarded) leasing(o LeaseOptions, deadlines *deadline.Set) penstock.Decorator {
+// withLease adds a Lease if limits may have Settings.
+func (g *Guarded) withLease(o LeaseOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
@@ -143,7 +143,7 @@ func (g *Guarded) leasing(o LeaseOptions, deadlines *deadline.Set) penstock.Deco
 	}
 }
 
-func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
+func (g *Guarded) withBreaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		g.breaker = newBreaker(next, o)
 		g.stopWatching = g.breaker.startWatching()

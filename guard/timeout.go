@@ -122,9 +122,9 @@ func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 }
 
-// errorOf returns the error of a decision, or nil. left is the time that the decision had when the
-// store was called.
-func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left time.Duration, err error) error {
+// errorOf returns the error of a decision, or nil. leftAtCall is the time that the decision had
+// when the store was called.
+func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, leftAtCall time.Duration, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
@@ -133,13 +133,13 @@ func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, left t
 	case context.Canceled:
 		return err
 	case context.DeadlineExceeded: // the caller's own deadline, so the store had only the time until then
-		left -= bounded.Left()
+		leftAtCall -= bounded.Left()
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
 			err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer within %v: %w", after, err))
 		}
 	}
-	if left < after/2 {
+	if leftAtCall < after/2 {
 		err = withoutFault(err)
 	}
 	return err

@@ -121,7 +121,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	defer stripe.mu.Unlock()
 	t := stripe.tableLocked(plan.Algorithm())
 	if now%sweepEvery == 0 {
-		s.sweepLocked(t, now, sweepBlock)
+		s.sweepLocked(t, now, largeSweep)
 	}
 
 	params := plan.Params(now)
@@ -131,7 +131,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	t.states.Step(cell, params, &t.request, now, canCommit, &t.out)
 	needsCounter := t.out.OK() && t.out.Keep > 0
 	if cell == fresh && needsCounter {
-		s.sweepLocked(t, now, sweepStep)
+		s.sweepLocked(t, now, smallSweep)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.errFull()
 		}
@@ -163,7 +163,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending { // sweep before the first find, because a sweep may remove the counter found
 		p := &pending[i]
 		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
-		s.sweepLocked(p.table, now, sweepStep)
+		s.sweepLocked(p.table, now, smallSweep)
 	}
 
 	statuses := make([]penstock.Status, len(charges))
@@ -281,9 +281,10 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 
 // reclaim removes counters that are no longer needed, in other stripes, until the store has room.
 // It returns false if the store is still full. The caller of reclaim holds locks, so reclaim skips
-// stripes that are locked. After a failure, further calls return false immediately for fullPause.
+// stripes that are locked. After a failure, further calls return false immediately for
+// pauseWhenFull.
 func (s *Store) reclaim(now int64) bool {
-	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
+	if last := s.lastFailedReclaim.Load(); now >= last && now < last+pauseWhenFull {
 		return false
 	}
 	for i := range s.stripes {
@@ -292,7 +293,7 @@ func (s *Store) reclaim(now int64) bool {
 			continue
 		}
 		for _, t := range stripe.tables {
-			s.sweepLocked(t, now, sweepStep)
+			s.sweepLocked(t, now, smallSweep)
 		}
 		stripe.mu.Unlock()
 		if s.counters.Load() <= s.maxCounters {
@@ -328,39 +329,40 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 }
 
 // sweepLocked checks the next n counters and removes those that are no longer needed. If the store
-// is full, it checks all counters of the table instead, at most once per fullPause.
+// is full, it checks all counters of the table instead, at most once per pauseWhenFull.
 func (s *Store) sweepLocked(t *table, now int64, n int) {
 	isFull := s.counters.Load() >= s.maxCounters
-	isSweptRecently := now >= t.swept && now < t.swept+fullPause
+	isSweptRecently := now >= t.lastFullSweep && now < t.lastFullSweep+pauseWhenFull
 	if isFull && !isSweptRecently {
-		n, t.swept = len(t.counters), now
+		n, t.lastFullSweep = len(t.counters), now
 	}
 	for range n {
-		t.cursor++
-		if t.cursor >= uint32(len(t.counters)) {
-			t.cursor = 0 // cell 0, which has no counter
+		t.sweepCursor++
+		if t.sweepCursor >= uint32(len(t.counters)) {
+			t.sweepCursor = 0 // cell 0, which has no counter
 		}
-		if c := t.counters[t.cursor]; c.expires != 0 && c.expires <= now {
-			s.removeLocked(t, t.cursor)
+		if c := t.counters[t.sweepCursor]; c.expires != 0 && c.expires <= now {
+			s.removeLocked(t, t.sweepCursor)
 		}
 	}
 }
 
-// A decision on one charge sweeps sweepBlock counters if its time in µs is a multiple of
+// A decision on one charge sweeps largeSweep counters if its time in µs is a multiple of
 // sweepEvery. On average that is one decision of 32. The counters are beside each other in memory,
 // so this takes less time than to check one counter in every fourth decision.
 const (
 	sweepEvery = 32
-	sweepBlock = 8
+	largeSweep = 8
 )
 
-// sweepStep is how many counters are checked before each new counter. sweepStep is above 1, so
-// counters are removed faster than a flood of new keys adds them.
-const sweepStep = 2
+// smallSweep is how many counters are checked before each new counter, and for each charge of a
+// larger batch. smallSweep is above 1, so counters are removed faster than a flood of new keys adds
+// them.
+const smallSweep = 2
 
-// fullPause is the least time between two sweeps of a whole table, and from a reclaim that failed
-// to the next one, in µs.
-const fullPause = 100_000
+// pauseWhenFull is the least time between two sweeps of a whole table, and from a reclaim that
+// failed to the next one, in µs.
+const pauseWhenFull = 100_000
 
 // A pendingCharge is a charge that decideAll has not decided yet.
 type pendingCharge struct {

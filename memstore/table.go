@@ -14,13 +14,13 @@ const fresh uint32 = 0
 // number. An open-addressed index finds the cell of a hash, and arrays have the data of each cell.
 // So the garbage collector need not follow a pointer per counter.
 type table struct {
-	algorithm *algorithm.Algorithm
-	states    algorithm.States // by cell
-	counters  []counter        // by cell
-	index     []uint32         // cells; 0 where empty. The length of index is a power of two
-	live      int              // how many counters the table has
-	cursor    uint32           // the cell that was swept last
-	swept     int64            // when the whole table was swept last, in µs
+	algorithm     *algorithm.Algorithm
+	states        algorithm.States // by cell
+	counters      []counter        // by cell
+	index         []uint32         // cells; 0 where empty. The length of index is a power of two
+	count         int              // how many counters the table has
+	sweepCursor   uint32           // the cell that was swept last
+	lastFullSweep int64            // when the whole table was swept last, in µs
 
 	// The request and the outcome of the current decision. They are not on the stack, because copies
 	// would cost more than the step.
@@ -52,7 +52,7 @@ func (t *table) clear() {
 	t.states.Add() // the state of fresh
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
-	t.live, t.cursor = 0, 0
+	t.count, t.sweepCursor = 0, 0
 }
 
 // find returns the cell of the counter for h, or fresh.
@@ -71,7 +71,7 @@ func (t *table) find(h hash) uint32 {
 
 // add adds a counter for h, which must not have one.
 func (t *table) add(h hash) uint32 {
-	if 4*(t.live+1) > 3*len(t.index) { // at most three quarters of the index are in use
+	if 4*(t.count+1) > 3*len(t.index) { // at most three quarters of the index are in use
 		t.grow()
 	}
 	cell := t.states.Add()
@@ -80,7 +80,7 @@ func (t *table) add(h hash) uint32 {
 	}
 	t.counters[cell] = counter{hash: h, expires: 1} // above 0: the cell is in use
 	t.place(cell)
-	t.live++
+	t.count++
 	return cell
 }
 
@@ -122,9 +122,9 @@ func (t *table) remove(cell uint32) {
 	t.index[gap] = fresh
 	t.counters[cell] = counter{}
 	t.states.Remove(cell)
-	t.live--
+	t.count--
 	const smallTable = 64 // cells; smaller tables keep their memory
-	if t.live == 0 && len(t.counters) > smallTable {
+	if t.count == 0 && len(t.counters) > smallTable {
 		t.clear()
 	}
 }

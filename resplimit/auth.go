@@ -19,15 +19,15 @@ type Credential struct {
 type AuthFailure uint8
 
 const (
-	WrongPassword AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
-	NoPassword                       // a command that needs authentication, of a client that has not authenticated
-	authFailures                     // the number of reasons
+	WrongPassword    AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
+	NoPassword                          // a command that needs authentication, of a client that has not authenticated
+	authFailureCount                    // the number of reasons
 )
 
-var authFailureNames = [authFailures]string{"wrong_password", "no_password"}
+var authFailureNames = [authFailureCount]string{"wrong_password", "no_password"}
 
 func (f AuthFailure) String() string {
-	if f >= authFailures {
+	if f >= authFailureCount {
 		return "unknown"
 	}
 	return authFailureNames[f]

@@ -16,9 +16,9 @@ import (
 // A batch has the replies to commands that arrived together, and the decisions that they need.
 type batch struct {
 	reply
-	jobs  []job
-	last  map[string]int // the index of the last job of each key so far, while linkJobs runs
-	heads []int          // the index of the first job of each key; decideLists appends those of later jobs
+	jobs      []job
+	lastByKey map[string]int // the index of the last job of each key so far, while linkJobs runs
+	ready     []int          // indexes of jobs that wait for no earlier job of their key, in the order of their decisions
 
 	calls []many.Call  // of the jobs that are decided as a list
 	list  []*many.Call // pointers to calls
@@ -26,11 +26,11 @@ type batch struct {
 
 // A job is a command that needs a decision.
 type job struct {
-	kind    kind
-	key     string
-	charges []penstock.Charge // the charges of a DEL with several keys; otherwise single, set before the decision
-	single  [1]penstock.Charge
-	limit   int64 // the limit in the reply; for a DEL, the number of keys
+	kind        kind
+	key         string
+	charges     []penstock.Charge // the charges of a DEL with several keys; otherwise single, set before the decision
+	single      [1]penstock.Charge
+	replyNumber int64 // in the reply to a THROTTLE, the limit; to a DEL, the number of keys
 
 	decision penstock.Decision
 	err      error
@@ -47,16 +47,16 @@ type kind uint8
 const (
 	cellThrottle kind = iota // CL.THROTTLE of redis-cell
 	crabThrottle             // THROTTLE of throttlecrab
-	deletion                 // DEL
+	deletion                 // DEL or UNLINK
 	namedCheck               // PENSTOCK.CHECK
 )
 
-// maxKept is the size in bytes of the largest buffer of replies whose memory is reused.
-const maxKept = 4 * maxReply
+// maxKeptReplyBytes is the size in bytes of the largest buffer of replies whose memory is reused.
+const maxKeptReplyBytes = 4 * maxReplyBytes
 
 func (b *batch) release() {
 	b.dropJobs()
-	if b.bytes = b.bytes[:0]; cap(b.bytes) > maxKept {
+	if b.bytes = b.bytes[:0]; cap(b.bytes) > maxKeptReplyBytes {
 		b.bytes = nil
 	}
 	batches.Put(b)
@@ -89,7 +89,7 @@ func (c *client) decide(b *batch) {
 	default:
 		s.decideLists(b)
 	}
-	b.proto = c.proto
+	b.respVersion = c.respVersion
 	for i := range b.jobs {
 		b.jobs[i].answer(&b.reply)
 	}
@@ -109,35 +109,35 @@ func (b *batch) hasNamedCheck() bool {
 // decideLists decides the jobs in lists. Jobs of one key are decided one after another.
 func (s *Server) decideLists(b *batch) {
 	b.linkJobs()
-	for begun := 0; begun < len(b.heads); {
-		n := s.reserve(min(len(b.heads)-begun, s.options.Parallel))
-		s.decideList(b, b.heads[begun:begun+n])
-		s.deciding.Add(-(int64(n) - 1)) // subtract what reserve has added
+	for begun := 0; begun < len(b.ready); {
+		n := s.reserve(min(len(b.ready)-begun, s.options.Parallel))
+		s.decideList(b, b.ready[begun:begun+n])
+		s.extraJobs.Add(-(int64(n) - 1)) // subtract what reserve has added
 		for range n {
-			if next := b.jobs[b.heads[begun]].next; next > 0 {
-				b.heads = append(b.heads, next)
+			if next := b.jobs[b.ready[begun]].next; next > 0 {
+				b.ready = append(b.ready, next)
 			}
 			begun++
 		}
 	}
 }
 
-// reserve returns how many of n jobs may be decided now. Each list may always decide one job. The
-// field deciding counts the other jobs of all lists, and MaxParallel bounds it. reserve adds to it.
+// reserve returns how many of n jobs may be decided now as one list: at least one. It adds the
+// others to extraJobs, which MaxParallel bounds.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
-	if over := min(s.deciding.Add(others)-int64(s.options.MaxParallel), others); over > 0 {
-		s.deciding.Add(-over)
+	if over := min(s.extraJobs.Add(others)-int64(s.options.MaxParallel), others); over > 0 {
+		s.extraJobs.Add(-over)
 		others -= over
 	}
 	return int(others) + 1
 }
 
-// decideList has the store decide jobs as one list. The jobs are indexes of b.jobs.
-func (s *Server) decideList(b *batch, jobs []int) {
-	b.calls, b.list = slices.Grow(b.calls[:0], len(jobs))[:len(jobs)], b.list[:0]
-	for i, at := range jobs {
-		j := &b.jobs[at]
+// decideList has the store decide jobs as one list. indexes are their places in b.jobs.
+func (s *Server) decideList(b *batch, indexes []int) {
+	b.calls, b.list = slices.Grow(b.calls[:0], len(indexes))[:len(indexes)], b.list[:0]
+	for i, index := range indexes {
+		j := &b.jobs[index]
 		if j.charges == nil {
 			j.charges = j.single[:]
 		}
@@ -147,8 +147,8 @@ func (s *Server) decideList(b *batch, jobs []int) {
 	start := time.Now()
 	many.Try(s.ctx, s.listStore, b.list)
 	latency := time.Since(start)
-	for i, at := range jobs {
-		j := &b.jobs[at]
+	for i, index := range indexes {
+		j := &b.jobs[index]
 		j.decision, j.err = b.calls[i].Decision, b.calls[i].Err
 		if s.isObserved(j) {
 			s.observe(j, latency)
@@ -169,10 +169,10 @@ func (s *Server) decideInParallel(b *batch) {
 	work := func() {
 		for {
 			i := int(begun.Add(1)) - 1
-			if i >= len(b.heads) {
+			if i >= len(b.ready) {
 				return
 			}
-			j := &b.jobs[b.heads[i]]
+			j := &b.jobs[b.ready[i]]
 			s.decide(j)
 			for j.next != 0 {
 				j = &b.jobs[j.next]
@@ -184,7 +184,7 @@ func (s *Server) decideInParallel(b *batch) {
 		defer helpers.Done()
 		work()
 	}
-	for range min(len(b.heads), s.options.Parallel) - 1 {
+	for range min(len(b.ready), s.options.Parallel) - 1 {
 		helpers.Add(1)
 		if !s.workers.Start(help) {
 			helpers.Done()
@@ -197,18 +197,18 @@ func (s *Server) decideInParallel(b *batch) {
 
 // linkJobs links the jobs of each key in their order.
 func (b *batch) linkJobs() {
-	clear(b.last)
-	b.heads = b.heads[:0]
+	clear(b.lastByKey)
+	b.ready = b.ready[:0]
 	for i := range b.jobs {
 		key := b.jobs[i].key
-		if last, ok := b.last[key]; ok {
+		if last, ok := b.lastByKey[key]; ok {
 			b.jobs[last].next = i
 		} else {
-			b.heads = append(b.heads, i)
+			b.ready = append(b.ready, i)
 		}
-		b.last[key] = i
+		b.lastByKey[key] = i
 	}
-	clear(b.last) // so that the pooled batch keeps no keys
+	clear(b.lastByKey) // so that the pooled batch keeps no keys
 }
 
 // decide has the store or the policy decide a job. A panic there becomes an error.

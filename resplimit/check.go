@@ -46,8 +46,8 @@ func (a checkAnswer) answer(r *reply) {
 	r.bulk(a.limit)
 }
 
-// unlimited are the numbers of a rule without limits.
-var unlimited = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
+// unlimitedReply are the numbers of a rule without limits.
+var unlimitedReply = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
 
 // check has the policy decide a job.
 func (s *Server) check(j *job) {
@@ -57,7 +57,7 @@ func (s *Server) check(j *job) {
 	if outcome == admission.Abandoned {
 		j.err = context.Canceled
 	}
-	j.check = checkAnswer{throttleReply: unlimited, outcome: outcome}
+	j.check = checkAnswer{throttleReply: unlimitedReply, outcome: outcome}
 	l := a.Strictest()
 	if l == nil {
 		return

@@ -18,13 +18,13 @@ type client struct {
 	reader *reader
 	id     int64
 
-	proto           int // the version of RESP: 2 or 3
+	respVersion     int // the version of RESP: 2 or 3
 	name, user      string
 	isAuthenticated bool
-	authenticateBy  time.Time // when the client must have authenticated
+	authDeadline    time.Time // when the client must have authenticated
 	wrongPasswords  int       // how many the client has sent
 
-	commandBy time.Time // when the command that is arriving must be complete; zero: it has just begun
+	commandDeadline time.Time // when the command that is arriving must be complete; zero: it has just begun
 }
 
 func newClient(s *Server, conn net.Conn) *client {
@@ -37,16 +37,16 @@ func newClient(s *Server, conn net.Conn) *client {
 // deadline for AUTH.
 func (c *client) reset() {
 	if c.isAuthenticated {
-		c.authenticateBy = time.Now().Add(c.server.options.ReadTimeout)
+		c.authDeadline = time.Now().Add(c.server.options.ReadTimeout)
 	}
-	c.proto, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
+	c.respVersion, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
 }
 
 // These are bounds of what is kept for a client while its commands are executed. While the client
 // does not read its replies, no further command is executed.
 const (
-	maxJobs  = 256      // jobs that are collected before they are decided
-	maxReply = 16 << 10 // bytes of replies that wait to be written, besides the reply to one command
+	maxJobs       = 256      // jobs that are collected before they are decided
+	maxReplyBytes = 16 << 10 // bytes of replies that wait to be written, besides the reply to one command
 )
 
 // serve executes the client's commands until it leaves, breaks the protocol or exceeds a timeout,
@@ -83,14 +83,14 @@ func (c *client) handshake() error {
 // its connection by sending a byte now and then.
 func (c *client) receive() error {
 	o := &c.server.options
-	deadline := c.authenticateBy
+	deadline := c.authDeadline
 	if c.isAuthenticated && !c.reader.isPartial() {
 		deadline = time.Now().Add(o.IdleTimeout)
 	} else if c.isAuthenticated {
-		if c.commandBy.IsZero() {
-			c.commandBy = time.Now().Add(o.ReadTimeout)
+		if c.commandDeadline.IsZero() {
+			c.commandDeadline = time.Now().Add(o.ReadTimeout)
 		}
-		deadline = c.commandBy
+		deadline = c.commandDeadline
 	}
 	c.conn.SetReadDeadline(deadline)
 	if c.server.isClosing.Load() { // checked after SetReadDeadline, which may have overwritten the deadline of Shutdown
@@ -115,11 +115,11 @@ func (c *client) answer(b *batch) (isOpen bool) {
 			c.decide(b)
 			return true
 		}
-		c.commandBy = time.Time{}
+		c.commandDeadline = time.Time{}
 		if !c.command(b, args) {
 			return false
 		}
-		if len(b.jobs) == maxJobs || len(b.bytes) >= maxReply {
+		if len(b.jobs) == maxJobs || len(b.bytes) >= maxReplyBytes {
 			c.decide(b)
 			if c.send(b) != nil {
 				return false
@@ -140,4 +140,4 @@ func (c *client) send(b *batch) error {
 }
 
 // batches is a pool. A client takes a batch from it only while it executes commands.
-var batches = sync.Pool{New: func() any { return &batch{last: make(map[string]int)} }}
+var batches = sync.Pool{New: func() any { return &batch{lastByKey: make(map[string]int)} }}

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// maxName is a size in bytes. No command or subcommand has a longer name.
-const maxName = 24
+// maxNameBytes is at least the length of the name of every command and subcommand.
+const maxNameBytes = 24
 
 // command executes a command, or adds a job for it. It returns false if the connection must be
 // closed.
 func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
-	var upper [maxName]byte
+	var upper [maxNameBytes]byte
 	name := upper[:copy(upper[:], args[0])]
-	if len(args[0]) > maxName {
+	if len(args[0]) > maxNameBytes {
 		name = nil
 	}
 	toUpper(name)
@@ -39,7 +39,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 		return true
 	}
 	c.decide(b)
-	b.proto = c.proto
+	b.respVersion = c.respVersion
 	return c.execute(b, string(name), args)
 }
 
@@ -63,7 +63,7 @@ func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 		return false
 	case "RESET":
 		c.reset()
-		b.proto = c.proto
+		b.respVersion = c.respVersion
 		b.simple("RESET")
 	case "AUTH":
 		return c.auth(b, args)
@@ -122,7 +122,7 @@ func toUpper(text []byte) {
 
 // subcommand returns the second word in capitals, or "" if there is none or it is too long.
 func subcommand(args [][]byte) string {
-	if len(args) < 2 || len(args[1]) > maxName {
+	if len(args) < 2 || len(args[1]) > maxNameBytes {
 		return ""
 	}
 	return strings.ToUpper(string(args[1]))
@@ -215,7 +215,7 @@ const redisVersion = "7.0.0"
 
 // hello executes HELLO [version [AUTH user password] [SETNAME name]].
 func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
-	proto, name, options := c.proto, c.name, [][]byte(nil)
+	respVersion, name, options := c.respVersion, c.name, [][]byte(nil)
 	if len(args) > 1 {
 		n, ok := parseInt(args[1])
 		switch {
@@ -226,7 +226,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 			b.fail("NOPROTO unsupported protocol version")
 			return true
 		}
-		proto, options = int(n), args[2:]
+		respVersion, options = int(n), args[2:]
 	}
 	var user, password []byte
 	for len(options) > 0 {
@@ -252,8 +252,8 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 		b.fail(errNoAuth)
 		return true
 	}
-	c.proto, c.name = proto, name
-	b.proto = proto
+	c.respVersion, c.name = respVersion, name
+	b.respVersion = respVersion
 	c.describeServer(b)
 	return true
 }
@@ -266,7 +266,7 @@ func (c *client) describeServer(b *batch) {
 		b.bulk(pair[1])
 	}
 	b.bulk("proto")
-	b.integer(int64(c.proto))
+	b.integer(int64(c.respVersion))
 	b.bulk("id")
 	b.integer(c.id)
 	for _, pair := range [...][2]string{{"mode", "standalone"}, {"role", "master"}} {
@@ -326,7 +326,7 @@ func (c *client) clientCommand(b *batch, args [][]byte) {
 	case sub == "ID" && len(args) == 2:
 		b.integer(c.id)
 	case sub == "INFO" && len(args) == 2:
-		b.text(fmt.Sprintf("id=%d addr=%s name=%s user=%s db=0 resp=%d\n", c.id, c.conn.RemoteAddr(), c.name, c.user, c.proto))
+		b.text(fmt.Sprintf("id=%d addr=%s name=%s user=%s db=0 resp=%d\n", c.id, c.conn.RemoteAddr(), c.name, c.user, c.respVersion))
 	case sub == "SETINFO", sub == "NO-EVICT", sub == "NO-TOUCH", sub == "TRACKING":
 		b.simple("OK")
 	default:
@@ -351,7 +351,7 @@ func describeCommands(b *batch, args [][]byte) {
 // info returns the reply to INFO. Some clients wait until loading is 0.
 func (s *Server) info() string {
 	return "# Server\r\nredis_version:" + redisVersion + "\r\nserver_name:penstock\r\nredis_mode:standalone\r\nuptime_in_seconds:" +
-		strconv.FormatInt(int64(time.Since(s.start)/time.Second), 10) +
+		strconv.FormatInt(int64(time.Since(s.startedAt)/time.Second), 10) +
 		"\r\n\r\n# Clients\r\nconnected_clients:" + strconv.Itoa(s.Connections()) +
 		"\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\nconnected_slaves:0\r\n"
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// events is a pool of events.
-var events = sync.Pool{New: func() any { return new(admission.Event) }}
+// eventPool reuses the memory of events.
+var eventPool = sync.Pool{New: func() any { return new(admission.Event) }}
 
 // isObserved tells whether this package emits an event for a job. A quantity of 0 has no event,
 // because it spends nothing. The controller emits the event of a PENSTOCK.CHECK.
@@ -23,7 +23,7 @@ func (s *Server) isObserved(j *job) bool {
 // observe emits the event of a job that has been decided.
 func (s *Server) observe(j *job, latency time.Duration) {
 	defer panicked.Recover("a decision is observed")
-	e := events.Get().(*admission.Event)
+	e := eventPool.Get().(*admission.Event)
 	*e = admission.Event{
 		Context: s.ctx,
 		Rule:    s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.single[0].Plan.Algorithm().Title(), Key: j.key,
@@ -34,7 +34,7 @@ func (s *Server) observe(j *job, latency time.Duration) {
 	}
 	s.options.Observe(e)
 	*e = admission.Event{} // so that the pooled event keeps no key
-	events.Put(e)
+	eventPool.Put(e)
 }
 
 // outcome returns what became of a command. A client that gets an error is not admitted.

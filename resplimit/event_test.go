@@ -186,7 +186,7 @@ func TestAuthFailuresHaveNames(t *testing.T) {
 		}
 		seen[f.String()] = true
 	}
-	if len(seen) != int(authFailures)+1 {
-		t.Errorf("AuthFailures returns %d failures; want all %d", len(seen)-1, authFailures)
+	if len(seen) != int(authFailureCount)+1 {
+		t.Errorf("AuthFailures returns %d failures; want all %d", len(seen)-1, authFailureCount)
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// numbers are the numbers of a limit that comes with a call. The period is in seconds.
-type numbers struct{ burst, count, period int64 }
+// numbers are the numbers of a limit that comes with a call.
+type numbers struct{ burst, count, periodSeconds int64 }
 
 // plans caches the compiled form of limits that come with calls. All have one name, so a key has
 // one counter whatever the numbers are.
 type plans struct {
-	name  string
-	reset *penstock.Plan // for charges that reset a key, whatever the numbers of its limit are
+	name      string
+	resetPlan *penstock.Plan // for charges that reset a key, whatever the numbers of its limit are
 
 	mu        sync.RWMutex
 	byNumbers map[numbers]*penstock.Plan
@@ -25,18 +25,18 @@ type plans struct {
 const maxPlans = 1024
 
 func newPlans(name string) (*plans, error) {
-	reset, err := limitOf(name, numbers{burst: 1, count: 1, period: 1}).Compile()
+	resetPlan, err := limitOf(name, numbers{burst: 1, count: 1, periodSeconds: 1}).Compile()
 	if err != nil {
 		return nil, err
 	}
-	return &plans{name: name, reset: reset, byNumbers: make(map[numbers]*penstock.Plan)}, nil
+	return &plans{name: name, resetPlan: resetPlan, byNumbers: make(map[numbers]*penstock.Plan)}, nil
 }
 
 func limitOf(name string, n numbers) penstock.Limit {
-	return penstock.Limit{Name: name, Count: n.count, Period: time.Duration(n.period) * time.Second, Burst: n.burst}
+	return penstock.Limit{Name: name, Count: n.count, Period: time.Duration(n.periodSeconds) * time.Second, Burst: n.burst}
 }
 
-// get returns the plan of a limit, whose period must not exceed maxSeconds.
+// get returns the plan of a limit, whose period must be at most maxPeriodSeconds.
 func (p *plans) get(n numbers) (*penstock.Plan, error) {
 	p.mu.RLock()
 	plan := p.byNumbers[n]

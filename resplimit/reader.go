@@ -43,16 +43,18 @@ var errFull = errors.New("resplimit: a command is larger than the buffer")
 // A reader reads commands: arrays of bulk strings, or lines of words. It holds at most maxBuffer
 // bytes. Its work for a command is linear in the command's bytes, however they arrive.
 type reader struct {
-	from       io.Reader
+	source     io.Reader
 	buffer     []byte
 	start, end int // buffer[start:end] has been received and not parsed yet
 	scanned    int // how many bytes from start on were searched for a newline
 	args       [maxArgs][]byte
 }
 
-func newReader(from io.Reader) *reader { return &reader{from: from, buffer: make([]byte, minBuffer)} }
+func newReader(source io.Reader) *reader {
+	return &reader{source: source, buffer: make([]byte, minBuffer)}
+}
 
-// fill reads once. It invalidates what next returned before.
+// fill reads once. It invalidates the arguments that next has returned.
 func (r *reader) fill() error {
 	if r.start == r.end {
 		r.start, r.end = 0, 0
@@ -65,7 +67,7 @@ func (r *reader) fill() error {
 			return err
 		}
 	}
-	n, err := r.from.Read(r.buffer[r.end:])
+	n, err := r.source.Read(r.buffer[r.end:])
 	r.end += n
 	if n > 0 {
 		return nil // the next Read returns the error again
@@ -216,7 +218,7 @@ func (r *reader) parseInline(data []byte) (n, size int, err error) {
 }
 
 // splitWords splits a line at spaces into r.args. A word may be quoted: "…" with the escapes of C,
-// or '…' with \' only. It is unquoted in place, because it never gets longer.
+// or '…' with \' only. Words are unquoted in place, because none gets longer.
 func (r *reader) splitWords(line []byte) (n int, err error) {
 	for at := 0; ; {
 		for at < len(line) && isSpace(line[at]) {

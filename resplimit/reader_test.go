@@ -144,7 +144,7 @@ func TestRepliesHaveTheFormatOfTheProtocolVersion(t *testing.T) {
 		2: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n$1\r\nf\r\n$-1\r\n*2\r\n",
 		3: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n=5\r\ntxt:f\r\n_\r\n%1\r\n",
 	} {
-		r := reply{proto: proto}
+		r := reply{respVersion: proto}
 		r.simple("a")
 		r.fail("b c\r\nd")
 		r.integer(-7)

@@ -5,8 +5,8 @@ import "strconv"
 // A reply is built in memory, in version 2 or 3 of the protocol. Each method appends a value of a
 // RESP type.
 type reply struct {
-	bytes []byte
-	proto int // 2 or 3
+	bytes       []byte
+	respVersion int // 2 or 3
 }
 
 func (r *reply) simple(text string) {
@@ -39,7 +39,7 @@ func (r *reply) bulk(text string) {
 
 // text writes a text for people: a verbatim string in version 3, and a bulk string in version 2.
 func (r *reply) text(text string) {
-	if r.proto < 3 {
+	if r.respVersion < 3 {
 		r.bulk(text)
 		return
 	}
@@ -50,7 +50,7 @@ func (r *reply) text(text string) {
 }
 
 func (r *reply) null() {
-	if r.proto < 3 {
+	if r.respVersion < 3 {
 		r.bytes = append(r.bytes, "$-1\r\n"...)
 	} else {
 		r.bytes = append(r.bytes, "_\r\n"...)
@@ -61,7 +61,7 @@ func (r *reply) array(n int) { r.number('*', int64(n)) }
 
 // pairs begins n names with their values: a map in version 3, and a flat array in version 2.
 func (r *reply) pairs(n int) {
-	if r.proto < 3 {
+	if r.respVersion < 3 {
 		r.array(2 * n)
 	} else {
 		r.number('%', int64(n))

@@ -101,7 +101,7 @@ type Server struct {
 	options     Options
 	credentials credentials
 	plans       *plans
-	start       time.Time
+	startedAt   time.Time
 
 	ctx    context.Context // of decisions; Close cancels it
 	cancel context.CancelFunc
@@ -109,7 +109,7 @@ type Server struct {
 	lastID  atomic.Int64
 	workers *workers.Pool[func()] // decide for connections
 
-	deciding atomic.Int64 // jobs of lists that are being decided, besides one for each list
+	extraJobs atomic.Int64 // jobs of lists that are being decided, without one job of each list
 
 	isClosing atomic.Bool // set with mu held
 
@@ -139,7 +139,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		return nil, fmt.Errorf("resplimit: Options.LimitName: %w", err)
 	}
 	s := &Server{
-		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, start: time.Now(),
+		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, startedAt: time.Now(),
 		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
 	}
 	s.listStore, _ = store.(many.Store)

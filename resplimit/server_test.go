@@ -206,7 +206,7 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	if n := store.most.Load(); n != 5 {
 		t.Errorf("at most %d decisions were in flight at the same time; want 5", n)
 	}
-	await(t, "no job counts for the bound", func() bool { return s.deciding.Load() == 0 })
+	await(t, "no job counts for the bound", func() bool { return s.extraJobs.Load() == 0 })
 }
 
 // A panic in a store that decides lists gives each command an error.

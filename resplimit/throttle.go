@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// maxSeconds is the longest period of a limit, eight years.
-const maxSeconds = algorithm.MaxPeriod / 1_000_000
+// maxPeriodSeconds is the longest period of a limit, eight years.
+const maxPeriodSeconds = algorithm.MaxPeriod / 1_000_000
 
 // The texts of errors about arguments.
 const (
@@ -45,9 +45,9 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 		}
 		values[i] = n
 	}
-	n, quantity, text := checkNumbers(k, values)
-	if text != "" {
-		c.fail(b, text)
+	n, quantity, problem := checkNumbers(k, values)
+	if problem != "" {
+		c.fail(b, problem)
 		return
 	}
 	plan, err := c.server.plans.get(n)
@@ -56,37 +56,37 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 		return
 	}
 	j := b.add(k, string(args[1]))
-	j.limit = n.burst
+	j.replyNumber = n.burst
 	j.single[0] = penstock.Charge{Key: j.key, Plan: plan, Cost: quantity}
 	if quantity == 0 {
 		j.single[0].Mode = penstock.Peek
 	}
 }
 
-// checkNumbers checks max_burst, count, period and quantity. The text is the error, or "".
-func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
+// checkNumbers checks max_burst, count, period and quantity. problem is the error reply, or "".
+func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, problem string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
 	leastBurst := boolToInt(k == crabThrottle) // 1 for throttlecrab, 0 for redis-cell
 	switch {
 	case burst < leastBurst:
-		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, leastBurst)
+		problem = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, leastBurst)
 	case burst >= penstock.MaxCost:
-		text = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
+		problem = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
 	case count == 0 || period == 0:
-		text = errZeroRate
+		problem = errZeroRate
 	case count < 0 || period < 0:
-		text = fmt.Sprintf("ERR count is %d and period is %d; neither may be negative", count, period)
-	case period > maxSeconds:
-		text = fmt.Sprintf("ERR the period is %d seconds; the longest is %d", period, int64(maxSeconds))
+		problem = fmt.Sprintf("ERR count is %d and period is %d; neither may be negative", count, period)
+	case period > maxPeriodSeconds:
+		problem = fmt.Sprintf("ERR the period is %d seconds; the longest is %d", period, int64(maxPeriodSeconds))
 	case quantity < 0:
-		text = fmt.Sprintf("ERR the quantity is %d; it must not be negative, and DEL resets a key", quantity)
+		problem = fmt.Sprintf("ERR the quantity is %d; it must not be negative, and DEL resets a key", quantity)
 	case quantity > penstock.MaxCost:
-		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
+		problem = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	}
 	if k == cellThrottle {
 		burst++ // redis-cell admits bursts of max_burst + 1 units
 	}
-	return numbers{burst: burst, count: count, period: period}, quantity, text
+	return numbers{burst: burst, count: count, periodSeconds: period}, quantity, problem
 }
 
 // del adds the job of DEL and UNLINK: the keys are reset, all or none.
@@ -103,19 +103,19 @@ func (c *client) del(b *batch, args [][]byte) {
 		c.decide(b) // the earlier commands, so that the commands of each key keep their order
 	}
 	j := b.add(deletion, string(args[1]))
-	j.single[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.reset, Mode: penstock.Reset}
+	j.single[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.resetPlan, Mode: penstock.Reset}
 	if len(args) == 2 {
-		j.limit = 1
+		j.replyNumber = 1
 		return
 	}
 	seen := make(map[string]bool, maxArgs)
 	for _, arg := range args[1:] {
 		if key := string(arg); !seen[key] {
 			seen[key] = true
-			j.charges = append(j.charges, penstock.Charge{Key: key, Plan: c.server.plans.reset, Mode: penstock.Reset})
+			j.charges = append(j.charges, penstock.Charge{Key: key, Plan: c.server.plans.resetPlan, Mode: penstock.Reset})
 		}
 	}
-	j.limit = int64(len(j.charges)) // before decide, which writes the reply
+	j.replyNumber = int64(len(j.charges)) // before decide, which writes the reply
 	c.decide(b)
 }
 
@@ -127,7 +127,7 @@ func (j *job) answer(r *reply) {
 	case j.kind == deletion && !j.decision.Allowed: // no store denies a Reset
 		r.fail(errorText(penstock.ErrUnavailable))
 	case j.kind == deletion:
-		r.integer(j.limit)
+		r.integer(j.replyNumber)
 	case j.kind == namedCheck:
 		j.check.answer(r)
 	case j.kind == crabThrottle: // the reply has allowed, limit, remaining, reset after, retry after
@@ -158,7 +158,7 @@ func (a throttleReply) answer(r *reply) {
 
 func (j *job) throttleReply() throttleReply {
 	d := &j.decision
-	return newThrottleReply(d.Allowed, d.Source, d.Status(0), j.limit)
+	return newThrottleReply(d.Allowed, d.Source, d.Status(0), j.replyNumber)
 }
 
 // newThrottleReply returns the numbers for a status. If nothing was charged because the store

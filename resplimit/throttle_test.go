@@ -269,7 +269,7 @@ func TestPlansAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range int64(3 * maxPlans) {
-		if _, err := p.get(numbers{burst: 1, count: i + 1, period: 60}); err != nil {
+		if _, err := p.get(numbers{burst: 1, count: i + 1, periodSeconds: 60}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -61,7 +61,7 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
 		at = b.at
 	}
-	return &Context{Context: ctx, lateness: &t.lateness, at: at, lostBefore: t.lateness.lost(now)}, true
+	return &Context{Context: ctx, lateness: &t.lateness, baseDeadline: at, lostBefore: t.lateness.lost(now)}, true
 }
 
 // AnswerBy returns a context whose decisions end at the given time, or earlier.
@@ -162,32 +162,32 @@ func Await(ctx context.Context, done <-chan struct{}) bool {
 type Context struct {
 	context.Context // the caller's
 	lateness        *lateness
-	at              time.Time     // the deadline if the process loses no time
+	baseDeadline    time.Time     // the deadline if the process loses no time
 	lostBefore      time.Duration // what lateness.lost returned when the Context was made
 
 	mu            sync.Mutex
 	done          chan struct{} // nil before the first call of Done
 	timer         *time.Timer   // closes done
-	stopFollowing func() bool   // stops closing done when the caller's context ends
+	stopFollowing func() bool   // after it, the end of the caller's context no longer closes done
 	err           error         // why the context has ended
 }
 
 // Left returns how much time the decision still has, if the process loses no more time.
 func (d *Context) Left() time.Duration {
 	now := monotonic()
-	return d.at.Sub(now) + d.lateness.lost(now) - d.lostBefore
+	return d.baseDeadline.Sub(now) + d.lateness.lost(now) - d.lostBefore
 }
 
 // Until returns when the decision's time is over, if the process loses no more time.
 func (d *Context) Until() time.Time {
-	return d.at.Add(d.lateness.lost(monotonic()) - d.lostBefore)
+	return d.baseDeadline.Add(d.lateness.lost(monotonic()) - d.lostBefore)
 }
 
 var _ lazy.Context = (*Context)(nil)
 
 // Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at = d.at.Add(max(d.lateness.lostAtLastTick()-d.lostBefore, 0))
+	at = d.baseDeadline.Add(max(d.lateness.lostAtLastTick()-d.lostBefore, 0))
 	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
 		at = callers
 	}

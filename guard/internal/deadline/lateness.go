@@ -27,14 +27,14 @@ type tally struct {
 }
 
 const (
-	tick      = 5 * time.Millisecond // the time between two firings of the timer
-	usualLate = time.Millisecond     // how late a timer may fire on an idle machine
+	tick          = 5 * time.Millisecond // the time between two firings of the timer
+	usualLateness = time.Millisecond     // how late a timer may fire on an idle machine
 
-	// One part in countedPart of the lost time still counts toward the deadline, at most countedMost
-	// for each pause. So a process that is always starved waits at most eight times its deadline. A
-	// process that was paused for long still has time to read the answer.
-	countedPart = 8
-	countedMost = 25 * time.Millisecond
+	// An eighth of the lost time still counts toward the deadline, but at most 25 ms for each
+	// pause. So a process that is always starved waits at most eight times its deadline. A process
+	// that was paused for long still has time to read the answer.
+	countedDivisor     = 8
+	maxCountedPerPause = 25 * time.Millisecond
 )
 
 // begin starts the timer, unless decisions are in flight already. Call end when the decision has
@@ -89,8 +89,8 @@ func (l *lateness) lost(now time.Time) time.Duration {
 		return 0
 	}
 	late := now.Sub(t.due)
-	if t.due.IsZero() || late <= usualLate {
+	if t.due.IsZero() || late <= usualLateness {
 		return t.lost
 	}
-	return t.lost + late - min(late/countedPart, countedMost)
+	return t.lost + late - min(late/countedDivisor, maxCountedPerPause)
 }

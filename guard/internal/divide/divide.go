@@ -7,35 +7,35 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A Cache caches values made of a limit and a divisor. It has at most maxDivided entries, and
+// A Cache caches values made of a limit and a divisor. It has at most maxEntries entries, and
 // empties itself when it is full. The zero value is empty.
 type Cache[P any] struct {
-	mu    sync.RWMutex
-	known map[division]P
+	mu      sync.RWMutex
+	entries map[division]P
 }
 
-const maxDivided = 4096 // entries
+const maxEntries = 4096
 
 type division struct {
-	limit penstock.Limit
-	n     int // the divisor
+	limit   penstock.Limit
+	divisor int
 }
 
-// Get returns the cached value of make for the limit and n. If no value is cached, Get calls make.
-func (d *Cache[P]) Get(limit penstock.Limit, n int, make func(limit penstock.Limit, n int) P) P {
-	key := division{limit, n}
-	d.mu.RLock()
-	p, ok := d.known[key]
-	d.mu.RUnlock()
+// Get returns the value of a limit and a divisor. If it is not cached, Get computes and caches it.
+func (c *Cache[P]) Get(limit penstock.Limit, divisor int, compute func(limit penstock.Limit, divisor int) P) P {
+	key := division{limit, divisor}
+	c.mu.RLock()
+	p, ok := c.entries[key]
+	c.mu.RUnlock()
 	if ok {
 		return p
 	}
-	p = make(limit, n)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.known == nil || len(d.known) >= maxDivided {
-		d.known = map[division]P{}
+	p = compute(limit, divisor)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries == nil || len(c.entries) >= maxEntries {
+		c.entries = map[division]P{}
 	}
-	d.known[key] = p
+	c.entries[key] = p
 	return p
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func TestCachedSharesAreBounded(t *testing.T) {
-	const tried = 3 * maxDivided
+	const tried = 3 * maxEntries
 	var shares Cache[*penstock.Plan]
 	for i := range tried {
 		limit := penstock.PerSecond(int64(i + 1)).With(penstock.TokenBucket)
@@ -17,9 +17,9 @@ func TestCachedSharesAreBounded(t *testing.T) {
 				t.Fatalf("a third of %v is %v; want a Burst of %d", limit, third, burst)
 			}
 		}
-		if len(shares.known) > maxDivided {
-			t.Fatalf("%d shares are cached; want %d at most", len(shares.known), maxDivided)
+		if len(shares.entries) > maxEntries {
+			t.Fatalf("%d shares are cached; want %d at most", len(shares.entries), maxEntries)
 		}
 	}
-	t.Logf("counted: %d shares, of which at most %d are cached", tried, maxDivided)
+	t.Logf("counted: %d shares, of which at most %d are cached", tried, maxEntries)
 }
