@@ -106,7 +106,7 @@ func storeCaller(name string, store penstock.Store, limit *penstock.Plan) (*call
 	return c, nil
 }
 
-// bucketBound returns how many units a token bucket allows within d.
+// bucketBound returns a function that returns how many units a token bucket can allow within d.
 func bucketBound(burst, count int64, period time.Duration) func(time.Duration) int64 {
 	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
 }
@@ -154,7 +154,7 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 				if len(latencies) < cap(latencies) {
 					latencies = append(latencies, int64(answered-sent))
 				}
-				sent = answered // of the next request
+				sent = answered // from here on, the next request counts
 			}
 			decisions[g], c.latencies[g] = n, latencies
 		})
@@ -208,8 +208,8 @@ const (
 	clientWindow = 250 * time.Millisecond
 )
 
-// takeTurns measures callers in turn, window by window. So other programs that disturb the
-// measurement disturb all callers.
+// takeTurns measures callers in turn, window by window. So the load of other programs affects all
+// callers in the same way.
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {

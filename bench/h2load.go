@@ -15,7 +15,8 @@ import (
 )
 
 // An h2Load calls a unary gRPC method on one connection, with many streams. Its frames are prepared
-// in advance, and it writes as many as possible at once. So a call costs it less than 1 µs.
+// in advance, and it writes as many as possible at once. So it needs less than 1 µs of CPU time for
+// a call.
 type h2Load struct {
 	conn    io.ReadWriter
 	headers []byte // header block of the first request, which fills the server's dynamic table

@@ -32,7 +32,7 @@ type steadyLoad struct {
 	requested atomic.Int64
 	alone     atomic.Int64 // admitted by the store without guards
 	admitted  atomic.Int64 // admitted by the instances
-	leased    atomic.Int64 // admitted by the instances, from leases
+	leased    atomic.Int64 // decided by the instances, from leases
 }
 
 // run sends requests for steadyTime, at random times. Each goes to the store alone, which has no
@@ -155,7 +155,8 @@ func runSteadyLoads(kinds []steadyLimit, alone penstock.Store, fleets map[int][]
 }
 
 func reportUtilization(r *report, kinds []steadyLimit, loads []*steadyLoad) {
-	r.beginTable("Leases of %d, %d/s, below the limit: admitted, beside what the store alone admits of the same requests", steadyLease, steadyCount)
+	r.beginTable("Leases of %d units for limits of %d/s, with traffic below the limit: requests that the instances admit, and that the store alone admits",
+		steadyLease, steadyCount)
 	r.addRow("algorithm", "instances", "offered/s", "requests", "store %", "leases %", "leased %", "leases / store")
 	for _, kind := range kinds {
 		worst := 1.0

@@ -165,7 +165,7 @@ func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 
 const threeName = "three token buckets"
 
-// three returns three token buckets of count units each.
+// three returns three token buckets, with count units per second, per minute and per day.
 func three(count int64) []penstock.Limit {
 	return []penstock.Limit{penstock.PerSecond(count), penstock.PerMinute(count), penstock.PerDay(count)}
 }
@@ -322,16 +322,17 @@ func reportServerTimes(r *report, subjects []*subject) {
 	}
 	bucket, three := subjects[2], subjects[len(subjects)-1]
 	for _, g := range []struct {
-		name  string
-		a, b  *subject
-		bound float64 // goal: largest ratio of the time of a to that of b
+		name      string
+		s         *subject
+		reference *subject
+		bound     float64 // goal: largest ratio of the time of s to that of reference
 	}{
-		{"token bucket / source's script", bucket, source, 0.70},
-		{"token bucket / redis_rate's shape", bucket, gcra, 0.75},
-		{"three limits / one", three, bucket, 1.5},
+		{name: "token bucket / source's script", s: bucket, reference: source, bound: 0.70},
+		{name: "token bucket / redis_rate's shape", s: bucket, reference: gcra, bound: 0.75},
+		{name: "three limits / one", s: three, reference: bucket, bound: 1.5},
 	} {
-		r.atMost("server-time: "+g.name+", script", lowQuantile(g.a.script[known])/lowQuantile(g.b.script[known]), g.bound)
-		r.atMost("server-time: "+g.name+", process", lowQuantile(g.a.process[known])/lowQuantile(g.b.process[known]), g.bound)
+		r.atMost("server-time: "+g.name+", script", lowQuantile(g.s.script[known])/lowQuantile(g.reference.script[known]), g.bound)
+		r.atMost("server-time: "+g.name+", process", lowQuantile(g.s.process[known])/lowQuantile(g.reference.process[known]), g.bound)
 	}
 }
 

@@ -24,8 +24,8 @@ import (
 )
 
 // The services section compares rate limit services for other programs: Envoy's rate limit service,
-// the JSON API and CL.THROTTLE. Each server is a process. The server that is measured has a core of
-// its own. Redis and the load share another core.
+// the JSON API and CL.THROTTLE. Each server is a process on serverCore, and only one is measured at
+// a time. Redis and the load share loadCore.
 
 const (
 	serviceRounds  = 9 // windows of each service
@@ -33,7 +33,7 @@ const (
 	serviceStreams = 64 // calls that are open at the same time
 
 	serverCore = 0 // of the servers
-	loadCore   = 1 // of Redis and this process
+	loadCore   = 1 // of Redis and of this process, which makes the load
 )
 
 // A measuredService is a service whose speed is measured.
@@ -241,14 +241,14 @@ func cpuTime(pid int) (total time.Duration, err error) {
 func printServices(r *report, services []*measuredService) {
 	r.addRow("", "per second", "/ first", "CPU µs", "p50 µs", "p99 µs")
 	for _, s := range services {
-		r.addRow(s.name, strconv.Itoa(int(percentile(s.rates, 80))), number(s.ratio(services[0])), number(percentile(s.cpu, 20)),
+		r.addRow(s.name, strconv.Itoa(int(percentile(s.rates, 80))), number(s.ratioTo(services[0])), number(percentile(s.cpu, 20)),
 			strconv.Itoa(int(percentile(s.p50, 20))), strconv.Itoa(int(percentile(s.p99, 20))))
 	}
 }
 
-// ratio returns the ratio of the rates of two services: the median over the windows.
-func (s *measuredService) ratio(to *measuredService) float64 {
-	return median(ratios(s.rates, to.rates))
+// ratioTo returns the rate of s divided by that of another service: the median over the windows.
+func (s *measuredService) ratioTo(other *measuredService) float64 {
+	return median(ratios(s.rates, other.rates))
 }
 
 // zeros stand in a request where the load writes the digits of the key.
@@ -327,8 +327,8 @@ func (b *servicesBench) measureRateLimitService(r *report) error {
 	r.beginTable("Envoy's rate limit service: 100,000 keys, one connection with %d streams, a server with one core\n(80th percentile of %d windows; ratio: median of windows side by side)",
 		serviceStreams, serviceRounds)
 	printServices(r, services)
-	r.atLeast("services: RLS per second by grpc-go's server / envoyproxy/ratelimit", standard.ratio(peer), 3)
-	r.atLeast("services: RLS per second by the fast server / envoyproxy/ratelimit", fast.ratio(peer), 8)
+	r.atLeast("services: RLS per second by grpc-go's server / envoyproxy/ratelimit", standard.ratioTo(peer), 3)
+	r.atLeast("services: RLS per second by the fast server / envoyproxy/ratelimit", fast.ratioTo(peer), 8)
 
 	services = []*measuredService{cached, standard, fast}
 	for _, s := range services {
@@ -339,9 +339,9 @@ func (b *servicesBench) measureRateLimitService(r *report) error {
 	if err := measure(services); err != nil {
 		return err
 	}
-	r.beginTable("The same for one key that is over its limit")
+	r.beginTable("Envoy's rate limit service: the same for one key that is over its limit")
 	printServices(r, services)
-	r.atLeast("services: RLS per second over limit by the fast server / envoyproxy/ratelimit with its local cache", fast.ratio(cached), 3)
+	r.atLeast("services: RLS per second over limit by the fast server / envoyproxy/ratelimit with its local cache", fast.ratioTo(cached), 3)
 	return nil
 }
 

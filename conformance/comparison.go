@@ -173,7 +173,7 @@ func (c *comparison) compareDomain(number int, conf *startConfig, i int, text st
 		if before != after {
 			c.tally.add("not comparable: not decided in one second", 1)
 			if m.left.straddles(request, before, after) || m.right.straddles(request, before, after) {
-				c.tally.add("not comparable: a later request of a configuration whose counters may differ since", requestsPerDomain-1-n)
+				c.tally.add("not comparable: after that, the counters of the configuration may differ", requestsPerDomain-1-n)
 				return nil
 			}
 		}
@@ -273,12 +273,12 @@ func sendToBoth(left, right responder, request *rls.RateLimitRequest) (a, b answ
 const (
 	ownCounters     = "counters with equal names"
 	anyAsterisk     = "* elsewhere than at the end"
-	quotaDenies     = "quota_mode denies if all its limits are over"
+	quotaDenies     = "limits with quota_mode deny if all of them are over"
 	deniedIsFree    = "a denied request charges nothing"
 	repeatsTogether = "repeated descriptors are charged together"
 	cachedDenial    = "a repeated denial has the numbers of the first"
-	namedWeek       = "metadata name the unit WEEK"
-	fullHeaders     = "headers for 4294967295 remaining"
+	namedWeek       = "metadata have WEEK instead of the unit's number"
+	fullHeaders     = "headers are sent although 4294967295 units are left"
 )
 
 // documented has the words of docs/envoy-ratelimit.md that describe each difference.

@@ -32,13 +32,13 @@ const minWidth, usualWidth = 72, 80
 
 // Print returns the snapshot as lines without a newline. No line is wider than the view.
 func (s *Snapshot) Print(v View) []string {
-	p := &printer{View: v, snapshot: s, cut: max(v.Width, 1)}
+	p := &printer{View: v, snapshot: s, maxLine: max(v.Width, 1)}
 	if v.Width == 0 {
-		p.isUncut, p.Width, p.cut = true, usualWidth, math.MaxInt
+		p.isUncut, p.Width, p.maxLine = true, usualWidth, math.MaxInt
 	}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
-		p.strong("%s", printable.Line(v.Notice))
+		p.printStrong("%s", printable.Line(v.Notice))
 	}
 	p.printHeader()
 	p.printStore()
@@ -51,16 +51,17 @@ func (s *Snapshot) Print(v View) []string {
 	return p.lines
 }
 
+// A printer makes the lines of a snapshot.
 type printer struct {
-	View
+	View     // its Width is the width of tables: at least minWidth, even if lines are cut at a smaller width
 	snapshot *Snapshot
-	cut      int  // the largest width of a line, in columns
+	maxLine  int  // the width at which lines are cut, in columns
 	isUncut  bool // whether no line is cut
 	lines    []string
 }
 
-// column returns the width of a column with these texts: width, or more if no line is cut.
-func (p *printer) column(width int, texts ...string) int {
+// columnWidth returns the width of a column with these texts: width, or more if no line is cut.
+func (p *printer) columnWidth(width int, texts ...string) int {
 	for _, text := range texts {
 		if p.isUncut {
 			width = max(width, len([]rune(printable.Line(text)))+1)
@@ -69,14 +70,16 @@ func (p *printer) column(width int, texts ...string) int {
 	return width
 }
 
-func (p *printer) line(format string, args ...any) {
-	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.cut))
+// printLine prints one line, which may be cut.
+func (p *printer) printLine(format string, args ...any) {
+	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.maxLine))
 }
 
-// strong prints a text in bold, because operators must not miss it. Its lines break between words.
-func (p *printer) strong(format string, args ...any) {
+// printStrong prints a text that operators must not miss, in bold if the view allows that. The text
+// may break into several lines.
+func (p *printer) printStrong(format string, args ...any) {
 	first := len(p.lines)
-	p.wrapped(fmt.Sprintf(format, args...))
+	p.printWrapped(fmt.Sprintf(format, args...))
 	for i := first; p.IsBold && i < len(p.lines); i++ {
 		p.lines[i] = "\x1b[1m" + p.lines[i] + "\x1b[0m"
 	}
@@ -84,7 +87,7 @@ func (p *printer) strong(format string, args ...any) {
 
 func (p *printer) printHeader() {
 	self, uptime := p.snapshot.self()
-	p.line("penstock %s on %s, up %s, policy %s, %s", printable.Line(self.Version), printable.Line(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
+	p.printLine("penstock %s on %s, up %s, policy %s, %s", printable.Line(self.Version), printable.Line(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
 		printable.Line(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
@@ -95,36 +98,36 @@ func (p *printer) printStore() {
 	o := p.snapshot.outage()
 	switch {
 	case o.isRecovering:
-		p.strong("store      %s recovering: its breaker was open within the last 2 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
+		p.printStrong("store      %s recovering: its breaker was open within the last 2 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	case o.isFailing:
-		p.strong("store      %s FAILING: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
+		p.printStrong("store      %s FAILING: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	case s.Store.IsFailing:
-		p.strong("store      %s decides again; it failed within the last 10 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
+		p.printStrong("store      %s decides again; it failed within the last 10 s: %s", printable.Line(s.Store.Name), printable.Line(o.reason))
 	default:
-		p.line("store      %s ok", printable.Line(s.Store.Name))
+		p.printLine("store      %s ok", printable.Line(s.Store.Name))
 	}
 	for _, node := range slices.Sorted(maps.Keys(s.Store.Breakers)) {
 		switch state := s.Store.Breakers[node]; state {
 		case guard.StateClosed.String():
 			if len(s.Store.Breakers) == 1 { // of several breakers, only those that are not closed are shown
-				p.line("breaker    closed")
+				p.printLine("breaker    closed")
 			}
 		case guard.StateOpen.String():
-			p.strong("breaker    %s open: the server is not called", printable.Line(node))
+			p.printStrong("breaker    %s open: the server is not called", printable.Line(node))
 		default:
-			p.strong("breaker    %s %s: a few requests test the server", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
+			p.printStrong("breaker    %s %s: a few requests test the server", printable.Line(node), strings.ReplaceAll(printable.Line(state), "_", " "))
 		}
 	}
 	if m := s.Store.Memory; m != nil && m.CanEvict {
-		p.strong("memory     the server may delete counters: maxmemory-policy is %s", printable.Line(m.Policy))
+		p.printStrong("memory     the server may delete counters: maxmemory-policy is %s", printable.Line(m.Policy))
 	}
-	p.wrapped("answers    " + p.snapshot.answers())
+	p.printWrapped("answers    " + p.snapshot.answers())
 	for _, c := range s.Health.Checks {
 		switch {
 		case c.Status != "ok":
-			p.wrapped(fmt.Sprintf("health     %s: %s %s", printable.Line(s.Health.Status), printable.Line(c.Name), printable.Line(c.Detail)))
+			p.printWrapped(fmt.Sprintf("health     %s: %s %s", printable.Line(s.Health.Status), printable.Line(c.Name), printable.Line(c.Detail)))
 		case c.Detail != "": // such as a failed reload: the instance is healthy, but has the old rules
-			p.strong("%-10s %s", printable.Line(c.Name), printable.Line(c.Detail))
+			p.printStrong("%-10s %s", printable.Line(c.Name), printable.Line(c.Detail))
 		}
 	}
 	if o.isFailing {
@@ -138,8 +141,8 @@ const maxExcess = 8
 // printExcess prints how much more than their limits the instances may admit while the store fails,
 // and when it returns.
 func (p *printer) printExcess(instances int) {
-	p.line("")
-	p.strong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
+	p.printLine("")
+	p.printStrong("WITHOUT THE STORE, %s may admit beyond the limits:", counted(instances, "instance"))
 	named := 0
 	for _, r := range p.snapshot.Rules.Rules {
 		for _, l := range r.Limits {
@@ -153,22 +156,22 @@ func (p *printer) printExcess(instances int) {
 			for _, b := range l.Bounds {
 				if b.When == storeFails || b.When == storeReturns {
 					when := strings.Replace(b.When, "store ", "while it ", 1)
-					p.wrapped(fmt.Sprintf("  %s, %s: %s", printable.Line(r.Name+"."+l.Name), when, printable.Line(b.Text)))
+					p.printWrapped(fmt.Sprintf("  %s, %s: %s", printable.Line(r.Name+"."+l.Name), when, printable.Line(b.Text)))
 				}
 			}
 		}
 	}
 	if named > maxExcess {
-		p.line("  and %d more limits; penstock explain shows their bounds", named-maxExcess)
+		p.printLine("  and %d more limits; penstock explain shows their bounds", named-maxExcess)
 	}
 }
 
 // The values of adminapi.Bound.When for an outage.
 const storeFails, storeReturns = "store fails", "store returns"
 
-// wrapped prints a text, and breaks it between words into lines of p.Width. It indents all lines
-// but the first. Spaces between words are kept.
-func (p *printer) wrapped(text string) {
+// printWrapped prints a text, and breaks it between words into lines of p.Width. It indents all
+// lines but the first. Spaces between words are kept.
+func (p *printer) printWrapped(text string) {
 	const indent = "    "
 	rest := []rune(strings.TrimRight(text, " "))
 	for len(rest) > p.Width {
@@ -179,10 +182,10 @@ func (p *printer) wrapped(text string) {
 		if end == len(indent) || strings.TrimSpace(string(rest[:end])) == "" { // a word longer than the line
 			break
 		}
-		p.line("%s", string(rest[:end]))
+		p.printLine("%s", string(rest[:end]))
 		rest = []rune(indent + strings.TrimLeft(string(rest[end:]), " "))
 	}
-	p.line("%s", string(rest))
+	p.printLine("%s", string(rest))
 }
 
 // The widths of the columns after the name of a limit.
@@ -197,11 +200,11 @@ func (p *printer) printRules() {
 	titleWidth := p.Width - rateWidth - 3*numberWidth - spaces - failsWidth
 	ratesWidth := rateWidth - 1
 	for _, r := range p.snapshot.Rules.Rules {
-		titleWidth = p.column(titleWidth, r.Name)
+		titleWidth = p.columnWidth(titleWidth, r.Name)
 		for _, l := range r.Limits {
 			for one := &l; one != nil; one = one.Candidate {
-				titleWidth = p.column(titleWidth, titleOf(r.Name, one))
-				ratesWidth = p.column(ratesWidth, strings.Join(one.Rates, ", "))
+				titleWidth = p.columnWidth(titleWidth, titleOf(r.Name, one))
+				ratesWidth = p.columnWidth(ratesWidth, strings.Join(one.Rates, ", "))
 			}
 		}
 	}
@@ -209,9 +212,9 @@ func (p *printer) printRules() {
 		if p.snapshot.State.Store.Name == memoryStore { // it cannot fail
 			fails = ""
 		}
-		p.line("%s %s%s%s%s  %s", pad(limit, titleWidth), pad(rate, ratesWidth), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
+		p.printLine("%s %s%s%s%s  %s", pad(limit, titleWidth), pad(rate, ratesWidth), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
 	}
-	p.line("")
+	p.printLine("")
 	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
 	rates := p.snapshot.rates()
 	for _, r := range p.snapshot.Rules.Rules {
@@ -261,14 +264,14 @@ func failureOf(l *adminapi.Limit) string {
 
 func (p *printer) printOffenders() {
 	o := &p.snapshot.Offenders
-	p.line("")
-	p.line("DENIED MOST in %s, of %s", printable.Line(o.Window), counted(max(o.Instances, 1), "instance"))
+	p.printLine("")
+	p.printLine("DENIED MOST in %s, of %s", printable.Line(o.Window), counted(max(o.Instances, 1), "instance"))
 	if o.Identities == adminapi.ShowOff {
-		p.line("shown_identities is off")
+		p.printLine("shown_identities is off")
 		return
 	}
 	if len(o.Offenders) == 0 {
-		p.line("nobody")
+		p.printLine("nobody")
 		return
 	}
 	const maxShown = 10
@@ -276,34 +279,34 @@ func (p *printer) printOffenders() {
 	limitWidth := (p.Width - 2*numberWidth - 2) / 2
 	keyWidth := p.Width - limitWidth - 2*numberWidth - 2
 	for _, one := range shown {
-		limitWidth, keyWidth = p.column(limitWidth, one.Rule+"."+one.Limit), p.column(keyWidth, one.Identity)
+		limitWidth, keyWidth = p.columnWidth(limitWidth, one.Rule+"."+one.Limit), p.columnWidth(keyWidth, one.Identity)
 	}
-	p.line("%s %s%s%s", pad("KEY", keyWidth), pad("LIMIT", limitWidth), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
+	p.printLine("%s %s%s%s", pad("KEY", keyWidth), pad("LIMIT", limitWidth), alignRight("AT LEAST", numberWidth), alignRight("AT MOST", numberWidth))
 	for _, one := range shown {
-		p.line("%s %s%s%s", pad(printable.Line(one.Identity), keyWidth), pad(printable.Line(one.Rule+"."+one.Limit), limitWidth),
+		p.printLine("%s %s%s%s", pad(printable.Line(one.Identity), keyWidth), pad(printable.Line(one.Rule+"."+one.Limit), limitWidth),
 			alignRight(fmt.Sprint(one.AtLeast), numberWidth), alignRight(fmt.Sprint(one.AtMost), numberWidth))
 	}
 	if d := o.Distinct; d != nil && d.Count > maxShown {
-		p.line("about %d different keys were denied", d.Count)
+		p.printLine("about %d different keys were denied", d.Count)
 	}
 }
 
 func (p *printer) printInstances() {
 	i := &p.snapshot.Instances
-	p.line("")
-	p.line("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
+	p.printLine("")
+	p.printLine("INSTANCES %d shown, %d registered", len(i.Instances), i.Registered)
 	if i.Problem != "" {
-		p.line("only this one is shown: %s", printable.Line(i.Problem))
+		p.printLine("only this one is shown: %s", printable.Line(i.Problem))
 	}
 	versionWidth, policyWidth := 13, 14 // enough for most versions, and for the 12 digits of a digest
 	hostWidth := p.Width - versionWidth - policyWidth - 2*numberWidth - failsWidth - 3
 	names := namesOf(i.Instances)
 	for n, one := range i.Instances {
-		hostWidth = p.column(hostWidth, names[n])
-		versionWidth = p.column(versionWidth, one.Version)
-		policyWidth = p.column(policyWidth, one.Digest)
+		hostWidth = p.columnWidth(hostWidth, names[n])
+		versionWidth = p.columnWidth(versionWidth, one.Version)
+		policyWidth = p.columnWidth(policyWidth, one.Digest)
 	}
-	p.line("%s %s%s%s%s  %s", pad("HOST", hostWidth), pad("VERSION", versionWidth), pad("POLICY", policyWidth), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
+	p.printLine("%s %s%s%s%s  %s", pad("HOST", hostWidth), pad("VERSION", versionWidth), pad("POLICY", policyWidth), alignRight("UP", numberWidth), alignRight("DENIED/s", numberWidth), "STORE")
 	for n, one := range i.Instances {
 		denied := rate(0)
 		for _, c := range one.Counts {
@@ -311,7 +314,7 @@ func (p *printer) printInstances() {
 				denied += perSecond(c)
 			}
 		}
-		p.line("%s %s%s%s%s  %s", pad(printable.Line(names[n]), hostWidth), pad(printable.Line(one.Version), versionWidth), pad(printable.Line(one.Digest), policyWidth),
+		p.printLine("%s %s%s%s%s  %s", pad(printable.Line(names[n]), hostWidth), pad(printable.Line(one.Version), versionWidth), pad(printable.Line(one.Digest), policyWidth),
 			alignRight(uptimeOf(p.snapshot.State.Time.Sub(one.Started)), numberWidth), alignRight(denied.String(), numberWidth), printable.Line(cmp.Or(one.Reason, "ok")))
 	}
 }
