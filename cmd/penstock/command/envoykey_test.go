@@ -52,8 +52,11 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		request(customer, 429)
 		code, out, errors := run("status", "-o", "json")
 		var r keyReport
-		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitDenied || len(r.Limits) != 1 || r.Limits[0].Used != 2 || r.Limits[0].Left != 0 || !r.Limits[0].IsDenied {
-			t.Errorf("%s: status -o json: exit status %d, %v, %s%s; want %d with one limit that is used up and denies", name, code, err, out, errors, exitDenied)
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitDenied || len(r.Limits) != 1 {
+			t.Fatalf("%s: status -o json: exit status %d, %v, %s%s; want %d with one limit", name, code, err, out, errors, exitDenied)
+		}
+		if l := r.Limits[0]; l.Used != 2 || l.Left != 0 || !l.IsDenied {
+			t.Errorf("%s: status -o json shows the limit %+v; want one that is used up and denies", name, l)
 		}
 		t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 		if code, out, errors := run("reset", "--reason", "support-4711", "--yes"); code != exitOK || !strings.Contains(out, "rides.api_key.day was reset: 2 used before, 2 left now") || strings.Contains(errors, "customer-4711") {

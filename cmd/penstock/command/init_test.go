@@ -279,7 +279,7 @@ func TestManyGroupsBecomeOne(t *testing.T) {
 	}
 	_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", text.String()), "-")
 	if n := strings.Count(out, "- name: "); n != 2 || !strings.Contains(out, `path: "/**"`) {
-		t.Errorf("there are %d rules, %s\n%s\nwant 2, one of them for /**", n, err, out)
+		t.Errorf("the policy has %d rules:\n%s\nwith the messages %s; want 2 rules, for /**", n, out, err)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Result has the failures of a case. It has passed if there are none.
+// A Result has the failures of a case. The case has passed if there are none.
 type Result struct {
 	File     string    `json:"file"`
 	Line     int       `json:"line"`

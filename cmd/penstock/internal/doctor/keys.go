@@ -67,10 +67,11 @@ func (d *doctor) scan(ctx context.Context, s *server) (keys []string, err error)
 			return nil, err
 		}
 		keys = append(keys, reply.Elements...)
-		if cursor = strconv.FormatUint(reply.Cursor, 10); reply.Cursor == 0 {
+		if reply.Cursor == 0 { // the end of the scan
 			s.sample.isWhole = true
 			return keys, nil
 		}
+		cursor = strconv.FormatUint(reply.Cursor, 10)
 		if len(keys) >= most || time.Since(begin) > scanBudget {
 			return keys[:min(len(keys), most)], nil
 		}
@@ -89,8 +90,10 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 		ttl, ttlErr := replies[2*i+1].AsInt64()
 		s.sample.noteMissingRight(typeErr)
 		s.sample.noteMissingRight(ttlErr)
-		if kind == "none" || ttlErr == nil && ttl == -2 {
-			continue // the key has expired since the scan
+		const gone, noTTL = -2, -1 // special replies to PTTL
+		hasExpired := kind == "none" || ttlErr == nil && ttl == gone
+		if hasExpired { // since the scan
+			continue
 		}
 		want, isOurs := d.typeOf(key)
 		if !isOurs {
@@ -102,7 +105,7 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 		if typeErr == nil && want != "" && kind != want {
 			s.sample.wrongType++
 			s.sample.addExample("wrong type", key)
-		} else if ttlErr == nil && ttl == -1 { // no TTL
+		} else if ttlErr == nil && ttl == noTTL {
 			s.sample.forever++
 			s.sample.addExample("no TTL", key)
 		}

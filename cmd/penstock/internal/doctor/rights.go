@@ -3,7 +3,7 @@ package doctor
 import "github.com/penstock/penstock/redisstore"
 
 // Rights returns the rights that all checks need: those of the store, and more to inspect the
-// servers. If one of the latter is missing, a check has the status unknown and names the right.
+// servers. If a right to inspect is missing, a check has the status unknown and names the right.
 func Rights(o redisstore.RightsOptions) []redisstore.Right {
 	rights := append(redisstore.Rights(o),
 		redisstore.Right{Command: "scan", Example: []string{"SCAN", "0"}, Without: "look at a sample of the keys"},
