@@ -926,6 +926,22 @@ func TestMemoryIsBounded(t *testing.T) {
 	t.Logf("counted: %d denied keys in a cache of %d", keys, most)
 }
 
+func TestCacheOfDenialsHas65536EntriesByDefault(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	const keys, entries = 300_000, 65_536 // enough keys to fill every place
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	limit := penstock.PerDay(10).MustCompile()
+	for i := range keys {
+		decide(t, cache, spend(strconv.Itoa(i), limit, 1))
+	}
+	if got := cache.Stats().Entries; got != entries {
+		t.Errorf("after denials of %d keys, the cache has %d entries; want %d", keys, got, entries)
+	}
+}
+
 func TestKeysAreNeverConfused(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -385,6 +385,30 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 	t.Logf("counted: %d algorithms mirrored", len(dividable))
 }
 
+// Without a bound, an instance that had most of the load would deny for long in an outage. A single
+// instance answers as the store would.
+func TestFallbackOfABucketRemembersAtMostTwiceItsShare(t *testing.T) {
+	const hour = time.Hour
+	for _, c := range []struct {
+		instances  int
+		retryAfter time.Duration // for one unit, after 60 units were used
+	}{
+		{instances: 1, retryAfter: 41 * hour}, // 60 used, the Burst of 20, and 1 unit an hour
+		{instances: 2, retryAfter: 26 * hour}, // 22 used, the Burst of 10, and half a unit an hour
+		{instances: 4, retryAfter: 32 * hour}, // 12 used, the Burst of 5, and a quarter of a unit an hour
+	} {
+		inner := newFaulty()
+		store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return c.instances }})(inner)
+		limit := compiled(t, penstock.Limit{Name: "l", Algorithm: penstock.TokenBucket, Count: 20, Period: 20 * hour, Burst: 20})
+		decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Force, Cost: 60})
+		inner.setFault(down)
+		d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1})
+		if got := d.RetryAfter().Round(time.Minute); got != c.retryAfter {
+			t.Errorf("%d instances: RetryAfter in the outage is %v; want %v", c.instances, got, c.retryAfter)
+		}
+	}
+}
+
 func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 	inner := newFaulty()
 	options := guard.FallbackOptions{Floor: 2}
