@@ -247,15 +247,14 @@ func rankOf(value string) int {
 // quote returns the text as a YAML string for a policy file. It doubles dollar signs, because a
 // single one can begin the name of a variable.
 func quote(text string) string {
-	quoted, err := json.Marshal(text)
-	if err != nil {
-		return `""`
-	}
-	return strings.ReplaceAll(string(quoted), "$", "$$")
+	return `"` + strings.ReplaceAll(clean(text), "$", "$$") + `"`
 }
 
 // clean escapes a text for a comment.
 func clean(text string) string {
-	quoted := quote(text)
-	return quoted[1 : len(quoted)-1]
+	quoted, err := json.Marshal(text)
+	if err != nil { // no string causes an error
+		return ""
+	}
+	return string(quoted[1 : len(quoted)-1])
 }

@@ -40,7 +40,13 @@ descriptors:
   - {key: user, value: big, rate_limit: {unit: year, requests_per_unit: 9}}
 - {key: all, value: '*', share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 30}}
 `
-	rules := loadRules(t, migrated(t, yaml))
+	text := migrated(t, yaml)
+	for line := range strings.Lines(text) { // a value doubles dollar signs, and a comment does not
+		if isComment := strings.HasPrefix(strings.TrimSpace(line), "#"); strings.Contains(line, "$$") == isComment && strings.Contains(line, "/a$") {
+			t.Errorf("the policy has the line %q; want $$ in values only", line)
+		}
+	}
+	rules := loadRules(t, text)
 	synctest.Test(t, func(t *testing.T) {
 		files := newFixture(t, memstore.New(memstore.Options{}), yaml, envoyrls.Options{})
 		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Rules: func() *policy.Rules { return rules }})

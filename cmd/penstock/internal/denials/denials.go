@@ -75,7 +75,7 @@ const limitCounters = 64
 // maxQueued is the most denials that wait for a reader.
 const maxQueued = 64
 
-// MaxReaders is how many readers there may be: those of the admin API, and the log.
+// MaxReaders is how many readers there may be: 32 of the admin API, the log, and one in reserve.
 const MaxReaders = 34
 
 // A Reader gets samples of denials on C until it leaves. Denials that it does not take in time are
