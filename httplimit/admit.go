@@ -141,11 +141,11 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 	const isDenied = true
 	switch outcome {
 	case admission.Denied:
-		d.reason, d.status = overLimit, c.status
+		d.reason, d.status = overLimit, c.deniedStatus
 		d.retrySeconds = a.writeHeaders(c, isDenied, details.RetryAfter)
 		r = a.withContext()
 	case admission.DeniedNewIdentity:
-		d.reason, d.status = tooManyNew, c.status
+		d.reason, d.status = tooManyNew, c.deniedStatus
 		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, details.RetryAfter)
 	case admission.FailedClosed:
 		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(details.RetryAfter)
@@ -157,7 +157,7 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 	case admission.Malformed:
 		d.reason = requestMalformed
 	}
-	defer a.admission.Done(admission.Result{Status: d.code()})
+	defer a.admission.Done(admission.Result{Status: d.responseStatus()})
 	g.answer(w, r, c, d)
 }
 
@@ -257,5 +257,5 @@ func RejectionOf(ctx context.Context) (Rejection, bool) {
 	if !ok {
 		return Rejection{}, false
 	}
-	return Rejection{Status: d.code(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retryAfter}, true
+	return Rejection{Status: d.responseStatus(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retryAfter}, true
 }

@@ -37,15 +37,16 @@ func (a *Admission) countBody() {
 	a.Request = &r
 }
 
-// maxAhead is the size, in bytes, of the largest body that is read while its request waits.
-const maxAhead = 16 << 10
+// maxReadAheadBytes is the size, in bytes, of the largest body that is read while its request
+// waits.
+const maxReadAheadBytes = 16 << 10
 
 // readAhead reads a small body while its request waits. Until the body is read, net/http does not
 // notice that the client has left.
 func readAhead(waiting policy.Attributes) {
 	a := waiting.(*attributes)
 	n := a.request.ContentLength
-	if n <= 0 || n > maxAhead || a.request.Body == nil {
+	if n <= 0 || n > maxReadAheadBytes || a.request.Body == nil {
 		return
 	}
 	read, err := io.ReadAll(a.request.Body)

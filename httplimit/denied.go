@@ -48,18 +48,18 @@ const (
 
 // problems are the built-in responses, by reason.
 var problems = [rejectionReasonCount]struct {
-	status int
-	kind   string // the type of the problem
-	title  string // of the problem; empty for aboutBlank
-	plain  string // the text of text/plain bodies
+	status      int
+	problemType string
+	title       string // of the problem; empty for aboutBlank
+	plain       string // the text of text/plain bodies
 }{
-	overLimit:        {status: http.StatusTooManyRequests, kind: quotaExceeded, title: "Quota Exceeded", plain: "Too many requests"},
-	failedClosed:     {status: http.StatusServiceUnavailable, kind: reducedCapacity, title: "Temporary Reduced Capacity", plain: "Limits cannot be checked at the moment"},
-	requestCanceled:  {status: http.StatusServiceUnavailable, kind: aboutBlank, plain: "The request was canceled before it was admitted"},
-	clientRefused:    {status: http.StatusForbidden, kind: aboutBlank, plain: "This client is on the deny list"},
-	requestMalformed: {status: http.StatusBadRequest, kind: aboutBlank, plain: "Bad request"},
-	tooManyNew:       {status: http.StatusTooManyRequests, kind: quotaExceeded, title: "Quota Exceeded", plain: "Too many new identities from this address"},
-	peerRefused:      {status: http.StatusForbidden, kind: aboutBlank, plain: "This peer is not trusted"},
+	overLimit:        {status: http.StatusTooManyRequests, problemType: quotaExceeded, title: "Quota Exceeded", plain: "Too many requests"},
+	failedClosed:     {status: http.StatusServiceUnavailable, problemType: reducedCapacity, title: "Temporary Reduced Capacity", plain: "Limits cannot be checked at the moment"},
+	requestCanceled:  {status: http.StatusServiceUnavailable, problemType: aboutBlank, plain: "The request was canceled before it was admitted"},
+	clientRefused:    {status: http.StatusForbidden, problemType: aboutBlank, plain: "This client is on the deny list"},
+	requestMalformed: {status: http.StatusBadRequest, problemType: aboutBlank, plain: "Bad request"},
+	tooManyNew:       {status: http.StatusTooManyRequests, problemType: quotaExceeded, title: "Quota Exceeded", plain: "Too many new identities from this address"},
+	peerRefused:      {status: http.StatusForbidden, problemType: aboutBlank, plain: "This peer is not trusted"},
 }
 
 // bodies writes the bodies of rejections. Make one with newBodies. A policy can customize only the
@@ -86,8 +86,8 @@ type templateData struct {
 	RetryAfterMS int64    // the same in milliseconds, rounded up
 }
 
-// maxTemplateOut is how many bytes a template may write for one response.
-const maxTemplateOut = 64 << 10
+// maxTemplateOutputBytes is how many bytes a template may write for one response.
+const maxTemplateOutputBytes = 64 << 10
 
 // newBodies makes bodies of settings that a Config has checked.
 func newBodies(settings bodySettings) *bodies {
@@ -109,7 +109,7 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d rejection) {
 	h.Del("Content-Length")
 	h.Set("Content-Type", contentType)
 	h.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(d.code())
+	w.WriteHeader(d.responseStatus())
 	if r.Method != http.MethodHead {
 		w.Write(body) // if it fails, the client has left
 	}
@@ -137,13 +137,13 @@ const (
 func (b *bodies) execute(d *rejection) ([]byte, error) {
 	var out boundedBuffer
 	err := b.template.Execute(&out, templateData{
-		Status: d.code(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
+		Status: d.responseStatus(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
 	})
 	return out.buffer.Bytes(), err
 }
 
-// code returns the status of the response.
-func (d *rejection) code() int {
+// responseStatus returns the status of the response.
+func (d *rejection) responseStatus() int {
 	if d.status != 0 {
 		return d.status
 	}
@@ -168,8 +168,8 @@ func (d *rejection) problem() []byte {
 		Detail       string   `json:"detail,omitempty"`
 		Policies     []string `json:"violated-policies,omitempty"`
 		RetryAfterMS int64    `json:"retry_after_ms,omitempty"`
-	}{Type: p.kind, Title: p.title, Status: d.code(), Detail: d.detail, Policies: d.policies, RetryAfterMS: d.retryMS()}
-	if p.kind == aboutBlank {
+	}{Type: p.problemType, Title: p.title, Status: d.responseStatus(), Detail: d.detail, Policies: d.policies, RetryAfterMS: d.retryMS()}
+	if p.problemType == aboutBlank {
 		out.Title = http.StatusText(out.Status)
 	}
 	if d.detail == "" && d.reason != overLimit {
@@ -217,8 +217,8 @@ func (d *rejection) text() []byte {
 type boundedBuffer struct{ buffer bytes.Buffer }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
-	if b.buffer.Len()+len(p) > maxTemplateOut {
-		return 0, fmt.Errorf("the template writes more than %d bytes", maxTemplateOut)
+	if b.buffer.Len()+len(p) > maxTemplateOutputBytes {
+		return 0, fmt.Errorf("the template writes more than %d bytes", maxTemplateOutputBytes)
 	}
 	return b.buffer.Write(p)
 }

@@ -174,7 +174,7 @@ func TestTemplateHasEveryField(t *testing.T) {
 
 func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 	many := searchDenied
-	for i := range 60 { // 60 names of 66 bytes: if each is written 20 times, that is more than maxTemplateOut
+	for i := range 60 { // 60 names of 66 bytes: if each is written 20 times, that is more than maxTemplateOutputBytes
 		many.policies = append(many.policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
 	}
 	for _, c := range []struct {

@@ -147,15 +147,15 @@ func ByAddress(r *http.Request) string {
 
 // compiledRules are what a Gate needs of rules, computed once.
 type compiledRules struct {
-	rules      *policy.Rules
-	paths      policy.Paths
-	headers    *quotaheaders.Writer
-	bodies     *bodies
-	cors       *cors // nil: no page of another origin may read the Gate's own responses
-	status     int   // of the response to a denied request
-	proxies    *clientaddress.Proxies
-	maxWaiting int
-	policies   quotaheaders.Policies // the contents of RateLimit-Policy
+	rules        *policy.Rules
+	paths        policy.Paths
+	headers      *quotaheaders.Writer
+	bodies       *bodies
+	cors         *cors // nil: no page of another origin may read the Gate's own responses
+	deniedStatus int   // of the response to a denied request
+	proxies      *clientaddress.Proxies
+	maxWaiting   int
+	policies     quotaheaders.Policies // the contents of RateLimit-Policy
 }
 
 func compile(rules *policy.Rules) (*compiledRules, error) {
@@ -163,7 +163,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiledRules{rules: rules, paths: rules.Paths(), status: config.Denied.Status, maxWaiting: config.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
+	c := &compiledRules{rules: rules, paths: rules.Paths(), deniedStatus: config.Denied.Status, maxWaiting: config.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
 	dialects := []Dialect{}
 	for _, name := range config.Headers {
 		if name != noDialect {

@@ -14,7 +14,7 @@ func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 		`[{{range $i, $p := .Policies}}{{if $i}},{{end}}"{{$p}}"{{end}}]`,
 		`{{range .Policies}}{{.}} {{else}}none{{end}}{{range $.Policies}}{{if eq . "a.b"}}{{break}}{{end}}{{end}}`,
 		`{{$first := index .Policies 0}}{{/* one */}}{{if and (gt (len .Policies) 1) (not (lt .Status 429))}}{{$first}} and more{{end}}`,
-		strings.Repeat("x ", maxTemplate/2),
+		strings.Repeat("x ", maxTemplateBytes/2),
 	} {
 		c := Config{Denied: DeniedConfig{Body: body}}
 		if err := c.finish(); err != nil {
@@ -25,8 +25,8 @@ func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write {{if ...}}, and name the field in it") {
 		t.Errorf("%q: the error is %v; want one that names {{if}} instead of {{with}}", c.Denied.Body, err)
 	}
-	c = Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}
+	c = Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplateBytes/2) + "x"}}
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
-		t.Errorf("a template of %d bytes: the error is %v; want an error with the bound", maxTemplate+1, err)
+		t.Errorf("a template of %d bytes: the error is %v; want an error with the bound", maxTemplateBytes+1, err)
 	}
 }

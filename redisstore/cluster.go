@@ -79,7 +79,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.
 //
-// If ctx ends earlier, chargeMultiSlot returns. The calls that it made then continue in the
+// If ctx ends before that, chargeMultiSlot returns. The calls that it made then continue in the
 // background for at most outliveTimeout, and what they charged is refunded. If maxOutliving batches
 // already continue in the background, the calls are canceled, and what they charged may stay
 // charged.
@@ -172,11 +172,11 @@ func (s *Store) runEach(ctx context.Context, groups [][]int, charges []penstock.
 
 func (s *Store) runGroup(ctx context.Context, group []int, charges []penstock.Charge, statuses []penstock.Status) error {
 	c := s.calls.Get().(*call)
-	c.own = c.own[:0]
+	c.ownCharges = c.ownCharges[:0]
 	for _, i := range group {
-		c.own = append(c.own, charges[i])
+		c.ownCharges = append(c.ownCharges, charges[i])
 	}
-	c.charges = c.own
+	c.charges = c.ownCharges
 	d, err := s.run(ctx, c)
 	if err != nil {
 		return err

@@ -15,13 +15,13 @@ import (
 // A call is one script call: a list of batches, and how they are packed. The memory of calls is
 // reused.
 type call struct {
-	charges []penstock.Charge // of all batches: the caller's slice, or copies in own
-	own     []penstock.Charge
-	batches []int  // how many charges each batch has, in order
-	buf     []byte // packed charges, then keys; keys and args[0] point into it
-	ends    []int  // indexes in buf: where the keys begin, then where each key ends
-	keys    []string
-	args    []string // the packed charges, then the names of holders
+	charges    []penstock.Charge // of all batches: the caller's slice, or copies in ownCharges
+	ownCharges []penstock.Charge
+	batchSizes []int  // how many charges each batch has, in order
+	buf        []byte // packed charges, then keys; keys and args[0] point into it
+	keyEnds    []int  // indexes in buf: where the keys begin, then where each key ends
+	keys       []string
+	args       []string // the packed charges, then the names of holders
 
 	extensions []byte // of the batch that is being packed for uniform.lua
 
@@ -52,20 +52,20 @@ const dryRun penstock.Mode = luagen.DryRunMode
 // encode packs the call's batches for single.lua and mixed.lua. now is in µs; if it is 0, the
 // script reads the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
-	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
+	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	// The arguments come first, so that one loop can write them; the keys are appended after them.
-	room := headerSize + batchSize*len(c.batches) + (chargeSize+extensionSize)*len(c.charges)
+	room := headerSize + batchSize*len(c.batchSizes) + (chargeSize+extensionSize)*len(c.charges)
 	if cap(c.buf) < room {
 		c.buf = make([]byte, 0, room+keyRoom)
 	}
 	c.buf = c.buf[:room]
-	c.ends = append(c.ends, room)
+	c.keyEnds = append(c.keyEnds, room)
 	putNumber(c.buf, now)
-	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batches)))
+	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batchSizes)))
 	at, nextBatch, leftInBatch := headerSize, 0, 0
 	for i := range c.charges {
 		if leftInBatch == 0 {
-			leftInBatch = c.batches[nextBatch]
+			leftInBatch = c.batchSizes[nextBatch]
 			nextBatch++
 			binary.LittleEndian.PutUint16(c.buf[at:], uint16(leftInBatch))
 			at += batchSize
@@ -78,7 +78,7 @@ func (c *call) encode(s *Store, now int64, script *script) {
 
 // encodeFlight packs a flight for uniform.lua.
 func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
-	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
+	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
 	countAt := 0 // index in buf of the number of requests for the current Redis key
 	for isNewKey, r := range f.Requests {
@@ -98,19 +98,19 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 		c.buf = append(c.buf, c.extensions...)
 	}
 	at := len(c.buf)
-	c.ends = append(c.ends, at)
+	c.keyEnds = append(c.keyEnds, at)
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
 			c.buf = s.appendKey(c.buf, r.Charges[0].Key, r.Charges[0].Plan)
-			c.ends = append(c.ends, len(c.buf))
+			c.keyEnds = append(c.keyEnds, len(c.buf))
 		}
 	}
 	c.setStrings(at)
 }
 
-// increment adds one to the 16-bit number at index at of buf.
-func (c *call) increment(at int) {
-	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
+// increment adds one to the 16-bit number that begins at buf[index].
+func (c *call) increment(index int) {
+	binary.LittleEndian.PutUint16(c.buf[index:], binary.LittleEndian.Uint16(c.buf[index:])+1)
 }
 
 // appendCharge packs a charge for uniform.lua. The extension of the charge goes to c.extensions,
@@ -131,17 +131,17 @@ func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	c.buf = appendNumber(b, params[2])
 }
 
-// setStrings makes strings of buf. The packed charges end at index at. c.ends has the places of the
-// keys.
-func (c *call) setStrings(at int) {
-	for i := 1; i < len(c.ends); i++ {
-		c.keys = append(c.keys, asString(c.buf[c.ends[i-1]:c.ends[i]]))
+// setStrings makes the strings of the keys and of the packed charges, which point into buf.
+// chargesEnd is the index in buf after the packed charges.
+func (c *call) setStrings(chargesEnd int) {
+	for i := 1; i < len(c.keyEnds); i++ {
+		c.keys = append(c.keys, asString(c.buf[c.keyEnds[i-1]:c.keyEnds[i]]))
 	}
-	c.args[0] = asString(c.buf[:at])
+	c.args[0] = asString(c.buf[:chargesEnd])
 }
 
-// encodeCharge packs a charge into buf at index at, where there is room. It returns the charge's
-// size. The comments at chargeSize and extensionSize list the fields.
+// encodeCharge packs a charge, beginning at buf[at], where there is room for it. It returns the
+// charge's size. The comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
@@ -185,14 +185,14 @@ func paramsTime(now int64, plan *penstock.Plan) int64 {
 func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
 	c.buf = s.appendKey(c.buf, ch.Key, ch.Plan)
-	for i := 1; i < len(c.ends); i++ {
-		if string(c.buf[c.ends[i-1]:c.ends[i]]) == string(c.buf[start:]) {
+	for i := 1; i < len(c.keyEnds); i++ {
+		if string(c.buf[c.keyEnds[i-1]:c.keyEnds[i]]) == string(c.buf[start:]) {
 			c.buf = c.buf[:start]
 			return i
 		}
 	}
-	c.ends = append(c.ends, len(c.buf))
-	return len(c.ends) - 1
+	c.keyEnds = append(c.keyEnds, len(c.buf))
+	return len(c.keyEnds) - 1
 }
 
 // holderNumber returns the number that stands for a charge's holder in the script. For an algorithm

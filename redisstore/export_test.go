@@ -1,7 +1,7 @@
 package redisstore
 
 // Waiting returns how many callers wait for a script.
-func Waiting(s *Store) int { return s.single.Waiting() + s.bySlot.Waiting() }
+func Waiting(s *Store) int { return s.serverCoalescer.Waiting() + s.slotCoalescers.Waiting() }
 
 // DisableCoalescing makes a store decide each batch in a script of its own.
 func DisableCoalescing(s *Store) *Store {

@@ -25,11 +25,11 @@ func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, er
 	case s.isUncoalesced:
 		return nil, nil
 	case !isSharded:
-		return s.single, nil
+		return s.serverCoalescer, nil
 	}
 	slot := s.slotOfKey(c.charges[0].Key)
 	s.sendShadowsOfOtherSlots(c, slot)
-	return s.bySlot.Of(slot), nil
+	return s.slotCoalescers.Of(slot), nil
 }
 
 // coalesce decides the call's charges immediately if few scripts are in flight. If many are in
@@ -81,12 +81,12 @@ func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
 		c.charges, c.waiter.Charges = batch.Charges, batch.Charges
 		calls[i], waiters = c, append(waiters, &c.waiter)
 	}
-	s.single.EnterAll(ctx, waiters)
+	s.serverCoalescer.EnterAll(ctx, waiters)
 	for i, c := range calls {
 		if c == nil { // the batch is invalid
 			continue
 		}
-		batches[i].Decision, batches[i].Err = s.await(ctx, s.single, c)
+		batches[i].Decision, batches[i].Err = s.await(ctx, s.serverCoalescer, c)
 		if batches[i].Err != nil {
 			s.topology.requestRefresh(s)
 			continue // the client may still use the memory of the call
@@ -135,14 +135,14 @@ func (s *Store) decideFlight(ctx context.Context, c *call, f *coalesce.Flight) e
 
 // decideMixed decides batches of any kind by mixed.lua.
 func (s *Store) decideMixed(ctx context.Context, c *call, f *coalesce.Flight) error {
-	c.own, c.batches = c.own[:0], c.batches[:0]
+	c.ownCharges, c.batchSizes = c.ownCharges[:0], c.batchSizes[:0]
 	for _, r := range f.Requests {
 		for range r.Waiters {
-			c.own = append(c.own, r.Charges...)
-			c.batches = append(c.batches, len(r.Charges))
+			c.ownCharges = append(c.ownCharges, r.Charges...)
+			c.batchSizes = append(c.batchSizes, len(r.Charges))
 		}
 	}
-	c.charges = c.own
+	c.charges = c.ownCharges
 	reply, err := s.eval(ctx, c, s.scripts.find(mixed, c.charges))
 	if err != nil {
 		return err

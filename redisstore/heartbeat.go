@@ -43,7 +43,7 @@ func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Durati
 	sent := time.Now()
 	text, err := s.client.Eval(ctx, heartbeatLua, []string{s.instancesKey()}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
-		return 0, s.unavailable(ctx, explain(heartbeatLua, err))
+		return 0, s.unavailable(ctx, nameMissingRight(heartbeatLua, err))
 	}
 	var n int
 	var seconds, micros int64

@@ -232,8 +232,8 @@ func (l *scriptLoads) end(name string, pending *pendingLoad, err error) {
 }
 
 const (
-	loadTimeout = 2 * time.Second // for one script on one server
-	maxLoads    = 3               // loads that a call waits for before it sends the text: servers may lose scripts, and slots may move
+	loadTimeout     = 2 * time.Second // for one script on one server
+	maxLoadsPerCall = 3               // loads that a call waits for before it sends the text: servers may lose scripts, and slots may move
 )
 
 // send runs a script, and loads it first if the server does not know it. The call is sent again
@@ -245,9 +245,9 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			return reply, nil
 		}
 		if !isNoScript(err) {
-			return "", explain(script.Text, err)
+			return "", nameMissingRight(script.Text, err)
 		}
-		if tries == maxLoads {
+		if tries == maxLoadsPerCall {
 			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
 		}
@@ -277,7 +277,7 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	s.loads.evals.Add(1)
 	reply, err := s.client.Eval(ctx, script.Text, c.keys, c.args)
 	if err != nil {
-		return "", explain(script.Text, err)
+		return "", nameMissingRight(script.Text, err)
 	}
 	return reply, nil
 }

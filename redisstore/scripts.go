@@ -45,9 +45,9 @@ func (s *script) number(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
-// explain adds the name of the right that the script's user lacks. Redis 7.0 only names the line of
-// the script that needs the right.
-func explain(script string, err error) error {
+// nameMissingRight adds to an error the name of the right that the script's user lacks. Redis 7.0
+// only names the line of the script that needs the right.
+func nameMissingRight(script string, err error) error {
 	reply, ok := errors.AsType[ReplyError](err)
 	if !ok || !strings.Contains(string(reply), "can't run this command") {
 		return err

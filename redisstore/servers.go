@@ -72,7 +72,7 @@ func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args 
 	for _, address := range slices.Sorted(maps.Keys(keys)) {
 		reply, err := s.client.Eval(ctx, script, []string{keys[address]}, args)
 		if err != nil {
-			return s.unavailable(ctx, explain(script, err))
+			return s.unavailable(ctx, nameMissingRight(script, err))
 		}
 		if err := read(address, reply); err != nil {
 			return s.unavailable(ctx, err)
@@ -112,13 +112,13 @@ func parseInfo(text string) (Server, error) {
 	for name, value := range fields {
 		switch {
 		case name == "cmdstat_eval" || name == "cmdstat_evalsha": // calls=5,usec=76,…
-			s.Scripts += integer(part(value, "calls"))
+			s.Scripts += integer(listField(value, "calls"))
 			const maxMicros = maxNumber / 1000 // so that the time has at most maxNumber ns
-			s.ScriptTime += time.Duration(min(integer(part(value, "usec")), maxMicros)) * time.Microsecond
+			s.ScriptTime += time.Duration(min(integer(listField(value, "usec")), maxMicros)) * time.Microsecond
 		case isNumbered(name, "db"): // keys=1,expires=0,…
-			s.Keys += integer(part(value, "keys"))
+			s.Keys += integer(listField(value, "keys"))
 		case isNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
-			if offset := part(value, "offset"); offset != "" {
+			if offset := listField(value, "offset"); offset != "" {
 				s.Lag = max(s.Lag, number("master_repl_offset")-integer(offset))
 			}
 		}
@@ -132,8 +132,8 @@ func isNumbered(name, prefix string) bool {
 	return found && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
-// part returns a field of a list such as "calls=1,usec=10".
-func part(list, name string) string {
+// listField returns a field of a list such as "calls=1,usec=10".
+func listField(list, name string) string {
 	for field := range strings.SplitSeq(list, ",") {
 		if n, value, _ := strings.Cut(field, "="); n == name {
 			return value

@@ -66,10 +66,10 @@ type Store struct {
 
 	isUncoalesced bool // for tests: each batch is sent in a script of its own
 
-	single   *coalesce.Coalescer // of a single server
-	bySlot   *coalesce.Slots     // of a Cluster
-	topology topology            // of a Cluster
-	clock    clock               // observes the server's clock
+	serverCoalescer *coalesce.Coalescer // of a single server
+	slotCoalescers  *coalesce.Slots     // of a Cluster
+	topology        topology            // of a Cluster
+	clock           clock               // observes the server's clock
 
 	work      *background.Group // work that outlasts calls
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
@@ -86,7 +86,7 @@ func New(c Client, o Options) (*Store, error) {
 		return nil, err
 	}
 	s.client, s.work = client.Detach[Script](c), background.New()
-	s.topology.begin = time.Now()
+	s.topology.madeAt = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
 }
@@ -98,7 +98,7 @@ func newStore(o Options) (*Store, error) {
 	}
 	o.Prefix = cmp.Or(o.Prefix, "ps")
 	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
-	s.single, s.bySlot = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
+	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
 	return s, nil
 }
 
@@ -206,7 +206,7 @@ func (s *Store) decideNow(ctx context.Context, c *call) (penstock.Decision, erro
 	if isCompact(c.charges) {
 		kind = single
 	}
-	c.batches = append(c.batches[:0], len(c.charges))
+	c.batchSizes = append(c.batchSizes[:0], len(c.charges))
 	reply, err := s.eval(ctx, c, s.scripts.find(kind, c.charges))
 	if err != nil {
 		return penstock.Decision{}, s.unavailable(ctx, err)
@@ -236,7 +236,7 @@ func (s *Store) fixedNow() int64 {
 
 // forget drops the references to the caller's values.
 func (c *call) forget() {
-	clear(c.own)
+	clear(c.ownCharges)
 	clear(c.args)
 	c.charges = nil
 	c.waiter.Reset()

@@ -56,7 +56,7 @@ func (s *Store) WriteSummary(ctx context.Context, instance, text string, life ti
 	}
 	_, err := s.client.Eval(ctx, writeSummaryLua, []string{s.summaryKey() + instance}, []string{text, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
-		return s.unavailable(ctx, explain(writeSummaryLua, err))
+		return s.unavailable(ctx, nameMissingRight(writeSummaryLua, err))
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int
 		args := []string{strconv.Itoa(-from - summariesPerScript), strconv.Itoa(-from - 1), s.summaryKey()}
 		reply, err := s.client.Eval(ctx, readSummariesLua, []string{s.instancesKey()}, args)
 		if err != nil {
-			return nil, 0, s.unavailable(ctx, explain(readSummariesLua, err))
+			return nil, 0, s.unavailable(ctx, nameMissingRight(readSummariesLua, err))
 		}
 		part, n, err := parseSummaries(reply)
 		if err != nil {

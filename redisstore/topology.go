@@ -23,7 +23,7 @@ func (s *Store) Node(charges []penstock.Charge) string {
 		return ""
 	}
 	l := s.topology.layout.Load()
-	if l == nil || time.Since(l.at) > layoutMaxAge {
+	if l == nil || time.Since(l.readAt) > layoutMaxAge {
 		s.topology.isNeeded.Store(true)
 		s.topology.startRefresh(s)
 	}
@@ -58,8 +58,8 @@ type topology struct {
 	layout       atomic.Pointer[layout] // nil until it is known
 	isNeeded     atomic.Bool            // a caller has needed the layout
 	isRefreshing atomic.Bool
-	begin        time.Time    // when the store was made
-	next         atomic.Int64 // the earliest time of the next refresh, in ns since begin
+	madeAt       time.Time    // when the store was made
+	nextRefresh  atomic.Int64 // the earliest time of the next refresh, in ns since madeAt
 }
 
 const (
@@ -73,7 +73,7 @@ const (
 
 // A layout is a reply of CLUSTER SLOTS.
 type layout struct {
-	at           time.Time     // when it was read
+	readAt       time.Time     // when it was read
 	servers      []string      // the addresses of the primaries
 	numberBySlot [slots]uint16 // the index in servers plus 1; 0: no server has the slot
 }
@@ -95,12 +95,12 @@ func (t *topology) requestRefresh(s *Store) {
 // startRefresh fetches the layout in the background, unless a refresh is in progress or the next
 // one is not due yet.
 func (t *topology) startRefresh(s *Store) {
-	if int64(time.Since(t.begin)) < t.next.Load() || !t.isRefreshing.CompareAndSwap(false, true) {
+	if int64(time.Since(t.madeAt)) < t.nextRefresh.Load() || !t.isRefreshing.CompareAndSwap(false, true) {
 		return
 	}
 	s.work.Start(func(ctx context.Context) { // starts nothing if the store was closed
 		pause := t.fetchLayout(ctx, s)
-		t.next.Store(int64(time.Since(t.begin) + pause))
+		t.nextRefresh.Store(int64(time.Since(t.madeAt) + pause))
 		t.isRefreshing.Store(false)
 	})
 }
@@ -186,7 +186,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 // parseLayout reads a reply of layoutLua.
 func parseLayout(text string) (*layout, error) {
 	const slotBits = 14 // slots are below 2^14
-	l := &layout{at: time.Now()}
+	l := &layout{readAt: time.Now()}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) != 3 {

@@ -25,7 +25,7 @@ func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 // setResult sets the result of an item from the decision of its batch. Without a decision, the
 // request passes.
 func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
-	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.at {
+	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.chargeIndex {
 		it.origin = failedOpen
 		return
 	}
@@ -33,7 +33,7 @@ func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
 		it.origin = failedClosed
 		return
 	}
-	s := d.Status(it.at)
+	s := d.Status(it.chargeIndex)
 	it.origin = decided
 	if it.kind == spend {
 		it.remaining = s.Remaining
@@ -74,17 +74,17 @@ const closedReset = 1
 func (c *call) writeResponse(to *Response) {
 	o := &c.engine.options
 	isQuotaSpent := c.isQuotaSpent()
-	c.resets = append(c.resets[:0], make([]int64, len(to.Statuses))...)
+	c.resetsInSeconds = append(c.resetsInSeconds[:0], make([]int64, len(to.Statuses))...)
 	for i := range c.items {
 		it := &c.items[i]
 		switch it.kind {
 		case none:
 			continue
 		case unlimited:
-			to.Statuses[it.descriptor].Remaining = math.MaxUint32
+			to.Statuses[it.descriptorIndex].Remaining = math.MaxUint32
 			continue
 		case refuse:
-			to.Statuses[it.descriptor].IsOver, to.IsOver = true, true
+			to.Statuses[it.descriptorIndex].IsOver, to.IsOver = true, true
 			continue
 		}
 		status := Status{Limit: &it.limit.current}
@@ -100,8 +100,8 @@ func (c *call) writeResponse(to *Response) {
 			status.IsOver, status.Reset = false, 0
 		}
 		to.IsOver = to.IsOver || status.IsOver
-		if shown := &to.Statuses[it.descriptor]; shown.Limit == nil || status.isStricter(shown) {
-			*shown, c.resets[it.descriptor] = status, it.reset
+		if shown := &to.Statuses[it.descriptorIndex]; shown.Limit == nil || status.isStricter(shown) {
+			*shown, c.resetsInSeconds[it.descriptorIndex] = status, it.reset
 		}
 	}
 	if len(o.Headers) > 0 {

@@ -16,38 +16,38 @@ type call struct {
 	compiled *compiledConfig
 	request  *Request
 
-	items         []item
-	resets        []int64       // by descriptor, in seconds
-	rules         *policy.Rules // the policy, if it decides the request; else nil
-	policyShadows []policy.Shadow
-	configMatch   envoyconfig.Match
-	buffer        []byte // for keys and metric paths
-	pending       []int  // indexes of items that this round decides; see decide
-	nextRound     []int  // indexes of items that the next round decides
-	isDenied      bool   // the request is already denied, so nothing more may be spent
-	isQuota       bool   // a limit with quota_mode has applied
+	items           []item
+	resetsInSeconds []int64       // by descriptor
+	rules           *policy.Rules // the policy, if it decides the request; else nil
+	policyShadows   []policy.Shadow
+	configMatch     envoyconfig.Match
+	buffer          []byte // for keys and metric paths
+	pending         []int  // indexes of items that this round decides; see decide
+	nextRound       []int  // indexes of items that the next round decides
+	isDenied        bool   // the request is already denied, so nothing more may be spent
+	isQuota         bool   // a limit with quota_mode has applied
 
-	direct  policy.DirectCall // the enforced charges of this round, and the shadows below
-	shadows []policy.Shadow
-	charges []penstock.Charge // of all shadows; each shadow is a part of this array, which must not move
-	limits  []*policy.Limit   // the limits of charges, by the same index
+	direct        policy.DirectCall // the enforced charges of this round, and the shadows below
+	shadows       []policy.Shadow
+	shadowCharges []penstock.Charge // of all shadows; each shadow is a part of this array, which must not move
+	shadowLimits  []*policy.Limit   // the limits of shadowCharges, by the same index
 
 	evaluation policy.Evaluation
 }
 
 // An item is a limit that applies to a descriptor.
 type item struct {
-	descriptor int // the index of the descriptor
-	kind       kind
-	limit      *limit
-	eventLimit *policy.Limit // the limit as events name it
-	key        string
-	cost       int64
+	descriptorIndex int // in the request
+	kind            kind
+	limit           *limit
+	eventLimit      *policy.Limit // the limit as events name it
+	key             string
+	cost            int64
 
 	isShadow, isQuota bool
 
-	batch int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
-	at    int // the index of its charge in the batch
+	batch       int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
+	chargeIndex int // the index of its charge in the batch
 
 	origin origin
 
@@ -87,13 +87,13 @@ func (c *call) release() {
 	clear(c.items)
 	clear(c.policyShadows)
 	clear(c.shadows[:cap(c.shadows)])
-	clear(c.charges[:cap(c.charges)])
-	clear(c.limits[:cap(c.limits)])
+	clear(c.shadowCharges[:cap(c.shadowCharges)])
+	clear(c.shadowLimits[:cap(c.shadowLimits)])
 	clear(c.direct.Charges[:cap(c.direct.Charges)])
 	*c = call{
-		items: c.items[:0], resets: c.resets[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
+		items: c.items[:0], resetsInSeconds: c.resetsInSeconds[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
 		buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0],
-		shadows: c.shadows[:0], charges: c.charges[:0], limits: c.limits[:0],
+		shadows: c.shadows[:0], shadowCharges: c.shadowCharges[:0], shadowLimits: c.shadowLimits[:0],
 		direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
 	}
 	e.calls.Put(c)
@@ -104,12 +104,12 @@ func (c *call) match() error {
 	r := c.request
 	if domain := c.compiled.config.Domain(r.Domain); domain != nil {
 		for i := range r.Descriptors {
-			c.items = append(c.items, item{descriptor: i})
+			c.items = append(c.items, item{descriptorIndex: i})
 			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
 				return err
 			}
 		}
-		c.replace()
+		c.removeReplaced()
 	} else if rules := c.engine.rulesInForce(); rules != nil {
 		if err := c.matchPolicy(rules); err != nil {
 			return err
@@ -218,8 +218,8 @@ func (c *call) setCost(it *item, d *Descriptor) error {
 	return nil
 }
 
-// replace removes the limits that other limits of the request replace.
-func (c *call) replace() {
+// removeReplaced removes the limits that other limits of the request replace.
+func (c *call) removeReplaced() {
 	for i := range c.items {
 		l := c.items[i].limit
 		if l == nil || l.config == nil {
@@ -311,7 +311,7 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 		case it.batch < 0: // it waits for the next round
 		case outcome == admission.FailedClosed:
 			it.origin = failedClosed
-		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.at:
+		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.chargeIndex:
 			it.origin = failedOpen
 		default:
 			c.setResult(it, &d, true)
@@ -329,7 +329,7 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 func (c *call) compose() {
 	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
 	c.shadows = c.shadows[:0]
-	c.charges, c.limits = slices.Grow(c.charges[:0], len(c.items)), slices.Grow(c.limits[:0], len(c.items)) // so that no append moves them
+	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.items)), slices.Grow(c.shadowLimits[:0], len(c.items)) // so that no append moves them
 	for n, i := range c.pending {
 		it := &c.items[i]
 		it.batch = -1
@@ -343,16 +343,16 @@ func (c *call) compose() {
 			if len(c.shadows) == 0 {
 				c.shadows = append(c.shadows, policy.Shadow{})
 			}
-			it.batch, it.at = 1, len(c.charges)
-			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
-			c.shadows[0].Charges, c.shadows[0].Limits = c.charges, c.limits
+			it.batch, it.chargeIndex = 1, len(c.shadowCharges)
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			c.shadows[0].Charges, c.shadows[0].Limits = c.shadowCharges, c.shadowLimits
 		case it.isShadow, it.isQuota: // a shadow by itself
-			at, end := len(c.charges), len(c.charges)+1
-			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.eventLimit)
-			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at:end:end], Limits: c.limits[at:end:end]})
-			it.batch, it.at = len(c.shadows), 0
+			at, end := len(c.shadowCharges), len(c.shadowCharges)+1
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			c.shadows = append(c.shadows, policy.Shadow{Charges: c.shadowCharges[at:end:end], Limits: c.shadowLimits[at:end:end]})
+			it.batch, it.chargeIndex = len(c.shadows), 0
 		default:
-			it.batch, it.at = 0, len(c.direct.Charges)
+			it.batch, it.chargeIndex = 0, len(c.direct.Charges)
 			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.eventLimit)
 		}
 	}
@@ -414,18 +414,18 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 		c.nextRound = append(c.nextRound, i)
 		return
 	}
-	it.batch, it.at = other.batch, other.at
+	it.batch, it.chargeIndex = other.batch, other.chargeIndex
 	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both items
 		return
 	}
 	charges := c.direct.Charges
 	switch {
 	case c.engine.options.ShadowMode:
-		charges = c.charges
+		charges = c.shadowCharges
 	case it.batch > 0:
 		charges = c.shadows[it.batch-1].Charges
 	}
-	charges[it.at].Cost = min(charges[it.at].Cost+charge.Cost, penstock.MaxCost)
+	charges[it.chargeIndex].Cost = min(charges[it.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
 }
 
 // hasEarlierWaiter tells whether an earlier item with the same counter waits for the next round.

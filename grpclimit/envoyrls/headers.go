@@ -61,7 +61,7 @@ func (c *call) appendHeaders(to *Response) {
 		return
 	}
 	o, strictest := &c.engine.options, &to.Statuses[i]
-	reset := clamp(c.resets[i])
+	reset := clamp(c.resetsInSeconds[i])
 	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 	limit := number(strictest.Limit.RequestsPerUnit)
 	for _, d := range o.Headers {
@@ -137,7 +137,7 @@ func (c *call) draft11(to *Response) (policies, states string) {
 		if l.Unit != envoyconfig.UnitUnknown { // calendar windows of a policy have no fixed length
 			policyList.WriteString(";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
 		}
-		stateList.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resets[i], 10))
+		stateList.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.resetsInSeconds[i], 10))
 	}
 	return policyList.String(), stateList.String()
 }

@@ -27,7 +27,7 @@ func (c *call) metadata() map[string]any {
 		hasQuota = hasQuota || it.limit.config != nil && it.limit.config.QuotaMode
 		switch {
 		case it.isOver && it.isQuota && !it.isShadow:
-			violations = append(violations, float64(it.descriptor))
+			violations = append(violations, float64(it.descriptorIndex))
 		case !it.isOver && it.limit.config != nil:
 			maps.Copy(passed, it.limit.config.Metadata)
 		}

@@ -130,7 +130,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 		case evaluation.Unclear != "":
 			return invalid("%s", evaluation.Unclear)
 		case evaluation.ListMatch == policy.DenyListed:
-			c.items = append(c.items, item{descriptor: i, kind: refuse})
+			c.items = append(c.items, item{descriptorIndex: i, kind: refuse})
 		case evaluation.ListMatch == policy.AllowListed:
 			continue
 		}
@@ -142,7 +142,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
 			}
-			it := item{descriptor: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
+			it := item{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}

@@ -277,8 +277,8 @@ type field struct {
 func (f *field) isBytes() bool  { return f.kind == protowire.BytesType }
 func (f *field) isVarint() bool { return f.kind == protowire.VarintType }
 
-// each calls do with each field of the message from start to end. For groups and fields of fixed
-// size, do gets no value: the messages have no such fields.
+// each calls do with each field of the message from start to end. Groups and fields of fixed
+// size are passed without a value: the messages have no such fields.
 func (in *decoder) each(start, end int, do func(protowire.Number, field) error) error {
 	for start < end {
 		number, kind, n := protowire.ConsumeTag(in.bytes[start:end])

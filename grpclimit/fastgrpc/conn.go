@@ -27,17 +27,17 @@ type conn struct {
 	cancel context.CancelFunc
 
 	// Only the reader uses the fields from here to mu.
-	in        input
-	framer    *http2.Framer
-	headers   headers
-	batch     []*stream // requests that have arrived completely and have no handler yet
-	allowance allowance // of frames that carry no part of a request
-	lastRead  time.Time
-	readBy    time.Time // the read deadline that the reader has set; zero: none, or it has passed
-	isPinged  bool      // whether a ping was sent since lastRead
+	in           input
+	framer       *http2.Framer
+	headers      headers
+	batch        []*stream // requests that have arrived completely and have no handler yet
+	allowance    allowance // of frames that carry no part of a request
+	lastRead     time.Time
+	readDeadline time.Time // the read deadline that the reader has set; zero: none, or it has passed
+	isPinged     bool      // whether a ping was sent since lastRead
 
 	mu                 sync.Mutex // guards the fields below
-	changed            sync.Cond  // signals that out was written, a window was opened, an exchange changed, or the connection was closed
+	changed            sync.Cond  // signals that outgoing was written, a window was opened, an exchange changed, or the connection was closed
 	streams            map[uint32]*stream
 	openStreams        int       // streams that count for MaxStreams, including cancelled ones whose handler still runs
 	publicStreams      int       // open streams of public methods
@@ -48,12 +48,12 @@ type conn struct {
 	keptBytes          int       // those of receivedBytes that are kept until the fallback handler reads them
 	lastID             uint32    // the largest ID of a stream that the client has opened
 	idleSince          time.Time // when openStreams became 0
-	out                []byte    // bytes that the next write sends
-	spare              []byte    // memory for the next out
+	outgoing           []byte    // bytes that the next write sends
+	spare              []byte    // memory for the next outgoing
 	isWriting          bool      // a goroutine writes to nc
 	isClosed           bool
-	window             int64     // bytes of DATA that the client still accepts on the connection
-	streamWindow       int64     // bytes of DATA that the client accepts on a new stream
+	sendWindow         int64     // bytes of DATA that the client still accepts on the connection
+	initialSendWindow  int64     // bytes of DATA that the client accepts on a new stream
 	maxHeaderList      uint32    // bytes of headers that the client accepts
 	mustShrink         bool      // the client has made its header table smaller, so the next header block must begin with the instruction shrink
 	hasShrunk          bool      // a header block has begun with shrink, so later blocks do not need it
@@ -67,32 +67,32 @@ type conn struct {
 
 // Sizes and times of HTTP/2, and bounds of a connection.
 const (
-	frameHeader   = 9           // bytes of a frame's header
-	maxFrame      = 16 << 10    // bytes of a frame's payload, in both directions; HTTP/2 allows no smaller bound
-	initialWindow = 1<<16 - 1   // bytes: the window of a connection or a stream at its beginning, in HTTP/2
-	connWindow    = 1 << 20     // bytes that the client may send on a connection
-	maxBuffered   = 1 << 20     // bytes of incomplete messages of a connection
-	maxOut        = 256 << 10   // bytes of out above which nothing more is read
-	maxSpare      = 64 << 10    // bytes of the largest out whose memory is reused
-	maxBatch      = 256         // requests that are handled together
-	maxListLength = 32          // calls of a list. A client with 64 open calls then has two lists: one can arrive while the store decides the other
-	maxPublic     = 16          // open calls that need no token
-	maxParts      = 32          // CONTINUATION frames of a header block
-	drainPause    = time.Second // the longest wait for the answer to goAwayPing
-	lingerTime    = time.Second // how long the client may take to read the last frames
-	maxLinger     = 1 << 20     // bytes that are read and discarded during lingerTime
+	frameHeader       = 9           // bytes of a frame's header
+	maxFrameBytes     = 16 << 10    // bytes of a frame's payload, in both directions; HTTP/2 allows no smaller bound
+	initialWindow     = 1<<16 - 1   // bytes: the window of a connection or a stream at its beginning, in HTTP/2
+	connReceiveWindow = 1 << 20     // bytes that the client may send on a connection
+	maxBufferedBytes  = 1 << 20     // bytes of incomplete messages of a connection
+	maxOutgoingBytes  = 256 << 10   // bytes of outgoing above which nothing more is read
+	maxSpareBytes     = 64 << 10    // bytes of the largest outgoing whose memory is reused
+	maxBatchRequests  = 256         // requests that are handled together
+	maxListLength     = 32          // calls of a list. A client with 64 open calls then has two lists: one can arrive while the store decides the other
+	maxPublicStreams  = 16          // open calls that need no token
+	maxContinuations  = 32          // CONTINUATION frames of a header block
+	drainPause        = time.Second // the longest wait for the answer to goAwayPing
+	lingerTime        = time.Second // how long the client may take to read the last frames
+	maxLingerBytes    = 1 << 20     // bytes that are read and discarded during lingerTime
 )
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{
 		server: s, nc: nc, in: input{nc: nc}, streams: make(map[uint32]*stream),
-		window: initialWindow, streamWindow: initialWindow, maxHeaderList: math.MaxUint32,
+		sendWindow: initialWindow, initialSendWindow: initialWindow, maxHeaderList: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	c.framer = http2.NewFramer(io.Discard, &c.in)
 	c.framer.SetReuseFrames()
-	c.framer.SetMaxReadFrameSize(maxFrame)
+	c.framer.SetMaxReadFrameSize(maxFrameBytes)
 	c.headers.decoder = hpack.NewDecoder(hpackTable, c.headers.add)
 	c.headers.decoder.SetMaxStringLength(s.options.MaxHeaderList)
 	c.headers.maxHeaderList = s.options.MaxHeaderList
@@ -113,9 +113,9 @@ func (c *conn) serve() {
 
 // run serves like serve, and lets a panic through. Tests call it.
 func (c *conn) run() {
-	err := c.begin()
+	err := c.handshake()
 	for err == nil {
-		if err = c.handleNext(); len(c.batch) >= maxBatch {
+		if err = c.handleNext(); len(c.batch) >= maxBatchRequests {
 			c.dispatch()
 		}
 	}
@@ -140,8 +140,8 @@ type tlsConn interface {
 	ConnectionState() tls.ConnectionState
 }
 
-// begin performs the handshakes of TLS and HTTP/2.
-func (c *conn) begin() error {
+// handshake performs the handshakes of TLS and HTTP/2.
+func (c *conn) handshake() error {
 	o := &c.server.options
 	c.nc.SetDeadline(time.Now().Add(o.ReadTimeout))
 	if conn, isTLS := c.nc.(tlsConn); isTLS {
@@ -154,10 +154,10 @@ func (c *conn) begin() error {
 		}
 	}
 	c.mu.Lock()
-	c.out = appendFrame(c.out, 2*6, http2.FrameSettings, 0, 0) // two settings of 6 bytes
-	c.out = appendSetting(c.out, http2.SettingMaxConcurrentStreams, uint32(o.MaxStreams))
-	c.out = appendSetting(c.out, http2.SettingMaxHeaderListSize, uint32(o.MaxHeaderList))
-	c.out = appendWindowUpdate(c.out, 0, connWindow-initialWindow)
+	c.outgoing = appendFrame(c.outgoing, 2*6, http2.FrameSettings, 0, 0) // two settings of 6 bytes
+	c.outgoing = appendSetting(c.outgoing, http2.SettingMaxConcurrentStreams, uint32(o.MaxStreams))
+	c.outgoing = appendSetting(c.outgoing, http2.SettingMaxHeaderListSize, uint32(o.MaxHeaderList))
+	c.outgoing = appendWindowUpdate(c.outgoing, 0, connReceiveWindow-initialWindow)
 	c.mu.Unlock()
 	c.flush()
 	var preface [len(http2.ClientPreface)]byte
@@ -204,7 +204,7 @@ func (c *conn) handleNext() error {
 		return c.handleData(f)
 	case *http2.SettingsFrame:
 		if f.IsAck() {
-			return c.spend(1)
+			return c.spendAllowance(1)
 		}
 		return c.handleSettings(f)
 	case *http2.WindowUpdateFrame:
@@ -216,7 +216,7 @@ func (c *conn) handleNext() error {
 	case *http2.PushPromiseFrame:
 		return connectionError{http2.ErrCodeProtocol, "a client cannot push"}
 	}
-	return c.spend(1) // GOAWAY, PRIORITY, PRIORITY_UPDATE and unknown frames
+	return c.spendAllowance(1) // GOAWAY, PRIORITY, PRIORITY_UPDATE and unknown frames
 }
 
 // readFrame reads a frame. The frame is valid until the next call.
@@ -280,7 +280,7 @@ func (c *conn) wait() error {
 				return nil
 			}
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			c.readBy = time.Time{}
+			c.readDeadline = time.Time{}
 			if n > 0 && time.Since(began) >= c.server.options.ReadTimeout {
 				return err
 			}
@@ -294,8 +294,8 @@ func (c *conn) wait() error {
 // an eighth of the time left: setting one is expensive, and an early timeout only makes wait try
 // again.
 func (c *conn) setReadDeadline(now, due time.Time) {
-	if c.readBy.After(due) || c.readBy.Sub(now) < due.Sub(now)*7/8 {
-		c.readBy = due
+	if c.readDeadline.After(due) || c.readDeadline.Sub(now) < due.Sub(now)*7/8 {
+		c.readDeadline = due
 		c.nc.SetReadDeadline(due)
 	}
 }
@@ -363,7 +363,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 				return due, errSilent
 			}
 			c.isPinged = true
-			c.out = appendPing(c.out, 0, [8]byte{})
+			c.outgoing = appendPing(c.outgoing, 0, [8]byte{})
 			silentAt = now.Add(o.ReadTimeout)
 		}
 		due = earlier(due, silentAt)

@@ -15,7 +15,7 @@ func (c *conn) handleSettings(f *http2.SettingsFrame) error {
 	}
 	c.mu.Lock()
 	err := f.ForeachSetting(c.setLocked)
-	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	c.outgoing = appendFrame(c.outgoing, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	c.mu.Unlock()
 	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
 		return connectionError{http2.ErrCode(ce), "a setting is out of range"}
@@ -23,7 +23,7 @@ func (c *conn) handleSettings(f *http2.SettingsFrame) error {
 	if err != nil {
 		return err
 	}
-	return c.spend(costOfSettings)
+	return c.spendAllowance(costOfSettings)
 }
 
 // maxSettings is how many settings a frame may have. HTTP/2 and its extensions define fewer.
@@ -36,10 +36,10 @@ func (c *conn) setLocked(setting http2.Setting) error {
 	}
 	switch setting.ID {
 	case http2.SettingInitialWindowSize:
-		change := int64(setting.Val) - c.streamWindow
-		c.streamWindow = int64(setting.Val)
+		change := int64(setting.Val) - c.initialSendWindow
+		c.initialSendWindow = int64(setting.Val)
 		for _, s := range c.streams {
-			if s.window += change; s.window > math.MaxInt32 {
+			if s.sendWindow += change; s.sendWindow > math.MaxInt32 {
 				return connectionError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE makes the window of a stream too large"}
 			}
 		}
@@ -56,36 +56,36 @@ func (c *conn) handleWindowUpdate(f *http2.WindowUpdateFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.StreamID == 0 {
-		if c.window += int64(f.Increment); c.window > math.MaxInt32 {
+		if c.sendWindow += int64(f.Increment); c.sendWindow > math.MaxInt32 {
 			return connectionError{http2.ErrCodeFlowControl, "the window of the connection is too large"}
 		}
 		c.unblockLocked()
-		return c.spend(1)
+		return c.spendAllowance(1)
 	}
 	s := c.streams[f.StreamID]
 	if s == nil {
 		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
 			return connectionError{http2.ErrCodeProtocol, "WINDOW_UPDATE has the number of a stream that was not opened"}
 		}
-		return c.spend(1)
+		return c.spendAllowance(1)
 	}
-	if s.window += int64(f.Increment); s.window > math.MaxInt32 {
+	if s.sendWindow += int64(f.Increment); s.sendWindow > math.MaxInt32 {
 		c.abortLocked(s, http2.ErrCodeFlowControl)
 	}
 	c.unblockLocked()
-	return c.spend(1)
+	return c.spendAllowance(1)
 }
 
 func (c *conn) handlePing(f *http2.PingFrame) error {
 	c.mu.Lock()
 	switch {
 	case !f.IsAck():
-		c.out = appendPing(c.out, http2.FlagPingAck, f.Data)
+		c.outgoing = appendPing(c.outgoing, http2.FlagPingAck, f.Data)
 	case c.drainState == announced && f.Data == goAwayPing:
 		c.finalizeLocked(time.Now())
 	}
 	c.mu.Unlock()
-	return c.spend(1)
+	return c.spendAllowance(1)
 }
 
 // handleReset cancels a stream. Its handler continues, and its response is dropped.
@@ -97,7 +97,7 @@ func (c *conn) handleReset(f *http2.RSTStreamFrame) error {
 	} else if f.StreamID > c.lastID || f.StreamID%2 == 0 {
 		return connectionError{http2.ErrCodeProtocol, "RST_STREAM has the number of a stream that was not opened"}
 	}
-	return c.spend(1)
+	return c.spendAllowance(1)
 }
 
 // handleStreamError cancels the stream of a malformed frame.
@@ -107,9 +107,9 @@ func (c *conn) handleStreamError(e http2.StreamError) error {
 	if s := c.streams[e.StreamID]; s != nil {
 		c.abortLocked(s, e.Code)
 	} else {
-		c.out = appendReset(c.out, e.StreamID, e.Code)
+		c.outgoing = appendReset(c.outgoing, e.StreamID, e.Code)
 	}
-	return c.spend(costOfMistake)
+	return c.spendAllowance(costOfMistake)
 }
 
 // An allowance bounds how many frames a client may send that carry no part of a request. It grows
@@ -130,8 +130,9 @@ const (
 	smallData          = 256 // bytes: a smaller DATA frame costs 1 unless it ends a request
 )
 
-// spend takes the cost of a frame from the allowance. It returns an error if too little is left.
-func (c *conn) spend(cost int) error {
+// spendAllowance takes the cost of a frame from the allowance. It returns an error if too little is
+// left.
+func (c *conn) spendAllowance(cost int) error {
 	a := &c.allowance
 	if a.left -= cost; a.left >= 0 {
 		return nil
@@ -147,5 +148,5 @@ func (c *conn) spend(cost int) error {
 	return nil
 }
 
-// earn adds n to the allowance, up to maxAllowance.
-func (c *conn) earn(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }
+// growAllowance adds n to the allowance, up to maxAllowance.
+func (c *conn) growAllowance(n int) { c.allowance.left = min(c.allowance.left+n, maxAllowance) }

@@ -37,20 +37,20 @@ func (c *conn) drain() {
 // served.
 func (c *conn) announceLocked(now time.Time) {
 	c.drainState, c.drainStateSince = announced, now
-	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
-	c.out = appendPing(c.out, 0, goAwayPing)
+	c.outgoing = appendGoAway(c.outgoing, math.MaxInt32, http2.ErrCodeNo, "")
+	c.outgoing = appendPing(c.outgoing, 0, goAwayPing)
 }
 
 // finalizeLocked sends the second GOAWAY. Streams after lastID are not served.
 func (c *conn) finalizeLocked(now time.Time) {
 	c.drainState, c.drainStateSince = final, now
-	c.out = appendGoAway(c.out, c.lastID, http2.ErrCodeNo, "")
+	c.outgoing = appendGoAway(c.outgoing, c.lastID, http2.ErrCodeNo, "")
 }
 
 // goAway sends a GOAWAY with an error of the client, and drops all streams.
 func (c *conn) goAway(e connectionError) {
 	c.mu.Lock()
-	c.out = appendGoAway(c.out, c.lastID, e.code, e.reason)
+	c.outgoing = appendGoAway(c.outgoing, c.lastID, e.code, e.reason)
 	for _, s := range c.streams {
 		c.removeLocked(s)
 	}
@@ -65,5 +65,5 @@ func (c *conn) linger() {
 		halfCloser.CloseWrite()
 	}
 	c.nc.SetReadDeadline(time.Now().Add(lingerTime))
-	io.CopyN(io.Discard, c.nc, maxLinger)
+	io.CopyN(io.Discard, c.nc, maxLingerBytes)
 }

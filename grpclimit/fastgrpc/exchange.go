@@ -103,10 +103,10 @@ func (e *exchange) endRequestLocked() {
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn
-	if s.credit += n; s.credit > initialWindow/4 && !e.hasRequestEnded && !e.isOver {
-		c.out = appendWindowUpdate(c.out, s.id, s.credit)
-		s.receivedBytes -= s.credit
-		s.credit = 0
+	if s.creditBytes += n; s.creditBytes > initialWindow/4 && !e.hasRequestEnded && !e.isOver {
+		c.outgoing = appendWindowUpdate(c.outgoing, s.id, s.creditBytes)
+		s.receivedBytes -= s.creditBytes
+		s.creditBytes = 0
 	}
 	c.creditLocked()
 }
@@ -198,7 +198,7 @@ func (e *exchange) commit(isEnd bool) {
 			block = appendFields(block, name, values)
 		}
 	}
-	c.out = appendHeaders(c.out, block, e.stream.id, isEnd)
+	c.outgoing = appendHeaders(c.outgoing, block, e.stream.id, isEnd)
 }
 
 func (e *exchange) isTrailer(name string) bool {
@@ -235,7 +235,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 		if e.isOver {
 			return len(p) - len(rest), errCancelled
 		}
-		if len(c.out) <= maxOut {
+		if len(c.outgoing) <= maxOutgoingBytes {
 			rest = c.appendDataLocked(e.stream, rest)
 		}
 		if len(rest) == 0 {
@@ -244,7 +244,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 		c.mu.Unlock()
 		c.flush()
 		c.mu.Lock()
-		if c.window <= 0 || e.stream.window <= 0 || len(c.out) > maxOut {
+		if c.sendWindow <= 0 || e.stream.sendWindow <= 0 || len(c.outgoing) > maxOutgoingBytes {
 			c.changed.Wait()
 		}
 	}
@@ -269,11 +269,11 @@ func (e *exchange) end() {
 	e.cancel()
 	if !e.isOver {
 		if e.isAborted {
-			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
+			c.outgoing = appendReset(c.outgoing, s.id, http2.ErrCodeInternal)
 		} else {
 			e.sendTrailersLocked()
 			if !e.hasRequestEnded { // the client need not send the rest
-				c.out = appendReset(c.out, s.id, http2.ErrCodeNo)
+				c.outgoing = appendReset(c.outgoing, s.id, http2.ErrCodeNo)
 			}
 		}
 		c.removeLocked(s)
@@ -291,8 +291,8 @@ func (e *exchange) sendTrailersLocked() {
 		}
 	}
 	if len(block) == 0 {
-		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, e.stream.id)
+		c.outgoing = appendFrame(c.outgoing, 0, http2.FrameData, http2.FlagDataEndStream, e.stream.id)
 		return
 	}
-	c.out = appendHeaders(c.out, block, e.stream.id, true)
+	c.outgoing = appendHeaders(c.outgoing, block, e.stream.id, true)
 }

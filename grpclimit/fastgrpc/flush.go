@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// flush writes out to the connection. If another goroutine is writing already, that goroutine also
-// writes what is in out now.
+// flush writes the outgoing bytes to the connection. If another goroutine is writing already, that
+// goroutine also writes the bytes that are outgoing now.
 func (c *conn) flush() { c.write(false) }
 
 // flushLater lets other goroutines run and then does what flush does, so that one write can carry
 // their responses too.
 func (c *conn) flushLater() { c.write(true) }
 
-// write writes out to the connection. With shouldYield, other goroutines run first.
+// write writes the outgoing bytes to the connection. With shouldYield, other goroutines run first.
 func (c *conn) write(shouldYield bool) {
 	c.mu.Lock()
-	if c.isWriting || len(c.out) == 0 && !c.isDoneLocked() {
+	if c.isWriting || len(c.outgoing) == 0 && !c.isDoneLocked() {
 		c.mu.Unlock()
 		return
 	}
@@ -26,19 +26,19 @@ func (c *conn) write(shouldYield bool) {
 		runtime.Gosched()
 		c.mu.Lock()
 	}
-	for len(c.out) > 0 && !c.isClosed {
-		out := c.out
-		c.out = c.spare[:0]
+	for len(c.outgoing) > 0 && !c.isClosed {
+		out := c.outgoing
+		c.outgoing = c.spare[:0]
 		c.spare = nil
 		c.mu.Unlock()
 		c.nc.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout))
 		_, err := c.nc.Write(out)
 		c.mu.Lock()
-		if cap(out) <= maxSpare {
+		if cap(out) <= maxSpareBytes {
 			c.spare = out
 		}
 		if err != nil && !c.isClosed {
-			c.out = nil
+			c.outgoing = nil
 			c.drainState, c.drainStateSince = ended, time.Time{} // long ago, so that tick ends the reader
 			c.interruptLocked()
 		}
@@ -55,26 +55,27 @@ func (c *conn) write(shouldYield bool) {
 	c.mu.Unlock()
 }
 
-// isDoneLocked tells whether the connection was drained and out was written, so that nothing more
-// will be sent.
+// isDoneLocked tells whether the connection was drained and all outgoing bytes were written, so
+// that nothing more will be sent.
 func (c *conn) isDoneLocked() bool {
-	return c.drainState == final && c.openStreams == 0 && len(c.out) == 0
+	return c.drainState == final && c.openStreams == 0 && len(c.outgoing) == 0
 }
 
-// unlockAndFlush unlocks mu, and writes out if it is not empty.
+// unlockAndFlush unlocks mu, and flushes if there are outgoing bytes.
 func (c *conn) unlockAndFlush() {
-	mustFlush := len(c.out) > 0 || c.isDoneLocked()
+	mustFlush := len(c.outgoing) > 0 || c.isDoneLocked()
 	c.mu.Unlock()
 	if mustFlush {
 		c.flush()
 	}
 }
 
-// waitForWrites waits while out has more than maxOut bytes and another goroutine writes.
+// waitForWrites waits while outgoing has more than maxOutgoingBytes bytes and another goroutine
+// writes.
 func (c *conn) waitForWrites() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.out) > maxOut && !c.isClosed && c.isWriting {
+	for len(c.outgoing) > maxOutgoingBytes && !c.isClosed && c.isWriting {
 		c.changed.Wait()
 	}
 }

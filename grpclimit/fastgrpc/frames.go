@@ -49,7 +49,7 @@ func appendHeaders(b, block []byte, id uint32, isEnd bool) []byte {
 		flags = http2.FlagHeadersEndStream
 	}
 	for {
-		part := block[:min(len(block), maxFrame)]
+		part := block[:min(len(block), maxFrameBytes)]
 		if block = block[len(part):]; len(block) == 0 {
 			flags |= http2.FlagHeadersEndHeaders
 		}

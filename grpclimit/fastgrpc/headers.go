@@ -27,7 +27,7 @@ type headers struct {
 	isCorrupt  bool                // a name, a value or the order breaks the rules of HTTP/2
 
 	block       []byte // collects a block that arrives in several frames
-	last        []byte // the last block, if decoding it again gives the same fields; else empty
+	lastBlock   []byte // the last block, if decoding it again gives the same fields; else empty
 	lastRequest request
 }
 
@@ -82,14 +82,14 @@ func isWellFormed(f hpack.HeaderField, before []hpack.HeaderField) bool {
 
 // decode decodes a block. The result is valid until the next call.
 func (h *headers) decode(block []byte) (*request, error) {
-	if len(h.last) > 0 && bytes.Equal(block, h.last) {
+	if len(h.lastBlock) > 0 && bytes.Equal(block, h.lastBlock) {
 		return &h.lastRequest, nil
 	}
 	clear(h.fields)
 	if cap(h.fields) > maxFields {
 		h.fields = nil
 	}
-	h.fields, h.last = h.fields[:0], h.last[:0]
+	h.fields, h.lastBlock = h.fields[:0], h.lastBlock[:0]
 	h.size, h.isTooLarge, h.isCorrupt = 0, false, false
 	h.decoder.SetEmitEnabled(true)
 	if _, err := h.decoder.Write(block); err != nil {
@@ -99,14 +99,14 @@ func (h *headers) decode(block []byte) (*request, error) {
 		return nil, connectionError{http2.ErrCodeCompression, "a header block is cut off"}
 	}
 	h.lastRequest = h.request()
-	if len(block) <= maxLast && isIndexed(block) {
-		h.last = append(h.last, block...)
+	if len(block) <= maxLastBlockBytes && isIndexed(block) {
+		h.lastBlock = append(h.lastBlock, block...)
 	}
 	return &h.lastRequest, nil
 }
 
-// maxLast is the size in bytes of the largest block that is kept in last.
-const maxLast = 64
+// maxLastBlockBytes is the size in bytes of the largest block that is kept in lastBlock.
+const maxLastBlockBytes = 64
 
 // isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
 // HPACK encodes an index below 127 as a byte from 0x80 to 0xfe. Such a block does not change the
@@ -123,7 +123,7 @@ func isIndexed(block []byte) bool {
 // A request is what the headers of a request contain.
 type request struct {
 	method, scheme, path, authority, contentType, encoding string
-	authorities, hosts                                     int // how many such fields there are
+	authorityCount, hostCount                              int // how many such fields there are
 	host                                                   string
 	authorization                                          []string
 	timeout                                                time.Duration
@@ -146,10 +146,10 @@ func (h *headers) request() (r request) {
 			r.path = f.Value
 		case ":authority":
 			r.authority = f.Value
-			r.authorities++
+			r.authorityCount++
 		case "host":
 			r.host = f.Value
-			r.hosts++
+			r.hostCount++
 		case "content-type":
 			r.contentType = f.Value
 		case "grpc-encoding":
@@ -171,7 +171,7 @@ func (h *headers) request() (r request) {
 			r.hasTimeout = true
 		}
 	}
-	if r.authorities == 0 {
+	if r.authorityCount == 0 {
 		r.authority = r.host
 	}
 	return r
@@ -191,8 +191,8 @@ func (r *request) check() *refusal {
 	switch {
 	case r.isTooLarge:
 		return &refusal{http.StatusRequestHeaderFieldsTooLarge, status.New(codes.ResourceExhausted, "the request headers are too large")}
-	case r.authorities > 1 || r.hosts > 1:
-		return &refusal{http.StatusBadRequest, status.Newf(codes.Internal, "num values of :authority: %v, num values of host: %v, both must only have 1 value as per HTTP/2 spec", r.authorities, r.hosts)}
+	case r.authorityCount > 1 || r.hostCount > 1:
+		return &refusal{http.StatusBadRequest, status.Newf(codes.Internal, "num values of :authority: %v, num values of host: %v, both must only have 1 value as per HTTP/2 spec", r.authorityCount, r.hostCount)}
 	case !isGRPC(r.contentType):
 		return &refusal{http.StatusUnsupportedMediaType, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", r.contentType)}
 	case r.badTimeout != "":

@@ -17,7 +17,7 @@ type input struct {
 // minInput is the size of buf in bytes after the first read. maxInput is its largest size.
 const (
 	minInput = 4 << 10
-	maxInput = 32 << 10 // more than a frame, which has at most frameHeader + maxFrame
+	maxInput = 32 << 10 // more than a frame, which has at most frameHeader + maxFrameBytes
 )
 
 // buffered returns how many bytes are unread.
@@ -30,7 +30,7 @@ func (in *input) hasFrame() bool {
 		return false
 	}
 	length := int(binary.BigEndian.Uint32(in.buf[in.r:]) >> 8)
-	return n-frameHeader >= length || length > maxFrame
+	return n-frameHeader >= length || length > maxFrameBytes
 }
 
 // fill reads from the connection once, and makes room first if the buffer is full.

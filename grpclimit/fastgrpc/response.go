@@ -15,9 +15,9 @@ func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
 	block := appendStatus(c.newBlockLocked(), r.httpStatus)
 	block = appendField(block, "content-type", grpcContentType)
 	block = appendStatusFields(block, r.status, c.maxHeaderList)
-	c.out = appendHeaders(c.out, block, id, true)
+	c.outgoing = appendHeaders(c.outgoing, block, id, true)
 	if !hasRequestEnded {
-		c.out = appendReset(c.out, id, http2.ErrCodeNo)
+		c.outgoing = appendReset(c.outgoing, id, http2.ErrCodeNo)
 	}
 }
 
@@ -56,11 +56,11 @@ func (c *conn) respondLocked(s *stream, err error) {
 	}
 	c.appendBlockLocked(s.id, headersOfSuccess, http2.FlagHeadersEndHeaders)
 	n := int64(len(s.prefix) + len(s.Response))
-	if len(c.blockedStreams) == 0 && n <= min(c.window, s.window, maxFrame) {
-		c.out = appendFrame(c.out, int(n), http2.FrameData, 0, s.id)
-		c.out = binary.BigEndian.AppendUint32(append(c.out, 0), uint32(len(s.Response))) // 0: not compressed
-		c.out = append(c.out, s.Response...)
-		c.window -= n
+	if len(c.blockedStreams) == 0 && n <= min(c.sendWindow, s.sendWindow, maxFrameBytes) {
+		c.outgoing = appendFrame(c.outgoing, int(n), http2.FrameData, 0, s.id)
+		c.outgoing = binary.BigEndian.AppendUint32(append(c.outgoing, 0), uint32(len(s.Response))) // 0: not compressed
+		c.outgoing = append(c.outgoing, s.Response...)
+		c.sendWindow -= n
 		c.endResponseLocked(s)
 		return
 	}
@@ -78,7 +78,7 @@ func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
 	if c.mustShrink && !c.hasShrunk {
 		block = append(c.newBlockLocked(), block...)
 	}
-	c.out = append(appendFrame(c.out, len(block), http2.FrameHeaders, flags, id), block...)
+	c.outgoing = append(appendFrame(c.outgoing, len(block), http2.FrameHeaders, flags, id), block...)
 }
 
 // endResponseLocked sends the trailers of a response.
@@ -107,13 +107,13 @@ func (c *conn) unblockLocked() {
 // appendDataLocked sends as much of data as the windows have room for, and returns the rest.
 func (c *conn) appendDataLocked(s *stream, data []byte) []byte {
 	for len(data) > 0 {
-		n := min(int64(len(data)), c.window, s.window, maxFrame)
+		n := min(int64(len(data)), c.sendWindow, s.sendWindow, maxFrameBytes)
 		if n <= 0 {
 			break
 		}
-		c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), data[:n]...)
-		c.window -= n
-		s.window -= n
+		c.outgoing = append(appendFrame(c.outgoing, int(n), http2.FrameData, 0, s.id), data[:n]...)
+		c.sendWindow -= n
+		s.sendWindow -= n
 		data = data[n:]
 	}
 	return data

@@ -195,8 +195,8 @@ func New(o Options) (*Server, error) {
 			return nil, fmt.Errorf("%w: fastgrpc: Options.Methods has %q; write a name such as /package.Service/Method, and a handler that is not nil", penstock.ErrInvalid, name)
 		}
 	}
-	if o.MaxMessage > maxBuffered || o.MaxHeaderList > maxBuffered {
-		return nil, fmt.Errorf("%w: fastgrpc: MaxMessage and MaxHeaderList may be at most %d bytes", penstock.ErrInvalid, maxBuffered)
+	if o.MaxMessage > maxBufferedBytes || o.MaxHeaderList > maxBufferedBytes {
+		return nil, fmt.Errorf("%w: fastgrpc: MaxMessage and MaxHeaderList may be at most %d bytes", penstock.ErrInvalid, maxBufferedBytes)
 	}
 	s := &Server{options: o, closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*conn]struct{})}
 	s.listHandlers = make(map[string]*ListHandler, len(o.Lists))
@@ -231,7 +231,7 @@ func (s *Server) Serve(l net.Listener) error {
 		switch {
 		case err == nil:
 			pause = 0
-			s.begin(nc)
+			s.serveConn(nc)
 		case s.isClosing.Load():
 			return ErrServerClosed
 		case !isTemporary(err):
@@ -278,9 +278,9 @@ func (s *Server) removeListener(l net.Listener) {
 	delete(s.listeners, l)
 }
 
-// begin serves a connection in a goroutine of its own. It closes the connection if there are too
-// many.
-func (s *Server) begin(nc net.Conn) {
+// serveConn serves a connection in a goroutine of its own. It closes the connection if there are
+// too many.
+func (s *Server) serveConn(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()
 	if len(s.connected) >= s.options.MaxConnections || s.isClosing.Load() {
@@ -293,12 +293,12 @@ func (s *Server) begin(nc net.Conn) {
 	s.mu.Unlock()
 	go func() {
 		defer s.goroutines.Done()
-		defer s.end(c)
+		defer s.disconnect(c)
 		c.serve()
 	}()
 }
 
-func (s *Server) end(c *conn) {
+func (s *Server) disconnect(c *conn) {
 	c.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -32,12 +32,12 @@ type stream struct {
 	isPublic        bool      // conn.publicStreams counts it
 	hasRequestEnded bool      // the client has sent the whole request
 	stateSince      time.Time // when the state arriving or answering began
-	window          int64     // bytes of DATA that the client still accepts on the stream
+	sendWindow      int64     // bytes of DATA that the client still accepts on the stream
 	receivedBytes   int       // bytes of DATA for which no WINDOW_UPDATE of the stream was sent yet
-	credit          int       // those of receivedBytes that an exchange no longer keeps
+	creditBytes     int       // those of receivedBytes that an exchange no longer keeps
 	prefix          [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
 	prefixLength    int       // bytes of prefix that have arrived
-	size            int       // bytes of the message; known when the prefix is complete
+	messageSize     int       // bytes of the message; known when the prefix is complete
 	unsent          []byte    // the rest of the response, which waits for a window
 }
 
@@ -50,18 +50,18 @@ const (
 	answering             // the response waits for a window
 )
 
-// maxKept is the size in bytes of the largest buffer whose memory is reused for another call.
-const maxKept = 4 << 10
+// maxKeptBytes is the size in bytes of the largest buffer whose memory is reused for another call.
+const maxKeptBytes = 4 << 10
 
 var streamPool = sync.Pool{New: func() any { return new(stream) }}
 
 func newStream(c *conn, id uint32) *stream {
 	s := streamPool.Get().(*stream)
 	request, response := s.Request[:0], s.Response[:0]
-	if cap(request) > maxKept {
+	if cap(request) > maxKeptBytes {
 		request = nil
 	}
-	if cap(response) > maxKept {
+	if cap(response) > maxKeptBytes {
 		response = nil
 	}
 	*s = stream{Call: Call{Request: request, Response: response, conn: c}, id: id}
@@ -91,19 +91,19 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return c.handleTrailersLocked(id, isEnd)
 	}
 	if c.drainState == final {
-		return c.spend(1) // the GOAWAY has told the client that this stream is not served
+		return c.spendAllowance(1) // the GOAWAY has told the client that this stream is not served
 	}
 	c.lastID = id
 	if r.isCorrupt || r.path == "" || r.scheme == "" {
-		c.out = appendReset(c.out, id, http2.ErrCodeProtocol)
-		return c.spend(costOfMistake)
+		c.outgoing = appendReset(c.outgoing, id, http2.ErrCodeProtocol)
+		return c.spendAllowance(costOfMistake)
 	}
 	refused := r.check()
 	isPublic := c.server.options.IsPublic != nil && c.server.options.IsPublic(r.path)
-	hasTooMany := c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublic
+	hasTooMany := c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublicStreams
 	if refused == nil && hasTooMany {
-		c.out = appendReset(c.out, id, http2.ErrCodeRefusedStream)
-		return c.spend(1)
+		c.outgoing = appendReset(c.outgoing, id, http2.ErrCodeRefusedStream)
+		return c.spendAllowance(1)
 	}
 	handler := c.server.options.Methods[r.path]
 	isFallback := c.server.options.Fallback != nil && (handler == nil || !r.isPlain() || !r.isProto())
@@ -116,7 +116,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	}
 	s := newStream(c, id)
 	s.listHandler = c.server.listHandlers[r.path]
-	s.handler, s.timeout, s.stateSince, s.window = handler, -1, c.lastRead, c.streamWindow
+	s.handler, s.timeout, s.stateSince, s.sendWindow = handler, -1, c.lastRead, c.initialSendWindow
 	s.trace = r.trace
 	if r.hasTimeout {
 		s.timeout = r.timeout
@@ -165,7 +165,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 	h := &c.headers
 	h.block = append(h.block[:0], block...)
 	for parts := 0; ; parts++ {
-		if parts == maxParts || len(h.block) > h.maxHeaderList+maxFrame {
+		if parts == maxContinuations || len(h.block) > h.maxHeaderList+maxFrameBytes {
 			return nil, connectionError{http2.ErrCodeEnhanceYourCalm, "a header block is too large"}
 		}
 		if err := c.wait(); err != nil {
@@ -185,7 +185,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 		}
 	}
 	block = h.block
-	if cap(h.block) > maxKept {
+	if cap(h.block) > maxKeptBytes {
 		h.block = nil
 	}
 	return block, nil
@@ -196,14 +196,14 @@ func (c *conn) handleTrailersLocked(id uint32, isEnd bool) error {
 	s := c.streams[id]
 	switch {
 	case s == nil, s.hasRequestEnded:
-		c.out = appendReset(c.out, id, http2.ErrCodeStreamClosed)
+		c.outgoing = appendReset(c.outgoing, id, http2.ErrCodeStreamClosed)
 		if s != nil {
 			c.removeLocked(s)
 		}
-		return c.spend(costOfMistake)
+		return c.spendAllowance(costOfMistake)
 	case !isEnd:
 		c.abortLocked(s, http2.ErrCodeProtocol)
-		return c.spend(costOfMistake)
+		return c.spendAllowance(costOfMistake)
 	case s.exchange != nil:
 		s.exchange.endRequestLocked()
 		return nil
@@ -229,7 +229,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := int(f.Length)
-	if c.receivedBytes += n; c.receivedBytes > connWindow {
+	if c.receivedBytes += n; c.receivedBytes > connReceiveWindow {
 		return connectionError{http2.ErrCodeFlowControl, "there is more DATA than the window of the connection allows"}
 	}
 	s := c.streams[f.StreamID]
@@ -240,19 +240,19 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 	case s == nil && (f.StreamID > c.lastID || f.StreamID%2 == 0):
 		return connectionError{http2.ErrCodeProtocol, "DATA has the number of a stream that was not opened"}
 	case s == nil:
-		return c.spend(1) // the stream was refused or cancelled
+		return c.spendAllowance(1) // the stream was refused or cancelled
 	case s.hasRequestEnded:
 		c.abortLocked(s, http2.ErrCodeStreamClosed)
-		return c.spend(costOfMistake)
+		return c.spendAllowance(costOfMistake)
 	}
 	if s.receivedBytes += n; s.receivedBytes > initialWindow {
 		c.abortLocked(s, http2.ErrCodeFlowControl)
-		return c.spend(costOfMistake)
+		return c.spendAllowance(costOfMistake)
 	}
 	if s.exchange != nil {
 		s.exchange.receiveLocked(f)
 		if n == 0 && !f.StreamEnded() {
-			return c.spend(1)
+			return c.spendAllowance(1)
 		}
 		return nil
 	}
@@ -266,11 +266,11 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return nil
 	}
 	if s.receivedBytes > initialWindow/2 {
-		c.out = appendWindowUpdate(c.out, s.id, s.receivedBytes)
+		c.outgoing = appendWindowUpdate(c.outgoing, s.id, s.receivedBytes)
 		s.receivedBytes = 0
 	}
 	if n < smallData {
-		return c.spend(1)
+		return c.spendAllowance(1)
 	}
 	return nil
 }
@@ -279,8 +279,8 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 // exchanges keep. It does so only for more than a quarter of the window, so that there are few
 // WINDOW_UPDATEs.
 func (c *conn) creditLocked() {
-	if n := c.receivedBytes - c.keptBytes; n > connWindow/4 {
-		c.out = appendWindowUpdate(c.out, 0, n)
+	if n := c.receivedBytes - c.keptBytes; n > connReceiveWindow/4 {
+		c.outgoing = appendWindowUpdate(c.outgoing, 0, n)
 		c.receivedBytes -= n
 	}
 }
@@ -295,9 +295,9 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 		if s.prefixLength < len(s.prefix) {
 			return nil
 		}
-		s.size = int(binary.BigEndian.Uint32(s.prefix[1:]))
-		if limit := c.server.options.MaxMessage; s.size > limit {
-			return status.Newf(codes.ResourceExhausted, "grpc: received message larger than max (%d vs. %d)", s.size, limit)
+		s.messageSize = int(binary.BigEndian.Uint32(s.prefix[1:]))
+		if limit := c.server.options.MaxMessage; s.messageSize > limit {
+			return status.Newf(codes.ResourceExhausted, "grpc: received message larger than max (%d vs. %d)", s.messageSize, limit)
 		}
 		switch s.prefix[0] {
 		case 0:
@@ -307,12 +307,12 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 			return status.Newf(codes.Internal, "grpc: received unexpected payload format %d", s.prefix[0])
 		}
 	}
-	if len(s.Request)+len(data) > s.size {
+	if len(s.Request)+len(data) > s.messageSize {
 		return status.New(codes.Internal, "bytes follow the message; a unary call has one message")
 	}
-	if c.bufferedBytes += len(data); c.bufferedBytes > maxBuffered {
+	if c.bufferedBytes += len(data); c.bufferedBytes > maxBufferedBytes {
 		c.bufferedBytes -= len(data)
-		return status.Newf(codes.ResourceExhausted, "the incomplete messages of the connection exceed %d bytes", maxBuffered)
+		return status.Newf(codes.ResourceExhausted, "the incomplete messages of the connection exceed %d bytes", maxBufferedBytes)
 	}
 	s.Request = append(s.Request, data...)
 	return nil
@@ -322,7 +322,7 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 // or refuses it if its message is incomplete.
 func (c *conn) completeLocked(s *stream) {
 	s.hasRequestEnded = true
-	if s.prefixLength < len(s.prefix) || len(s.Request) < s.size {
+	if s.prefixLength < len(s.prefix) || len(s.Request) < s.messageSize {
 		text := "the message of the call is cut off"
 		if s.prefixLength == 0 {
 			text = "a unary call needs a message"
@@ -333,7 +333,7 @@ func (c *conn) completeLocked(s *stream) {
 	}
 	c.leaveArrivingLocked(s)
 	s.state, s.isRunning = handling, true
-	c.earn(allowanceOfRequest)
+	c.growAllowance(allowanceOfRequest)
 	c.batch = append(c.batch, s)
 }
 
@@ -347,7 +347,7 @@ func (c *conn) leaveArrivingLocked(s *stream) {
 
 // abortLocked sends RST_STREAM and removes the stream.
 func (c *conn) abortLocked(s *stream, code http2.ErrCode) {
-	c.out = appendReset(c.out, s.id, code)
+	c.outgoing = appendReset(c.outgoing, s.id, code)
 	c.removeLocked(s)
 }
 

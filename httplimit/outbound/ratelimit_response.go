@@ -51,7 +51,7 @@ func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
 	for _, line := range lines {
 		length += len(line)
 	}
-	if length == 0 || length > maxRateLimit {
+	if length == 0 || length > maxRateLimitBytes {
 		return 0, false
 	}
 	if list, err := httpsfv.UnmarshalList(lines); err == nil {
@@ -88,8 +88,8 @@ func longestPause(limits httpsfv.List) (pause time.Duration, hasTime bool) {
 	return pause, hasTime
 }
 
-// maxRateLimit is how many bytes a RateLimit may have. A longer one is ignored.
-const maxRateLimit = 4 << 10
+// maxRateLimitBytes is how many bytes a RateLimit may have. A longer one is ignored.
+const maxRateLimitBytes = 4 << 10
 
 // pauseIfUsedUp returns the pause if remaining is 0 and reset is a number of seconds.
 func pauseIfUsedUp(remaining, reset any) (time.Duration, bool) {
@@ -127,12 +127,12 @@ const (
 	maxUnixSeconds    = 100_000_000_000      // the year 5138; a larger number is a Unix time in milliseconds
 )
 
-// maxValue is how many bytes a number or a date may have. A longer one is ignored.
-const maxValue = 64
+// maxValueBytes is how many bytes a number or a date may have. A longer one is ignored.
+const maxValueBytes = 64
 
 // parseDigits parses a number of digits only. A number that is too large becomes the largest int64.
 func parseDigits(s string) (int64, bool) {
-	if s == "" || len(s) > maxValue || strings.Trim(s, "0123456789") != "" {
+	if s == "" || len(s) > maxValueBytes || strings.Trim(s, "0123456789") != "" {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
@@ -144,7 +144,7 @@ func parseDigits(s string) (int64, bool) {
 
 // parseDate parses an HTTP-date. UTC counts as GMT, because some servers write it.
 func parseDate(s string) (time.Time, bool) {
-	if s = strings.Trim(s, " \t"); s == "" || len(s) > maxValue {
+	if s = strings.Trim(s, " \t"); s == "" || len(s) > maxValueBytes {
 		return time.Time{}, false
 	}
 	if rest, ok := strings.CutSuffix(s, " UTC"); ok {

@@ -93,8 +93,8 @@ const (
 )
 
 const (
-	maxPauses   = 10_000   // keys; if there are more, the pause that ends first is dropped
-	maxBuffered = 64 << 10 // bytes of a response that are kept while its request is tried again
+	maxPauses        = 10_000   // keys; if there are more, the pause that ends first is dropped
+	maxBufferedBytes = 64 << 10 // bytes of a response that are kept while its request is tried again
 )
 
 // A NotSentError is the error of a request that was not sent, because it would have waited for too
@@ -404,8 +404,8 @@ func bufferBody(response *http.Response) bool {
 	if response.Body == nil {
 		return true
 	}
-	read, err := io.ReadAll(io.LimitReader(response.Body, maxBuffered+1))
-	if err == nil && len(read) <= maxBuffered {
+	read, err := io.ReadAll(io.LimitReader(response.Body, maxBufferedBytes+1))
+	if err == nil && len(read) <= maxBufferedBytes {
 		response.Body.Close()
 		response.Body = io.NopCloser(bytes.NewReader(read))
 		return true

@@ -240,7 +240,7 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 		response(503, "Retry-After", "7 seconds"),
 		response(429, "Retry-After", "0"),
 		response(429, "Retry-After", "Sun, 06 Nov 1994 08:49:37 GMT"), // long ago
-		response(503, "Retry-After", strings.Repeat("9", maxValue+1)),
+		response(503, "Retry-After", strings.Repeat("9", maxValueBytes+1)),
 		response(200, "RateLimit", `"a";r=1;t=7`),
 		response(200, "RateLimit", `"a";r=0`),
 		response(200, "RateLimit", `"a";t=7`),
@@ -251,7 +251,7 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 		response(200, "RateLimit", `"a";r=0;t=7,`),
 		response(200, "RateLimit", `"a;r=0;t=7`),
 		response(200, "RateLimit", `"a";r=0;t=1000000000000000`),
-		response(200, "RateLimit", `"`+strings.Repeat("a", maxRateLimit)+`";r=0;t=7`),
+		response(200, "RateLimit", `"`+strings.Repeat("a", maxRateLimitBytes)+`";r=0;t=7`),
 		response(200, "RateLimit", "limit=10, remaining=0"),
 		response(200, "RateLimit", "remaining=(0), reset=7"),
 		response(200, "RateLimit-Remaining", "1", "RateLimit-Reset", "7"),
@@ -651,7 +651,7 @@ func TestRetries(t *testing.T) {
 			return nil
 		}
 		a := response(429, "Retry-After", "2")
-		a.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", maxBuffered+1)))
+		a.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", maxBufferedBytes+1)))
 		return a
 	}
 	for _, c := range []struct {
@@ -707,7 +707,7 @@ func TestRetries(t *testing.T) {
 				t.Errorf("%s: the status is %d; want %d", c.what, answer.StatusCode, c.status)
 			}
 			body, err := io.ReadAll(answer.Body)
-			if string(body) != "the answer" && len(body) != maxBuffered+1 || err != nil {
+			if string(body) != "the answer" && len(body) != maxBufferedBytes+1 || err != nil {
 				t.Errorf("%s: the response's body has %d bytes, and reading it returns %v; want the whole body", c.what, len(body), err)
 			}
 			answer.Body.Close()

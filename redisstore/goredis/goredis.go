@@ -33,8 +33,8 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 }
 
 // A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
-// four times when a reply is lost. A cluster client would do so even with MaxRetries -1. Each of
-// these scripts may run and charge.
+// four times when a reply is lost. A cluster client would do so even with MaxRetries -1. Each
+// copy may run and charge.
 type singleCmd struct{ *redis.Cmd }
 
 func (singleCmd) NoRetry() bool { return true }
@@ -55,7 +55,7 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 	cmd.SetFirstKeyPos(firstKey)
 	defer a.reloadLater(ctx)()
 	if err := a.client.Process(ctx, cmd); err != nil {
-		err = reply(err)
+		err = asReply(err)
 		a.reloadAfter(ctx, err)
 		return "", err
 	}
@@ -95,13 +95,13 @@ func (a adapter) Sharded(context.Context) (bool, error) {
 }
 
 func (a adapter) Ping(ctx context.Context) error {
-	return reply(a.client.Process(ctx, redis.NewStatusCmd(ctx, "ping")))
+	return asReply(a.client.Process(ctx, redis.NewStatusCmd(ctx, "ping")))
 }
 
 func (adapter) Close() error { return nil }
 
-// reply makes a ReplyError of an error reply, and returns other errors as they are.
-func reply(err error) error {
+// asReply makes a ReplyError of an error reply, and returns other errors as they are.
+func asReply(err error) error {
 	var answered redis.Error
 	if errors.As(err, &answered) {
 		return redisstore.ReplyError(answered.Error())
@@ -116,7 +116,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 		for _, script := range scripts {
 			digest, err := node.ScriptLoad(ctx, script.Text).Result()
 			if err != nil {
-				return reply(err)
+				return asReply(err)
 			}
 			if err := script.Check(digest); err != nil {
 				return err
@@ -139,7 +139,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 		if key != "" {
 			node, err := c.MasterForKey(ctx, key)
 			if err != nil {
-				return reply(err)
+				return asReply(err)
 			}
 			return loadOn(ctx, node)
 		}
@@ -150,7 +150,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 		return loadOn(ctx, a.client)
 	}
 	if err != nil {
-		err = reply(err)
+		err = asReply(err)
 	}
 	return errors.Join(append(errs, err)...)
 }

@@ -20,7 +20,7 @@ import (
 type draw struct {
 	done          chan struct{}
 	isSent        bool
-	block         int64         // units in advance
+	blockUnits    int64         // units in advance
 	waitersBefore waiters       // callers whose costs the draw requests
 	waitersAfter  waiters       // callers that came after it was sent
 	endedAt       time.Duration // when its answer arrived
@@ -34,7 +34,7 @@ type draw struct {
 func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // so that a draw with its block costs at most MaxCost
 	if pending.isSent {
-		w, most = &pending.waitersAfter, pending.block+p.left()
+		w, most = &pending.waitersAfter, pending.blockUnits+p.left()
 	}
 	if cost > most-w.needs {
 		return nil
@@ -46,29 +46,29 @@ func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 // waiters are callers that wait for a draw. They are either the callers whose costs the draw
 // requests, or those that came later and get a part of the block.
 type waiters struct {
-	needs int64 // costs of those that still wait
-	share int64 // units that the draw brought for them, set when it has ended
+	needs   int64 // costs of those that still wait
+	brought int64 // units that the draw brought for them, set when it has ended
 }
 
-// spendLocked ends a caller's wait. It spends units of the share, and takes what is missing from
-// the blocks. If there is not enough, it spends nothing.
+// spendLocked ends a caller's wait. It spends units that the draw brought for it, and takes what is
+// missing from the blocks. If there is not enough, it spends nothing.
 func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int64) bool {
-	part := min(w.share, cost)
-	isSpent := part == cost || k.trySpendLocked(p, now, cost-part)
+	fromDraw := min(w.brought, cost)
+	isSpent := fromDraw == cost || k.trySpendLocked(p, now, cost-fromDraw)
 	if isSpent {
-		w.share -= part
+		w.brought -= fromDraw
 	}
 	w.removeWaiterLocked(k, cost)
 	return isSpent
 }
 
-// removeWaiterLocked ends a caller's wait. What the last caller leaves of the share stays
-// charged and unspent, like a grant to a caller that has left.
+// removeWaiterLocked ends a caller's wait. If the last caller leaves units that the draw brought,
+// these stay charged and unspent, like a grant to a caller that has left.
 func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	if w.needs -= cost; w.needs == 0 {
-		k.counts.spent -= w.share
-		k.counts.expired += w.share
-		w.share = 0
+		k.counts.spent -= w.brought
+		k.counts.expired += w.brought
+		w.brought = 0
 	}
 }
 
@@ -132,7 +132,7 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	}
 	k.mu.Lock()
 	now = pending.endedAt
-	if own.share < cost {
+	if own.brought < cost {
 		now = l.now()
 	}
 	if !own.spendLocked(k, p, now, cost) {
@@ -198,7 +198,7 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	if block < MinBlock || size < 1 || isCostTooLarge || k.isSharedLocked(p) || !l.startWork() {
 		return nil
 	}
-	pending := &draw{done: make(chan struct{}), block: size}
+	pending := &draw{done: make(chan struct{}), blockUnits: size}
 	p.draw, p.blockSize = pending, block
 	go l.runDraw(deadline.Detach(ctx), k, p, pending)
 	return pending
@@ -209,8 +209,8 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 func (l *Store) blockSizeOf(p *pool, now time.Duration) int64 {
 	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
-	for i := range p.parts {
-		most = min(most, l.options.LargestBlock(p.parts[i].plan))
+	for i := range p.limits {
+		most = min(most, l.options.LargestBlock(p.limits[i].plan))
 	}
 	if demand < min(most, minDraw) {
 		return 0
@@ -225,12 +225,12 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *dra
 	k.mu.Lock()
 	pending.isSent = true
 	p.blockSize = max(p.blockSize, l.blockSizeOf(p, l.now()))
-	pending.block = p.blockSize - p.held() // held units may have been spent meanwhile
-	size := pending.block + pending.waitersBefore.needs
+	pending.blockUnits = p.blockSize - p.held() // held units may have been spent meanwhile
+	size := pending.blockUnits + pending.waitersBefore.needs
 	k.mu.Unlock()
-	charges := make([]penstock.Charge, len(p.parts))
+	charges := make([]penstock.Charge, len(p.limits))
 	for i := range charges {
-		charges[i] = penstock.Charge{Key: k.name.key, Plan: p.parts[i].plan, Cost: size, Mode: penstock.Draw}
+		charges[i] = penstock.Charge{Key: k.name.key, Plan: p.limits[i].plan, Cost: size, Mode: penstock.Draw}
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.life) // later, the answer is useless
 	defer cancel()
@@ -285,32 +285,32 @@ func (l *Store) receiveLocked(
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
 	room := p.blockSize - p.held()
-	// The waiters get no share if the units are too few for all of them, and the block has room for
-	// all units. Then the waiters spend from the block. If the units are too few for any waiter, the
-	// block keeps them, and none is lost.
+	// The waiters get no units of the draw if there are too few for all of them, and the block has
+	// room for all units. Then the waiters spend from the block. If the units are too few for any
+	// waiter, the block keeps them, and none is lost.
 	if units >= pending.waitersBefore.needs || units > room {
-		pending.waitersBefore.share = min(units, pending.waitersBefore.needs)
+		pending.waitersBefore.brought = min(units, pending.waitersBefore.needs)
 	}
-	b := block{left: min(units-pending.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
+	b := block{left: min(units-pending.waitersBefore.brought, room), sentAt: sent, expires: sent + l.life, forgottenAt: make([]time.Duration, len(p.limits))}
 	k.counts.drawn += units
-	k.counts.spent += pending.waitersBefore.share
-	k.counts.expired += units - pending.waitersBefore.share - b.left // drawn for waiters that left meanwhile
+	k.counts.spent += pending.waitersBefore.brought
+	k.counts.expired += units - pending.waitersBefore.brought - b.left // drawn for waiters that left meanwhile
 	var extra []penstock.Charge
-	for i := range p.parts {
-		part, s := &p.parts[i], d.Status(i)
-		part.updateRemaining(s, sent)
-		b.resets[i] = sent + part.chargeEnd(s)
-		if part.decay != algorithm.DecayContinuous {
-			b.expires = min(b.expires, b.resets[i])
+	for i := range p.limits {
+		limit, s := &p.limits[i], d.Status(i)
+		limit.updateRemaining(s, sent)
+		b.forgottenAt[i] = sent + limit.chargeEnd(s)
+		if limit.decay != algorithm.DecayContinuous {
+			b.expires = min(b.expires, b.forgottenAt[i])
 		}
 		surplus := s.Granted - units // all limits of the batch spend equal numbers of units, so the surplus is returned
 		if surplus <= 0 {
 			continue
 		}
-		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: surplus, Mode: penstock.Refund})
-		part.remaining += surplus
-		if part.decay == algorithm.DecayContinuous {
-			b.resets[i] -= time.Duration(part.drainTime(surplus)) + 1
+		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: limit.plan, Cost: surplus, Mode: penstock.Refund})
+		limit.remaining += surplus
+		if limit.decay == algorithm.DecayContinuous {
+			b.forgottenAt[i] -= time.Duration(limit.drainTime(surplus)) + 1
 		}
 	}
 	if extra != nil {
@@ -334,9 +334,9 @@ func (l *Store) receiveLocked(
 		free = 1
 	}
 	p.blocks[free] = b
-	if pending.waitersBefore.share == pending.waitersBefore.needs {
-		pending.waitersAfter.share = min(pending.waitersAfter.needs, k.spendableLocked(p, now))
-		k.spendLocked(p, now, pending.waitersAfter.share)
+	if pending.waitersBefore.brought == pending.waitersBefore.needs {
+		pending.waitersAfter.brought = min(pending.waitersAfter.needs, k.spendableLocked(p, now))
+		k.spendLocked(p, now, pending.waitersAfter.brought)
 	}
 	l.setTimerLocked(k, p, now)
 	return refunds
@@ -385,7 +385,7 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 // refundTime before the block expires, but not in the first half of the block's life. If the store
 // is too slow for a refund, the block is spent or expires.
 func (b *block) latestReturn() time.Duration {
-	return b.expires - min(2*b.refundTime, (b.expires-b.sent)/2)
+	return b.expires - min(2*b.refundTime, (b.expires-b.sentAt)/2)
 }
 
 // A refund returns units of a pool to the store.
@@ -403,12 +403,12 @@ func (l *Store) removeBlockLocked(k *leasedKey, p *pool, b *block, now time.Dura
 		return refunds
 	}
 	r := refund{pool: p, units: b.left, until: now + b.refundTime}
-	for i := range p.parts {
-		part := &p.parts[i]
-		units := part.returnable(b.left, b.resets[i], r.until)
+	for i := range p.limits {
+		limit := &p.limits[i]
+		units := limit.returnable(b.left, b.forgottenAt[i], r.until)
 		r.units = min(r.units, units)
 		if units > 0 {
-			r.charges = append(r.charges, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: units, Mode: penstock.Refund})
+			r.charges = append(r.charges, penstock.Charge{Key: k.name.key, Plan: limit.plan, Cost: units, Mode: penstock.Refund})
 		}
 	}
 	k.counts.expired += b.left - r.units
@@ -455,9 +455,9 @@ func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 		k.counts.returned += returned
 		k.counts.expired += r.units - returned
 	}
-	if k.pendingRefunds--; k.pendingRefunds == 0 && k.settled != nil {
-		close(k.settled)
-		k.settled = nil
+	if k.pendingRefunds--; k.pendingRefunds == 0 && k.refundsEnded != nil {
+		close(k.refundsEnded)
+		k.refundsEnded = nil
 	}
 }
 
@@ -552,10 +552,10 @@ func (k *leasedKey) pendingDoneLocked() <-chan struct{} {
 	if k.pendingRefunds == 0 {
 		return nil
 	}
-	if k.settled == nil {
-		k.settled = make(chan struct{})
+	if k.refundsEnded == nil {
+		k.refundsEnded = make(chan struct{})
 	}
-	return k.settled
+	return k.refundsEnded
 }
 
 // minGranted returns the number of units that every charge of a batch was granted, or atMost if

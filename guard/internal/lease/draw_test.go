@@ -34,7 +34,7 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	defer k.mu.Unlock()
 	p.blockSize = 50
 	reply := penstock.Single(penstock.Status{Granted: 50, ResetAfter: time.Hour})
-	if refunds := l.receiveLocked(k, p, &draw{block: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
+	if refunds := l.receiveLocked(k, p, &draw{blockUnits: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
 		t.Fatalf("receiveLocked returned the refunds %+v; want none", refunds)
 	}
 	p.timer.Stop()
@@ -152,15 +152,15 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
 	p.blockSize = 3
-	pending := &draw{block: 3, waitersBefore: waiters{needs: 7}}
+	pending := &draw{blockUnits: 3, waitersBefore: waiters{needs: 7}}
 	reply := penstock.Single(penstock.Status{Granted: 6, ResetAfter: time.Hour})
 	l.receiveLocked(k, p, pending, &reply, 10, 0, time.Millisecond)
 	p.timer.Stop()
-	if pending.waitersBefore.spendLocked(k, p, 0, 1); pending.waitersBefore.share != 5 || k.counts.spent != 6 {
+	if pending.waitersBefore.spendLocked(k, p, 0, 1); pending.waitersBefore.brought != 5 || k.counts.spent != 6 {
 		t.Errorf("after one caller took 1 of 6 units, the waiters are %+v and the counts %+v; want a share of 5, and 6 spent", pending.waitersBefore, k.counts)
 	}
 	pending.waitersBefore.removeWaiterLocked(k, 2)
-	if pending.waitersBefore.spendLocked(k, p, 0, 4); pending.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
+	if pending.waitersBefore.spendLocked(k, p, 0, 4); pending.waitersBefore.brought != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
 		t.Errorf("after another caller left and the last took 4, the waiters are %+v and the counts %+v; want a share of 0, 5 spent and 1 expired", pending.waitersBefore, k.counts)
 	}
 	k.mu.Unlock()

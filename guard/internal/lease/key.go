@@ -21,7 +21,7 @@ type leasedKey struct {
 	counts          counts
 	refundsInFlight int           // Refunds and Resets by callers; nothing is drawn meanwhile
 	pendingRefunds  int           // refunds of leased units that are in flight
-	settled         chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
+	refundsEnded    chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
 }
 
 // maxPools is the largest number of combinations of limits that are leased under one key.
@@ -41,18 +41,18 @@ func (c *counts) add(other *counts) {
 
 // A pool is what was drawn for one combination of limits, and the demand for it.
 type pool struct {
-	parts     []poolPart
-	single    [1]poolPart // saves an allocation for a single limit
-	blocks    [2]block    // the older first
-	draw      *draw       // the draw in flight, or nil
-	returning int64       // units of refunds in flight; they count as held
-	timer     *time.Timer // calls returnDue
+	limits    []pooledLimit
+	single    [1]pooledLimit // saves an allocation for a single limit
+	blocks    [2]block       // the older first
+	draw      *draw          // the draw in flight, or nil
+	returning int64          // units of refunds in flight; they count as held
+	timer     *time.Timer    // calls returnDue
 
 	// Demand, in units per half a Life.
-	demand     float64
-	isMeasured bool          // demand is known
-	requested  int64         // units of the present measurement
-	since      time.Duration // the beginning of the present measurement
+	demand        float64
+	isMeasured    bool          // demand is known
+	requested     int64         // units of the present measurement
+	measuredSince time.Duration // the beginning of the present measurement
 
 	blockSize       int64         // of the last block that was worth drawing
 	roundTrip       time.Duration // how long the store takes to answer: about the slowest of the last answers
@@ -61,8 +61,8 @@ type pool struct {
 	noPrefetchUntil time.Duration // nothing is drawn in advance before this time
 }
 
-// A poolPart is one of a pool's limits.
-type poolPart struct {
+// A pooledLimit is one of a pool's limits.
+type pooledLimit struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
 
@@ -71,18 +71,18 @@ type poolPart struct {
 	counters int
 
 	remaining int64         // units that remain in the store by its last answer
-	reset     time.Duration // when nothing is used in the store any more
+	emptyAt   time.Duration // when nothing is used in the store any more
 	width     time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
 	windowEnd time.Duration // by the store's last answer; 0: not known yet
 }
 
 // A block is what one draw has brought and is not spent yet.
 type block struct {
-	left       int64
-	sent       time.Duration // when its draw was sent, or a little earlier
-	expires    time.Duration
-	refundTime time.Duration   // how long a refund of it may be in flight
-	resets     []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
+	left        int64
+	sentAt      time.Duration // when its draw was sent, or a little earlier
+	expires     time.Duration
+	refundTime  time.Duration   // how long a refund of it may be in flight
+	forgottenAt []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
 // trackKey adds a key, unless there are too many. To make room, it also examines maxExamined other
@@ -166,10 +166,10 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 			return nil
 		}
 	}
-	p := &pool{since: now, lastUsed: now}
-	p.parts = p.single[:0]
+	p := &pool{measuredSince: now, lastUsed: now}
+	p.limits = p.single[:0]
 	for _, plan := range plans {
-		p.parts = append(p.parts, poolPart{
+		p.limits = append(p.limits, pooledLimit{
 			plan: plan, decay: plan.Algorithm().Decay(), counters: max(l.options.Counters(plan), 1), width: plan.Window(),
 		})
 	}
@@ -186,9 +186,9 @@ func (k *leasedKey) isSharedLocked(p *pool) bool {
 		if other == p || other.held() == 0 && other.draw == nil {
 			continue
 		}
-		for i := range p.parts {
-			for j := range other.parts {
-				if p.parts[i].plan.ID() == other.parts[j].plan.ID() {
+		for i := range p.limits {
+			for j := range other.limits {
+				if p.limits[i].plan.ID() == other.limits[j].plan.ID() {
 					return true
 				}
 			}
@@ -198,18 +198,18 @@ func (k *leasedKey) isSharedLocked(p *pool) bool {
 }
 
 func (p *pool) hasPlans(plans []*penstock.Plan) bool {
-	if len(plans) != len(p.parts) {
+	if len(plans) != len(p.limits) {
 		return false
 	}
 	for i, plan := range plans {
-		if own := p.parts[i].plan; own != plan && own.Limit() != plan.Limit() {
+		if own := p.limits[i].plan; own != plan && own.Limit() != plan.Limit() {
 			return false
 		}
 	}
 	return true
 }
 
-// isIdle tells whether nothing is held or in flight, and no request came for idleFor.
+// isIdle tells whether nothing is held or in flight, and no request came for the time idleFor.
 func (p *pool) isIdle(now, idleFor time.Duration) bool {
 	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= idleFor
 }
@@ -223,12 +223,12 @@ func (p *pool) held() int64 { return p.left() + p.returning }
 // measureDemand adds a request to the demand. The demand is computed every quarter of a Life. It is
 // the average of the new and the previous demand, unless the previous one is older than a Life.
 func (p *pool) measureDemand(life, now time.Duration, cost int64) {
-	if elapsed := now - p.since; elapsed >= life/4 {
+	if elapsed := now - p.measuredSince; elapsed >= life/4 {
 		demand := float64(p.requested) * float64(life/2) / float64(elapsed)
 		if p.isMeasured && elapsed < life {
 			demand = (demand + p.demand) / 2
 		}
-		p.demand, p.isMeasured, p.requested, p.since = demand, true, 0, now
+		p.demand, p.isMeasured, p.requested, p.measuredSince = demand, true, 0, now
 	}
 	p.requested += cost
 	p.lastUsed = now
@@ -237,15 +237,15 @@ func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 // updateRemaining records the store's answer to a call that was sent at the given time.
 func (p *pool) updateRemaining(d *penstock.Decision, sent, now time.Duration) {
 	p.updateRoundTrip(now - sent)
-	for i := range p.parts {
-		p.parts[i].updateRemaining(d.Status(i), sent)
+	for i := range p.limits {
+		p.limits[i].updateRemaining(d.Status(i), sent)
 	}
 }
 
-func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
-	part.remaining = s.Remaining
+func (limit *pooledLimit) updateRemaining(s penstock.Status, sent time.Duration) {
+	limit.remaining = s.Remaining
 	if s.ResetAfter > 0 {
-		part.reset, part.windowEnd = sent+s.ResetAfter, sent+part.chargeEnd(s)
+		limit.emptyAt, limit.windowEnd = sent+s.ResetAfter, sent+limit.chargeEnd(s)
 	}
 }
 
@@ -253,21 +253,21 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 // it. After each shorter time, roundTrip falls by a quarter of the difference.
 func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
-// windowLeft returns the time until the first of the limits' present windows ends, or the time most
-// if that is shorter. Windows are assumed to follow one another without gaps.
-func (p *pool) windowLeft(most, now time.Duration) time.Duration {
-	for i := range p.parts {
-		part := &p.parts[i]
-		if part.width == 0 || part.windowEnd == 0 {
+// windowLeft returns the time until the first of the limits' present windows ends, but at most the
+// time longest. Windows are assumed to follow one another without gaps.
+func (p *pool) windowLeft(longest, now time.Duration) time.Duration {
+	for i := range p.limits {
+		limit := &p.limits[i]
+		if limit.width == 0 || limit.windowEnd == 0 {
 			continue
 		}
-		rest := part.windowEnd - now
+		rest := limit.windowEnd - now
 		if rest <= 0 {
-			rest = part.width - (-rest)%part.width
+			rest = limit.width - (-rest)%limit.width
 		}
-		most = min(most, rest)
+		longest = min(longest, rest)
 	}
-	return most
+	return longest
 }
 
 // spendableFor returns how long units that are drawn now may be spent after they arrive. Their time
@@ -278,11 +278,11 @@ func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 
 // isScarce tells whether the store will have too little left for a draw when the draw arrives.
 func (p *pool) isScarce() bool {
-	for i := range p.parts {
-		part := &p.parts[i]
-		remaining := part.remaining
-		if part.decay == algorithm.DecayContinuous {
-			remaining += part.drainedUnits(p.roundTrip)
+	for i := range p.limits {
+		limit := &p.limits[i]
+		remaining := limit.remaining
+		if limit.decay == algorithm.DecayContinuous {
+			remaining += limit.drainedUnits(p.roundTrip)
 		}
 		if remaining < minDraw {
 			return true
@@ -293,8 +293,8 @@ func (p *pool) isScarce() bool {
 
 // isShortOf tells whether the store had less than the cost left in its last answer.
 func (p *pool) isShortOf(cost int64) bool {
-	for i := range p.parts {
-		if p.parts[i].remaining < cost {
+	for i := range p.limits {
+		if p.limits[i].remaining < cost {
 			return true
 		}
 	}
@@ -334,12 +334,12 @@ func (b *block) spendable(now time.Duration) int64 {
 // makeDecision returns the decision on a batch that was decided here.
 func (p *pool) makeDecision(now time.Duration, cost int64) (d penstock.Decision) {
 	left := p.left()
-	if len(p.parts) == 1 {
-		d = penstock.Single(p.parts[0].status(now, cost, left))
+	if len(p.limits) == 1 {
+		d = penstock.Single(p.limits[0].status(now, cost, left))
 	} else {
-		statuses := make([]penstock.Status, len(p.parts))
-		for i := range p.parts {
-			statuses[i] = p.parts[i].status(now, cost, left)
+		statuses := make([]penstock.Status, len(p.limits))
+		for i := range p.limits {
+			statuses[i] = p.limits[i].status(now, cost, left)
 		}
 		d = penstock.NewDecision(statuses)
 	}
@@ -347,42 +347,42 @@ func (p *pool) makeDecision(now time.Duration, cost int64) (d penstock.Decision)
 	return d
 }
 
-func (part *poolPart) status(now time.Duration, cost, left int64) penstock.Status {
-	reset := max(part.reset-now, 0)
-	return penstock.Status{Granted: cost, Remaining: left + part.remaining, ResetAfter: reset - reset%time.Microsecond}
+func (limit *pooledLimit) status(now time.Duration, cost, left int64) penstock.Status {
+	reset := max(limit.emptyAt-now, 0)
+	return penstock.Status{Granted: cost, Remaining: left + limit.remaining, ResetAfter: reset - reset%time.Microsecond}
 }
 
 // drainedUnits returns how many units drain in the given time, rounded down.
-func (part *poolPart) drainedUnits(d time.Duration) int64 {
+func (limit *pooledLimit) drainedUnits(d time.Duration) int64 {
 	if d <= 0 {
 		return 0
 	}
-	units := float64(d) / part.drainTime(1) * (1 - 1e-12) // slightly less, because doubles are not exact
+	units := float64(d) / limit.drainTime(1) * (1 - 1e-12) // slightly less, because doubles are not exact
 	return int64(min(units, penstock.MaxCost))
 }
 
 // drainTime returns how long the given units take to drain, in ns.
-func (part *poolPart) drainTime(units int64) float64 {
-	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.counters)
+func (limit *pooledLimit) drainTime(units int64) float64 {
+	return float64(units) / float64(limit.plan.Limit().Count) * float64(limit.plan.Limit().Period) * float64(limit.counters)
 }
 
 // chargeEnd returns when what the store has just charged stops counting, as the time since the call
 // was sent. For a bucket, that is when the last unit has drained.
-func (part *poolPart) chargeEnd(s penstock.Status) time.Duration {
-	if part.decay == algorithm.DecayAfterPeriod {
-		return s.ResetAfter - part.plan.Limit().Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs
+func (limit *pooledLimit) chargeEnd(s penstock.Status) time.Duration {
+	if limit.decay == algorithm.DecayAfterPeriod {
+		return s.ResetAfter - limit.plan.Limit().Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs
 	}
 	return s.ResetAfter
 }
 
 // returnable returns how many of the units that are left still count in the store at the time
-// until. At the time reset, the store has forgotten them all.
-func (part *poolPart) returnable(left int64, reset, until time.Duration) int64 {
+// refundedAt. forgottenAt is the time at which the store has forgotten all of them.
+func (limit *pooledLimit) returnable(left int64, forgottenAt, refundedAt time.Duration) int64 {
 	switch {
-	case part.decay != algorithm.DecayContinuous && until < reset:
+	case limit.decay != algorithm.DecayContinuous && refundedAt < forgottenAt:
 		return left
-	case part.decay == algorithm.DecayContinuous:
-		return min(left, part.drainedUnits(reset-until))
+	case limit.decay == algorithm.DecayContinuous:
+		return min(left, limit.drainedUnits(forgottenAt-refundedAt))
 	}
 	return 0
 }

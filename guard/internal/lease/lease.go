@@ -98,8 +98,8 @@ func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	if l.options.Block == nil || l.isClosed.Load() {
 		return l.next.Decide(ctx, charges)
 	}
-	var few [4]*penstock.Plan
-	plans, shape := shapeOf(charges, few[:0])
+	var planBuffer [4]*penstock.Plan
+	plans, shape := shapeOf(charges, planBuffer[:0])
 	switch shape {
 	case refunding:
 		return l.decideRefund(ctx, charges)
@@ -117,8 +117,8 @@ func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
 	var alone, together []*many.Call
 	canLease := l.options.Block != nil && !l.isClosed.Load()
 	for i, c := range calls {
-		var few [4]*penstock.Plan
-		plans, shape := shapeOf(c.Charges, few[:0])
+		var planBuffer [4]*penstock.Plan
+		plans, shape := shapeOf(c.Charges, planBuffer[:0])
 		isAlone := canLease && (shape == refunding || shape == spending && l.findKey(c.Charges[0].Key, plans) != nil)
 		switch {
 		case isAlone && alone == nil:
@@ -142,16 +142,16 @@ func (l *Store) Close(ctx context.Context) error {
 	l.isClosed.Store(true)
 	l.mu.Unlock()
 	var all sync.WaitGroup
-	slots := make(chan struct{}, closeConcurrency)
+	inFlight := make(chan struct{}, closeConcurrency)
 	for _, k := range l.allKeys() {
 		k.mu.Lock()
 		pending := l.removeAllLocked(k)
 		k.mu.Unlock()
 		for _, r := range pending {
-			slots <- struct{}{}
+			inFlight <- struct{}{}
 			all.Go(func() {
 				l.sendRefund(ctx, k, r)
-				<-slots
+				<-inFlight
 			})
 		}
 	}

@@ -99,14 +99,14 @@ type chargeState struct {
 	parts  *Parts // nil: it is not split
 	status penstock.Status
 
-	strategy    strategy
-	start       int             // the first shard
-	tried       int             // the number of shards that have denied it
-	retry       time.Duration   // the shortest RetryAfter of its denials
-	soonest     int             // the shard of that RetryAfter
-	isConfirmed bool            // all shards together deny it
-	left        [maxParts]int64 // remaining units of each shard, 0 if not known
-	cost        [maxParts]int64 // the cost for each shard, if all are called
+	strategy      strategy
+	firstIndex    int             // of the first shard that is called
+	tried         int             // the number of shards that have denied it
+	shortestRetry time.Duration   // the shortest RetryAfter of its denials
+	soonestShard  int             // the shard of that RetryAfter
+	isConfirmed   bool            // all shards together deny it
+	remaining     [maxParts]int64 // remaining units of each shard, 0 if not known
+	shardCosts    [maxParts]int64 // the cost for each shard, if all are called
 }
 
 // A strategy says which shards a charge is sent to.
@@ -136,8 +136,8 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 		if p.parts == nil {
 			continue
 		}
-		p.start, p.tried, p.retry, p.strategy = p.parts.firstShard(c), 0, penstock.Never, oneShard
-		clear(p.left[:p.parts.N()])
+		p.firstIndex, p.tried, p.shortestRetry, p.strategy = p.parts.firstShard(c), 0, penstock.Never, oneShard
+		clear(p.remaining[:p.parts.N()])
 		if c.Mode != penstock.Draw && c.Cost > p.parts.MinUnits {
 			p.strategy = equally
 			p.spreadEqually(c.Cost)
@@ -266,7 +266,7 @@ func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.M
 	p := &b.states[i]
 	b.clearBatch()
 	for shard := range p.parts.N() {
-		b.addCharge(i, shard, mode, p.cost[shard])
+		b.addCharge(i, shard, mode, p.shardCosts[shard])
 	}
 	d, err := b.sendBatch(ctx)
 	if err != nil {
@@ -281,7 +281,7 @@ func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.M
 
 // addStatus adds the status of one shard to that of the charge.
 func (p *chargeState) addStatus(s penstock.Status, shard int) {
-	p.left[shard] = s.Remaining
+	p.remaining[shard] = s.Remaining
 	p.status.Granted += s.Granted
 	p.status.Remaining += s.Remaining
 	p.status.RetryAfter = max(p.status.RetryAfter, s.RetryAfter)
@@ -295,14 +295,14 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	fitsOneShard := cost <= p.parts.MinUnits
 	if fitsOneShard {
 		for shard := range p.parts.N() {
-			p.cost[shard] = cost
+			p.shardCosts[shard] = cost
 		}
 	} else {
 		p.spreadEqually(cost)
 	}
 	b.clearBatch()
 	for shard := range p.parts.N() {
-		b.addCharge(i, shard, penstock.Peek, p.cost[shard])
+		b.addCharge(i, shard, penstock.Peek, p.shardCosts[shard])
 	}
 	d, err := b.sendBatch(ctx)
 	if err != nil {
@@ -329,11 +329,11 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 // canGrantTogether tells whether all shards together have the cost left, and may grant parts of it.
 // (A hold must be in one shard, so that later calls find it.)
 func (p *chargeState) canGrantTogether(cost int64) bool {
-	return !p.parts.hasHolds && p.sumLeft() >= cost
+	return !p.parts.hasHolds && p.sumRemaining() >= cost
 }
 
-func (p *chargeState) sumLeft() (sum int64) {
-	for _, left := range p.left[:p.parts.N()] {
+func (p *chargeState) sumRemaining() (sum int64) {
+	for _, left := range p.remaining[:p.parts.N()] {
 		sum += left
 	}
 	return sum
@@ -454,7 +454,7 @@ func (b *splitBatch) addSpend(i int) {
 		}
 	default:
 		for shard := range p.parts.N() {
-			added := b.addCharge(i, shard, c.Mode, p.cost[shard])
+			added := b.addCharge(i, shard, c.Mode, p.shardCosts[shard])
 			if p.strategy != oneShardWaiting {
 				added.Patience = 0
 			}
@@ -467,7 +467,7 @@ func (p *chargeState) usesOneShard(c *penstock.Charge) bool {
 	return p.strategy == oneShard || p.strategy == oneShardWaiting && (c.Mode == penstock.Draw || c.Cost <= p.parts.MinUnits)
 }
 
-func (p *chargeState) currentShard() int { return (p.start + p.tried) % p.parts.N() }
+func (p *chargeState) currentShard() int { return (p.firstIndex + p.tried) % p.parts.N() }
 
 // readStatuses stores the statuses of a decision.
 func (b *splitBatch) readStatuses(d *penstock.Decision) {
@@ -489,9 +489,9 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 			}
 			p.isConfirmed = p.strategy != equally || !p.canGrantTogether(b.charges[i].Cost)
 			if p.strategy != byRemaining {
-				p.retry = p.status.RetryAfter
+				p.shortestRetry = p.status.RetryAfter
 			} else if p.status.RetryAfter != 0 {
-				p.status.RetryAfter = p.retry
+				p.status.RetryAfter = p.shortestRetry
 			}
 		}
 	}
@@ -500,18 +500,18 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 // readStatus stores the status of a charge that was sent to one shard. In this status, RetryAfter
 // becomes the shortest of the denials so far, and Remaining an estimate for all shards.
 func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
-	p.left[shard] = s.Remaining
+	p.remaining[shard] = s.Remaining
 	if s.RetryAfter != 0 {
-		if s.RetryAfter < p.retry {
-			p.retry, p.soonest = s.RetryAfter, shard
+		if s.RetryAfter < p.shortestRetry {
+			p.shortestRetry, p.soonestShard = s.RetryAfter, shard
 		}
-		s.RetryAfter = p.retry
+		s.RetryAfter = p.shortestRetry
 	}
 	n := int64(p.parts.N())
 	p.isConfirmed = false
 	if s.RetryAfter != 0 && (p.tried == p.parts.N()-1 || p.strategy == oneShardWaiting) {
 		p.isConfirmed = !p.canGrantTogether(cost)
-		s.Remaining = p.sumLeft()
+		s.Remaining = p.sumRemaining()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
 	}
@@ -544,9 +544,9 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 		p.strategy = byRemaining
 		p.spreadByRemaining(c.Cost)
 		return true
-	case c.Patience > 0 && p.retry != penstock.Never && p.parts.plans[0].Algorithm().CanBook():
+	case c.Patience > 0 && p.shortestRetry != penstock.Never && p.parts.plans[0].Algorithm().CanBook():
 		p.strategy = oneShardWaiting
-		p.start, p.tried = p.soonest, 0
+		p.firstIndex, p.tried = p.soonestShard, 0
 		p.spreadEqually(c.Cost)
 		return true
 	}
@@ -647,18 +647,18 @@ func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 // spreadEqually divides the cost among all shards.
 func (p *chargeState) spreadEqually(cost int64) {
 	for shard := range p.parts.N() {
-		p.cost[shard] = partOf(cost, p.parts.N(), shard)
+		p.shardCosts[shard] = partOf(cost, p.parts.N(), shard)
 	}
 }
 
 // spreadByRemaining takes what each shard has left.
 func (p *chargeState) spreadByRemaining(cost int64) {
-	p.spread(cost, func(shard int) int64 { return p.left[shard] })
+	p.spread(cost, func(shard int) int64 { return p.remaining[shard] })
 }
 
 // spreadByUse takes what each shard has in use.
 func (p *chargeState) spreadByUse(cost int64) {
-	p.spread(cost, func(shard int) int64 { return max(p.parts.unitsOf(shard)-p.left[shard], 0) })
+	p.spread(cost, func(shard int) int64 { return max(p.parts.unitsOf(shard)-p.remaining[shard], 0) })
 }
 
 // spread takes from each shard what available returns, beginning with the first. The rest is
@@ -666,12 +666,12 @@ func (p *chargeState) spreadByUse(cost int64) {
 func (p *chargeState) spread(cost int64, available func(shard int) int64) {
 	n := p.parts.N()
 	for k := range n {
-		shard := (p.start + k) % n
-		p.cost[shard] = min(cost, available(shard))
-		cost -= p.cost[shard]
+		shard := (p.firstIndex + k) % n
+		p.shardCosts[shard] = min(cost, available(shard))
+		cost -= p.shardCosts[shard]
 	}
 	for shard := range n {
-		p.cost[shard] += partOf(cost, n, shard)
+		p.shardCosts[shard] += partOf(cost, n, shard)
 	}
 }
 

@@ -30,9 +30,9 @@ func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
 func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }
 
 // Await returns nil when done is closed or has a value. Await returns an error if ctx ends first,
-// or if the channel closed is closed first. A lazy.Context has a deadline but no timer; Await makes
+// or if clientClosed is closed first. A lazy.Context has a deadline but no timer; Await makes
 // one for it.
-func Await(ctx context.Context, done, closed <-chan struct{}) error {
+func Await(ctx context.Context, done, clientClosed <-chan struct{}) error {
 	l, ok := ctx.(lazy.Context)
 	if !ok {
 		select {
@@ -40,7 +40,7 @@ func Await(ctx context.Context, done, closed <-chan struct{}) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-closed:
+		case <-clientClosed:
 			return ErrClosed
 		}
 	}
@@ -53,7 +53,7 @@ func Await(ctx context.Context, done, closed <-chan struct{}) error {
 			return nil
 		case <-canceled:
 			return ctx.Err()
-		case <-closed:
+		case <-clientClosed:
 			return ErrClosed
 		case <-timer.C:
 		}

@@ -15,10 +15,10 @@ import (
 	"github.com/penstock/penstock/internal/directsocket"
 )
 
-// guardConnections makes the option dial guardedConns. When the context life ends, they are closed,
-// and dials in progress are canceled. Closing the client of rueidis does not end connections that
-// it is still opening.
-func guardConnections(option *rueidis.ClientOption, life context.Context) {
+// guardConnections makes the option dial guardedConns. When clientCtx ends, the connections are
+// closed, and dials in progress are canceled. Closing the client of rueidis does not end
+// connections that it is still opening.
+func guardConnections(option *rueidis.ClientOption, clientCtx context.Context) {
 	dial := option.DialCtxFn
 	if dialFn := option.DialFn; dial == nil && dialFn != nil {
 		dial = func(_ context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -30,18 +30,18 @@ func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(life, cancel)()
+		defer context.AfterFunc(clientCtx, cancel)()
 		conn, err := dial(ctx, address, dialer, config)
 		if err != nil {
 			return nil, err
 		}
-		return guardConn(life, conn), nil
+		return guardConn(clientCtx, conn), nil
 	}
 }
 
-func guardConn(life context.Context, conn net.Conn) *guardedConn {
+func guardConn(clientCtx context.Context, conn net.Conn) *guardedConn {
 	g := &guardedConn{Conn: conn, socket: directsocket.New(conn), readable: make(chan struct{})}
-	g.release = context.AfterFunc(life, func() {
+	g.release = context.AfterFunc(clientCtx, func() {
 		g.allowReads()
 		_ = conn.Close()
 	})
@@ -65,7 +65,7 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 type guardedConn struct {
 	net.Conn
 	socket  io.ReadWriter // reads and writes Conn
-	release func() bool   // after its call, the end of the context life no longer closes the connection
+	release func() bool   // after its call, the end of clientCtx no longer closes the connection
 	hasRead bool          // only Read uses it; after the first read, rueidis itself closes the connection
 
 	canRead  atomic.Bool

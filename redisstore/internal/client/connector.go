@@ -30,9 +30,9 @@ type Connector struct {
 
 // An attempt is one attempt to connect, shared by all callers that wait for it.
 type attempt struct {
-	done  chan struct{}
-	err   error
-	ended time.Time
+	done    chan struct{}
+	err     error
+	endedAt time.Time
 }
 
 // Connect begins to connect. An error reply of the server is passed through asReply.
@@ -75,7 +75,7 @@ func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
 
 // connectLocked begins an attempt to connect, unless there is one, or redialPause is not over.
 func (c *Connector) connectLocked() *attempt {
-	if a := c.attempt; a != nil && (a.ended.IsZero() || time.Since(a.ended) <= redialPause) {
+	if a := c.attempt; a != nil && (a.endedAt.IsZero() || time.Since(a.endedAt) <= redialPause) {
 		return a
 	}
 	a := &attempt{done: make(chan struct{})}
@@ -97,7 +97,7 @@ func (c *Connector) connect(a *attempt) {
 	if err != nil {
 		a.err = NotSent(c.asReply(err))
 	}
-	a.ended = time.Now()
+	a.endedAt = time.Now()
 	close(a.done)
 }
 

@@ -78,18 +78,18 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// randomBatch returns a random batch for the client with the index who. The keys of the batch are
-// below the number keys. Most charges spend, so that the limits are nearly used up and the order of
-// calls matters.
-func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
+// randomBatch returns a random batch of one client. client is its index. The keys of the batch are
+// numbers below keyCount. Most charges spend, so that the limits are nearly used up and the order
+// of calls matters.
+func randomBatch(rng *rand.Rand, client, keyCount int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
 		penstock.Force, penstock.Reset,
 	}
 	var batch []linearCharge
 	size := 1 + rng.IntN(3)*rng.IntN(2) // 1 to 3; mostly 1
-	for _, i := range rng.Perm(keys * len(linearLimits))[:size] {
-		holder := who
+	for _, i := range rng.Perm(keyCount * len(linearLimits))[:size] {
+		holder := client
 		if rng.IntN(8) == 0 {
 			holder = rng.IntN(linearClients)
 		}
@@ -104,7 +104,7 @@ func randomBatch(rng *rand.Rand, who, keys int) []linearCharge {
 		if mode == penstock.Force {
 			cost = min(cost, 3)
 		}
-		batch = append(batch, linearCharge{key: i % keys, limit: i / keys, holder: holder, mode: mode, cost: cost})
+		batch = append(batch, linearCharge{key: i % keyCount, limit: i / keyCount, holder: holder, mode: mode, cost: cost})
 	}
 	return batch
 }

@@ -14,19 +14,19 @@ import (
 type Flight struct {
 	Script Script
 
-	requests []Request
-	series   map[series]int // the index of the first request of each series
-	recent   int            // the index of the request that was joined last
-	waiters  int            // how many there are
-	cost     int            // at most maxCost
+	requests      []Request
+	firstOfSeries map[series]int // the index of the first request of each series
+	recentRequest int            // the index of the request that was joined last
+	waiters       int            // how many there are
+	cost          int            // at most maxCost
 
-	wakeup      *wakeup            // nil when all waiters have their answers
-	earliest    time.Time          // of the deadlines that have no timer of their own; zero: there is none
-	latest      time.Time          // of the waiters' deadlines
-	isUnbounded bool               // a waiter has no deadline
-	departed    int                // waiters that have left since the script was sent
-	ctx         context.Context    // of the script, once it is sent
-	cancel      context.CancelFunc // of ctx
+	wakeup           *wakeup            // nil when all waiters have their answers
+	earliestDeadline time.Time          // of the deadlines that have no timer of their own; zero: there is none
+	latestDeadline   time.Time          // of the waiters' deadlines
+	isUnbounded      bool               // a waiter has no deadline
+	departed         int                // waiters that have left since the script was sent
+	ctx              context.Context    // of the script, once it is sent
+	cancel           context.CancelFunc // of ctx
 }
 
 // A Request is a batch, and all waiters for this batch. It has a copy of the charges, because
@@ -57,7 +57,7 @@ const (
 	requestCost = 3   // and one for each of its charges
 )
 
-var flightPool = sync.Pool{New: func() any { return &Flight{series: make(map[series]int)} }}
+var flightPool = sync.Pool{New: func() any { return &Flight{firstOfSeries: make(map[series]int)} }}
 
 // NewFlight returns an empty flight. Release it after use.
 func NewFlight(script Script) *Flight {
@@ -74,8 +74,8 @@ func (f *Flight) Release() {
 		clear(r.Waiters)
 		r.Charges, r.Waiters = r.Charges[:0], r.Waiters[:0]
 	}
-	clear(f.series)
-	*f = Flight{requests: f.requests[:0], series: f.series}
+	clear(f.firstOfSeries)
+	*f = Flight{requests: f.requests[:0], firstOfSeries: f.firstOfSeries}
 	flightPool.Put(f)
 }
 
@@ -112,11 +112,11 @@ func (f *Flight) Join(w *Waiter) bool {
 	for i := range w.Charges {
 		own.tags[i] = w.Charges[i].Plan.Tag()
 	}
-	first, isKnown := f.series[own]
+	first, isKnown := f.firstOfSeries[own]
 	if !isKnown {
 		i := f.addRequest(w)
 		if i >= 0 {
-			f.series[own] = i
+			f.firstOfSeries[own] = i
 			f.requests[i].isFirst = true
 		}
 		return i >= 0
@@ -141,7 +141,7 @@ func (f *Flight) joinRecent(w *Waiter) bool {
 	if f.Script == nil {
 		return false
 	}
-	recent := f.requests[f.recent].Charges
+	recent := f.requests[f.recentRequest].Charges
 	if len(w.Charges) != len(recent) {
 		return false
 	}
@@ -150,7 +150,7 @@ func (f *Flight) joinRecent(w *Waiter) bool {
 			return false
 		}
 	}
-	return areEqual(recent, w.Charges) && f.joinRequest(w, f.recent)
+	return areEqual(recent, w.Charges) && f.joinRequest(w, f.recentRequest)
 }
 
 // addRequest adds a waiter with a request of its own. It returns the index of the request, or -1 if
@@ -187,16 +187,16 @@ func (f *Flight) joinRequest(w *Waiter, i int) bool {
 func (f *Flight) add(w *Waiter, i, cost int) {
 	w.flight = f
 	f.requests[i].Waiters = append(f.requests[i].Waiters, w)
-	f.recent = i
+	f.recentRequest = i
 	f.waiters++
 	f.cost += cost
 	if w.deadline.IsZero() {
 		f.isUnbounded = true
-	} else if w.deadline.After(f.latest) {
-		f.latest = w.deadline
+	} else if w.deadline.After(f.latestDeadline) {
+		f.latestDeadline = w.deadline
 	}
 	if w.lazy != nil {
-		f.earliest = earlier(f.earliest, w.deadline)
+		f.earliestDeadline = earlier(f.earliestDeadline, w.deadline)
 	}
 }
 
@@ -208,12 +208,12 @@ func (f *Flight) JoinAll(w *Waiter) {
 
 // joinExtras adds a waiter's extras, as far as there is room.
 func (f *Flight) joinExtras(w *Waiter) {
-	recent := f.recent // the next waiter will more likely have the same batch as w than as an extra
+	recent := f.recentRequest // the next waiter will more likely have the same batch as w than as an extra
 	for _, extra := range w.Extras {
 		extra.lazy, extra.deadline = nil, w.deadline // the timer of w serves both
 		f.Join(extra)
 	}
-	f.recent = recent
+	f.recentRequest = recent
 }
 
 // hasRoomFor tells whether a waiter and all its extras fit. Without extras it returns true, because
@@ -234,7 +234,7 @@ func (f *Flight) hasRoomFor(w *Waiter) bool {
 func (f *Flight) start() {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	if !f.isUnbounded {
-		f.ctx = deadlineContext{f.ctx, f.latest}
+		f.ctx = deadlineContext{f.ctx, f.latestDeadline}
 	}
 }
 

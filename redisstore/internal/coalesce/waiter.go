@@ -102,13 +102,13 @@ func (c *Coalescer) wakeExpired() {
 	var next time.Time
 	for _, list := range [...][]*Flight{c.flights, c.queue} {
 		for _, f := range list {
-			if f.wakeup == nil || f.earliest.IsZero() {
+			if f.wakeup == nil || f.earliestDeadline.IsZero() {
 				continue
 			}
-			if !f.earliest.After(now) {
+			if !f.earliestDeadline.After(now) {
 				f.wakeIfExpired(now)
 			}
-			next = earlier(next, f.earliest)
+			next = earlier(next, f.earliestDeadline)
 		}
 	}
 	c.timerAt = time.Time{}
@@ -122,7 +122,7 @@ func (c *Coalescer) wakeExpired() {
 
 // wakeIfExpired wakes all waiters if the deadlines of some have passed.
 func (f *Flight) wakeIfExpired(now time.Time) {
-	f.earliest = time.Time{}
+	f.earliestDeadline = time.Time{}
 	someExpired := false
 	for i := range f.requests {
 		for _, w := range f.requests[i].Waiters {
@@ -133,7 +133,7 @@ func (f *Flight) wakeIfExpired(now time.Time) {
 				w.deadline, _ = w.lazy.Deadline() // it may have been extended
 			}
 			if w.deadline.After(now) {
-				f.earliest = earlier(f.earliest, w.deadline)
+				f.earliestDeadline = earlier(f.earliestDeadline, w.deadline)
 			} else {
 				w.hasExpired.Store(true)
 				someExpired = true
