@@ -68,8 +68,8 @@ type request struct {
 	path                string
 	matcher             *Matcher // of the current rule
 	isPreflight         bool     // only rules that name OPTIONS match it
-	keys                []string // by Identity.index - 1; "" if not computed yet
-	tier                int      // the index in Spec.Tiers; -1 if not computed yet
+	keys                []string // by Identity.keyNumber - 1; "" if not computed yet
+	knownTierIndex      int      // in Spec.Tiers; -1 if not computed yet
 	holder              string   // the holder of all charges that need one; "" if none was made yet
 	isTokenChecked      bool     // the token was verified, or there is none
 	tokenClaims         Claims   // of the verified token
@@ -123,8 +123,8 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	if len(v.Matched) > 1 {
 		v.sortByOrder()
 	}
-	if q.tier >= 0 && len(r.spec.Tiers) > 0 {
-		v.Tier = r.spec.Tiers[q.tier].Name
+	if q.knownTierIndex >= 0 && len(r.spec.Tiers) > 0 {
+		v.Tier = r.spec.Tiers[q.knownTierIndex].Name
 	}
 }
 
@@ -178,7 +178,7 @@ func (r *Rules) matchersOf(path string) matcherIter {
 		return matcherIter{}
 	}
 	first, _ := cutSegment(path)
-	return matcherIter{indexed: r.index[first], general: r.general}
+	return matcherIter{indexed: r.byFirstSegment[first], general: r.general}
 }
 
 // A matcherIter merges two lists of matchers, both ordered by specificity.
@@ -213,7 +213,7 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	for range r.keyCount {
 		keys = append(keys, "")
 	}
-	*q = request{rules: r, attributes: a, keys: keys, tier: -1}
+	*q = request{rules: r, attributes: a, keys: keys, knownTierIndex: -1}
 	q.method, q.host, q.path = firstValue(a, KindMethod), firstValue(a, KindHost), cmp.Or(firstValue(a, KindPath), "/")
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
@@ -331,18 +331,18 @@ func (q *request) planOf(l *Limit) *penstock.Plan {
 
 // tierIndex finds the client's tier. The last tier has all clients that are in no other tier.
 func (q *request) tierIndex() int {
-	if q.tier >= 0 {
-		return q.tier
+	if q.knownTierIndex >= 0 {
+		return q.knownTierIndex
 	}
 	last := len(q.rules.spec.Tiers) - 1
-	q.tier = last // a condition that depends on the tier reads this one, so there is no endless recursion
+	q.knownTierIndex = last // a condition that depends on the tier reads this one, so there is no endless recursion
 	for i, t := range q.rules.spec.Tiers[:last] {
 		if q.anyHolds(t.AnyOf) {
-			q.tier = i
+			q.knownTierIndex = i
 			break
 		}
 	}
-	return q.tier
+	return q.knownTierIndex
 }
 
 // cost returns the cost of the request under a limit, in units. It is at most Max, or MaxCost

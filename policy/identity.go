@@ -21,7 +21,7 @@ type Identity struct {
 	FirstOf []*Identity // the first that the request has
 	AllOf   []*Identity // all of them: their keys are joined
 
-	index int // the index of its key in request.keys, from 1; 0 if the key depends on the rule that matched
+	keyNumber int // the place of its key in request.keys, from 1; 0 if the key depends on the rule that matched
 }
 
 // Global returns one key for all requests.
@@ -51,15 +51,15 @@ const (
 
 // key returns the key of the request by an identity.
 func (q *request) key(id *Identity) string {
-	if id.index > 0 && q.keys[id.index-1] != "" {
-		return q.keys[id.index-1]
+	if id.keyNumber > 0 && q.keys[id.keyNumber-1] != "" {
+		return q.keys[id.keyNumber-1]
 	}
 	key, ok := q.findKey(id)
 	if !ok {
 		key = unknownKey
 	}
-	if id.index > 0 {
-		q.keys[id.index-1] = key
+	if id.keyNumber > 0 {
+		q.keys[id.keyNumber-1] = key
 	}
 	return key
 }

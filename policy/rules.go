@@ -11,13 +11,13 @@ import (
 // Rules are a compiled policy. New makes them. They never change, and many goroutines may use them
 // at the same time.
 type Rules struct {
-	spec       Spec
-	index      map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first
-	general    []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
-	beforeAuth []*Matcher                 // matchers of rules with BeforeAuth
-	keyCount   int                        // the length of request.keys
-	settings   map[string][]limitSettings // by rule
-	byName     map[string]*Rule
+	spec           Spec
+	byFirstSegment map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first
+	general        []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
+	beforeAuth     []*Matcher                 // matchers of rules with BeforeAuth
+	keyCount       int                        // the length of request.keys
+	settings       map[string][]limitSettings // by rule
+	byName         map[string]*Rule
 
 	identifying []string // headers that identify the client, except those that preflights also have
 }

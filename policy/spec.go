@@ -245,7 +245,7 @@ func (b *builder) identity(id *Identity) *Identity {
 	}
 	if !copied.Global && len(copied.Segments()) == 0 {
 		b.rules.keyCount++
-		copied.index = b.rules.keyCount
+		copied.keyNumber = b.rules.keyCount
 	}
 	return &copied
 }
@@ -275,11 +275,11 @@ func (b *builder) indexMatchers() {
 		}
 	}
 	slices.SortStableFunc(matchers, bySpecificity)
-	b.rules.index = make(map[string][]*Matcher)
+	b.rules.byFirstSegment = make(map[string][]*Matcher)
 	for i, m := range matchers {
 		m.order = i
 		if m.Path[0].Kind == SegmentLiteral {
-			b.rules.index[m.Path[0].Text] = append(b.rules.index[m.Path[0].Text], m)
+			b.rules.byFirstSegment[m.Path[0].Text] = append(b.rules.byFirstSegment[m.Path[0].Text], m)
 		} else {
 			b.rules.general = append(b.rules.general, m)
 		}

@@ -16,10 +16,10 @@ import (
 // and so on, up to a minute. An unknown key ID makes it read sooner, at most once a minute. No
 // request waits for it.
 type fetcher struct {
-	url    string
-	every  time.Duration
-	wanted []string // allowed algorithms; empty: that of each key
-	client *http.Client
+	url      string
+	interval time.Duration // between two reads
+	wanted   []string      // allowed algorithms; empty: that of each key
+	client   *http.Client
 
 	wakeUp chan struct{} // contains a value if a read is requested
 	stop   context.CancelFunc
@@ -39,8 +39,8 @@ const (
 	fetchRetry     = time.Second     // before a retry; doubles after each failure, up to minFetchGap
 )
 
-func newFetcher(url string, every time.Duration, wanted []string) *fetcher {
-	return &fetcher{url: url, every: every, wanted: wanted, wakeUp: make(chan struct{}, 1), client: &http.Client{
+func newFetcher(url string, interval time.Duration, wanted []string) *fetcher {
+	return &fetcher{url: url, interval: interval, wanted: wanted, wakeUp: make(chan struct{}, 1), client: &http.Client{
 		Timeout: fetchTimeout,
 		Transport: &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
@@ -117,9 +117,9 @@ func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
 			return
 		}
 		done(keys, err)
-		untilNext := f.every
+		untilNext := f.interval
 		if err != nil {
-			untilNext = min(retry, f.every)
+			untilNext = min(retry, f.interval)
 			retry = min(2*retry, minFetchGap)
 		} else {
 			retry = fetchRetry

@@ -87,7 +87,7 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
-		v.issuer.client.Transport = p
+		v.keyFetcher.client.Transport = p
 		var reports []error
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
@@ -125,7 +125,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{set: publishedKeys(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
-		v.issuer.client.Transport = p
+		v.keyFetcher.client.Transport = p
 		v.Start(nil)
 		defer v.Close()
 		const minutes, perSecond = 30, 20
@@ -150,7 +150,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := new(publisher)
 		v := byURL(t, "https://issuer.example/jwks.json")
-		v.issuer.client.Transport = p
+		v.keyFetcher.client.Transport = p
 		var reports []error
 		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
@@ -199,7 +199,7 @@ func TestPublishedSecretsAreNotUsed(t *testing.T) {
 		p := &publisher{set: jwttest.JWKS(jwttest.JWK(pairs["ES256"][0], `,"d":"AAAA"`), `{"kty":"oct","k":"`+jwttest.Base64(jwttest.Secret)+`"}`, `{"kty":"EC"}`, `7`,
 			jwttest.JWK(pairs["EdDSA"][0], ""))}
 		v := byURL(t, "https://issuer.example/jwks.json")
-		v.issuer.client.Transport = p
+		v.keyFetcher.client.Transport = p
 		v.Start(nil)
 		defer v.Close()
 		payload := `{"sub":"x",` + validClaims + `}`
@@ -220,7 +220,7 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 	jwttest.Pairs() // makes the keys before simulated time begins
 	synctest.Test(t, func(t *testing.T) {
 		v := byURL(t, "https://issuer.example/jwks.json")
-		v.issuer.client.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+		v.keyFetcher.client.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		})
@@ -243,7 +243,7 @@ func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 			t.Errorf("Close waited %v and reported %d errors; want no wait and no errors", time.Since(before), len(reports))
 		}
 		select {
-		case <-v.issuer.ended:
+		case <-v.keyFetcher.ended:
 		default:
 			t.Error("Close returned before the read ended")
 		}
@@ -296,7 +296,7 @@ func TestKeysOverHTTP(t *testing.T) {
 	} {
 		server := httptest.NewServer(c.handler)
 		v := byURL(t, server.URL+"/jwks.json")
-		_, err := v.issuer.read(context.Background())
+		_, err := v.keyFetcher.read(context.Background())
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ")) {
 			t.Errorf("%s: the error is %v; want one with %q (none if empty)", c.name, err, c.want)
 		}
@@ -308,11 +308,11 @@ func TestKeysOverHTTP(t *testing.T) {
 	secure.StartTLS()
 	defer secure.Close()
 	v := byURL(t, secure.URL)
-	if _, err := v.issuer.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
+	if _, err := v.keyFetcher.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("with a self-signed certificate, the error is %v; want an error about the certificate", err)
 	}
-	v.issuer.client.Transport = secure.Client().Transport
-	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
+	v.keyFetcher.client.Transport = secure.Client().Transport
+	if keys, err := v.keyFetcher.read(context.Background()); err != nil || len(keys) != 1 {
 		t.Errorf("with the server's certificate trusted, %d keys are read, with the error %v; want one key and no error", len(keys), err)
 	}
 }
@@ -370,7 +370,7 @@ func TestVerifyWhileKeysChange(t *testing.T) {
 				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
 					t.Errorf("the sub is %q with the error %v; want \"victim\" and no error", sub, err)
 				}
-				issuer.verifier.keys.Store(&keySet{list: issuer.verifier.fixed})
+				issuer.verifier.keys.Store(&keySet{list: issuer.verifier.configuredKeys})
 			}
 		})
 	}

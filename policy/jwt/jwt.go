@@ -109,11 +109,11 @@ func (t Config) Files(dir string) (names []string) {
 type Verifier struct {
 	tokens policy.Tokens
 
-	parser *gojwt.Parser
-	checks *gojwt.Validator // of times, issuer and audience, which the parser does not check
-	fixed  []verifyKey      // from secret and files
-	keys   atomic.Pointer[keySet]
-	issuer *fetcher // nil without a jwks_url
+	parser         *gojwt.Parser
+	claimChecks    *gojwt.Validator // of times, issuer and audience, which the parser does not check
+	configuredKeys []verifyKey      // from secret and files
+	keys           atomic.Pointer[keySet]
+	keyFetcher     *fetcher // nil without a jwks_url
 
 	now func() time.Time // replaced by tests
 }
@@ -129,7 +129,7 @@ func New(t Config, dir string) (*Verifier, error) {
 		return nil, err
 	}
 
-	v := &Verifier{fixed: keys, now: time.Now}
+	v := &Verifier{configuredKeys: keys, now: time.Now}
 	v.tokens = policy.Tokens{Header: http.CanonicalHeaderKey(t.Header), Cookie: t.Cookie, Verifier: v}
 	if v.tokens.Header == "" && v.tokens.Cookie == "" {
 		v.tokens.Header = "Authorization"
@@ -149,11 +149,11 @@ func New(t Config, dir string) (*Verifier, error) {
 	if t.Audience != "" {
 		options = append(options, gojwt.WithAudience(t.Audience))
 	}
-	v.checks = gojwt.NewValidator(options...)
+	v.claimChecks = gojwt.NewValidator(options...)
 	v.parser = gojwt.NewParser(append(options, gojwt.WithoutClaimsValidation())...)
 	v.keys.Store(&keySet{list: keys})
 	if t.JWKSURL != "" {
-		v.issuer = newFetcher(t.JWKSURL, cmp.Or(t.Refresh, DefaultRefresh), t.Algorithms)
+		v.keyFetcher = newFetcher(t.JWKSURL, cmp.Or(t.Refresh, DefaultRefresh), t.Algorithms)
 	}
 	return v, nil
 }
@@ -165,23 +165,23 @@ func (v *Verifier) Tokens() policy.Tokens { return v.tokens }
 // JWKSURL it does nothing. After each read, report is called with its error, or nil. The calls do
 // not overlap, and report may be nil. Before the first successful read, no token is valid.
 func (v *Verifier) Start(report func(error)) {
-	if v.issuer == nil {
+	if v.keyFetcher == nil {
 		return
 	}
-	v.issuer.start(report, func(fetched []verifyKey) {
-		v.keys.Store(&keySet{list: slices.Concat(v.fixed, fetched)})
+	v.keyFetcher.start(report, func(fetched []verifyKey) {
+		v.keys.Store(&keySet{list: slices.Concat(v.configuredKeys, fetched)})
 	})
 }
 
 // Close stops reading JWKSURL, and waits until a read in progress has ended. The keys stay in use.
 func (v *Verifier) Close() {
-	if v.issuer != nil {
-		v.issuer.close()
+	if v.keyFetcher != nil {
+		v.keyFetcher.close()
 	}
 }
 
 // IsReading reports whether JWKSURL is read regularly: from Start until Close.
-func (v *Verifier) IsReading() bool { return v.issuer != nil && v.issuer.isRunning() }
+func (v *Verifier) IsReading() bool { return v.keyFetcher != nil && v.keyFetcher.isRunning() }
 
 // IsKnown reports whether a token's signature was checked before, so that Claims need not check it.
 func (v *Verifier) IsKnown(token string) bool {
@@ -234,14 +234,14 @@ func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error)
 	}
 	var chosen gojwt.VerificationKeySet
 	for _, k := range keys {
-		hasKeyID := k.kid == kid || k.kid == "" || kid == ""
-		if hasKeyID && slices.Contains(k.algorithms, token.Method.Alg()) {
+		fitsKeyID := k.kid == kid || k.kid == "" || kid == ""
+		if fitsKeyID && slices.Contains(k.algorithms, token.Method.Alg()) {
 			chosen.Keys = append(chosen.Keys, k.key)
 		}
 	}
 	if len(chosen.Keys) == 0 {
-		if v.issuer != nil && kid != "" {
-			v.issuer.requestRead()
+		if v.keyFetcher != nil && kid != "" {
+			v.keyFetcher.requestRead()
 		}
 		return nil, fmt.Errorf("there is no %s key with the ID %.64q", token.Method.Alg(), kid)
 	}

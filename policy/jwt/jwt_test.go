@@ -697,8 +697,8 @@ func TestCacheOfTokensIsBounded(t *testing.T) {
 	const size, count = 1000, 20_000 // size: bytes of each token
 	for i := range count {
 		seen.add(sum(i), claims{}, size)
-		if held := (len(seen.young) + len(seen.old)) * size; held > 2*maxSeenSize {
-			t.Fatalf("after %d tokens, %d bytes are cached; want at most %d", i, held, 2*maxSeenSize)
+		if held := (len(seen.young) + len(seen.old)) * size; held > 2*maxGenerationBytes {
+			t.Fatalf("after %d tokens, %d bytes are cached; want at most %d", i, held, 2*maxGenerationBytes)
 		}
 		if _, ok := seen.get(sum(0)); i%1000 == 0 && !ok {
 			t.Fatalf("a token in repeated use was evicted after %d others", i)

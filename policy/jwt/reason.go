@@ -42,7 +42,7 @@ func rejection(err error) *policy.TokenError {
 
 // checkClaims returns why a token with a valid signature is rejected now, or nil.
 func (v *Verifier) checkClaims(c claims) *policy.TokenError {
-	err := v.checks.Validate(c)
+	err := v.claimChecks.Validate(c)
 	if err == nil {
 		return nil
 	}

@@ -54,8 +54,8 @@ func TestCacheOfForgedTokensIsBounded(t *testing.T) {
 	for i := range 10_000 {
 		issuer.verifier.Claims(jwttest.Base64(`{"alg":"HS256"}`) + "." + jwttest.Base64(fmt.Sprintf(`{"sub":"%d","x":"%s"}`, i, strings.Repeat("x", size))) + ".AAAA")
 	}
-	if n := len(keys.forged.young) + len(keys.forged.old); n < 500 || n > 2*maxSeenSize/size {
-		t.Errorf("%d forged tokens are cached; want 500 to %d", n, 2*maxSeenSize/size)
+	if n := len(keys.forged.young) + len(keys.forged.old); n < 500 || n > 2*maxGenerationBytes/size {
+		t.Errorf("%d forged tokens are cached; want 500 to %d", n, 2*maxGenerationBytes/size)
 	}
 	if len(keys.genuine.young) > 0 {
 		t.Errorf("the cache of genuine tokens has %d forged ones; want none", len(keys.genuine.young))

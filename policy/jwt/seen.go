@@ -13,15 +13,15 @@ import (
 type seenTokens struct {
 	mu         sync.Mutex
 	young, old map[[sha256.Size]byte]seenToken
-	size       int // of the young tokens, in bytes
+	youngBytes int // the size of the young tokens
 }
 
 type seenToken struct {
 	claims claims
-	size   int // of the token, in bytes
+	bytes  int // the size of the token
 }
 
-const maxSeenSize = 4 << 20 // bytes of all tokens of one generation
+const maxGenerationBytes = 4 << 20 // bytes of all tokens of one generation
 
 // get returns the claims of a token. It moves the token to the younger generation.
 func (s *seenTokens) get(sum [sha256.Size]byte) (claims, bool) {
@@ -48,9 +48,9 @@ func (s *seenTokens) addLocked(sum [sha256.Size]byte, t seenToken) {
 	if _, ok := s.young[sum]; ok {
 		return
 	}
-	if s.young == nil || s.size+t.size > maxSeenSize {
-		s.young, s.old, s.size = make(map[[sha256.Size]byte]seenToken), s.young, 0
+	if s.young == nil || s.youngBytes+t.bytes > maxGenerationBytes {
+		s.young, s.old, s.youngBytes = make(map[[sha256.Size]byte]seenToken), s.young, 0
 	}
 	s.young[sum] = t
-	s.size += t.size
+	s.youngBytes += t.bytes
 }

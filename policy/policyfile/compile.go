@@ -131,23 +131,23 @@ func (config *Config) Compile() (*Policy, error) {
 // A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
 	*reporter
-	config       *Config
-	spec         policy.Spec
-	verifier     *jwt.Verifier
-	files        []string
-	warnings     Errors
-	hintErrors   Errors
-	digest       hash.Hash                       // of the policy's text and the files of values
-	algorithms   map[string]*algorithm.Algorithm // by the words that name them
-	identities   map[string]*identityState
-	notes        map[*policy.Identity]identityNote
-	index        map[string][]*placedMatcher // by the first segment of their paths, the most specific first
-	general      []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
-	combinations int                         // the combinations of a path and a host in the rules compiled so far
-	listFiles    int                         // files of values that were read
-	listLines    int                         // the lines of all these files
-	listBytes    int                         // the bytes of all these files
-	onFailure    guard.FailureMode           // the default of all limits
+	config         *Config
+	spec           policy.Spec
+	verifier       *jwt.Verifier
+	files          []string
+	warnings       Errors
+	hintErrors     Errors
+	digest         hash.Hash                       // of the policy's text and the files of values
+	algorithms     map[string]*algorithm.Algorithm // by the words that name them
+	identities     map[string]*identityState
+	notes          map[*policy.Identity]identityNote
+	byFirstSegment map[string][]*placedMatcher // by the first segment of their paths, the most specific first
+	general        []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
+	combinations   int                         // the combinations of a path and a host in the rules compiled so far
+	listFileCount  int                         // files of values that were read
+	listLineCount  int                         // the lines of all these files
+	listByteCount  int                         // the bytes of all these files
+	onFailure      guard.FailureMode           // the default of all limits
 }
 
 func newCompiler(config *Config) *compiler {
@@ -201,7 +201,7 @@ func (c *compiler) hint(p any, format string, args ...any) {
 
 // newRemark returns a warning or a hint about the value that p points to.
 func (c *compiler) newRemark(p any, format string, args ...any) *Error {
-	at := c.at[p]
+	at := c.positions[p]
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
 }
 

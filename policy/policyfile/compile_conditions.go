@@ -75,24 +75,23 @@ func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 	}
 }
 
-// compileConditions compiles the conditions of a tier, allow or deny. what is one of these words.
-func (c *compiler) compileConditions(config *Conditions, what string) (list []policy.Condition) {
+// compileConditions compiles the conditions of the given field: "tier", "allow" or "deny".
+func (c *compiler) compileConditions(config *Conditions, field string) (list []policy.Condition) {
 	if config.Otherwise {
-		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", what)
+		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", field)
 	}
 	for i := range config.Any {
-		list = append(list, c.compileCondition(config.Any[i], what))
+		list = append(list, c.compileCondition(config.Any[i], field))
 	}
 	return list
 }
 
-// compileCondition compiles a condition of a match, a tier, allow or deny. what is one of these
-// words.
-func (c *compiler) compileCondition(clauses Condition, what string) (when policy.Condition) {
+// compileCondition compiles a condition of the given field: "match", "tier", "allow" or "deny".
+func (c *compiler) compileCondition(clauses Condition, field string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
 		var otherWords []string
-		if what == "match" {
+		if field == "match" {
 			otherWords = []string{"path"}
 		}
 		source, ok := c.compileSource(&clause.Source, clause.Source, otherWords...)
@@ -100,13 +99,13 @@ func (c *compiler) compileCondition(clauses Condition, what string) (when policy
 			continue
 		}
 		switch {
-		case what == "tier" && source.Needs(policy.KindTier):
+		case field == "tier" && source.Needs(policy.KindTier):
 			c.fail(&clause.Source, "the condition of a tier cannot depend on the tier; use a claim, a header or a list")
 			continue
-		case what == "match" && source.Needs(policy.KindSegment):
+		case field == "match" && source.Needs(policy.KindSegment):
 			c.fail(&clause.Source, "a match cannot test a named segment; write the segment itself into the path")
 		case source.Needs(policy.KindSegment):
-			c.fail(&clause.Source, "%s is evaluated before a rule matches, so it cannot use a segment of a path; use a claim, a header or a list", what)
+			c.fail(&clause.Source, "%s is evaluated before a rule matches, so it cannot use a segment of a path; use a claim, a header or a list", field)
 		}
 		when = append(when, c.compileTest(source, &clause.Values))
 	}
@@ -166,14 +165,14 @@ const (
 // readLines reads a file with one value per line, and calls add with each value. # begins a
 // comment. readLines returns false if the file has a mistake, or if add returned false.
 func (c *compiler) readLines(p any, name string, add func(p any, where, text string) bool) bool {
-	if c.listFiles++; c.listFiles > maxListFiles {
-		if c.listFiles == maxListFiles+1 {
+	if c.listFileCount++; c.listFileCount > maxListFiles {
+		if c.listFileCount == maxListFiles+1 {
 			c.fail(p, "there are more than %d files of values (a file that is named twice counts twice); use fewer", maxListFiles)
 		}
 		return false
 	}
 	path := boundedfile.Join(filepath.Dir(c.file), name)
-	text, err := boundedfile.Read(path, int64(maxListBytes-c.listBytes))
+	text, err := boundedfile.Read(path, int64(maxListBytes-c.listByteCount))
 	if errors.Is(err, boundedfile.ErrTooLong) {
 		c.fail(p, "with %s, the files of values have more than %d bytes (a file that is named twice counts twice); use fewer", name, maxListBytes)
 		return false
@@ -184,11 +183,11 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 	}
 	c.files = append(c.files, path)
 	c.digest.Write(text)
-	c.listBytes += len(text)
+	c.listByteCount += len(text)
 	lineNumber, badLines := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		lineNumber++
-		if c.listLines++; c.listLines > maxListLines {
+		if c.listLineCount++; c.listLineCount > maxListLines {
 			c.fail(p, "the files of values have more than %d lines (a file that is named twice counts twice); use fewer", maxListLines)
 			return false
 		}

@@ -11,21 +11,21 @@ import (
 // An identityState is the state of compiling a named identity. It detects identities that refer to
 // themselves.
 type identityState struct {
-	entry    *Entry[IdentityConfig]
-	compiled *policy.Identity // nil: not compiled yet
-	isBusy   bool             // it is being compiled
+	entry           *Entry[IdentityConfig]
+	compiled        *policy.Identity // nil: not compiled yet
+	isBeingCompiled bool
 }
 
 // compileIdentity compiles a named identity once.
 func (c *compiler) compileIdentity(s *identityState) *policy.Identity {
-	if s.isBusy {
+	if s.isBeingCompiled {
 		c.fail(&s.entry.Name, "identity %s refers to itself; write its parts", s.entry.Name)
 		return invalidIdentity
 	}
 	if s.compiled == nil {
-		s.isBusy = true
+		s.isBeingCompiled = true
 		s.compiled = c.compileIdentityConfig(&s.entry.Value)
-		s.isBusy = false
+		s.isBeingCompiled = false
 	}
 	return s.compiled
 }
@@ -68,9 +68,9 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 
 // An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
-	source *string // where its source was written; nil for a compound identity
-	size   int     // the number of its parts, at any depth; 0 if it is a part itself
-	depth  int     // the levels of identities in it
+	source    *string // where its source was written; nil for a compound identity
+	partCount int     // the number of its parts, at any depth; 0 if it is a part itself
+	depth     int     // the levels of identities in it
 }
 
 // maxParts is how many parts an identity may have. It bounds the length of a key, and the time to
@@ -79,23 +79,23 @@ const maxParts = 32
 
 // compileCompound checks the size of an identity with parts, and returns it.
 func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
-	size, depth := 0, 0
+	partCount, depth := 0, 0
 	for _, one := range id.Parts() {
-		size += max(c.notes[one].size, 1)
+		partCount += max(c.notes[one].partCount, 1)
 		depth = max(depth, c.notes[one].depth+1)
 	}
-	if size == 0 {
+	if partCount == 0 {
 		return invalidIdentity
 	}
-	if size > maxParts {
-		c.fail(config, "the identity has %d parts, with those of the identities that it names; the most is %d", size, maxParts)
+	if partCount > maxParts {
+		c.fail(config, "the identity has %d parts, with those of the identities that it names; the most is %d", partCount, maxParts)
 		return invalidIdentity
 	}
 	if depth > maxDepth {
 		c.fail(config, "the identity is nested more than %d levels deep, with the identities that it names; use fewer levels", maxDepth)
 		return invalidIdentity
 	}
-	c.notes[id] = identityNote{size: size, depth: depth}
+	c.notes[id] = identityNote{partCount: partCount, depth: depth}
 	return id
 }
 

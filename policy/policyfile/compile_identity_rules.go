@@ -12,7 +12,7 @@ import (
 func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 	at := &config.BeforeAuth
 	r.BeforeAuth = true
-	if c.config.Tokens == nil && !c.unread[&c.config.Tokens] {
+	if c.config.Tokens == nil && !c.unreadable[&c.config.Tokens] {
 		c.fail(at, "there are no tokens to verify; remove before_auth, or add tokens:")
 		return
 	}

@@ -215,7 +215,7 @@ const candidateSuffix = ".candidate"
 
 func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
 	at := config.Candidate
-	if c.unread[at] {
+	if c.unreadable[at] {
 		return nil
 	}
 	if l.Shadow {

@@ -116,8 +116,9 @@ func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, b
 	return penstock.InFlight(n, cmp.Or(*s.ttl, time.Minute)), ok
 }
 
-// parseCount reads a count such as 50, 10_000 or 10k. what describes the count in the message.
-func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
+// parseCount reads a count such as 50, 10_000 or 10k. The message of a mistake calls the count by
+// its role.
+func (c *compiler) parseCount(at any, role, text string) (int64, bool) {
 	digits, factor := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
 	if number, ok := strings.CutSuffix(digits, "k"); ok {
 		digits, factor = number, 1e3
@@ -126,7 +127,7 @@ func (c *compiler) parseCount(at any, what, text string) (int64, bool) {
 	}
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || n < 1 || n > penstock.MaxCost/factor {
-		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, such as 50 or 10k", wording.Clip(text), what)
+		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, such as 50 or 10k", wording.Clip(text), role)
 		return 0, false
 	}
 	return n * factor, true
@@ -218,7 +219,7 @@ func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algori
 	if *s.algorithm != "sub-window" {
 		return a, true
 	}
-	if c.isWritten(s.subWindows) && !c.unread[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
+	if c.isWritten(s.subWindows) && !c.unreadable[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
 		c.fail(s.subWindows, "a window cannot have %d sub-windows; write 1 to %d", *s.subWindows, algorithm.MaxParts)
 		return nil, false
 	}

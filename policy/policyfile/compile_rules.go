@@ -20,7 +20,7 @@ type placedMatcher struct {
 }
 
 func (c *compiler) compileRules() {
-	if len(c.config.Rules) == 0 && !c.unread[&c.config.Rules] && !c.isMisnamed(c.config, "rules") {
+	if len(c.config.Rules) == 0 && !c.unreadable[&c.config.Rules] && !c.isMisnamed(c.config, "rules") {
 		c.fail(c.placeOf(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
 	}
 	if len(c.config.Rules) > maxRules {
@@ -32,14 +32,14 @@ func (c *compiler) compileRules() {
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
 		if earlier := byName[config.Name]; earlier != nil && config.Name != "" {
-			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.at[&earlier.Name].line)
+			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.positions[&earlier.Name].line)
 		}
 		if byName[config.Name] == nil {
 			byName[config.Name] = config
 		}
 		rule, ownMatchers := c.compileRule(config)
 		c.spec.Rules = append(c.spec.Rules, rule)
-		if c.unread[config] {
+		if c.unreadable[config] {
 			continue
 		}
 		for _, m := range ownMatchers {
@@ -143,7 +143,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list clients that are never limited under allow")
 	case config.Unlimited && config.Shadow:
 		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
-	case !config.Unlimited && len(config.Limits) == 0 && !c.unread[&config.Unlimited] && !c.isMisnamed(config, "limits"):
+	case !config.Unlimited && len(config.Limits) == 0 && !c.unreadable[&config.Unlimited] && !c.isMisnamed(config, "limits"):
 		c.fail(c.placeOf(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
 	for i := range config.Limits {

@@ -73,7 +73,7 @@ func (c *compiler) compileNamedSource(p any, kind policy.Kind, name string) (pol
 			return policy.Source{}, false
 		}
 	case policy.KindClaim:
-		if c.unread[&c.config.Tokens] {
+		if c.unreadable[&c.config.Tokens] {
 			return policy.Source{}, false
 		}
 		if c.config.Tokens == nil {

@@ -39,35 +39,35 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, c)
 	} else {
-		d.markUnread(c)
+		d.markUnreadable(c)
 	}
 	return c, d.err()
 }
 
 // A reporter collects the mistakes of a Config. It has the position of each value, by a pointer to
-// the value: at[&config.OnFailure] is where the file has the value of on_failure.
+// the value: positions[&config.OnFailure] is where the file has the value of on_failure.
 type reporter struct {
-	file   string
-	text   []byte           // nil: nothing was read
-	at     map[any]position // by pointer to the value
-	unread map[any]bool     // values that could not be read, by pointer; their mistakes are reported
-	hints  map[any][]string // suggestions for unknown fields, by pointer to the struct without such a field
-	mask   mask             // of the variables that were replaced
-	errs   Errors
+	file       string
+	text       []byte           // nil: nothing was read
+	positions  map[any]position // by pointer to the value
+	unreadable map[any]bool     // values that could not be read, by pointer; their mistakes are reported
+	hints      map[any][]string // suggestions for unknown fields, by pointer to the struct without such a field
+	mask       mask             // of the variables that were replaced
+	errs       Errors
 }
 
 func newReporter(file string) *reporter {
-	return &reporter{file: file, at: make(map[any]position), unread: make(map[any]bool), hints: make(map[any][]string)}
+	return &reporter{file: file, positions: make(map[any]position), unreadable: make(map[any]bool), hints: make(map[any][]string)}
 }
 
 type position struct{ line, column int }
 
 // fail reports a mistake at the value that p points to, unless that value could not be read.
 func (r *reporter) fail(p any, format string, args ...any) {
-	if r.unread[p] {
+	if r.unreadable[p] {
 		return
 	}
-	at := r.at[p]
+	at := r.positions[p]
 	r.errs = append(r.errs, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
 }
 
@@ -82,13 +82,13 @@ func (r *reporter) isMisnamed(p any, fields ...string) bool {
 
 // isWritten reports whether the file has the value that p points to.
 func (r *reporter) isWritten(p any) bool {
-	_, ok := r.at[p]
+	_, ok := r.positions[p]
 	return ok
 }
 
-// markUnread records that the value that p points to could not be read, and that its mistake is
+// markUnreadable records that the value that p points to could not be read, and that its mistake is
 // reported.
-func (r *reporter) markUnread(p any) { r.unread[p] = true }
+func (r *reporter) markUnreadable(p any) { r.unreadable[p] = true }
 
 func (r *reporter) err() error {
 	if len(r.errs) == 0 {
@@ -100,14 +100,14 @@ func (r *reporter) err() error {
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
 	*reporter
-	env     func(string) (string, bool)
-	ifEmpty string       // the message about a file without values
-	depth   int          // the levels of nesting around the value that is being read
-	field   fieldOptions // of the field that is being read
+	env            func(string) (string, bool)
+	ifEmpty        string       // the message about a file without values
+	depth          int          // the levels of nesting around the value that is being read
+	currentOptions fieldOptions // of the field that is being read
 }
 
 // recordPosition records the position of the value that p points to.
-func (d *decoder) recordPosition(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
+func (d *decoder) recordPosition(p any, n *yaml.Node) { d.positions[p] = position{n.Line, n.Column} }
 
 // fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
@@ -352,7 +352,7 @@ type custom interface {
 func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
-		d.markUnread(p)
+		d.markUnreadable(p)
 		d.depth--
 		return
 	}
@@ -360,12 +360,12 @@ func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	d.recordPosition(p, n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		d.fail(n, "the value is missing; write one, or remove the line")
-		d.markUnread(p)
+		d.markUnreadable(p)
 		return
 	}
 	if n.Tag != "" && !slices.Contains(plainTags, n.Tag) {
 		d.fail(n, "the tag %s is not known; remove it", wording.Clip(n.Tag))
-		d.markUnread(p)
+		d.markUnreadable(p)
 		return
 	}
 	if c, ok := p.(custom); ok {
@@ -393,12 +393,12 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 		}
 	case v.Kind() == reflect.Slice:
 		d.decodeList(n, v)
-	case n.Kind == yaml.MappingNode && d.field.isHeaders:
+	case n.Kind == yaml.MappingNode && d.currentOptions.isHeaders:
 		d.fail(n, "a header field is one text in quotes; write %s", suggestHeaders(n))
-		d.markUnread(v.Addr().Interface())
+		d.markUnreadable(v.Addr().Interface())
 	case n.Kind != yaml.ScalarNode:
 		d.fail(n, "expected one value, found %s; write the value alone", describeNode(n))
-		d.markUnread(v.Addr().Interface())
+		d.markUnreadable(v.Addr().Interface())
 	default:
 		d.decodeScalar(n, v)
 	}
@@ -411,18 +411,18 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 	if isTexts && n.Kind != yaml.SequenceNode {
 		v.Set(reflect.ValueOf(make([]string, 1)))
 		only := v.Index(0).Addr().Interface()
-		if d.decodeValue(n, only); d.unread[only] {
-			d.markUnread(p)
+		if d.decodeValue(n, only); d.unreadable[only] {
+			d.markUnreadable(p)
 		}
 		return
 	}
-	if isTexts && len(n.Content) == 0 && !d.field.canBeEmpty {
+	if isTexts && len(n.Content) == 0 && !d.currentOptions.canBeEmpty {
 		d.fail(n, "the list is empty; add values, or remove the line")
-		d.markUnread(p)
+		d.markUnreadable(p)
 	}
 	if n.Kind != yaml.SequenceNode {
 		d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, v.Type().Elem()))
-		d.markUnread(p)
+		d.markUnreadable(p)
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
@@ -434,7 +434,7 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
 	if wrong := d.setScalar(n, v); wrong != "" {
 		d.fail(n, "%s", wrong)
-		d.markUnread(v.Addr().Interface())
+		d.markUnreadable(v.Addr().Interface())
 	}
 }
 
@@ -500,9 +500,9 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 			d.hints[p] = append(d.hints[p], hint)
 			continue
 		}
-		d.field = options[name]
+		d.currentOptions = options[name]
 		d.decodeValue(content[i+1], v.Field(field).Addr().Interface())
-		d.field = fieldOptions{}
+		d.currentOptions = fieldOptions{}
 	}
 }
 
@@ -622,13 +622,13 @@ func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, 
 }
 
 // requireMapping reports whether n is a mapping. If not, it records a mistake, with what to write
-// instead, and marks the value that p points to as unread.
+// instead, and marks the value that p points to as unreadable.
 func (d *decoder) requireMapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
 	}
 	d.fail(n, "%s does not belong here; write %s", describeNode(n), instead)
-	d.markUnread(p)
+	d.markUnreadable(p)
 	return false
 }
 
@@ -687,7 +687,7 @@ func (d *decoder) lookUpVariable(reference string, isWhole bool) (value, wrong s
 	name, defaultValue, hasDefault := strings.Cut(reference, ":-")
 	isNamed := policy.IsWord(name) && !strings.ContainsAny(defaultValue, "${")
 	switch {
-	case !isNamed && (d.field.isSecret || !isWhole):
+	case !isNamed && (d.currentOptions.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
 	case !isNamed:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(reference))
@@ -696,7 +696,7 @@ func (d *decoder) lookUpVariable(reference string, isWhole bool) (value, wrong s
 	switch {
 	case value == "" && hasDefault:
 		return defaultValue, ""
-	case !ok && d.field.isSecret && !isWhole:
+	case !ok && d.currentOptions.isSecret && !isWhole:
 		return "", "a variable in the text is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)

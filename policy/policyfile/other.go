@@ -24,7 +24,7 @@ type Places struct{ reporter *reporter }
 
 // At returns the position of the value that p points to, or zeros if the file does not have it.
 func (s *Places) At(p any) (line, column int) {
-	at := s.reporter.at[p]
+	at := s.reporter.positions[p]
 	return at.line, at.column
 }
 
@@ -35,7 +35,7 @@ func (s *Places) Has(p any) bool { return s.reporter.isWritten(p) }
 // could not be read, or an unknown field was probably meant as this one. in points to the struct,
 // and field to its field. name is the field's name in YAML.
 func (s *Places) IsReported(in, field any, name string) bool {
-	return s.reporter.unread[in] || s.reporter.unread[field] || s.reporter.isMisnamed(in, name)
+	return s.reporter.unreadable[in] || s.reporter.unreadable[field] || s.reporter.isMisnamed(in, name)
 }
 
 // Fail records a mistake at the value that p points to; Err returns all.

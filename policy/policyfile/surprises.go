@@ -108,11 +108,11 @@ func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distingui
 
 // indexMatchers builds the index in which anyMatcher finds matchers by their paths.
 func (c *compiler) indexMatchers(matchers []*placedMatcher) {
-	c.index, c.general = make(map[string][]*placedMatcher), nil
+	c.byFirstSegment, c.general = make(map[string][]*placedMatcher), nil
 	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.order, b.order)) }
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
 		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
-			c.index[first.Text] = append(c.index[first.Text], m)
+			c.byFirstSegment[first.Text] = append(c.byFirstSegment[first.Text], m)
 		} else {
 			c.general = append(c.general, m)
 		}
@@ -147,7 +147,7 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 // anyMatcher reports whether a function holds for any matcher that can match a path of m. It stops
 // at the first one.
 func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
-	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], holds)
+	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], holds)
 	return isFound || slices.ContainsFunc(c.general, holds)
 }
 

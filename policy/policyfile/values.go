@@ -31,7 +31,7 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 		d.recordPosition(&e.Name, key)
 		var ok bool
 		if e.Name, ok = d.decodeName(key, seen); !ok {
-			d.markUnread(&e.Name)
+			d.markUnreadable(&e.Name)
 		}
 		d.decodeValue(value, &e.Value)
 	}
@@ -101,12 +101,12 @@ func (c *Condition) decodeClauses(d *decoder, content []*yaml.Node) {
 		d.recordPosition(clause, key)
 		var ok bool
 		if clause.Source, ok = d.decodeName(key, seen); !ok {
-			d.markUnread(&clause.Source)
+			d.markUnreadable(&clause.Source)
 		}
 		if name := nestedName(clause.Source, value); ok && name != "" {
 			d.fail(key, "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
-			d.markUnread(&clause.Source)
-			d.markUnread(&clause.Values)
+			d.markUnreadable(&clause.Source)
+			d.markUnreadable(&clause.Values)
 			continue
 		}
 		d.decodeValue(value, &clause.Values)
@@ -137,9 +137,9 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		if c.Otherwise = text == "default"; c.Otherwise {
 			return
 		}
-		d.markUnread(c)
+		d.markUnreadable(c)
 		switch {
-		case d.unread[&text]:
+		case d.unreadable[&text]:
 		case wording.Distance(text, "default") < 3: // a misspelling
 			d.fail(node, "%q is not a condition; did you mean default?", wording.Clip(text))
 		default:
@@ -179,7 +179,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.decodeValue(node, &c.Name)
 		if c.Name == "" {
-			d.markUnread(c)
+			d.markUnreadable(c)
 		}
 		return
 	}
@@ -188,11 +188,11 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	}
 	if len(node.Content) == 0 {
 		d.fail(node, "the identity is missing; %s", identityForms)
-		d.markUnread(c)
+		d.markUnreadable(c)
 		return
 	}
 	if len(node.Content) != 2 {
-		d.markUnread(c)
+		d.markUnreadable(c)
 		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}",
 			len(node.Content)/2)
 		return
@@ -200,7 +200,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	key, value := node.Content[0], node.Content[1]
 	kind, ok := d.decodeName(key, nil)
 	if !ok {
-		d.markUnread(c)
+		d.markUnreadable(c)
 		return
 	}
 	switch kind {
@@ -210,7 +210,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		d.decodeValue(value, &c.All)
 	case "":
 		d.fail(key, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
-		d.markUnread(c)
+		d.markUnreadable(c)
 		return
 	default:
 		c.Kind = kind
@@ -219,7 +219,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		return
 	}
 	if !c.isSet() {
-		d.markUnread(c)
+		d.markUnreadable(c)
 	}
 }
 
@@ -231,13 +231,13 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	}
 	if node.Kind == yaml.SequenceNode {
 		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}")
-		d.markUnread(&c.Source)
+		d.markUnreadable(&c.Source)
 		return
 	}
 	var only Condition
 	d.decodeValue(node, &only)
 	if len(only) == 0 {
-		d.markUnread(&c.Source)
+		d.markUnreadable(&c.Source)
 	}
 	if len(only) > 1 {
 		d.fail(node, "there are %d sources, and there can be only one; to combine several, write {all_of: [...]}", len(only))
@@ -261,7 +261,7 @@ func (p *PerTier) decode(d *decoder, node *yaml.Node) {
 		d.decodeValue(node, &p.Tiers)
 		if len(node.Content) == 0 {
 			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
-			d.markUnread(p)
+			d.markUnreadable(p)
 		}
 		return
 	}
@@ -302,14 +302,14 @@ type Size int64
 func (s *Size) decode(d *decoder, node *yaml.Node) {
 	var text string
 	d.decodeValue(node, &text)
-	if d.unread[&text] {
-		d.markUnread(s)
+	if d.unreadable[&text] {
+		d.markUnreadable(s)
 		return
 	}
 	n, ok := parseSize(text)
 	if !ok || n == 0 {
 		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", wording.Clip(text))
-		d.markUnread(s)
+		d.markUnreadable(s)
 	}
 	*s = n
 }

@@ -38,11 +38,11 @@ type Watcher struct {
 	stop    chan struct{}
 	ended   chan struct{}
 
-	mu       sync.Mutex  // held while loading
-	files    []string    // absolute names of the files of the rules, sorted
-	tried    fingerprint // of files, before they were last loaded
-	lastErr  error       // of the last load
-	isClosed bool
+	mu              sync.Mutex  // held while loading
+	files           []string    // absolute names of the files of the rules, sorted
+	lastFingerprint fingerprint // of files, before they were last loaded
+	lastErr         error       // of the last load
+	isClosed        bool
 }
 
 // WatchOptions configure Watch.
@@ -209,7 +209,7 @@ func (w *Watcher) loadIfChanged() {
 		return
 	}
 	w.watchFoldersLocked()
-	isSame := fingerprintOf(w.files) == w.tried
+	isSame := fingerprintOf(w.files) == w.lastFingerprint
 	if isSame && w.lastErr == nil {
 		return
 	}
@@ -232,16 +232,16 @@ func (w *Watcher) loadLocked() error {
 	w.lastErr = errors.New("the files change faster than they can be read; write under another name, and rename")
 	for range loadTries {
 		w.watchFoldersLocked()
-		w.tried = fingerprintOf(w.files)
+		w.lastFingerprint = fingerprintOf(w.files)
 		p, err := panicked.Try("policy: load "+w.path, func() (*Policy, error) { return w.load(w.path) })
 		if err != nil {
 			w.lastErr = err
-			if fingerprintOf(w.files) == w.tried {
+			if fingerprintOf(w.files) == w.lastFingerprint {
 				break
 			}
 			continue
 		}
-		if files := absolute(p.Files); !slices.Equal(files, w.files) || fingerprintOf(files) != w.tried {
+		if files := absolute(p.Files); !slices.Equal(files, w.files) || fingerprintOf(files) != w.lastFingerprint {
 			w.files = files // the next try compares these
 			p.Close()
 			continue

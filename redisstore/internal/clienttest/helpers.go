@@ -103,12 +103,13 @@ func Eventually(t testing.TB, timeout time.Duration, check func() error) {
 	}
 }
 
-// Await calls ready until it returns true, and ends the test after 20 s. what names the event.
-func Await(t testing.TB, what string, ready func() bool) {
+// Await calls ready until it returns true, and ends the test after 20 s. event is the
+// text for what is awaited, such as "the script to be loaded".
+func Await(t testing.TB, event string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for %s", what)
+			t.Fatalf("timed out waiting for %s", event)
 		}
 	}
 }
