@@ -22,8 +22,8 @@ type model struct {
 	domains  map[string]*domain // by name
 	counters map[string]uint64  // hits, by the counter's name
 
-	// identities has the identity of each counter, by the counter's name in Redis. If counters share a
-	// name, it has several instead; see findShared.
+	// identities has the identity of each counter, by the counter's name in Redis. Counters that share
+	// a name have the value of the constant several instead; see findShared.
 	identities map[string]string
 
 	// denied has the second in which charges were last denied together, by the limits of the charges.
@@ -74,7 +74,7 @@ type match struct {
 	isShadow    bool     // the limit has shadow_mode
 	isQuota     bool     // the limit has quota_mode
 	patterns    []string // by entry: the text in the counter's name; "": the entry's value
-	isOverride  bool     // the request has the limit
+	isOverride  bool     // the request itself has the limit, so the configuration's does not apply
 	isUnlimited bool
 	isReplaced  bool // another limit of the request replaces this one
 }
@@ -245,7 +245,7 @@ func (m *model) findShared(request *rls.RateLimitRequest, now int64) []bool {
 type result struct {
 	match
 	hasQuota  bool // the configuration of the limit has quota_mode; isQuota may also come from the service's settings
-	isOver    bool
+	isOver    bool   // the limit is exceeded
 	remaining uint32 // units that are left
 }
 

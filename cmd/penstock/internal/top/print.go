@@ -188,11 +188,11 @@ func (p *printer) printWrapped(text string) {
 	p.printLine("%s", string(rest))
 }
 
-// The widths of the columns after the name of a limit.
+// Widths of columns.
 const (
-	rateWidth   = 16
-	numberWidth = 10
-	failsWidth  = 12
+	rateWidth   = 16 // RATE, with a space after it
+	numberWidth = 10 // all columns with numbers
+	failsWidth  = 12 // STORE FAILS, and STORE of an instance
 )
 
 func (p *printer) printRules() {
@@ -208,18 +208,18 @@ func (p *printer) printRules() {
 			}
 		}
 	}
-	row := func(limit, rate, allowed, denied, near, fails string) {
+	printRow := func(limit, rate, allowed, denied, near, fails string) {
 		if p.snapshot.State.Store.Name == memoryStore { // it cannot fail
 			fails = ""
 		}
 		p.printLine("%s %s%s%s%s  %s", pad(limit, titleWidth), pad(rate, ratesWidth), alignRight(allowed, numberWidth), alignRight(denied, numberWidth), alignRight(near, numberWidth), fails)
 	}
 	p.printLine("")
-	row("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
+	printRow("LIMIT", "RATE", "ALLOWED/s", "DENIED/s", "NEAR/s", "STORE FAILS")
 	rates := p.snapshot.rates()
 	for _, r := range p.snapshot.Rules.Rules {
 		if len(r.Limits) == 0 {
-			row(printable.Line(r.Name), "unlimited", "", "", "", "")
+			printRow(printable.Line(r.Name), "unlimited", "", "", "", "")
 		}
 		for _, l := range r.Limits {
 			for _, one := range []*adminapi.Limit{&l, l.Candidate} {
@@ -227,7 +227,7 @@ func (p *printer) printRules() {
 					continue
 				}
 				n := rates[limitName{r.Name, one.Name}]
-				row(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), failureOf(one))
+				printRow(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), failureOf(one))
 			}
 		}
 	}
@@ -276,8 +276,9 @@ func (p *printer) printOffenders() {
 	}
 	const maxShown = 10
 	shown := o.Offenders[:min(len(o.Offenders), maxShown)]
-	limitWidth := (p.Width - 2*numberWidth - 2) / 2
-	keyWidth := p.Width - limitWidth - 2*numberWidth - 2
+	const spaces = 2 // after the key, and at the end
+	limitWidth := (p.Width - 2*numberWidth - spaces) / 2
+	keyWidth := p.Width - limitWidth - 2*numberWidth - spaces
 	for _, one := range shown {
 		limitWidth, keyWidth = p.columnWidth(limitWidth, one.Rule+"."+one.Limit), p.columnWidth(keyWidth, one.Identity)
 	}
