@@ -244,7 +244,7 @@ func (m *model) findShared(request *rls.RateLimitRequest, now int64) []bool {
 // A result is the decision for a descriptor.
 type result struct {
 	match
-	hasQuota  bool // the configuration of the limit has quota_mode; isQuota may also come from the service's settings
+	hasQuota  bool   // the configuration of the limit has quota_mode; isQuota may also come from the service's settings
 	isOver    bool   // the limit is exceeded
 	remaining uint32 // units that are left
 }
