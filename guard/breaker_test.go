@@ -169,6 +169,7 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	}{
 		{name: "half, fast", every: 2, period: time.Millisecond, opensBreaker: true},
 		{name: "a third, fast", every: 3, period: time.Millisecond, opensBreaker: false},
+		{name: "half, just over 20 calls a second", every: 2, period: 45 * time.Millisecond, opensBreaker: true},
 		{name: "half, fewer than 20 calls a second", every: 2, period: 100 * time.Millisecond, opensBreaker: false},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -150,11 +150,33 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
 				t.Errorf("%s: after five failures the breaker is %v; want open", name, state)
 			}
-			many.Decide(t.Context(), g, calls)
+			second := callsOf(calls[0].Charges[0], calls[1].Charges[0])
+			many.Decide(t.Context(), g, second)
+			for i, c := range second {
+				if c.Err != nil || c.Decision.Source != penstock.FromFallback {
+					t.Errorf("%s: call %d while the breaker is open: a decision by %v, error %v; want one by the fallback", name, i, c.Decision.Source, c.Err)
+				}
+			}
 			if store.lists != 1 {
 				t.Errorf("%s: the store got %d of 2 lists; want 1, since the breaker was open for the second", name, store.lists)
 			}
 		})
+	}
+}
+
+func TestEachBatchOfAListGoesThroughTheBreakerOfItsNode(t *testing.T) {
+	store := &listStore{Store: memstore.New(memstore.Options{})}
+	breaker := guard.Breaker(guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})(store)
+	limit := compiled(t, penstock.PerHour(1))
+	calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 2})
+	many.Decide(t.Context(), breaker, calls)
+	for i, isAllowed := range []bool{true, false} {
+		if c := calls[i]; c.Err != nil || c.Decision.Len() != 1 || c.Decision.Allowed != isAllowed {
+			t.Errorf("call %d: %v, error %v; want allowed: %v", i, c.Decision, c.Err, isAllowed)
+		}
+	}
+	if store.lists != 0 {
+		t.Errorf("the store got %d lists; want 0, because the batches are of different nodes", store.lists)
 	}
 }
 
