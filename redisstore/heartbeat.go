@@ -30,7 +30,7 @@ if last[2] then
 end
 return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 
-const maxInstance = 128 // bytes of an instance's name
+const maxInstanceNameBytes = 128 // bytes of an instance's name
 
 // Heartbeat registers an instance of the program. It returns how many instances are registered by
 // stores with the same prefix. The registration expires after the duration life. A life of 0 or
@@ -55,8 +55,8 @@ func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Durati
 }
 
 func checkInstance(name string) error {
-	if name == "" || len(name) > maxInstance {
-		return fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(name), maxInstance)
+	if name == "" || len(name) > maxInstanceNameBytes {
+		return fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(name), maxInstanceNameBytes)
 	}
 	return nil
 }

@@ -18,14 +18,14 @@ import (
 //
 // The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
 // without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
-// bytes become %XX. A key whose encoding is longer than maxTag becomes "%#" and its SHA-256. The
-// empty key becomes "%_". The store's own keys begin with "%@". With Options.Secret every key
-// becomes "%#" and the beginning of its HMAC.
+// bytes become %XX. A key whose encoding is longer than maxHashTagBytes becomes "%#" and its
+// SHA-256. The empty key becomes "%_". The store's own keys begin with "%@". With Options.Secret
+// every key becomes "%#" and the beginning of its HMAC.
 const (
-	schemaVersion = "1"
-	maxTag        = 128 // bytes between the braces
-	maxPrefix     = 64  // bytes
-	shortMAC      = 16  // bytes of the HMAC-SHA-256 that a name has
+	schemaVersion   = "1"
+	maxHashTagBytes = 128 // bytes between the braces
+	maxPrefixBytes  = 64  // bytes
+	macBytes        = 16  // bytes of the HMAC-SHA-256 that a name has
 )
 
 const hexDigits = "0123456789ABCDEF"
@@ -97,14 +97,14 @@ func NewNames(o Options) *Names {
 }
 
 // MaxName is the longest name in bytes.
-const MaxName = maxTag
+const MaxName = maxHashTagBytes
 
 // Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes. The 3
 // bytes are for an encoded byte (%XX) that Append may write before it finds that the name is too
 // long.
 func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
-		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:shortMAC])
+		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:macBytes])
 	}
 	if key == "" {
 		return append(b, '%', '_')
@@ -150,10 +150,10 @@ func KeyOfName(name string) (key string, ok bool) {
 	return string(b), len(name) > 0
 }
 
-// appendEncoded appends the encoding of a key, unless it is longer than maxTag.
+// appendEncoded appends the encoding of a key, unless it is longer than maxHashTagBytes.
 func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
 	start := len(b)
-	for i := 0; i < len(key) && len(b)-start <= maxTag; i++ {
+	for i := 0; i < len(key) && len(b)-start <= maxHashTagBytes; i++ {
 		c := key[i]
 		if isPlain[c] {
 			b = append(b, c)
@@ -161,7 +161,7 @@ func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
 			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
 		}
 	}
-	if len(b)-start <= maxTag {
+	if len(b)-start <= maxHashTagBytes {
 		return b, true
 	}
 	return b[:start], false

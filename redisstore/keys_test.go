@@ -57,7 +57,7 @@ func TestKeysAreEncodedAsDocumented(t *testing.T) {
 	search := penstock.PerSecond(1)
 	search.Group = "search"
 	uploads := search.WithName("uploads").With(penstock.SlidingLog)
-	long := strings.Repeat("a", maxTag+1)
+	long := strings.Repeat("a", maxHashTagBytes+1)
 	sum := sha256.Sum256([]byte(long))
 	for _, row := range []struct {
 		key   string
@@ -164,8 +164,8 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 		seen[name] = true
 	}
 	for n := range 200 { // short keys are encoded, and longer ones are hashed
-		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxTag {
-			t.Errorf("%d bytes of zero are encoded as %q; want at most %d bytes between the braces", n, name, maxTag)
+		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxHashTagBytes {
+			t.Errorf("%d bytes of zero are encoded as %q; want at most %d bytes between the braces", n, name, maxHashTagBytes)
 		}
 	}
 }

@@ -14,7 +14,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	keys := []string{"", "user:42", "%_", "%#00", "a b{c}", strings.Repeat("k", maxTag), strings.Repeat("k", maxTag+1), strings.Repeat("k", 5000)}
+	keys := []string{"", "user:42", "%_", "%#00", "a b{c}", strings.Repeat("k", maxHashTagBytes), strings.Repeat("k", maxHashTagBytes+1), strings.Repeat("k", 5000)}
 	for range 1000 {
 		b := make([]byte, r.IntN(200))
 		for i := range b {

@@ -81,13 +81,13 @@ func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args 
 	return nil
 }
 
-// maxInfo bounds a reply of INFO, in bytes. A usual one has less than 20,000.
-const maxInfo = 1 << 20
+// maxInfoBytes bounds a reply of INFO, in bytes. A usual one has less than 20,000.
+const maxInfoBytes = 1 << 20
 
 // parseInfo reads a reply of infoLua.
 func parseInfo(text string) (Server, error) {
-	if len(text) > maxInfo {
-		return Server{}, fmt.Errorf("the info script replied %d bytes; the most is %d", len(text), maxInfo)
+	if len(text) > maxInfoBytes {
+		return Server{}, fmt.Errorf("the info script replied %d bytes; the most is %d", len(text), maxInfoBytes)
 	}
 	fields := make(map[string]string)
 	for line := range strings.Lines(text) {

@@ -42,7 +42,7 @@ func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 		text += "cmdstat_eval:calls=" + value + ",usec=" + value + "\r\ncmdstat_evalsha:calls=" + value + ",usec=" + value + "\r\n"
 		s, err := parseInfo(text)
 		if err != nil {
-			if len(text) <= maxInfo {
+			if len(text) <= maxInfoBytes {
 				t.Errorf("%.40q: %v; want no error", value, err)
 			}
 			continue

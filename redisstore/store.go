@@ -43,8 +43,8 @@ type Options struct {
 
 // Validate returns what is wrong with the options. The error wraps penstock.ErrInvalid.
 func (o Options) Validate() error {
-	if len(o.Prefix) > maxPrefix {
-		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefix)
+	if len(o.Prefix) > maxPrefixBytes {
+		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefixBytes)
 	}
 	for i, c := range []byte(o.Prefix) {
 		if !isLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {

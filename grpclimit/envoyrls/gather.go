@@ -16,24 +16,25 @@ const (
 	// one list, the other can be prepared.
 	maxLists = 2
 
-	// maxGathered is the largest number of calls in a list.
-	maxGathered = 32
+	// maxCallsPerList is the largest number of calls in a list.
+	maxCallsPerList = 32
 
-	// maxSpread bounds how far the deadline of a call may be from that of the first call of its list.
-	// The earliest deadline of a list applies to all its calls.
-	maxSpread = 2 * time.Millisecond
+	// maxDeadlineSpread bounds how far the deadline of a call may be from that of the first call of
+	// its list. The earliest deadline of a list applies to all its calls.
+	maxDeadlineSpread = 2 * time.Millisecond
 )
 
 // A gatherer makes lists of calls that wait at the same time. A call is decided immediately if
-// fewer than maxLists lists are in progress, or if maxGathered calls then wait. Otherwise it waits
-// until a list has ended. If the store hangs, the lists in progress end before the deadlines of
-// their calls. Waiting calls arrived later, so they still have time for a decision of the fallback.
+// fewer than maxLists lists are in progress, or if maxCallsPerList calls then wait. Otherwise it
+// waits until a list has ended. If the store hangs, the lists in progress end before the deadlines
+// of their calls. Waiting calls arrived later, so they still have time for a decision of the
+// fallback.
 type gatherer struct {
 	engine *Engine
 
-	mu      sync.Mutex
-	running int             // lists in progress
-	waiting []*gatheredCall // calls, in the order of their arrival
+	mu           sync.Mutex
+	runningLists int             // lists in progress
+	waitingCalls []*gatheredCall // in the order of their arrival
 }
 
 // A gatheredCall is a call of a gatherer.
@@ -77,12 +78,12 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running >= maxLists && len(g.waiting)+1 < maxGathered {
+	if g.runningLists >= maxLists && len(g.waitingCalls)+1 < maxCallsPerList {
 		call.ready = make(chan []*gatheredCall, 1)
-		g.waiting = append(g.waiting, call)
+		g.waitingCalls = append(g.waitingCalls, call)
 		return nil, true
 	}
-	g.running++
+	g.runningLists++
 	return g.takeLocked(call), false
 }
 
@@ -90,9 +91,9 @@ func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bo
 func (g *gatherer) leave(call *gatheredCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	i := slices.Index(g.waiting, call)
+	i := slices.Index(g.waitingCalls, call)
 	if i >= 0 {
-		g.waiting = slices.Delete(g.waiting, i, i+1)
+		g.waitingCalls = slices.Delete(g.waitingCalls, i, i+1)
 	}
 	return i >= 0
 }
@@ -101,21 +102,21 @@ func (g *gatherer) leave(call *gatheredCall) bool {
 func (g *gatherer) startNext() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.waiting) == 0 {
-		g.running--
+	if len(g.waitingCalls) == 0 {
+		g.runningLists--
 		return
 	}
-	first := g.waiting[0]
-	g.waiting = slices.Delete(g.waiting, 0, 1)
+	first := g.waitingCalls[0]
+	g.waitingCalls = slices.Delete(g.waitingCalls, 0, 1)
 	first.ready <- g.takeLocked(first)
 }
 
 // takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
-// removes these from g.waiting.
+// removes these from g.waitingCalls.
 func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
 	list := []*gatheredCall{first}
-	g.waiting = slices.DeleteFunc(g.waiting, func(call *gatheredCall) bool {
-		isNear := call.deadline.Sub(first.deadline).Abs() <= maxSpread
+	g.waitingCalls = slices.DeleteFunc(g.waitingCalls, func(call *gatheredCall) bool {
+		isNear := call.deadline.Sub(first.deadline).Abs() <= maxDeadlineSpread
 		if isNear {
 			list = append(list, call)
 		}

@@ -94,14 +94,14 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 	w.Write(text)
 }
 
-// maxMistake is how many bytes of a parse error are returned. The error repeats a part of the body,
-// so it can be long.
-const maxMistake = 200
+// maxMistakeBytes is how many bytes of a parse error are returned. The error repeats a part of the
+// body, so it can be long.
+const maxMistakeBytes = 200
 
 // mistakeOf returns the text of a protojson error, such as: (line 1:19): unknown field "foo". It
 // replaces white space, because protojson varies it between builds.
 func mistakeOf(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	text = strings.TrimPrefix(text, "proto: ")
-	return strings.ToValidUTF8(text[:min(len(text), maxMistake)], "")
+	return strings.ToValidUTF8(text[:min(len(text), maxMistakeBytes)], "")
 }

@@ -36,12 +36,12 @@ func (e *Engine) KeyLimits(key string) []KeyLimit {
 		return nil
 	}
 	l := compiled.limits[m.Limit.Index]
-	if l.plan == nil || l.event == nil {
+	if l.plan == nil || l.eventLimit == nil {
 		return nil
 	}
 	return []KeyLimit{{
-		Rule: l.event.Rule.Name, Limit: l.event.Name, Key: string(appendKey(nil, name, entries, m.Shared)), Plan: l.plan,
-		IsShadow: m.Limit.ShadowMode || e.options.ShadowMode, Settings: l.event.Guard,
+		Rule: l.eventLimit.Rule.Name, Limit: l.eventLimit.Name, Key: string(appendKey(nil, name, entries, m.Shared)), Plan: l.plan,
+		IsShadow: m.Limit.ShadowMode || e.options.ShadowMode, Settings: l.eventLimit.Guard,
 	}}
 }
 

@@ -41,10 +41,10 @@ const (
 
 // A limit is a limit of the configuration, of a request or of a policy in compiled form.
 type limit struct {
-	config  *envoyconfig.Limit // nil for a limit of a request or of a policy
-	event   *policy.Limit      // the limit as events name it; nil if config is nil
-	current CurrentLimit
-	period  time.Duration
+	config     *envoyconfig.Limit // nil for a limit of a request or of a policy
+	eventLimit *policy.Limit      // the limit as events name it; nil if config is nil
+	current    CurrentLimit
+	period     time.Duration
 
 	plan *penstock.Plan // nil if the limit allows nothing
 
@@ -127,7 +127,7 @@ func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 		}
 		l := *compiled
 		l.config = configured
-		l.event = e.eventLimit(configured.Path, compiled.probe)
+		l.eventLimit = e.eventLimit(configured.Path, compiled.probe)
 		all.limits = append(all.limits, &l)
 	}
 	for _, domain := range c.Domains() {
@@ -169,8 +169,8 @@ func (e *Engine) EventNames() (names []EventName) {
 	}
 	add := func(l *policy.Limit) { names = append(names, EventName{l.Rule.Name, l.Name, l.Algorithm}) }
 	for _, l := range compiled.limits {
-		if l.event != nil {
-			add(l.event)
+		if l.eventLimit != nil {
+			add(l.eventLimit)
 		}
 	}
 	for _, l := range compiled.overrides.events {
@@ -212,7 +212,7 @@ func (e *Engine) override(compiled *compiledConfig, o Override) (*limit, error) 
 // in the configuration. The buffer is for the name; eventLimitOf returns it, because it may grow.
 func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
 	if !l.config.DetailedMetric && !l.config.ValueToMetric {
-		return l.event, buffer
+		return l.eventLimit, buffer
 	}
 	buffer = m.AppendMetricPath(buffer[:0], domain, entries)
 	c.mu.RLock()
@@ -222,7 +222,7 @@ func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match,
 		return named, buffer
 	}
 	if count >= maxMetricPaths || len(buffer) > maxMetricPathLength {
-		return l.event, buffer
+		return l.eventLimit, buffer
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,7 +231,7 @@ func (e *Engine) eventLimitOf(c *compiledConfig, l *limit, m *envoyconfig.Match,
 		return named, buffer
 	}
 	if len(c.byMetricPath) >= maxMetricPaths {
-		return l.event, buffer
+		return l.eventLimit, buffer
 	}
 	named = e.eventLimit(path, l.probe)
 	e.options.NewLimit(EventName{named.Rule.Name, named.Name, named.Algorithm})

@@ -11,14 +11,14 @@ import (
 // reports a mistake and returns nil if a value contains itself, or if the copy would have more than
 // maxNodes values.
 func (d *decoder) resolve(root *yaml.Node) *yaml.Node {
-	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
+	r := resolver{decoder: d, inProgress: make(map[*yaml.Node]bool)}
 	return r.copy(root, nil)
 }
 
 type resolver struct {
 	*decoder
-	nodes int
-	open  map[*yaml.Node]bool // values whose contents are being copied
+	nodeCount  int
+	inProgress map[*yaml.Node]bool // values whose contents are being copied
 }
 
 // copy copies one value. alias is the outermost alias around it, or nil.
@@ -27,12 +27,12 @@ func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
 	if alias != nil {
 		at = alias
 	}
-	if r.nodes++; r.nodes > maxNodes {
+	if r.nodeCount++; r.nodeCount > maxNodes {
 		r.fail(at, "the file has more than %d values, counted again at each alias; put long lists into files of their own", maxNodes)
 		return nil
 	}
 	if n.Kind == yaml.AliasNode {
-		if r.open[n.Alias] {
+		if r.inProgress[n.Alias] {
 			r.fail(n, "*%s is inside the value that it stands for, so it would never end; write the value out", wording.Clip(n.Value))
 			return nil
 		}
@@ -42,8 +42,8 @@ func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
 		}
 		return repeated
 	}
-	r.open[n] = true
-	defer delete(r.open, n)
+	r.inProgress[n] = true
+	defer delete(r.inProgress, n)
 	copied := *n
 	copied.Content = make([]*yaml.Node, len(n.Content))
 	for i, item := range n.Content {

@@ -310,8 +310,8 @@ func TestWarningsAndHintsAreBounded(t *testing.T) {
 			t.Errorf("%s: there are %d warnings and hints; want 1 to %d", name, len(all), 2*maxErrors)
 		}
 		for _, e := range all {
-			if len(e.Message) > 2*maxMessage {
-				t.Errorf("%s: a warning or hint has %d bytes; want at most %d: %.200s", name, len(e.Message), 2*maxMessage, e.Message)
+			if len(e.Message) > 2*maxMessageBytes {
+				t.Errorf("%s: a warning or hint has %d bytes; want at most %d: %.200s", name, len(e.Message), 2*maxMessageBytes, e.Message)
 			}
 		}
 	}

@@ -13,8 +13,8 @@ import (
 func TestFilesOfValuesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	dir := t.TempDir()
-	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListValue+1)+"\nb\n")
-	write(t, dir+"/longest.txt", strings.Repeat("x", maxListValue)+" # "+strings.Repeat("c", 100)+"\n")
+	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListValueBytes+1)+"\nb\n")
+	write(t, dir+"/longest.txt", strings.Repeat("x", maxListValueBytes)+" # "+strings.Repeat("c", 100)+"\n")
 	write(t, dir+"/empty.txt", "\n")
 	for _, size := range []int64{maxListBytes/2 + 1, maxListBytes + 1} { // sparse files, which take no space
 		name := fmt.Sprintf("%s/%d", dir, size)

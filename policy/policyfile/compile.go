@@ -202,7 +202,7 @@ func (c *compiler) hint(p any, format string, args ...any) {
 // newRemark returns a warning or a hint about the value that p points to.
 func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	at := c.positions[p]
-	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessage)}
+	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)}
 }
 
 // placeOf returns the pointer at which to report a mistake of the value that p points to: p if the

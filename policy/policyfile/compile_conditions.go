@@ -155,11 +155,11 @@ func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test
 
 // Bounds of files with values.
 const (
-	maxListFiles = 1000      // files; a file that is named twice counts twice, here and in the next two bounds
-	maxListBytes = 64 << 20  // bytes of all files together
-	maxListLines = 1_000_000 // lines of all files together
-	maxListValue = 16 << 10  // bytes of one value
-	maxBadLines  = 10        // bad lines of one file that are reported one by one
+	maxListFiles      = 1000      // files; a file that is named twice counts twice, here and in the next two bounds
+	maxListBytes      = 64 << 20  // bytes of all files together
+	maxListLines      = 1_000_000 // lines of all files together
+	maxListValueBytes = 16 << 10  // bytes of one value
+	maxBadLines       = 10        // bad lines of one file that are reported one by one
 )
 
 // readLines reads a file with one value per line, and calls add with each value. # begins a
@@ -196,8 +196,8 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 		if value = strings.TrimSpace(value); value == "" {
 			continue
 		}
-		if len(value) > maxListValue {
-			c.fail(p, "%sthe value has %d bytes; the most is %d. Write one value per line", where, len(value), maxListValue)
+		if len(value) > maxListValueBytes {
+			c.fail(p, "%sthe value has %d bytes; the most is %d. Write one value per line", where, len(value), maxListValueBytes)
 		} else if add(p, where, value) {
 			continue
 		}

@@ -26,7 +26,7 @@ const (
 	maxDepth = 32      // levels of nesting
 	maxNodes = 100_000 // values and field names; those behind an alias count at each alias
 
-	maxMessage = 2000 // bytes of one message, which may quote values
+	maxMessageBytes = 2000 // bytes of one message, which may quote values
 )
 
 // Parse reads a policy. The name is the file's name, for messages. In scalars, Parse replaces
@@ -68,7 +68,7 @@ func (r *reporter) fail(p any, format string, args ...any) {
 		return
 	}
 	at := r.positions[p]
-	r.errs = append(r.errs, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
+	r.errs = append(r.errs, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
 }
 
 // isMisnamed reports whether an unknown field of the struct that p points to was probably meant as
@@ -111,7 +111,7 @@ func (d *decoder) recordPosition(p any, n *yaml.Node) { d.positions[p] = positio
 
 // fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessage)})
+	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
 }
 
 // parse returns the root of a YAML text without aliases. It returns nil after a mistake, or if the

@@ -274,7 +274,7 @@ func TestConfigurationPageHasTheBounds(t *testing.T) {
 		"files of values, each counted as often as it is named | " + formatNumber(maxListFiles),
 		"all files of values together | " + formatSize(maxListBytes),
 		"lines of all files of values | " + formatNumber(maxListLines),
-		"a value in a file | " + formatSize(maxListValue),
+		"a value in a file | " + formatSize(maxListValueBytes),
 		"keys of tokens in a file or a set | " + formatNumber(jwt.MaxKeys),
 		"keys that are tried for a token without a key ID | " + formatNumber(jwt.MaxKeysTried),
 		"a token | " + formatSize(policy.MaxTokenLength),

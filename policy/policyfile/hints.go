@@ -89,12 +89,12 @@ func suggestRate(name string, value *yaml.Node, known map[string]int) string {
 	case rate != "":
 		return "write rate: " + rate
 	}
-	what := "the number is part of the rate"
+	explanation := "the number is part of the rate"
 	if isTime {
-		what = "the time is part of the rate"
+		explanation = "the time is part of the rate"
 	}
 	if !isLimit {
-		return what + ", as in limits: [{rate: 100/min}] or [{rate: 5/30s}]"
+		return explanation + ", as in limits: [{rate: 100/min}] or [{rate: 5/30s}]"
 	}
-	return what + ", as in rate: 100/min or rate: 5/30s"
+	return explanation + ", as in rate: 100/min or rate: 5/30s"
 }

@@ -6,15 +6,15 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Decode reads a YAML file of another kind into the struct that into points to, with the bounds and
+// Decode reads a YAML file of another kind into *target, which is a struct, with the bounds and
 // the messages of policies. The tags of the fields name the keys, as in a Section. Decode replaces
 // no variables. ifEmpty is the message about a file without values. The error is Errors.
 // The values without mistakes are read nevertheless, so that the caller can check them. If a list
 // of pointers has an item without a value, that item is nil.
-func Decode(name string, text []byte, into any, ifEmpty string) (*Places, error) {
+func Decode(name string, text []byte, target any, ifEmpty string) (*Places, error) {
 	d := &decoder{reporter: newReporter(name), ifEmpty: ifEmpty}
 	if root := d.parse(text); root != nil {
-		d.decodeValue(root, into)
+		d.decodeValue(root, target)
 	}
 	return &Places{d.reporter}, d.err()
 }
@@ -32,10 +32,10 @@ func (s *Places) At(p any) (line, column int) {
 func (s *Places) Has(p any) bool { return s.reporter.isWritten(p) }
 
 // IsReported reports whether a mistake about a field of a struct is recorded already: its value
-// could not be read, or an unknown field was probably meant as this one. in points to the struct,
-// and field to its field. name is the field's name in YAML.
-func (s *Places) IsReported(in, field any, name string) bool {
-	return s.reporter.unreadable[in] || s.reporter.unreadable[field] || s.reporter.isMisnamed(in, name)
+// could not be read, or an unknown field was probably meant as this one. owner points to the
+// struct, and field to the field in it. name is the field's name in YAML.
+func (s *Places) IsReported(owner, field any, name string) bool {
+	return s.reporter.unreadable[owner] || s.reporter.unreadable[field] || s.reporter.isMisnamed(owner, name)
 }
 
 // Fail records a mistake at the value that p points to; Err returns all.

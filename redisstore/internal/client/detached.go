@@ -46,13 +46,13 @@ const (
 	// further call is sent.
 	maxAbandoned = 1024
 
-	// idleFor is how long a worker waits for a call before it ends. A worker keeps its grown stack; a
-	// new goroutine would have to grow its stack in each call.
-	idleFor = 10 * time.Second
+	// workerIdleTime is how long a worker waits for a call before it ends. A worker keeps its grown
+	// stack; a new goroutine would have to grow its stack in each call.
+	workerIdleTime = 10 * time.Second
 
-	// abandonedFor is how long a call may continue without its caller: long enough to make a
+	// maxAbandonedTime is how long a call may continue without its caller: long enough to make a
 	// connection that others will use.
-	abandonedFor = 5 * time.Second
+	maxAbandonedTime = 5 * time.Second
 
 	// overtime is how long a client may wait for a reply after the caller's deadline. During that
 	// time the call blocks other calls on its connection.
@@ -145,9 +145,9 @@ func (d *Detached[S]) worker() *worker[S] {
 	return w
 }
 
-// work ends when calls is closed, or when the worker was idle for idleFor.
+// work ends when calls is closed, or when the worker was idle for workerIdleTime.
 func (w *worker[S]) work(d *Detached[S]) {
-	timer := time.NewTimer(idleFor)
+	timer := time.NewTimer(workerIdleTime)
 	defer timer.Stop()
 	for {
 		select {
@@ -162,7 +162,7 @@ func (w *worker[S]) work(d *Detached[S]) {
 				return
 			}
 		}
-		timer.Reset(idleFor)
+		timer.Reset(workerIdleTime)
 	}
 }
 
@@ -200,9 +200,9 @@ func (d *Detached[S]) closeIdle() {
 }
 
 // A runningCall is a call of the wrapped client, and also the context of that call. This context
-// outlasts the caller by abandonedFor at most. So a connection that was begun for one caller serves
-// others too, and a reply that has arrived is read although a deadline has passed. Once the caller
-// has left, Err returns an error, so the client sends nothing more.
+// outlasts the caller by maxAbandonedTime at most. So a connection that was begun for one caller
+// serves others too, and a reply that has arrived is read although a deadline has passed. Once the
+// caller has left, Err returns an error, so the client sends nothing more.
 type runningCall[S any] struct {
 	context.Context               // the caller's
 	done            chan struct{} // the worker's
@@ -267,7 +267,7 @@ func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	}
 	close(w.calls)
 	go func() {
-		timer := time.NewTimer(abandonedFor)
+		timer := time.NewTimer(maxAbandonedTime)
 		defer timer.Stop()
 		select {
 		case <-w.ended:

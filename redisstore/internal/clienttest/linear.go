@@ -20,9 +20,9 @@ import (
 
 // The size of a history whose linearizability is checked.
 const (
-	linearClients = 8
-	linearOps     = 25 // calls of each client
-	linearKeys    = 3
+	linearClients        = 8
+	linearCallsPerClient = 25 // calls of each client
+	linearKeys           = 3
 )
 
 // linearLimits are the limits of the histories. The clock of the stores does not run, so a limit is
@@ -109,19 +109,19 @@ func randomBatch(rng *rand.Rand, client, keyCount int) []linearCharge {
 	return batch
 }
 
-// makeHistory lets clients call the stores concurrently, each of them ops times. It returns the
-// history, and the seed of the random batches.
-func makeHistory(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
+// makeHistory lets clients call the stores concurrently. Each client makes callsPerClient calls,
+// under keyCount keys. makeHistory returns the history, and the seed of the random batches.
+func makeHistory(t *testing.T, stores []penstock.Store, callsPerClient, keyCount int, batch func(rng *rand.Rand, client, keyCount int) []linearCharge) (*history, uint64) {
 	t.Helper()
 	h, seed := &history{start: time.Now()}, rand.Uint64()
 	prefix := NewPrefix()
 	var all sync.WaitGroup
-	for who := range linearClients {
-		rng := rand.New(rand.NewPCG(seed, uint64(who)))
+	for client := range linearClients {
+		rng := rand.New(rand.NewPCG(seed, uint64(client)))
 		all.Go(func() {
-			for range ops {
+			for range callsPerClient {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				err := h.record(ctx, stores[who%len(stores)], prefix, who, batch(rng, who, keys))
+				err := h.record(ctx, stores[client%len(stores)], prefix, client, batch(rng, client, keyCount))
 				cancel()
 				if err != nil {
 					t.Errorf("seed %d: %v; want a decision, or an error of the connection", seed, err)
@@ -150,7 +150,7 @@ func linearizable(t *testing.T, suite Suite, n int) {
 	}
 	ops := 0
 	for i := range n {
-		h, seed := makeHistory(t, stores, linearOps, 1+i%linearKeys, randomBatch)
+		h, seed := makeHistory(t, stores, linearCallsPerClient, 1+i%linearKeys, randomBatch)
 		ops += len(h.ops)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Fatalf("seed %d: no order of these calls explains all replies; want that one does\n%v", seed, h)
@@ -167,7 +167,7 @@ func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 		NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), o),
 	}
 	for range n {
-		h, seed := makeHistory(t, stores, linearOps, 1, randomBatch)
+		h, seed := makeHistory(t, stores, linearCallsPerClient, 1, randomBatch)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Fatalf("seed %d: no order of these calls explains all replies; want that one does\n%v", seed, h)
 		}
@@ -189,7 +189,7 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 		stop := make(chan struct{})
 		var cutting sync.WaitGroup
 		cutting.Go(func() { p.CutOnce(stop) })
-		h, seed := makeHistory(t, stores, linearOps/2, 1, randomBatch)
+		h, seed := makeHistory(t, stores, linearCallsPerClient/2, 1, randomBatch)
 		close(stop)
 		cutting.Wait()
 		unknown += h.countUnknown()
@@ -260,8 +260,8 @@ func (s *linearState) counterOf(c linearCharge) (own *int64, takenByOthers int64
 	if c.limit < slotsLimit {
 		return &s.used[c.key][c.limit], 0
 	}
-	for who, n := range s.holds[c.key] {
-		if who != c.holder {
+	for client, n := range s.holds[c.key] {
+		if client != c.holder {
 			takenByOthers += n
 		}
 	}
@@ -296,14 +296,14 @@ func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
 // record calls the store and records the call. A call of unknown outcome may take effect at any
 // later time, or never. In a history, never is the same as after all other calls. So such a call is
 // recorded without an answer and without an end.
-func (h *history) record(ctx context.Context, store penstock.Store, prefix string, who int, batch []linearCharge) error {
+func (h *history) record(ctx context.Context, store penstock.Store, prefix string, client int, batch []linearCharge) error {
 	charges := make([]penstock.Charge, len(batch))
 	for i, c := range batch {
 		charges[i] = penstock.Charge{
 			Key: fmt.Sprint(prefix, c.key), Plan: linearLimits[c.limit], Mode: c.mode, Cost: c.cost, Holder: fmt.Sprint("holder", c.holder),
 		}
 	}
-	op := porcupine.Operation{ClientId: who, Input: batch, Call: int64(time.Since(h.start))}
+	op := porcupine.Operation{ClientId: client, Input: batch, Call: int64(time.Since(h.start))}
 	d, err := store.Decide(ctx, charges)
 	op.Return = int64(time.Since(h.start))
 	var e *penstock.StoreError

@@ -53,7 +53,7 @@ func TestLinearizabilityCheckCanFail(t *testing.T) {
 	spends := func(*rand.Rand, int, int) []linearCharge { return []linearCharge{{mode: penstock.Spend, cost: 1}} }
 	const maxHistories = 100
 	for i := range maxHistories {
-		h, seed := makeHistory(t, []penstock.Store{racy}, linearOps, 1, spends)
+		h, seed := makeHistory(t, []penstock.Store{racy}, linearCallsPerClient, 1, spends)
 		if h.check(t, seed) == porcupine.Illegal {
 			t.Logf("the racy store was detected in history %d", i+1)
 			return
