@@ -1,11 +1,15 @@
 package admission_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 )
 
 const twoPaths = `
@@ -39,6 +43,36 @@ func TestCostsAreBounded(t *testing.T) {
 		if err := a.Settle(cost); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("Settle(%d) returned %v; want no error: %t, otherwise one that wraps ErrInvalid", cost, err, isValid)
 		}
+	}
+}
+
+func TestCostThatNeedsNoCorrectionSendsNoCharge(t *testing.T) {
+	rules := rulesOf(t, twoPaths)
+	var sent []penstock.Charge
+	inner := memstore.New(memstore.Options{})
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		sent = append(sent, charges...)
+		return inner.Decide(ctx, charges)
+	})
+	// With Now, Done returns only when all corrections are made.
+	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Now: time.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		cost int64 // that Settle sets; the charge was 1
+		want int   // charges
+	}{{cost: 1, want: 1}, {cost: 0, want: 2}} {
+		sent = nil
+		a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/a")})
+		if err := a.Settle(row.cost); err != nil {
+			t.Fatal(err)
+		}
+		a.Done(admission.Result{})
+		if len(sent) != row.want {
+			t.Errorf("a cost of %d: the store got the charges %+v; want %d", row.cost, sent, row.want)
+		}
+		inner.Decide(t.Context(), []penstock.Charge{{Key: sent[0].Key, Plan: sent[0].Plan, Mode: penstock.Reset}})
 	}
 }
 
