@@ -383,7 +383,7 @@ func (p *pod) reload(serve *process) error {
 	p.notes += ", policy reloaded"
 	return serve.await("the changed policy is loaded", func() error {
 		text, err := get("http://" + p.admin + "/metrics")
-		if value := metric(text, `rate_limiter_config_reloads_total{outcome="success"}`); err == nil && value == "0" {
+		if value := metric(text, `rate_limiter_config_reloads_total{outcome="success"}`); err == nil && (value == "" || value == "0") {
 			err = errors.New("penstock serve has not reloaded the policy")
 		}
 		return err

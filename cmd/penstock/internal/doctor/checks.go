@@ -23,18 +23,21 @@ const (
 	maxFork            = 100 * time.Millisecond // decisions wait while the server forks
 	maxLagBytes        = 1 << 20                // that a replica has not received
 	maxLagSeconds      = 10                     // since a replica's latest answer
-	minRedis           = 7.0                    // version
-	minValkey          = 7.2                    // version
+	minRedis           = "7.0"                  // version
+	minValkey          = "7.2"                  // version
 )
 
 // checkReach reports which servers can be reached.
 func (d *doctor) checkReach() {
 	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
-		if s.client == nil || s.err != nil {
+		isLoginRefused := isLoginRefused(s.err)
+		// A Sentinel that does not name the primary fails in the check topology.
+		isSentinelReached := s.client != nil && !isLoginRefused && slices.Contains(d.sentinels, s)
+		if !isSentinelReached && (s.client == nil || s.err != nil) {
 			c.Status, c.Summary = Failed, "the server cannot be reached: "+shortText(s.err)
-			c.isLoginRefused = isLoginRefused(s.err)
-			if c.isLoginRefused {
+			c.isLoginRefused = isLoginRefused
+			if isLoginRefused {
 				c.Summary = "the server refuses the user or the password: " + shortText(s.err)
 			}
 			c.Why, c.Remedy = d.whyUnreached(s)
@@ -124,22 +127,24 @@ func shortText(err error) string {
 func (d *doctor) checkVersion(s *server) {
 	c := Check{Name: "version", Server: s.address, Status: OK, Summary: s.version(), Facts: map[string]any{"version": s.version()}}
 	_, digits, _ := strings.Cut(s.version(), " ")
-	number, _ := strconv.ParseFloat(majorMinor(digits), 64)
-	least, name := minRedis, "Redis 7.0"
+	least, name := minRedis, "Redis"
 	if s.isValkey() {
-		least, name = minValkey, "Valkey 7.2"
+		least, name = minValkey, "Valkey"
 	}
-	if number < least {
+	if isOlder(digits, least) {
 		c.Status, c.Summary = Failed, s.version()+" is too old"
-		c.Why, c.Remedy = "on such a version, scripts may run in part on a replica or on a full server", "use "+name+" or later"
+		c.Why, c.Remedy = "on such a version, scripts may run in part on a replica or on a full server", "use "+name+" "+least+" or later"
 	}
 	d.add(c)
 }
 
-// majorMinor returns the first two numbers of a version, such as 7.2 for 7.2.4.
-func majorMinor(version string) string {
-	parts := strings.SplitN(version, ".", 3)
-	return strings.Join(parts[:min(2, len(parts))], ".")
+// isOlder reports whether a version, such as 7.10.1, is older than least, such as 7.2. Text that is
+// no version is older than all versions.
+func isOlder(version, least string) bool {
+	var major, minor, leastMajor, leastMinor int
+	fmt.Sscanf(version, "%d.%d", &major, &minor)
+	fmt.Sscanf(least, "%d.%d", &leastMajor, &leastMinor)
+	return major < leastMajor || major == leastMajor && minor < leastMinor
 }
 
 // checkVersionsAreEqual finds servers of one store with different versions.

@@ -68,7 +68,7 @@ func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 		}
 		times, err := d.decide(ctx, store, key)
 		if err != nil {
-			d.addFailedDecision(s, err)
+			d.addFailedDecision(s, key, err)
 			continue
 		}
 		d.add(Check{Name: "decisions", Server: s.address, Status: OK, Summary: fmt.Sprintf("%d decisions were made, under the key %s", len(times)+1, d.base+"{"+key+"}self-test")})
@@ -119,8 +119,8 @@ func (d *doctor) decide(ctx context.Context, store *redisstore.Store, key string
 	return times, nil
 }
 
-// addFailedDecision adds a check that explains why a server made no decision.
-func (d *doctor) addFailedDecision(s *server, err error) {
+// addFailedDecision adds a check that explains why a server made no decision under a key.
+func (d *doctor) addFailedDecision(s *server, key string, err error) {
 	c := Check{Name: "decisions", Server: s.address, Status: Failed, Summary: "the server made no decision: " + shortText(err), Why: "limits use on_failure",
 		Facts: map[string]any{"reason": "other"}}
 	var e *penstock.StoreError
@@ -135,7 +135,7 @@ func (d *doctor) addFailedDecision(s *server, err error) {
 			c.Why, c.Remedy = "a script of another program blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:
 			c.Why = "another program wrote the probe key"
-			c.Remedy = d.cli(s, "DEL "+shellWord(d.base+"{doctor}self-test")) + ", and give the programs different prefixes"
+			c.Remedy = d.cli(s, "DEL "+shellWord(d.base+"{"+key+"}self-test")) + ", and give the programs different prefixes"
 		default:
 			c.Remedy = "see the other checks"
 		}

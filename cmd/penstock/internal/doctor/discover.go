@@ -86,9 +86,13 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 		}
 		primary, err := d.do(ctx, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name).AsStrSlice() // its host and port
 		if err != nil || len(primary) != 2 {
-			sentinel.err = fmt.Errorf("it does not name the primary of %s: %w", name, err)
-			if rueidis.IsRedisNil(err) {
+			switch {
+			case rueidis.IsRedisNil(err):
 				sentinel.err = fmt.Errorf("it knows no primary named %s", name)
+			case err == nil:
+				sentinel.err = fmt.Errorf("its reply about the primary of %s has %d fields, not a host and a port", name, len(primary))
+			default:
+				sentinel.err = fmt.Errorf("it does not name the primary of %s: %w", name, err)
 			}
 			continue
 		}

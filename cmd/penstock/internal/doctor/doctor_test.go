@@ -499,7 +499,7 @@ func TestPersistenceIsJudgedByInfo(t *testing.T) {
 
 func TestOldServersAreFound(t *testing.T) {
 	t.Parallel()
-	for version, want := range map[string]Status{"6.2.14": Failed, "7.0.15": OK, "8.10.1": OK, "": Failed} {
+	for version, want := range map[string]Status{"6.2.14": Failed, "6.10.1": Failed, "7.0.15": OK, "7.10.1": OK, "8.10.1": OK, "10.0.0": OK, "": Failed} {
 		d := &doctor{}
 		d.checkVersion(&server{hello: map[string]string{"server": "redis", "version": version}})
 		if d.checks[0].Status != want {
@@ -589,6 +589,9 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	unknown := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/other"
+	if r := examined(t, unknown); !r.IsReached() || r.worst("reach").Status != OK {
+		t.Errorf("the check of an unknown name is %+v, reached: %t; want the Sentinels reached", r.worst("reach"), r.IsReached())
+	}
 	if c := examined(t, unknown).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "other") || !strings.Contains(c.Remedy, "SENTINEL MASTERS") {
 		t.Errorf("the check of an unknown name is %+v; want it failed, with the name and the command", c)
 	}
