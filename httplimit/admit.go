@@ -17,10 +17,10 @@ import (
 // An Admission is a request that was admitted. Done must be called once it has been served.
 type Admission struct {
 	// Request is the request to serve. Its path is the path that the rules matched, and its context
-	// carries the Decision.
+	// contains the Decision.
 	Request *http.Request
 
-	// Decision is the decision about the request's limits. It is empty if no limit applies.
+	// Decision is the decision about the request's limits. Decision is empty if no limit applies.
 	Decision penstock.Decision
 
 	admission  admission.Admission
@@ -33,7 +33,7 @@ type Admission struct {
 // Admit decides a request. It returns the Admission. If the request must not be served, Admit sends
 // the response and returns nil. If the request has to wait, Admit waits.
 //
-// Admit is for frameworks whose handlers are not http.Handlers. Others use Middleware.
+// Admit is for frameworks whose handlers are not http.Handlers. For http.Handlers, use Middleware.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	c := g.current()
 	a := &Admission{Request: r, header: w.Header()}
@@ -90,8 +90,8 @@ var (
 	errMethodCase = errors.New("the method is a standard one, but has lower-case letters; write it in upper case")
 )
 
-// checkHostAndMethod returns the request's host. It fails if servers may read the host or the
-// method in different ways.
+// checkHostAndMethod returns the request's host. checkHostAndMethod fails if servers may read the
+// host or the method in different ways.
 func checkHostAndMethod(r *http.Request) (host string, err error) {
 	host, ok := policy.CleanHost(r.Host)
 	if !ok {
@@ -161,9 +161,9 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 	g.answer(w, r, c, d)
 }
 
-// RejectMalformed responds to a request with 400, as Admit does to one whose path is ambiguous. It
-// is for handlers that read requests before they call Admit. The detail is for the client: it must
-// contain no secrets.
+// RejectMalformed responds to a request with 400, as Admit does to a request whose path is
+// ambiguous. RejectMalformed is for handlers that read requests before they call Admit. The detail
+// is for the client: it must contain no secrets.
 func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail string) {
 	g.rejectMalformed(w, r, g.current(), detail)
 }
@@ -173,8 +173,8 @@ func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compil
 	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
 }
 
-// RejectPeer responds to a request with 403. It is for handlers that serve trusted proxies only;
-// see IsTrustedProxy. The detail is for the peer: it must contain no secrets.
+// RejectPeer responds to a request with 403. RejectPeer is for handlers that serve trusted proxies
+// only; see IsTrustedProxy. The detail is for the peer: it must contain no secrets.
 func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
 	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
 	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})

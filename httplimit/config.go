@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Config defines how HTTP requests are read and answered. It is the section http of a policy
-// file. To read policy files with this section, put DefaultConfig() into
+// A Config defines how HTTP requests are read and answered. A Config is the section http of a
+// policy file. To read policy files with this section, put DefaultConfig() into
 // policyfile.Options.Sections. In Go code, the zero value of a field means its default.
 type Config struct {
 	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`

@@ -35,8 +35,9 @@ func newFailingStore(store penstock.Store) penstock.Store {
 	})
 }
 
-// headersByStatus sends requests with these headers, one for each status: the upstream responds
-// with 200, and the Gate with all others. It returns the headers of the responses by status.
+// headersByStatus sends requests with these headers, one for each status. The upstream responds
+// with 200, and the Gate with all other statuses. headersByStatus returns the headers of the
+// responses by status.
 func headersByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
 	gate, _ := gateOn(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))

@@ -101,7 +101,7 @@ func newBodies(settings bodySettings) *bodies {
 // write sends the response: status, Content-Type and body (none for HEAD). The caller must have set
 // Retry-After.
 //
-// It sets no Cache-Control: a cache must not store a 429 (RFC 6585), and stores a 403 or 503 only
+// No Cache-Control is needed. A cache must not store a 429 (RFC 6585), and stores a 403 or 503 only
 // if a header allows it (RFC 9110, 15.1).
 func (b *bodies) write(w http.ResponseWriter, r *http.Request, d rejection) {
 	body, contentType := b.render(r.Header["Accept"], &d)
@@ -223,8 +223,8 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return b.buffer.Write(p)
 }
 
-// prefersText reports whether the first type in an Accept header is plain text or HTML. It ignores
-// the weights: browsers list HTML first, and clients of an API list JSON first, or send no type.
+// prefersText reports whether the first type in an Accept header is plain text or HTML. The weights
+// are ignored: browsers list HTML first, and clients of an API list JSON first, or send no type.
 func prefersText(accept []string) bool {
 	if len(accept) == 0 {
 		return false

@@ -5,10 +5,10 @@ import "github.com/penstock/penstock/internal/quotaheaders"
 // A Dialect is a form of the header fields about limits. A response may have several.
 type Dialect = quotaheaders.Dialect
 
-// The dialects. Draft11 lists every limit. The older ones have room for one limit, the strictest.
-// It is the limit with the longest RetryAfter, or else with the smallest fraction of its units
-// left. Draft11 and Draft07 write the same field in two forms, so a response can have only one of
-// them.
+// The dialects. Draft11 lists every limit. The older dialects have room for one limit, the
+// strictest. The strictest limit is that with the longest RetryAfter, or else with the smallest
+// fraction of its units left. Draft11 and Draft07 write the same field in two forms, so a response
+// can have only one of them.
 const (
 	// Draft11 is draft-ietf-httpapi-ratelimit-headers-11:
 	//	RateLimit-Policy: "search.second";q=10;w=1, "search.day";q=10000;w=86400

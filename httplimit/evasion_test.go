@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A request that ends after its charge has expired refunds nothing. Otherwise a client could hold
+// A request that ends after its charge has expired refunds nothing. If it did, a client could hold
 // requests open, and collect their refunds for one burst of guesses.
 func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 	for _, algorithm := range []string{"token-bucket", "fixed-window", "anchored-window", "sliding-log", "sliding-window", "sub-window"} {
@@ -29,7 +29,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, period = 5, 2 * time.Second
 				gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
-				// There are four groups of held requests. Each starts when the charges of the group before it
+				// The requests are held in four groups. Each group starts when the charges of the group before
 				// have expired.
 				var release [4]chan struct{}
 				for i := range release {
@@ -320,8 +320,8 @@ func TestRefundsComeBeforeTheResponse(t *testing.T) {
 	}
 }
 
-// A request may lose its slot while it waits, for example if the store loses its data. It is not
-// served at the same time as the slot's new holder.
+// A request may lose its slot while it waits, for example if the store loses its data. This request
+// is not served at the same time as the slot's new holder.
 func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lost atomic.Bool

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/redisguard"
 )
 
-// This gate uses Redis with all guards. While Redis does not answer, each limit falls back as the
-// policy defines.
+// The gate of this example uses Redis with all guards. While Redis does not answer, each limit
+// falls back as the policy defines.
 func ExampleNew() {
 	sections := []policyfile.Section{httplimit.DefaultConfig()}
 	file, err := policyfile.Load("rules.yaml", policyfile.Options{Sections: sections})

@@ -329,7 +329,8 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 }
 
 func TestShadowsAreNotReportedWhileTheStoreIsDown(t *testing.T) {
-	// The requests use up no limit. Otherwise the deny cache would report denials without the store.
+	// The requests use up no limit. If they did, the deny cache would report denials without the
+	// store.
 	const text = `
 rules:
   - {name: a, per: global, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}

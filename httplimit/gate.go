@@ -27,13 +27,13 @@ type Options struct {
 	// problem of RFC 9457.
 	Rejected http.Handler
 
-	// Observe is called with each decision, by many goroutines concurrently. It must be quick, and
-	// must not keep the Event. Default: none.
+	// Observe is called with each decision, by many goroutines concurrently. Observe must be quick,
+	// and must not keep the Event. Default: none.
 	Observe func(*admission.Event)
 
 	// TokenRejected is called for each request whose token is rejected, by many goroutines
-	// concurrently. It must be quick. Such a request is limited like one without a token. Default:
-	// none.
+	// concurrently. TokenRejected must be quick. The request is limited as if it had no token.
+	// Default: none.
 	TokenRejected func(*policy.TokenError)
 
 	// Now is a clock for tests, replay and simulation; see admission.Options. Default: the wall clock.
@@ -46,8 +46,8 @@ type SimpleOptions struct {
 	// Default: ByAddress.
 	Key func(*http.Request) string
 
-	// OnFailure is what happens while the store gives no answer. It is not used with HasFallback.
-	// Default: guard.FailLocal.
+	// OnFailure is what happens while the store gives no answer. OnFailure is not used with
+	// HasFallback. Default: guard.FailLocal.
 	OnFailure guard.FailureMode
 
 	HTTP Config // how requests are read and answered

@@ -28,8 +28,8 @@ type recorder struct {
 	status    int
 }
 
-// recordStatus records the final status, and refunds units if this status costs none. It does so
-// before the client gets the status, so that the client's next request can use these units.
+// recordStatus records the final status, and refunds units if this status costs none. The refund is
+// made before the client gets the status, so that the client's next request can use these units.
 func (w *recorder) recordStatus(status int) {
 	if w.status == 0 {
 		w.status = status

@@ -49,7 +49,8 @@ func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
 	}
 }
 
-// Goroutines of the Gate renew and return slots. Their panics must not end the process.
+// Goroutines of the Gate renew and return slots. A panic in such a goroutine must not end the
+// process.
 func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, calls := memstore.New(memstore.Options{}), 0
@@ -67,7 +68,7 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	})
 }
 
-// Guards also call the store in the background, with the request's context. They may use this
+// Guards also call the store in the background, with the request's context. Guards may use this
 // context after the request has ended.
 func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
-// list this status, and adjusts charges to the cost that Settle or the response's header states.
-// The status is that of the response, or 0 if there was none or it is unknown. With 0, nothing is
-// refunded by status. Call Done before the response is sent. Then the client's next request can use
-// the refunded units.
+// Done ends the Admission. It returns slots, and refunds the charges of on_status limits that do
+// not list this status. It adjusts charges to the cost that Settle or the response's header states.
+// The status is that of the response, or 0 if there was no response or its status is unknown. With
+// 0, nothing is refunded by status. Call Done before the response is sent, so that the client's
+// next request can use the refunded units.
 func (a *Admission) Done(status int) {
 	result := admission.Result{Status: status, Cost: a.announcedCost}
 	if a.body != nil {

@@ -15,9 +15,9 @@ import (
 const maxTemplateBytes = 64 << 10
 
 // checkTemplate returns what is wrong with the template of a denial, or "". It also runs the
-// template, as each denial does later. text/template cannot bound how long a template runs, so only
-// a subset of its language is allowed. A loop must be over the policies of the denial. Calls of
-// templates are forbidden, and so are functions that make a text longer.
+// template once, as each denial does later. text/template cannot bound how long a template runs, so
+// only a subset of its language is allowed. A loop must be over the policies of the denial. Calls
+// of templates are forbidden, and so are functions that make a text longer.
 func checkTemplate(body string) string {
 	if len(body) > maxTemplateBytes {
 		return fmt.Sprintf("the template has %d bytes; write at most %d", len(body), maxTemplateBytes)

@@ -8,10 +8,11 @@ func AddressText(a netip.Addr, prefix4, prefix6 int) string {
 	return string(AppendAddress(buffer[:0], a, prefix4, prefix6))
 }
 
-// AppendAddress appends the text that stands for an address in keys. It is the network of prefix4
-// or prefix6 bits around the address, such as 198.51.100.0/24 or 2001:db8::/64. With a prefix of 32
-// bits for IPv4, or 128 for IPv6, it is the address itself. A prefix out of range, such as 0, means
-// the default: 32 bits for IPv4, and 64 for IPv6, because one subscriber has at least a /64.
+// AppendAddress appends the text that stands for an address in keys. The text is the network of
+// prefix4 or prefix6 bits around the address, such as 198.51.100.0/24 or 2001:db8::/64. With a
+// prefix of 32 bits for IPv4, or 128 for IPv6, the text is the address itself. A prefix out of
+// range, such as 0, means the default: 32 bits for IPv4, and 64 for IPv6. The default for IPv6 is
+// 64 because one subscriber has at least a /64.
 //
 // All forms of an address have the same text. IPv6 addresses that stand for IPv4 (::ffff:192.0.2.1,
 // and 64:ff9b::192.0.2.1 of NAT64) are written as IPv4. Zones are dropped. An invalid address has

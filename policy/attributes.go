@@ -5,9 +5,9 @@ import "net/netip"
 // Attributes are the parts of a request that rules can use. A transport implements them lazily,
 // because rules look up only what they need.
 type Attributes interface {
-	// Lookup returns the values of one attribute, which the caller must not change. There are none if
-	// the request lacks the attribute, or if the transport does not know the kind. Kinds without a
-	// name have at most one value:
+	// Lookup returns the values of one attribute, which the caller must not change. The result is
+	// empty if the request lacks the attribute, or if the transport does not know the kind. Kinds
+	// without a name have at most one value:
 	//
 	//   - KindMethod: the method, in upper case.
 	//   - KindHost: the host without its port, in lower case.
@@ -25,7 +25,8 @@ type Attributes interface {
 	//     sends them.
 	Lookup(kind Kind, name string) []string
 
-	// Address is the client's address. It is invalid if there is none, as on a Unix socket.
+	// Address is the client's address. The address is invalid if the client has none, as on a Unix
+	// socket.
 	Address() netip.Addr
 
 	// BodySize is the length of the body in bytes, or -1 if it is not known yet.

@@ -1,17 +1,18 @@
 package policy
 
 // A rule with before_auth is decided in a separate call before a token is verified. So forged
-// tokens cause at most as many signature checks as the limits of the rule admit. If no signature
-// must be checked (there is no token, or its check is cached), there is no separate call: the rule
-// is like one with Always, and all rules are charged together.
+// tokens cause at most as many signature checks as the limits of the rule admit. If the request has
+// no token, or the check of its token is cached, no signature must be checked. Then no separate
+// call is made: the rule is like one with Always, and all rules are charged together.
 
 // EvaluateFirst evaluates the rules with before_auth alone, if some of them match the request and
-// Evaluate would have to check a signature. It then returns false, and the Evaluation has only the
-// charges of these rules. If the charges are granted, they are kept, and the caller evaluates the
-// other rules with EvaluateRest.
+// Evaluate would have to check a signature. If it does this, it returns false, and the Evaluation
+// has only the charges of these rules. If the charges are granted, they are kept, and the caller
+// evaluates the other rules with EvaluateRest.
 //
-// In all other cases EvaluateFirst does what Evaluate does, and returns true. It also returns true
-// if the key of such a charge is unclear: the request is malformed, and no signature is checked.
+// In all other cases EvaluateFirst does what Evaluate does, and returns true. If the key of a rule
+// with before_auth is unclear, EvaluateFirst returns true too. The request is then malformed, and
+// no signature is checked.
 func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)

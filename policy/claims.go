@@ -9,7 +9,7 @@ import (
 )
 
 // Claims are the contents of a verified token, by name. Values have the types string, json.Number,
-// bool, nil, []any and map[string]any. They must not be changed.
+// bool, nil, []any and map[string]any. Claims must not be changed.
 type Claims map[string]any
 
 // Text returns the text of a claim, if it has one. Only strings, integers and booleans have a text.
@@ -43,8 +43,8 @@ func (c Claims) Values(name string) []string {
 	return texts
 }
 
-// lookUp finds a value by its name, or by a path of names with dots between them. It tries the
-// whole name first. Then it tries each split at a dot, with the shortest first part first.
+// lookUp finds a value by its name, or by a path of names with dots between them. lookUp tries the
+// whole name first, and then each split at a dot, beginning with the shortest first part.
 func lookUp(object map[string]any, name string) any {
 	if v, ok := object[name]; ok {
 		return v

@@ -10,13 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// Text that identifies a client must be readable in exactly one way. Otherwise rules could see one
-// client, and the upstream another. This file defines which spellings of headers, cookies,
-// parameters and tokens are accepted. A request with any other spelling is malformed.
+// Text that identifies a client must be readable in exactly one way. If it were not, rules could
+// see one client, and the upstream another client. This file defines which spellings of headers,
+// cookies, parameters and tokens are accepted. A request with any other spelling is malformed.
 
-// identifyingText returns the text of a header, a cookie, a parameter or an entry of a descriptor
-// that identifies the client, or "" if the request has none. If the text can be read in several
-// ways, it marks the request as unclear.
+// identifyingText returns the text that identifies the client, or "" if the request has none. The
+// text is that of a header, a cookie, a parameter or an entry of a descriptor. If it can be read in
+// several ways, identifyingText marks the request as unclear.
 func (q *request) identifyingText(s *Source) string {
 	values := q.attributes.Lookup(s.Kind, s.Name)
 	if why := explainHidden(q.attributes, s); why != "" {

@@ -7,11 +7,11 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A DirectCall states its own charges. It is for limits that are not in the Rules: those of another
-// file, or those that a caller sends with each call.
+// A DirectCall states its own charges. A DirectCall is for limits that are not in the Rules. Such
+// limits are in another file, or a caller sends them with each call.
 type DirectCall struct {
-	// Charges are decided as one batch, in the modes and with the Patience that they state. There are
-	// 1 to penstock.MaxCharges, or none if there are Shadows.
+	// Charges are decided as one batch, in the modes and with the Patience that they state. A call has
+	// 1 to penstock.MaxCharges charges. With Shadows, it may have none.
 	Charges []penstock.Charge
 
 	// Limits has the limit of each charge. Each needs a Rule, which events name, and a Guard, which

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Doubts returns why a request is not counted as the client that it names: why its token is
-// rejected, and which of its values the policy does not list. The reasons contain no secrets. Call
-// it right after Evaluate.
+// Doubts returns why a request is not counted as the client that it names. The reasons are why its
+// token is rejected, and which of its values the policy does not list. The reasons contain no
+// secrets. Call it right after Evaluate.
 func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {
@@ -72,8 +72,8 @@ func (id *Identity) visitTests(q *request, visit func(*Test)) {
 	}
 }
 
-// listText describes how many values a test accepts, and where they are listed. It does not show
-// the values.
+// listText describes how many values a test accepts, and where they are listed. The text does not
+// show the values.
 func (t *Test) listText() string {
 	if t.File != "" {
 		return fmt.Sprintf("the %d in %s", len(t.texts), t.File)

@@ -21,9 +21,9 @@ const (
 
 // An Evaluation is the result of Rules for one request. It can be reused for another request.
 type Evaluation struct {
-	// Unclear is why the request must be rejected as malformed: something that identifies its client
-	// can be read in several ways, such as a header that was sent twice. It is "" if nothing is wrong.
-	// Otherwise the other fields are empty. It contains nothing that the client sent.
+	// Unclear is why the request must be rejected as malformed, or "". Something that identifies the
+	// client can then be read in several ways, such as a header that was sent twice. If Unclear is
+	// set, all other fields are empty. Unclear contains nothing that the client sent.
 	Unclear string
 
 	TokenError *TokenError // why the token is rejected; nil if the token is valid, if there is none, or if no rule needs it
@@ -87,8 +87,8 @@ func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.finish(r, a)
 }
 
-// finish sets the result of an Evaluation. An unclear request has no charges. It is rejected as
-// malformed, unless the deny list rejects it.
+// finish sets the result of an Evaluation. An unclear request has no charges. Such a request is
+// rejected as malformed, unless the deny list rejects it.
 func (v *Evaluation) finish(r *Rules, a Attributes) {
 	v.TokenError = v.request.tokenError
 	if v.request.unclear != "" && v.ListMatch != DenyListed {
@@ -128,8 +128,9 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	}
 }
 
-// A selection has the rules that apply to a request because they are specific: one enforced rule,
-// and one shadow rule that is at least as specific. Rules with Always apply besides these.
+// A selection has the rules that apply to a request because they are specific. They are one
+// enforced rule, and one shadow rule that is at least as specific. Rules with Always apply besides
+// these.
 type selection struct{ enforced, shadow *Matcher }
 
 // canAdd reports whether a rule applies if it matches. The matchers must come in the order of
@@ -187,7 +188,7 @@ type matcherIter struct {
 	indexed, general []*Matcher // the matchers that next has not returned yet
 }
 
-// next sets current to the next matcher. It returns false at the end.
+// next sets current to the next matcher, or returns false at the end.
 func (it *matcherIter) next() bool {
 	switch {
 	case len(it.indexed) > 0 && (len(it.general) == 0 || it.indexed[0].order < it.general[0].order):
@@ -219,9 +220,9 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 }
 
 // isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. A
-// preflight is limited only by rules that name OPTIONS. So that clients cannot use this to evade
-// other rules, a request with a body, or with anything that identifies the client, does not count
-// as a preflight.
+// preflight is limited only by rules that name OPTIONS. Clients must not use this exception to
+// evade other rules. So a request with a body, or with anything that identifies the client, does
+// not count as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false
@@ -345,7 +346,7 @@ func (q *request) tierIndex() int {
 	return q.knownTierIndex
 }
 
-// cost returns the cost of the request under a limit, in units. It is at most Max, or MaxCost
+// cost returns the cost of the request under a limit, in units. The cost is at most Max, or MaxCost
 // without a Max.
 func (q *request) cost(l *Limit) int64 {
 	c := &l.Cost

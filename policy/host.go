@@ -49,8 +49,8 @@ func matchesHost(pattern, host string) bool {
 	return pattern == host
 }
 
-// ParseHost reads a host of a rule: api.example.com, or *.example.com for all hosts below it. It
-// returns the same form as CleanHost. The error says how to write it.
+// ParseHost reads a host of a rule: api.example.com, or *.example.com for all hosts below it. The
+// result has the form that CleanHost returns. The error says how to write it.
 func ParseHost(text string) (string, error) {
 	if address, err := netip.ParseAddr(text); err == nil && address.Is6() {
 		text = "[" + text + "]"

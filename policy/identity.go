@@ -136,8 +136,8 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.firstKind() + ":" + value
 }
 
-// CanBe reports whether a text can be a key of the identity. It checks only the first kind in the
-// text, and for an AllOf also whether there is a comma.
+// CanBe reports whether a text can be a key of the identity. CanBe checks only the first kind in
+// the text, and for an AllOf also whether the text has a comma.
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
@@ -218,8 +218,8 @@ func IsKind(s string) bool {
 const MaxValue = 128
 
 // escape writes a value so that different values have different texts, and no text looks like
-// several values. It writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A long
-// value becomes '#' and its SHA-256.
+// several values. escape writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A
+// long value becomes '#' and its SHA-256.
 func escape(value string) string {
 	if len(value) > MaxValue {
 		sum := sha256.Sum256([]byte(value))

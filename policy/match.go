@@ -308,8 +308,8 @@ func (s *Segment) covers(other *Segment) bool {
 	return s.Kind == SegmentAny || s.Kind == SegmentNamed || *s == *other
 }
 
-// ParsePattern reads the pattern of a path: {name} is one segment, * is any part of one segment,
-// and ** at the end is everything below. The error says what is wrong and how to fix it.
+// ParsePattern reads the pattern of a path. In it, {name} is one segment, * is any part of one
+// segment, and ** at the end is everything below. The error says what is wrong and how to fix it.
 func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if err := checkIsPath(text); err != nil {
 		return nil, err
@@ -381,8 +381,8 @@ func checkIsPath(text string) error {
 	return nil
 }
 
-// convertExpression returns a pattern that matches about the same paths as a regular expression. It
-// is only the proposal of an error message.
+// convertExpression returns a pattern that matches about the same paths as a regular expression.
+// The pattern is only the proposal of an error message.
 func convertExpression(text string) string {
 	text = strings.TrimSuffix(strings.Trim(text, "^$"), "/?")
 	parts := strings.Split(strings.NewReplacer("[^/]+", "*", "[^/]*", "*", "(", "", ")", "", `\`, "").Replace(text), "/")
@@ -397,7 +397,7 @@ func convertExpression(text string) string {
 	return "/" + strings.TrimPrefix(strings.Join(parts, "/"), "/")
 }
 
-// cleanSegment converts a segment to the canonical form of Clean. It keeps stars.
+// cleanSegment converts a segment to the canonical form of Clean, but keeps stars.
 func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	if text == "" {
 		if !isLast {
@@ -415,8 +415,8 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	return clean[1:], nil
 }
 
-// offsetText matches the position in an error of Clean. It is removed from errors about patterns,
-// because it counts from the start of a segment.
+// offsetText matches the position in an error of Clean. The position is removed from errors about
+// patterns, because it counts from the start of a segment.
 var offsetText = regexp.MustCompile(` at offset \d+`)
 
 // IsWord reports whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a

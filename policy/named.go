@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A NamedCall calls one rule by its name. It is for callers that state the key and the cost
-// themselves, and have no attributes.
+// A NamedCall calls one rule by its name. A NamedCall is for callers that state the key and the
+// cost themselves, and have no attributes.
 type NamedCall struct {
 	// Rule is the name of the rule. What the rule matches does not matter.
 	Rule string

@@ -97,9 +97,9 @@ func removeLastSegment(path []byte) []byte {
 	return path[:1+bytes.LastIndexByte(path[:end], '/')]
 }
 
-// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is its decoded form. It
-// returns whether that changed anything. It never changes the query. The error says what is wrong
-// and where; then u is unchanged.
+// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is its decoded form. The
+// result changed is false if u was already so. The query stays. The error says what is wrong and
+// where. After an error, u is unchanged.
 func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	if u.Opaque != "" {
 		return false, fmt.Errorf("path: %.40q has none; write /path or scheme://host/path", u.Scheme+":"+u.Opaque)
@@ -128,8 +128,8 @@ func writtenPath(u *url.URL, escapedPath string) string {
 	return escapedPath
 }
 
-// isPlain is a fast check. It returns true only for canonical paths, but not for all of them: not
-// for those with '%' or with a segment that begins with a dot.
+// isPlain is a fast check. If it returns true, the path is canonical. It returns false for some
+// canonical paths: those with '%' or with a segment that begins with a dot.
 func (p Paths) isPlain(path string) bool {
 	isAfterSlash := false
 	for i := range len(path) {
@@ -239,7 +239,7 @@ func lowerASCII(c byte) byte {
 const encodedLength = len("%2F")
 
 // decodeByte reads the byte at the start of s, which may be percent-encoded. It also returns the
-// byte's length in s, or 0 if it is malformed.
+// byte's length in s, or 0 if the byte is malformed.
 func decodeByte(s string) (c byte, width int) {
 	if s[0] != '%' {
 		return s[0], 1
@@ -255,7 +255,7 @@ func decodeByte(s string) (c byte, width int) {
 }
 
 // decodeRune reads the character at the start of s, whose bytes may be percent-encoded. It also
-// returns the character's length in s, or 0 if it is malformed.
+// returns the character's length in s, or 0 if the character is malformed.
 func decodeRune(s string) (r rune, width int) {
 	var encoded [utf8.UTFMax]byte
 	n := 0

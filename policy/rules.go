@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Rules are a compiled policy. New makes them. They never change, and many goroutines may use them
-// at the same time.
+// Rules are a compiled policy. Make Rules with New. They never change, and many goroutines may use
+// them at the same time.
 type Rules struct {
 	spec           Spec
 	byFirstSegment map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first
@@ -111,7 +111,7 @@ func (r *Rules) indexSettings() {
 	}
 }
 
-// Spec returns the Spec of the Rules. It must not be changed.
+// Spec returns the Spec of the Rules. The Spec must not be changed.
 func (r *Rules) Spec() Spec { return r.spec }
 
 // Rules returns the rules, in the order of the policy.
@@ -134,9 +134,9 @@ func (r *Rules) Limit(rule, limit string) *Limit {
 	return nil
 }
 
-// Plans returns the plans of all limits. Those of each rule have the order in which a request
-// charges them: first the enforced limits, which are one batch, then the shadows. A store loads its
-// scripts from them.
+// Plans returns the plans of all limits. The plans of each rule have the order in which a request
+// charges them: first the enforced limits, which are one batch, then the shadows. A store loads the
+// scripts that these plans need.
 func (r *Rules) Plans() (plans []*penstock.Plan) {
 	for _, rule := range r.spec.Rules {
 		var shadows []*penstock.Plan

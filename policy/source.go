@@ -335,7 +335,7 @@ func (n networks) contains(a netip.Addr) bool {
 }
 
 // ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are
-// zero. It turns IPv4 in IPv6 into IPv4.
+// zero. IPv4 in IPv6 becomes IPv4.
 func ParseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()

@@ -49,9 +49,10 @@ type Tier struct {
 // MaxLimits is how many limits can charge one request.
 const MaxLimits = penstock.MaxCharges
 
-// Simple returns a policy with one rule. Its limits charge every request, and are decided together.
-// The true cost of a request may be set afterwards, for all limits that can refund units. onFailure
-// is the failure mode of the limits; guard.FailDefault means guard.FailLocal.
+// Simple returns a policy with one rule. The limits of this rule charge every request, and are
+// decided together. The true cost of a request may be set afterwards, for all limits that can
+// refund units. onFailure is the failure mode of the limits; guard.FailDefault means
+// guard.FailLocal.
 func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...penstock.Limit) (Spec, error) {
 	if onFailure == guard.FailDefault {
 		onFailure = guard.FailLocal
@@ -222,9 +223,8 @@ func (b *builder) test(t Test) Test {
 	return t
 }
 
-// identity returns a copy of an identity. It gives the copy an index in request.keys, unless the
-// key depends on the rule that matched. An identity that the Spec uses several times is copied
-// once.
+// identity returns a copy of an identity. The copy gets an index in request.keys, unless its key
+// depends on the rule that matched. An identity that the Spec uses several times is copied once.
 func (b *builder) identity(id *Identity) *Identity {
 	if known := b.copies[id]; known != nil {
 		return known

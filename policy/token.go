@@ -12,7 +12,8 @@ type Tokens struct {
 	// Authorization and Proxy-Authorization, the token alone in any other. Empty: no header.
 	Header string
 
-	// Cookie is the cookie with the token. It is read only if Header has no token. Empty: no cookie.
+	// Cookie is the cookie with the token. This cookie is read only if Header has no token. Empty: no
+	// cookie.
 	Cookie string
 
 	// Verifier verifies tokens; jwt.New makes one. Nil: there are no claims.
@@ -21,8 +22,8 @@ type Tokens struct {
 	Summary string // describes how tokens are verified; it contains no secret
 }
 
-// A Verifier verifies tokens. Many goroutines may use it at the same time. It must not wait for
-// the network.
+// A Verifier verifies tokens. Many goroutines may use it at the same time. A Verifier must not wait
+// for the network.
 type Verifier interface {
 	// Claims returns the claims of a token, or why it is rejected.
 	Claims(token string) (Claims, *TokenError)
@@ -31,8 +32,8 @@ type Verifier interface {
 	IsKnown(token string) bool
 }
 
-// A TokenError says why a token was rejected. It shows nothing of the token except the key ID,
-// the algorithm and dates.
+// A TokenError says why a token was rejected. The error shows nothing of the token except the key
+// ID, the algorithm and dates.
 type TokenError struct {
 	Reason string // one of TokenReasons
 	Err    error

@@ -16,7 +16,8 @@ func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 	t.Parallel()
-	// A lenient server may find jwt anywhere in a header. It finds token only after Bearer.
+	// A lenient server may find the text jwt anywhere in a header, but the text token only after
+	// Bearer.
 	const token, jwt = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
 	type lines = map[string][]string
 	type cookies = map[string][]string

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// CookieValues returns the values of a cookie in lines of the header Cookie, for
-// Attributes.Lookup. It accepts more than net/http, because an upstream may read what net/http
-// ignores.
+// CookieValues returns the values of a cookie in lines of the header Cookie, for Attributes.Lookup.
+// CookieValues accepts more than net/http, because an upstream may read what net/http ignores.
 func CookieValues(lines []string, name string) (values []string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
@@ -28,9 +27,9 @@ func CookieValues(lines []string, name string) (values []string) {
 	return values
 }
 
-// QueryValues returns the values of a parameter in a query, for Attributes.Lookup. It accepts more
-// than net/url: some servers end a parameter at a semicolon, take name[] for name, or accept
-// invalid escapes.
+// QueryValues returns the values of a parameter in a query, for Attributes.Lookup. QueryValues
+// accepts more than net/url, because some servers do. They end a parameter at a semicolon, take
+// name[] for name, or accept invalid escapes.
 func QueryValues(query, name string) (values []string) {
 	if query == "" {
 		return nil

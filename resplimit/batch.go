@@ -62,7 +62,7 @@ func (b *batch) release() {
 	batches.Put(b)
 }
 
-// add returns a new job. It is valid until the next one is added.
+// add returns a new job. The job is valid until the next job is added.
 func (b *batch) add(k kind, key string) *job {
 	b.jobs = append(b.jobs, job{kind: k, key: key})
 	return &b.jobs[len(b.jobs)-1]

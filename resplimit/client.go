@@ -42,8 +42,8 @@ func (c *client) reset() {
 	c.respVersion, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
 }
 
-// These are bounds of what is kept for a client while its commands are executed. While the client
-// does not read its replies, no further command is executed.
+// The bounds of what is kept for a client while its commands are executed. While the client does
+// not read its replies, no further command is executed.
 const (
 	maxJobs       = 256      // jobs that are collected before they are decided
 	maxReplyBytes = 16 << 10 // bytes of replies that wait to be written, besides the reply to one command

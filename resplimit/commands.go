@@ -306,8 +306,8 @@ func isClientName(name []byte) bool {
 	return true
 }
 
-// clientCommand executes CLIENT. It replies OK to features that do not exist here. That is correct,
-// because nothing is tracked or evicted.
+// clientCommand executes CLIENT. Requests for features that do not exist here get the reply OK.
+// This reply is correct, because nothing is tracked or evicted.
 func (c *client) clientCommand(b *batch, args [][]byte) {
 	switch sub := subcommand(args); {
 	case sub == "SETNAME" && len(args) == 3:

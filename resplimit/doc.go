@@ -6,8 +6,8 @@
 //	DEL user:42                          forgets what user:42 has used of these
 //	PENSTOCK.CHECK search user:42        a rule of the policy
 //
-// It also replies to the commands that clients send when they connect, such as HELLO, AUTH and
-// CLIENT. It keeps no data: GET and SET are unknown commands.
+// The server also replies to the commands that clients send when they connect, such as HELLO, AUTH
+// and CLIENT. It keeps no data: GET and SET are unknown commands.
 //
 // The page docs/resp.md lists the commands, the differences from redis-cell, and what a client gets
 // when the store fails.

@@ -30,7 +30,7 @@ func exchange(t *testing.T, addr, input string) string {
 	return string(output)
 }
 
-// This server gives the same replies to these inputs as a Redis server.
+// A Server and a Redis server give the same replies to these inputs.
 func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
@@ -62,8 +62,8 @@ func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	}
 }
 
-// Redis accepts these inputs. This server refuses them, because they need more memory than its
-// bounds allow, or could be read in two ways.
+// Redis accepts these inputs. A Server refuses them, because they need more memory than its bounds
+// allow, or could be read in two ways.
 func TestFramingIsStricterThanThatOfRedis(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
 	for input, want := range map[string]string{

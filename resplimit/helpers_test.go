@@ -188,7 +188,7 @@ func readReply(r *bufio.Reader) (string, error) {
 	return "", fmt.Errorf("a reply begins with %q; want one of the RESP types", kind)
 }
 
-// newFailingStore returns a store that fails for a reason. Its error contains an address, which no
+// newFailingStore returns a store that fails for a reason. The error contains an address, which no
 // reply may contain.
 func newFailingStore(reason penstock.Reason) penstock.Store {
 	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {

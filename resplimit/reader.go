@@ -15,14 +15,14 @@ const (
 	maxInline = 64 << 10 // bytes of a line that is an inline command
 	maxHeader = 32       // bytes of a line that declares a length
 
-	// maxBuffer is a size in bytes. It has room for the longest command: 16 arguments, each with a
-	// header and CRLF, or an inline command.
+	// maxBuffer is the bytes of the longest command: 16 arguments, each with a header and CRLF, or an
+	// inline command.
 	maxBuffer = maxArgs*(maxBulk+maxHeader+2) + maxHeader
 
 	minBuffer = 4 << 10 // bytes that an idle connection keeps
 )
 
-// A protocolError ends a connection. Its text is that of Redis where Redis has the same error.
+// A protocolError ends a connection. If Redis has the same error, the text is that of Redis.
 type protocolError string
 
 func (e protocolError) Error() string { return "ERR Protocol error: " + string(e) }
@@ -40,8 +40,8 @@ const (
 // errFull cannot happen, because maxBuffer has room for every command within the bounds.
 var errFull = errors.New("resplimit: a command is larger than the buffer")
 
-// A reader reads commands: arrays of bulk strings, or lines of words. It holds at most maxBuffer
-// bytes. Its work for a command is linear in the command's bytes, however they arrive.
+// A reader reads commands: arrays of bulk strings, or lines of words. A reader holds at most
+// maxBuffer bytes. Its work for a command is linear in the command's bytes, however these arrive.
 type reader struct {
 	source     io.Reader
 	buffer     []byte
@@ -75,8 +75,8 @@ func (r *reader) fill() error {
 	return err
 }
 
-// makeRoom makes room at the end of the buffer. It doubles the buffer only if all of it is in use,
-// so the buffer is at most twice as long as what was received.
+// makeRoom makes room at the end of the buffer. The buffer is doubled only if all of it is in use,
+// so it is at most twice as long as what was received.
 func (r *reader) makeRoom() error {
 	switch {
 	case r.start > 0:

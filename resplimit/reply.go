@@ -15,8 +15,8 @@ func (r *reply) simple(text string) {
 	r.end()
 }
 
-// fail writes an error. Its text may have bytes of the client: line breaks become spaces, so that
-// no client can write a reply of its own.
+// fail writes an error. The error's text may have bytes of the client. Line breaks become spaces,
+// so that no client can write a reply of its own.
 func (r *reply) fail(text string) {
 	r.bytes = append(r.bytes, '-')
 	for i := range len(text) {

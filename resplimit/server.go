@@ -22,7 +22,7 @@ type Options struct {
 	// the error NOAUTH, and no decision.
 	Credentials []Credential
 
-	// AllowAnonymous serves clients without a credential. It is for listeners that only trusted
+	// AllowAnonymous serves clients without a credential. Set it only for listeners that only trusted
 	// clients reach: on loopback, on a unix socket, or with client certificates.
 	AllowAnonymous bool
 
@@ -53,16 +53,16 @@ type Options struct {
 	// WriteTimeout is how long a client may take to receive replies. Default: 10 seconds.
 	WriteTimeout time.Duration
 
-	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, unless its quantity
-	// is 0. Rule and Limit of the event are LimitName. If the client gets an error because the
-	// store gave no decision, the outcome is FailedClosed and the event has Err. The controller emits
-	// the events of PENSTOCK.CHECK. Several goroutines may call Observe at the same time. It must be
-	// quick, and must not keep the Event. Default: none.
+	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, unless its quantity is
+	// 0. Rule and Limit of the event are LimitName. If the client gets an error because the store gave
+	// no decision, the outcome is FailedClosed and the event has Err. The controller emits the events
+	// of PENSTOCK.CHECK. Several goroutines may call Observe at the same time. Observe must be quick,
+	// and must not keep the Event. Default: none.
 	Observe func(*admission.Event)
 
 	// AuthFailed is called each time that a client is rejected for its password, with the client's
 	// address. Clients can cause many such calls, so log them at a bounded rate. Several goroutines
-	// may call AuthFailed at the same time. It must be quick. Default: none.
+	// may call AuthFailed at the same time. AuthFailed must be quick. Default: none.
 	AuthFailed func(AuthFailure, net.Addr)
 }
 
@@ -152,7 +152,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 var ErrServerClosed = errors.New("resplimit: the server is closed")
 
 // Serve accepts clients until the Server is closed or the listener fails, and closes the listener.
-// It may be called for several listeners.
+// Serve may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
 	defer l.Close()
 	if !s.addListener(l) {

@@ -190,8 +190,8 @@ func boolToInt(isOne bool) int64 {
 	return 0
 }
 
-// errorText returns the error reply for an error of a store or a plan. It omits the store's own
-// text, which may contain addresses. Programs can read the first word:
+// errorText returns the error reply for an error of a store or a plan. The store's own text is
+// omitted, because it may contain addresses. Programs can read the first word:
 //
 //   - UNAVAILABLE: there is no decision. Clients do not repeat the command by themselves, as some
 //     do after TRYAGAIN. To repeat it could charge twice.

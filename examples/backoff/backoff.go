@@ -26,7 +26,7 @@ var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.
 	return fmt.Sprintf("%s, then a pause that doubles up to %d times", rate, l.Burst)
 }))
 
-// A state is the state of one key. Its zero value is that of a new key.
+// A state is the state of one key. The zero value is the state of a new key.
 type state struct {
 	Ends  int64 // when the pause ends, in µs since the epoch
 	Pause int64 // how long it is, in µs

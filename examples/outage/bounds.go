@@ -47,9 +47,9 @@ type interval struct {
 	wasReset    bool // Redis has lost its data, or its bucket has had time to fill
 }
 
-// boundOf returns how many requests may pass a limit with this fallback in the interval: what Redis
-// may admit in that time, plus what the fallback may admit. Both count if both made decisions, at
-// different instances or for different requests.
+// boundOf returns how many requests may pass a limit with this fallback in the interval. They are
+// what Redis may admit in that time, plus what the fallback may admit. Both parts count if both
+// made decisions, at different instances or for different requests.
 func (i interval) boundOf(fallback string, c count) bound {
 	b, d := bound{}, c.to.Sub(c.from)
 	if i.hasStore {
@@ -69,8 +69,8 @@ func (i interval) boundOf(fallback string, c count) bound {
 	return b
 }
 
-// totalBound returns how many requests may pass a limit with this fallback in all seconds. It is
-// the sum of
+// totalBound returns how many requests may pass a limit with this fallback in all seconds. The
+// result is the sum of
 //
 //   - what one limit admits in that time;
 //   - one burst for each interval in which the bucket in Redis was reset or could fill, or in which
@@ -110,8 +110,8 @@ func (c counters) sourceCounts() (text string) {
 	return text
 }
 
-// p99 returns the 99th percentile of the time of decisions, in seconds. It is interpolated within a
-// bucket of the histogram.
+// p99 returns the 99th percentile of the time of decisions, in seconds. The percentile is
+// interpolated within a bucket of the histogram.
 func (c counters) p99() float64 {
 	lower, countBelow := 0., int64(0) // of the bucket
 	rank := 0.99 * float64(c.latencies[math.Inf(1)])

@@ -28,7 +28,7 @@ type experiment struct {
 	hasEnded bool
 }
 
-// begin starts an experiment. Its first second begins when Redis decides for all instances.
+// begin starts an experiment. The first second begins when Redis decides for all instances.
 func begin(name, binary, store string, shouldCheckTimes bool) (*experiment, error) {
 	e := &experiment{shouldCheckTimes: shouldCheckTimes, stop: make(chan struct{})}
 	for range instances {
@@ -55,7 +55,8 @@ func begin(name, binary, store string, shouldCheckTimes bool) (*experiment, erro
 // wait lets the load continue for a while.
 func (e *experiment) wait(d time.Duration) { time.Sleep(d) }
 
-// runOutage makes Redis fail for a while. Then it waits until Redis makes all decisions again.
+// runOutage makes Redis fail for a while. Then runOutage waits until Redis makes all decisions
+// again.
 func (e *experiment) runOutage(what string, begin func(), duration time.Duration, end func() error) {
 	e.printEvent("Redis is " + what)
 	begin()
@@ -78,7 +79,7 @@ func (e *experiment) runOutage(what string, begin func(), duration time.Duration
 	}
 }
 
-// flush deletes all data and scripts of Redis. This is not an outage.
+// flush deletes all data and scripts of Redis. A flush is not an outage.
 func (e *experiment) flush(redis *redistest.Server) error {
 	e.printEvent("Redis is flushed, with its scripts")
 	if _, err := redis.Do("SCRIPT", "FLUSH"); err != nil {
@@ -98,7 +99,7 @@ func (e *experiment) recordReset() {
 }
 
 // awaitRedis waits until Redis has made all decisions of all instances for a time of length stable.
-// It returns the beginning of that time.
+// It returns when this time began.
 func (e *experiment) awaitRedis(stable time.Duration) (since time.Time, err error) {
 	before := make([]counters, len(e.instances))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {

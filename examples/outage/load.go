@@ -13,7 +13,7 @@ import (
 var fallbacks = [...]string{"open", "closed", "local"}
 
 // A load sends requests to the limit of each fallback at a constant rate, evenly to all instances.
-// It counts the responses.
+// The load counts the responses.
 type load struct {
 	client *http.Client
 	work   sync.WaitGroup

@@ -1,5 +1,5 @@
 // Command outbound sends notifications through a provider that accepts 10 per second, and bursts of
-// 20. It paces them, so that the provider rejects none.
+// 20. The command paces the notifications, so that the provider rejects none.
 package main
 
 import (
@@ -43,8 +43,8 @@ func main() {
 	fmt.Printf("with waiting: %d sent, %d not, in %v\n", sent, unsent, time.Since(start).Round(10*time.Millisecond))
 }
 
-// send sends n notifications, one after the other. It counts those that were sent and those that
-// were not, and returns the last error.
+// send sends n notifications, one after another. It returns how many were sent and how many were
+// not, and the last error.
 func send(client *http.Client, url string, n int) (sent, unsent int, last error) {
 	for range n {
 		response, err := client.Post(url, "text/plain", strings.NewReader("your car is here"))

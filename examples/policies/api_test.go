@@ -24,8 +24,8 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// run runs a test with a policy in a synctest bubble, three times: with the memory store, with all
-// guards around that store, and with guards around a store that is down. In the third run, the
+// run runs a test with a policy in a synctest bubble three times. The stores are the memory store,
+// all guards around that store, and guards around a store that is down. In the third run, the
 // fallback of all limits is local. The results must be the same each time.
 func run(t *testing.T, name string, test func(*testing.T, *api)) {
 	t.Helper()
@@ -197,8 +197,8 @@ func (a *api) call(req request) *httptest.ResponseRecorder {
 	return response
 }
 
-// want sends a request several times. All responses must have the status. It returns the last
-// response.
+// want sends a request several times. All responses must have this status. The last response is
+// returned.
 func (a *api) want(times, status int, req request) (response *httptest.ResponseRecorder) {
 	a.t.Helper()
 	for i := range times {
@@ -211,8 +211,8 @@ func (a *api) want(times, status int, req request) (response *httptest.ResponseR
 	return response
 }
 
-// sendAll sends n requests of one kind and m of another, all at the same time. It counts the
-// statuses of each kind.
+// sendAll sends n requests of one kind and m of another, all at the same time. The results count
+// the statuses of each kind.
 func (a *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
 	var mu sync.Mutex
 	var all sync.WaitGroup

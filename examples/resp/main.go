@@ -45,7 +45,8 @@ func main() {
 	server.Shutdown(context.Background())
 }
 
-// call sends four requests of a user. Their limit is one request per second, with a burst of three.
+// call sends four requests of a user. The limit of these requests is one per second, with a burst
+// of three.
 func call(addr string) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command slog logs the requests that a gate rejects. It writes at most ten lines a second, so that
-// an attack does not fill the disk.
+// Command slog logs the requests that a gate rejects. The log gets at most ten lines a second, so
+// that an attack does not fill the disk.
 //
 //	go run ./slog
 package main

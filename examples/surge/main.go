@@ -1,6 +1,7 @@
 // Command surge sends 2,000 riders to a service that can handle 150 requests a second: first
-// without limits, then behind Penstock. It prints the results, and fails if Penstock did not help.
-// With -penstock, the limits are in a process of penstock serve, whose counters are in Redis.
+// without limits, then behind Penstock. The command prints the results, and fails if Penstock did
+// not help. With -penstock, the limits are in a process of penstock serve, whose counters are in
+// Redis.
 package main
 
 import (

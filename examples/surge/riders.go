@@ -81,8 +81,8 @@ func (r *rider) nextRequest() time.Duration {
 	return r.minPause + rand.N(r.maxPause-r.minPause)
 }
 
-// send sends a request. It returns the status of the response, or 0 if there is none, and its
-// Retry-After.
+// send sends a request. It returns the status of the response, or 0 if none came, and the
+// Retry-After of the response.
 func (r *rider) send(request *http.Request) (status int, retry time.Duration) {
 	response, err := r.transport.RoundTrip(request)
 	if err != nil {

@@ -7,10 +7,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver tells whether a charge is above its limit although the store granted it. That is possible
-// for a Force and for a Peek of cost 0, because the store always grants these. Their plan is the
-// probe, which has one unit more than the limit. If the probe has no unit left, the limit is
-// exceeded.
+// isOver tells whether a charge is above its limit although the store granted it. The store always
+// grants a Force and a Peek of cost 0. The plan of these charges is the probe, which has one unit
+// more than the limit. If the probe has no unit left, the limit is exceeded.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		c := &charges[i]
@@ -52,9 +51,9 @@ func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
 	it.reset = c.resetSeconds(it, s)
 }
 
-// resetSeconds returns a time in seconds. If the limit is exceeded, it is the time until the limit
-// has room again. Otherwise it is the time until nothing of the limit is used. It is at least 1,
-// because Envoy shows whole seconds.
+// resetSeconds returns a time in seconds. If the limit is exceeded, the result is the time until
+// the limit has room again. If not, the result is the time until nothing of the limit is used. The
+// result is at least 1, because Envoy shows whole seconds.
 func (c *call) resetSeconds(it *item, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
@@ -121,8 +120,8 @@ func (s *Status) isStricter(than *Status) bool {
 	return s.Remaining < than.Remaining
 }
 
-// isQuotaSpent tells whether all limits with quota_mode are over. Otherwise none of them denies the
-// request.
+// isQuotaSpent tells whether all limits with quota_mode are over. If some are not, none of these
+// limits denies the request.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false

@@ -160,8 +160,8 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
 
 // appendKey appends the key of a counter: the domain and the entries of a descriptor. Different
-// descriptors have different keys, except by share_threshold: the value in shared, if it is not
-// empty, replaces that of the entry with the same index.
+// descriptors have different keys, except by share_threshold. With it, a value in shared that is
+// not empty replaces the value of the entry with the same index.
 func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []string) []byte {
 	to = appendEscaped(to, domain)
 	for i := range entries {
@@ -237,9 +237,9 @@ func (c *call) removeReplaced() {
 	}
 }
 
-// decide decides the items in rounds. Nearly always one round is enough. Another round is needed
-// if two descriptors share a counter and cannot be charged together. It is also needed if a round
-// with charges of kind force or refund was denied.
+// decide decides the items in rounds. Nearly always one round is enough. Another round is needed if
+// two descriptors share a counter and cannot be charged together. Another round is also needed if a
+// round with charges of kind force or refund was denied.
 func (c *call) decide(ctx context.Context) error {
 	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
 		outcome := admission.Unlimited
@@ -402,8 +402,8 @@ func (it *item) sharesCounter(other *item) bool {
 	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
 }
 
-// join merges the charge of an item into that of other, an earlier item with the same counter. It
-// does so if both have the same kind and their order does not matter. Otherwise the item waits for
+// join merges the charge of an item into that of other, an earlier item with the same counter. They
+// are merged if both have the same kind and their order does not matter. If not, the item waits for
 // the next round. i is the index of the item in c.items.
 func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota

@@ -66,8 +66,8 @@ func recovering(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handl
 	return handler(ctx, request)
 }
 
-// A heldStore decides nothing until release is closed. It records the sizes of the lists that it
-// gets; the size of a single batch is 1.
+// A heldStore decides nothing until release is closed. The store records the sizes of the lists
+// that it gets; the size of a single batch is 1.
 type heldStore struct {
 	penstock.Store
 	release chan struct{}

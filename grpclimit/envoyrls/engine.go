@@ -63,9 +63,10 @@ func (e *Engine) Config() *envoyconfig.Config {
 const MaxDescriptors = penstock.MaxCharges
 
 // Decide decides a request. If ctx has a deadline, the store must answer earlier. The margin is a
-// fifth of the time left, and at most 5 ms. It leaves time for the fallback of Options.OnFailure.
+// fifth of the time left, and at most 5 ms. The margin leaves time for the fallback of
+// Options.OnFailure.
 //
-// The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
+// The error is an *Error, or the cause of ctx if ctx has ended. The error is nil if and only if the
 // response is complete.
 func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
 	c, err := e.begin(r)

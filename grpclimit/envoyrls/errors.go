@@ -12,8 +12,8 @@ const (
 	Unavailable        Code = 14
 )
 
-// An Error is the reason why a request has no response. Its text may contain numbers of the
-// request, but no strings.
+// An Error is the reason why a request has no response. The text of an Error may contain numbers of
+// the request, but no strings.
 type Error struct {
 	Code Code
 	Text string

@@ -87,7 +87,8 @@ func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bo
 	return g.takeLocked(call), false
 }
 
-// leave removes a call that waits. It returns false if its list is in progress or has ended.
+// leave removes a call that waits. It returns false if the list of this call is in progress or has
+// ended.
 func (g *gatherer) leave(call *gatheredCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

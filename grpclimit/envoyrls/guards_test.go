@@ -41,8 +41,8 @@ func TestGuardsChangeNoResponse(t *testing.T) {
 	}
 }
 
-// Guards may use the context of a call in the background, after the call has returned: for a lease,
-// or for a batch that others wait for.
+// Guards may use the context of a call in the background, after the call has returned. They do so
+// for a lease, or for a batch that other callers wait for.
 func TestContextsMayBeUsedAfterTheCall(t *testing.T) {
 	type key struct{}
 	inner := memstore.New(memstore.Options{})

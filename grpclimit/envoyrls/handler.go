@@ -98,8 +98,8 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 // body, so it can be long.
 const maxMistakeBytes = 200
 
-// mistakeOf returns the text of a protojson error, such as: (line 1:19): unknown field "foo". It
-// replaces white space, because protojson varies it between builds.
+// mistakeOf returns the text of a protojson error, such as: (line 1:19): unknown field "foo". White
+// space is replaced, because protojson varies it between builds.
 func mistakeOf(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	text = strings.TrimPrefix(text, "proto: ")

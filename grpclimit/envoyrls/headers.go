@@ -54,7 +54,7 @@ func (n *HeaderNames) setDefaults() {
 	}
 }
 
-// appendHeaders adds the header fields. It adds none if no limit applied.
+// appendHeaders adds the header fields, if a limit applied.
 func (c *call) appendHeaders(to *Response) {
 	i := c.strictest(to)
 	if i < 0 {
@@ -142,8 +142,8 @@ func (c *call) draft11(to *Response) (policies, states string) {
 	return policyList.String(), stateList.String()
 }
 
-// quoted returns text as a string of a structured field (RFC 9651). It omits characters that such a
-// string cannot contain.
+// quoted returns text as a string of a structured field (RFC 9651). Characters that such a string
+// cannot contain are omitted.
 func quoted(text string) string {
 	b := []byte{'"'}
 	for _, ch := range []byte(text) {

@@ -53,7 +53,7 @@ type limit struct {
 	probe *penstock.Plan
 }
 
-// compile compiles a limit. Its error wraps penstock.ErrInvalid.
+// compile compiles a limit. An error wraps penstock.ErrInvalid.
 func (o *Options) compile(current CurrentLimit) (*limit, error) {
 	l := &limit{current: normalized(current)}
 	l.period = l.current.period()
@@ -145,8 +145,8 @@ func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	}
 }
 
-// overrideName names all overrides in events. It does not contain their numbers, because clients
-// choose them without bound.
+// overrideName names all overrides in events. The name does not contain the numbers of overrides,
+// because clients choose them without bound.
 const overrideName = "override"
 
 // overrideLimit returns what stands for all overrides of a domain in events.

@@ -59,7 +59,7 @@ type Status struct {
 	Reset     uint32        // seconds until the limit has room again, or until none of it is used; 0: unknown
 }
 
-// A CurrentLimit is the limit that applied. It must not be changed.
+// A CurrentLimit is the limit that applied. A CurrentLimit must not be changed.
 type CurrentLimit struct {
 	Name            string
 	RequestsPerUnit uint32

@@ -16,8 +16,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A model is envoyproxy/ratelimit as its documentation describes it. It has the counter of each
-// window, and each hit increments the counter. The limit is exceeded while the counter is above it.
+// A model is envoyproxy/ratelimit as its documentation describes it. The model has the counter of
+// each window, and each hit increments the counter. The limit is exceeded while the counter is
+// above the limit.
 type model map[string]uint64
 
 // modelLimits are the limits of the test by descriptor key: the count, and the period in seconds.

@@ -16,7 +16,7 @@ type Mode uint8
 
 const (
 	// Atomic decides all descriptors of a request together. If one is over its limit, nothing is
-	// charged, and the statuses of the others show what is left. It is the default.
+	// charged, and the statuses of the others show what is left. Atomic is the default.
 	Atomic Mode = iota
 
 	// Exact counts as envoyproxy/ratelimit does: each descriptor is counted separately, and hits
@@ -128,12 +128,12 @@ type Options struct {
 	// lists apply too. Default: no limit applies to such requests.
 	Rules func() *policy.Rules
 
-	// Observe is called with the event of each request that no limit applies to. The controller
-	// emits all other events. Several goroutines may call Observe at the same time. It must be
-	// quick, and must not keep the event. Default: none.
+	// Observe is called with the event of each request that no limit applies to. The controller emits
+	// all other events. Several goroutines may call Observe at the same time. Observe must be quick,
+	// and must not keep the event. Default: none.
 	Observe func(*admission.Event)
 
-	// Now returns the time. It is used only for the Reset of a window of which nothing is used.
+	// Now returns the time. Now is used only for the Reset of a window of which nothing is used.
 	// Default: time.Now.
 	Now func() time.Time
 }
@@ -149,7 +149,7 @@ func (o *Options) onFailure() Failure {
 	return FailLocal
 }
 
-// setDefaults sets the defaults, and then checks the options. Its error wraps penstock.ErrInvalid.
+// setDefaults sets the defaults, and then checks the options. An error wraps penstock.ErrInvalid.
 func (o *Options) setDefaults() error {
 	if o.Algorithm == nil {
 		o.Algorithm = penstock.FixedWindow

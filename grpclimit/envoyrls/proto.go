@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
-// fromProto reads a message into *r and reuses the memory of *r. It keeps references to the
-// strings of the message.
+// fromProto reads a message into *r and reuses the memory of *r. *r then refers to the strings of
+// the message.
 func (r *Request) fromProto(m *rlsv3.RateLimitRequest) {
 	r.Domain, r.Hits = m.GetDomain(), m.GetHitsAddend()
 	old := r.Descriptors[:cap(r.Descriptors)]

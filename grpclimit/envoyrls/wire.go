@@ -23,7 +23,7 @@ const Method = "/" + ServiceName + "/ShouldRateLimit"
 
 // DecideMessage decides an encoded RateLimitRequest, and appends the encoded RateLimitResponse to
 // response. The response equals that of the service of [Register]. DecideMessage takes less time
-// than that service, because it does not use the generated messages. Its error is a gRPC status.
+// than that service, because it does not use the generated messages. An error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([]byte, error) {
 	x := exchanges.Get().(*exchange)
 	defer x.release()
@@ -173,8 +173,8 @@ type decoder struct {
 
 var errNoMessage = errors.New("grpc: error unmarshalling request: it is not a RateLimitRequest")
 
-// unmarshal reads an encoded message into *r and reuses the memory of *r. It accepts what the
-// generated code accepts.
+// unmarshal reads an encoded message into *r and reuses the memory of *r. unmarshal accepts what
+// the generated code accepts.
 func (r *Request) unmarshal(message []byte) error {
 	in := decoder{string(message), message}
 	r.Domain, r.Hits, r.Descriptors = "", 0, r.Descriptors[:0]

@@ -54,7 +54,7 @@ func TestParallelCallsGetTheirOwnResponses(t *testing.T) {
 	all.Wait()
 }
 
-// Streams and reflection go to the fallback. They share a connection with unary calls.
+// Streams and reflection go to the fallback. These calls share a connection with unary calls.
 func TestFallbackServesStreams(t *testing.T) {
 	standard := newStandard()
 	defer standard.Stop()

@@ -239,15 +239,15 @@ func (c *conn) readFrame() (http2.Frame, error) {
 		return nil, connectionError{http2.ErrCode(ce), reason}
 	}
 	if _, ok := errors.AsType[http2.StreamError](err); ok && header.Type == http2.FrameHeaders {
-		// The header block is lost. It might have changed the header table, so later blocks could not
-		// be decoded, and the whole connection must end.
+		// The header block is lost. The block might have changed the header table, so later blocks could
+		// not be decoded, and the whole connection must end.
 		return nil, connectionError{http2.ErrCodeProtocol, "the padding of HEADERS is too long"}
 	}
 	return nil, err
 }
 
 // wait waits until a whole frame has arrived. If none has arrived yet, wait first dispatches the
-// batch. It calls tick whenever timeouts or pings are due.
+// batch. While it waits, it calls tick whenever timeouts or pings are due.
 func (c *conn) wait() error {
 	if c.in.hasFrame() {
 		return nil
@@ -290,9 +290,9 @@ func (c *conn) wait() error {
 	}
 }
 
-// setReadDeadline sets the deadline of reads to due. It keeps a deadline that is earlier by at most
-// an eighth of the time left: setting one is expensive, and an early timeout only makes wait try
-// again.
+// setReadDeadline sets the deadline of reads to due. A present deadline that is earlier than due by
+// at most an eighth of the time left stays. Setting a deadline is expensive, and an early timeout
+// only makes wait try again.
 func (c *conn) setReadDeadline(now, due time.Time) {
 	if c.readDeadline.After(due) || c.readDeadline.Sub(now) < due.Sub(now)*7/8 {
 		c.readDeadline = due
@@ -320,7 +320,7 @@ var (
 	errDrained = errors.New("the connection was drained")
 )
 
-// tick does what is due by now: it drains, sends pings and cancels late streams. It returns the
+// tick does what is due by now: it drains, sends pings and cancels late streams. tick returns the
 // time at which it must be called again.
 func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	o := &c.server.options
@@ -384,8 +384,8 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // sweepLocked cancels requests that have not arrived in time, and responses that the client does
-// not accept in time. It returns the time at which it must be called again. It returns the zero
-// time if no request is incomplete and no response waits.
+// not accept in time. sweepLocked returns the time at which it must be called again. This is the
+// zero time if all requests are complete and no response waits.
 func (c *conn) sweepLocked(now time.Time) time.Time {
 	o := &c.server.options
 	if c.incompleteRequests == 0 && len(c.blockedStreams) == 0 {

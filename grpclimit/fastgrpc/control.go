@@ -88,7 +88,7 @@ func (c *conn) handlePing(f *http2.PingFrame) error {
 	return c.spendAllowance(1)
 }
 
-// handleReset cancels a stream. Its handler continues, and its response is dropped.
+// handleReset cancels a stream. The stream's handler continues, and its response is dropped.
 func (c *conn) handleReset(f *http2.RSTStreamFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +112,8 @@ func (c *conn) handleStreamError(e http2.StreamError) error {
 	return c.spendAllowance(costOfMistake)
 }
 
-// An allowance bounds how many frames a client may send that carry no part of a request. It grows
-// with time and with each request.
+// An allowance bounds how many frames a client may send that carry no part of a request. An
+// allowance grows with time and with each request.
 type allowance struct {
 	left   int
 	grewAt time.Time // when it last grew with time

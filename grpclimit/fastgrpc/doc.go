@@ -3,6 +3,7 @@
 // writes their responses together. So a store gets the charges of many requests at the same time,
 // and can decide them in one script call.
 //
-// Methods without a Handler, and requests that are compressed, go to Options.Fallback. That can be
-// a grpc.Server, which then serves streams, reflection and compression on the same connections.
+// Methods without a Handler, and requests that are compressed, go to Options.Fallback. The fallback
+// can be a grpc.Server, which then serves streams, reflection and compression on the same
+// connections.
 package fastgrpc

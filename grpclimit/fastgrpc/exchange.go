@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// An exchange is a call that the fallback serves. It is the body of the http.Request, and it is the
-// http.ResponseWriter. The connection's mutex guards it, except the fields that only the handler
-// uses.
+// An exchange is a call that the fallback serves. An exchange is both the body of the http.Request
+// and the http.ResponseWriter. The connection's mutex guards it, except the fields that only the
+// handler uses.
 type exchange struct {
 	stream *stream
 	cancel context.CancelFunc
@@ -98,8 +98,7 @@ func (e *exchange) endRequestLocked() {
 }
 
 // creditLocked opens the windows of the stream and of the connection by n bytes that are no longer
-// kept. It sends a WINDOW_UPDATE only for more than a quarter of a window, so that there are few of
-// them.
+// kept. A WINDOW_UPDATE is sent only for more than a quarter of a window, so that few are sent.
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn
@@ -225,7 +224,8 @@ func appendFields(block []byte, name string, values []string) []byte {
 	return block
 }
 
-// Write sends a part of the response. It waits until the client's windows have room for it.
+// Write sends a part of the response. Write waits until the client's windows have room for this
+// part.
 func (e *exchange) Write(p []byte) (int, error) {
 	e.WriteHeader(http.StatusOK)
 	c := e.stream.conn

@@ -62,7 +62,7 @@ func appendHeaders(b, block []byte, id uint32, isEnd bool) []byte {
 }
 
 // Response headers are sent as literals that are not added to a header table, so that the server
-// needs no table for them. These are the header blocks of a successful response.
+// needs no table for them. The following are the header blocks of a successful response.
 var (
 	headersOfSuccess  = appendField([]byte{status200}, "content-type", grpcContentType)
 	trailersOfSuccess = appendField(nil, "grpc-status", "0")

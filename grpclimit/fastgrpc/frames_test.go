@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
 
-// A rawClient is a client that can send any frame, even an invalid one. It logs errors of writes,
-// because the server may have closed the connection.
+// A rawClient is a client that can send any frame, even an invalid one. Errors of writes are only
+// logged, because the server may have closed the connection.
 type rawClient struct {
 	testing.TB
 	net.Conn
@@ -128,9 +128,9 @@ func (r *rawClient) call(id uint32, domain string, changes ...string) {
 	r.logError(r.WriteData(id, true, message(domain)))
 }
 
-// outcome reads until a stream or the connection ends, and returns how it ended, such as
-// "200/0 answered" (the HTTP status, the gRPC status, and whether there was a message),
-// "reset CANCEL", "goaway NO_ERROR" or "closed".
+// outcome reads until a stream or the connection ends, and returns how this ended. An answer is
+// such as "200/0 answered": the HTTP status, the gRPC status, and whether a message came. Other
+// ends are such as "reset CANCEL", "goaway NO_ERROR" or "closed".
 func (r *rawClient) outcome(id uint32) string {
 	r.Helper()
 	httpStatus, grpcStatus, text := "", "", ""

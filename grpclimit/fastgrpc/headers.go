@@ -110,7 +110,7 @@ const maxLastBlockBytes = 64
 
 // isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
 // HPACK encodes an index below 127 as a byte from 0x80 to 0xfe. Such a block does not change the
-// dynamic table. It has the same fields until another block changes that table.
+// dynamic table. The block has the same fields until another block changes that table.
 func isIndexed(block []byte) bool {
 	for _, b := range block {
 		if b < 0x80 || b == 0xff {

@@ -6,8 +6,8 @@ import (
 	"net"
 )
 
-// input is the read buffer of a connection. It begins small, because many connections are idle, and
-// grows until it has room for any frame.
+// input is the read buffer of a connection. The buffer begins small, because many connections are
+// idle, and grows until it has room for any frame.
 type input struct {
 	nc   net.Conn
 	buf  []byte

@@ -17,13 +17,15 @@ import (
 
 // A Handler answers one call: it appends the response message to call.Response, or returns an error
 // of package status. A context's error becomes CANCELLED or DEADLINE_EXCEEDED, and any other error
-// UNKNOWN. The context ends at the caller's deadline or when the connection is closed. It does not
-// end when the caller cancels the call: a decision that has begun is finished. Several goroutines
-// may call a Handler at the same time. A Handler must not use the call after it has returned.
+// UNKNOWN. The context ends at the caller's deadline or when the connection is closed. The context
+// does not end when the caller cancels the call: a decision that has begun is finished. Several
+// goroutines may call a Handler at the same time. A Handler must not use the call after it has
+// returned.
 type Handler func(ctx context.Context, call *Call) error
 
-// A ListHandler answers several calls of one method that arrived together. It sets the Err of each
-// call for which a Handler would return an error. The responses are sent after it has returned.
+// A ListHandler answers several calls of one method that arrived together. The ListHandler sets the
+// Err of each call for which a Handler would return an error. The responses are sent after the
+// ListHandler has returned.
 type ListHandler func(ctx context.Context, calls []*Call)
 
 // A Call is one request of a unary method.
@@ -36,8 +38,8 @@ type Call struct {
 	trace traceHeaders
 }
 
-// Header returns the value of a header of the call, or "". It has only the headers of a trace, by
-// their names in lower case: traceparent and tracestate.
+// Header returns the value of a header of the call, or "". Only the headers of a trace are
+// available, by their names in lower case: traceparent and tracestate.
 func (c *Call) Header(name string) string {
 	switch name {
 	case "traceparent":
@@ -68,24 +70,25 @@ type Options struct {
 	// itself.
 	Lists map[string]ListHandler
 
-	// Fallback serves all other methods, and requests that are compressed. It gets only requests
-	// whose content type begins with application/grpc. It can be a grpc.Server. Then close this
-	// Server first, and call Stop of the grpc.Server afterwards: its GracefulStop cannot end the
-	// calls that this Server passes to it. Default: such requests fail with UNIMPLEMENTED.
+	// Fallback serves all other methods, and requests that are compressed. Fallback gets only requests
+	// whose content type begins with application/grpc. Fallback can be a grpc.Server. If it is, close
+	// this Server first, and call Stop of the grpc.Server after that. GracefulStop cannot end the
+	// calls that this Server passes to the grpc.Server. Default: such requests fail with
+	// UNIMPLEMENTED.
 	Fallback http.Handler
 
-	// Authorize is called for each call, before its message is read. It returns an error of package
-	// status to refuse the call. It must be quick. Several goroutines may call it at the same time.
-	// Default: every call is accepted.
+	// Authorize is called for each call, before its message is read. To refuse the call, Authorize
+	// returns an error of package status. Authorize must be quick. Several goroutines may call it at
+	// the same time. Default: every call is accepted.
 	Authorize func(Caller) error
 
 	// IsPublic tells whether a method needs no token. A connection may have at most 16 such calls
 	// open, so that clients without a token cannot fill the memory. Default: no method is public.
 	IsPublic func(method string) bool
 
-	// Parallel is how many calls of one connection are handled in parallel. 1 is best for handlers
-	// that never wait, such as those of a memstore: each connection's goroutine then handles its
-	// calls one after another. Default: 256.
+	// Parallel is how many calls of one connection are handled in parallel. For handlers that never
+	// wait, such as those of a memstore, 1 is best. Each connection's goroutine then handles the
+	// connection's calls one after another. Default: 256.
 	Parallel int
 
 	// MaxParallel is how many calls, or lists of calls (see Lists), of all connections together
@@ -187,7 +190,7 @@ type Server struct {
 	goroutines sync.WaitGroup // the goroutines of connections and of handlers
 }
 
-// New makes a Server. Its error wraps penstock.ErrInvalid.
+// New makes a Server. An error wraps penstock.ErrInvalid.
 func New(o Options) (*Server, error) {
 	o.setDefaults()
 	for name, handler := range o.Methods {
@@ -312,9 +315,9 @@ func (s *Server) Connections() int {
 	return len(s.connected)
 }
 
-// Shutdown stops accepting clients and sends GOAWAY to the connected ones. It closes each
-// connection after the open calls of that connection were answered. If ctx ends first, Shutdown
-// returns the error of ctx. Close can then end the remaining connections.
+// Shutdown stops accepting clients and sends GOAWAY to the connected ones. Each connection is
+// closed after its open calls were answered. If ctx ends first, Shutdown returns the error of ctx.
+// Close can then end the remaining connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop((*conn).drain)
 	idle := make(chan struct{})

@@ -276,8 +276,8 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 }
 
 // creditLocked opens the connection's window by the bytes that were received, except those that
-// exchanges keep. It does so only for more than a quarter of the window, so that there are few
-// WINDOW_UPDATEs.
+// exchanges keep. The window is opened only by more than a quarter of its size, so that few
+// WINDOW_UPDATEs are sent.
 func (c *conn) creditLocked() {
 	if n := c.receivedBytes - c.keptBytes; n > connReceiveWindow/4 {
 		c.outgoing = appendWindowUpdate(c.outgoing, 0, n)
@@ -285,7 +285,7 @@ func (c *conn) creditLocked() {
 	}
 }
 
-// appendRequestLocked appends a part of a message to s.Request. It returns why the message is
+// appendRequestLocked appends a part of a message to s.Request. The result is why the message is
 // refused, or nil.
 func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	if missing := len(s.prefix) - s.prefixLength; missing > 0 {
@@ -318,8 +318,8 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	return nil
 }
 
-// completeLocked is called when the client has ended a request. It adds the request to the batch,
-// or refuses it if its message is incomplete.
+// completeLocked is called when the client has ended a request. completeLocked adds the request to
+// the batch, or refuses a request whose message is incomplete.
 func (c *conn) completeLocked(s *stream) {
 	s.hasRequestEnded = true
 	if s.prefixLength < len(s.prefix) || len(s.Request) < s.messageSize {

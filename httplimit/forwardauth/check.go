@@ -92,7 +92,7 @@ func newUsableRules(latest func() *policy.Rules, onReject func(error)) (*usableR
 
 var errNoRules = fmt.Errorf("%w: forwardauth: there are no rules; load a policy first", penstock.ErrInvalid)
 
-// current returns the latest usable rules. It checks new rules first.
+// current returns the latest usable rules. New rules are checked first.
 func (u *usableRules) current() *policy.Rules {
 	next := u.latest()
 	if next == nil || next == u.seen.Load() {

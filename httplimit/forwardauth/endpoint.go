@@ -14,9 +14,9 @@ const (
 	// Caddy, APISIX, and HAProxy with the script of deploy/recipes.
 	Forward = "/auth/forward"
 
-	// Request is for nginx and ingress-nginx. They send the method in X-Original-Method. They send the
-	// URL either in X-Original-URL, or in X-Original-URI and X-Forwarded-Host. A rejection is a 403,
-	// with the true status in X-RateLimit-Status.
+	// Request is for nginx and ingress-nginx. These proxies send the method in X-Original-Method. They
+	// send the URL either in X-Original-URL, or in X-Original-URI and X-Forwarded-Host. A rejection is
+	// a 403, with the true status in X-RateLimit-Status.
 	Request = "/auth/request"
 
 	// Ext is for proxies that send the request's own method, host and path, with Ext before the path:
@@ -174,7 +174,7 @@ func cutURL(text string) (host, uri string, err error) {
 	return rest[:slash], rest[slash:], nil
 }
 
-// originalRequest returns the request that r describes. Its URI must be in origin-form (RFC 9112,
+// originalRequest returns the request that r describes. The URI must be in origin-form (RFC 9112,
 // 3.2.1). The gate checks the rest as in requests of its own.
 func originalRequest(r *http.Request, method, host, uri string) (*http.Request, error) {
 	if uri[0] != '/' || strings.IndexByte(uri, ' ') >= 0 {
@@ -187,8 +187,8 @@ func originalRequest(r *http.Request, method, host, uri string) (*http.Request, 
 	return withTarget(r, method, host, u), nil
 }
 
-// withTarget returns r with the method, host and URL of the request that it describes. It keeps r's
-// peer, context and headers. It has no body, because the described body is not known.
+// withTarget returns a copy of r with the method, host and URL of the described request. The copy
+// has r's peer, context and headers, and no body, because the described body is not known.
 func withTarget(r *http.Request, method, host string, u *url.URL) *http.Request {
 	original := *r
 	original.Method, original.Host, original.URL = method, host, u

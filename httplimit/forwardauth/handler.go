@@ -21,14 +21,15 @@ type Options struct {
 	Observe       func(*admission.Event)   // as in httplimit.Options
 	TokenRejected func(*policy.TokenError) // as in httplimit.Options
 
-	// Misused is called with the reason for each request that gets 403 because its peer is not
-	// trusted, or 400 because it does not describe a request. It is also called once for rules that
-	// Check rejects. Proxies show none of these texts, so log them, at a bounded rate. The text
-	// contains no secrets. Many goroutines call Misused concurrently. It must be quick. Default: none.
+	// Misused is called with the reason for each rejected subrequest. It was rejected with 403 because
+	// its peer is not trusted, or with 400 because it does not describe a request. Misused is also
+	// called once for rules that Check rejects. Proxies show none of these texts, so log them, at a
+	// bounded rate. The text contains no secrets. Many goroutines call Misused concurrently, so it
+	// must be quick. Default: none.
 	Misused func(error)
 }
 
-// A Handler tells proxies whether a request may pass. Make one with New. It serves the paths
+// A Handler tells proxies whether a request may pass. Make one with New. A Handler serves the paths
 // Forward, Request and Ext, and responds to all others with 404.
 //
 // The path of a request must reach it unchanged. An http.ServeMux redirects paths such as
@@ -57,7 +58,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Handler,
 // Waiting returns how many requests wait for their turn.
 func (h *Handler) Waiting() int { return h.gate.Waiting() }
 
-// ServeHTTP decides the request that r describes. It never reads r's body.
+// ServeHTTP decides the request that r describes. r's body is never read.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e := endpointOf(r.URL.Path)
 	if e == nil {

@@ -31,7 +31,7 @@ import (
 //
 // The first of these that gives a time counts, in this order. A date is compared with the server's
 // own clock if the server sends Date. In a response from a cache, which has Age, only Retry-After
-// counts. A 429 without a time pauses for 1 second. Each further one in a row doubles the pause, up
+// counts. A 429 without a time pauses for 1 second. Each further 429 in a row doubles the pause, up
 // to MaxPause.
 //
 // A request that could not be sent in time is not sent at all, and fails with a [NotSentError].
@@ -39,8 +39,8 @@ type Transport struct {
 	// Base sends the requests. Default: http.DefaultTransport.
 	Base http.RoundTripper
 
-	// Limiter limits the requests before they are sent. Over Redis it limits all processes together.
-	// Its limits must not lend slots (Concurrency). Default: none.
+	// Limiter limits the requests before they are sent. Over Redis, a Limiter limits all processes
+	// together. The limits of a Limiter must not lend slots (Concurrency). Default: none.
 	Limiter *penstock.Limiter
 
 	// Key returns the Limiter's key for a request. A pause is for all requests of one key.
@@ -103,7 +103,7 @@ type NotSentError struct {
 	// Key is the request's key.
 	Key string
 
-	// RetryAfter is how long to wait before the same request can be sent within MaxWait. It is
+	// RetryAfter is how long to wait before the same request can be sent within MaxWait. RetryAfter is
 	// penstock.Never if the cost is larger than the limit, and 0 if the time is unknown.
 	RetryAfter time.Duration
 
@@ -181,7 +181,7 @@ func (t *Transport) CloseIdleConnections() {
 }
 
 // acquire waits until a request may be sent, but no longer than patience, and charges the Limiter.
-// It returns how long that took.
+// It returns how long it has waited.
 func (t *Transport) acquire(ctx context.Context, key string, cost int64, patience time.Duration) (waited time.Duration, err error) {
 	start := time.Now()
 	if patience > 0 && t.enterQueue() {
@@ -211,7 +211,7 @@ func (t *Transport) acquire(ctx context.Context, key string, cost int64, patienc
 	return time.Since(start), nil
 }
 
-// waitForServer waits until no pause of the key is left. It fails if that would be later than end.
+// waitForServer waits until no pause of the key is left. It fails if a pause lasts longer than end.
 func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time) error {
 	for {
 		if ctx.Err() != nil {
@@ -312,7 +312,8 @@ func (t *Transport) storePauseLocked(key string, p pause, isKnown bool, now time
 	t.pauses[key] = p
 }
 
-// pauseLeft returns how long the pause of a key still lasts. It is 0 or less if there is none.
+// pauseLeft returns how long the pause of a key still lasts. The result is 0 or less if the key has
+// no pause.
 func (t *Transport) pauseLeft(key string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -398,8 +399,8 @@ func isIdempotent(r *http.Request) bool {
 }
 
 // bufferBody reads a response's body, so that its connection is free and the response can still be
-// returned. It returns false if the body cannot be read or is too long. Then the caller can still
-// read the whole body.
+// returned. It returns false if the body cannot be read or is too long. In this case, the caller
+// can still read the whole body.
 func bufferBody(response *http.Response) bool {
 	if response.Body == nil {
 		return true

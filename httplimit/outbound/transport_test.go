@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A server is a fake http.RoundTripper. It responds to requests, and records them.
+// A server is a fake http.RoundTripper. A server responds to requests, and records them.
 type server struct {
 	answer func(n int) *http.Response // returns the response to request n, from 0; nil means status 200
 
@@ -82,8 +82,8 @@ func response(status int, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("the answer"))}
 }
 
-// onFirstRequest returns a function for newServer. It responds to the first request with this
-// status and header, and to later requests with 200.
+// onFirstRequest returns a function for newServer. This function responds to the first request with
+// this status and header, and to later requests with 200.
 func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	return func(n int) *http.Response {
 		if n == 0 {

@@ -133,7 +133,7 @@ func (c claims) stringClaim(name string) (string, error) {
 	return s, nil
 }
 
-// endOfDates is the beginning of the year 10000, in seconds since 1970. This date and later ones
+// endOfDates is the beginning of the year 10000, in seconds since 1970. This date and later dates
 // are rejected, because they may overflow.
 const endOfDates = 253402300800
 

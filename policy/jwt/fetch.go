@@ -60,8 +60,9 @@ func (f *fetcher) requestRead() {
 	}
 }
 
-// start begins to read the keys, and waits for the first read, but at most firstFetchWait. It calls
-// use with the keys of each successful read, and report with the error of each read, or nil.
+// start begins to read the keys, and waits for the first read, but at most firstFetchWait. After
+// each read, it calls report with the error or nil. After each successful read, it calls use with
+// the keys.
 func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 	if report == nil {
 		report = func(error) {}
@@ -108,7 +109,7 @@ func (f *fetcher) isRunning() bool {
 	}
 }
 
-// run reads the keys regularly until ctx ends. It calls done with the result of each read.
+// run reads the keys regularly until ctx ends. run calls done with the result of each read.
 func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
 	retry := fetchRetry // the time before the next retry
 	for {

@@ -33,19 +33,19 @@ type Config struct {
 	// different ways.
 	Header string `yaml:"header" jsonschema:"The request header with the token, after Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
-	// Cookie is the cookie with the token. It is read only in requests without a token in Header.
-	// Default: none. A request with two of these cookies is malformed too.
+	// Cookie is the cookie with the token. This cookie is read only in requests without a token in
+	// Header. Default: none. A request with two of these cookies is malformed too.
 	Cookie string `yaml:"cookie" jsonschema:"The cookie with the token, for requests without one in the header. Default: none."`
 
 	// Algorithms are the allowed signature algorithms: some of HS256, HS384, HS512, RS256, RS384,
 	// RS512, PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Default: the algorithm of each key.
-	// That is HS256 for a secret, and the "alg" of a key in a JWKS. Any other key has the only
-	// algorithm of its kind, or RS256 if it is an RSA key.
+	// The algorithm of a secret is HS256, and that of a key in a JWKS is its "alg". Any other key has
+	// the only algorithm of its kind, or RS256 if it is an RSA key.
 	Algorithms []string `yaml:"algorithms" jsonschema:"The allowed signature algorithms. Default: the algorithm of each key."`
 
 	// Secret is the key of HS256, HS384 and HS512, as raw bytes. HS256 needs at least 32 bytes, HS384
-	// 48 and HS512 64. It cannot be combined with public keys: a client could then sign a token with a
-	// public key as the secret. Default: none.
+	// 48 and HS512 64. A Secret cannot be combined with public keys, because a client could then sign
+	// a token with a public key as the secret. Default: none.
 	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Cannot be combined with public keys."`
 
 	// KeyFile is a PEM file of public keys or certificates, at most 32. Only the key of a certificate
@@ -56,10 +56,10 @@ type Config struct {
 	// JWKSFile is a JSON Web Key Set of public keys, at most 32. Default: none.
 	JWKSFile string `yaml:"jwks_file" jsonschema:"A file with a JSON Web Key Set of public keys, at most 32."`
 
-	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is
-	// https, or http to this machine. Redirects are not followed. While it cannot be read, the keys of
-	// the last successful read stay in use. Before the first successful read, no token is valid.
-	// Default: none.
+	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. The
+	// URL is https, or http to this machine. Redirects are not followed. While the URL cannot be read,
+	// the keys of the last successful read stay in use. Before the first successful read, no token is
+	// valid. Default: none.
 	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
 	// Refresh is how often JWKSURL is read: 1m to 24h. A token with an unknown key ID causes an
@@ -72,7 +72,7 @@ type Config struct {
 	// Audience must be in a token's "aud". Default: "aud" is not checked.
 	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: any."`
 
-	// Leeway is how far the clocks of the issuer and of this machine may differ: at most 5m. It is
+	// Leeway is how far the clocks of the issuer and of this machine may differ: at most 5m. Leeway is
 	// for the checks of "exp" (which every token must have), "nbf" and "iat". Default: 30s.
 	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
@@ -118,8 +118,8 @@ type Verifier struct {
 	now func() time.Time // replaced by tests
 }
 
-// New makes a Verifier and reads its key files. Relative names are relative to the folder dir. It
-// does not use the network; Start does. The error joins a FieldError for each mistake.
+// New makes a Verifier and reads its key files. Relative names are relative to the folder dir. The
+// network is not used before Start. The error joins a FieldError for each mistake.
 func New(t Config, dir string) (*Verifier, error) {
 	keys, err := t.readKeys(dir)
 	if err := errors.Join(errors.Join(t.mistakes()...), err); err != nil {
@@ -388,8 +388,8 @@ func checkKeyURL(address string) error {
 	return nil
 }
 
-// redactURL returns an address for a message, without its user and password. It does not escape the
-// address, because values of variables would then not be found and masked.
+// redactURL returns an address for a message, without its user and password. The address is not
+// escaped, because values of variables would then not be found and masked.
 func redactURL(written string, u *url.URL) string {
 	if u.User != nil {
 		return u.Scheme + "://" + u.Host
@@ -402,7 +402,7 @@ func isLoopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
 }
 
-// summary describes how tokens are verified. It contains no secret.
+// summary describes how tokens are verified. The summary contains no secret.
 func (t Config) summary(tokens policy.Tokens) string {
 	var in, keys []string
 	if tokens.Header != "" {

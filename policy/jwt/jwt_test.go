@@ -29,8 +29,8 @@ import (
 // tokenNow is the time of all tests of tokens.
 var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-// validClaims are claims that a token needs to be accepted at tokenNow. They are a part of a JSON
-// object.
+// validClaims are claims that a token needs to be accepted at tokenNow. The text is a part of a
+// JSON object.
 var validClaims = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
 	tokenNow.Add(time.Hour).Unix(), tokenNow.Add(-time.Minute).Unix())
 

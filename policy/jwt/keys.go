@@ -225,7 +225,7 @@ var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jw
 var errNotForTokens = errors.New("is not for signing tokens")
 
 // parseJWKS returns the public keys that can sign tokens, and an error for each key that is not
-// safe. It skips keys for other purposes and keys of an unknown kind.
+// safe. Keys for other purposes and keys of an unknown kind are skipped.
 func parseJWKS(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -282,8 +282,8 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 	return k, checkPublicKey(k.key)
 }
 
-// checkJWK returns why the kind or the members of a key forbid its use, or nil. It does not check
-// the key's numbers.
+// checkJWK returns why the kind or the members of a key forbid its use, or nil. The key's numbers
+// are not checked here.
 func checkJWK(j jwkset.JWKMarshal, members any) error {
 	canVerify := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {
@@ -309,8 +309,8 @@ func isPrivate(key any) bool {
 	return false
 }
 
-// publicKey returns the key itself. It does not read the certificates of the key: they may be out
-// of date, or published at another URL.
+// publicKey returns the key itself. The certificates of the key are not read, because they may be
+// out of date, or published at another URL.
 func publicKey(j jwkset.JWKMarshal) (any, error) {
 	withoutCertificates := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
 	key, err := jwkset.NewJWKFromMarshal(withoutCertificates, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})

@@ -45,7 +45,8 @@ func decodeMember(t testing.TB, key, name string) []byte {
 	return data
 }
 
-// Each row is an unusual key of a set. It is used, reported as wrong, or skipped without an error.
+// Each row is an unusual key of a set. Such a key is used, reported as wrong, or skipped without an
+// error.
 func TestOddKeysOfASet(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -248,7 +249,8 @@ func FuzzKeySet(f *testing.F) {
 	})
 }
 
-// explainUnsound returns why a key should not be used. It does not share code with the package.
+// explainUnsound returns why a key should not be used. explainUnsound shares no code with the
+// package.
 func explainUnsound(k verifyKey) error {
 	switch key := k.key.(type) {
 	case *rsa.PublicKey:

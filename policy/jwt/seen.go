@@ -23,7 +23,7 @@ type seenToken struct {
 
 const maxGenerationBytes = 4 << 20 // bytes of all tokens of one generation
 
-// get returns the claims of a token. It moves the token to the younger generation.
+// get returns the claims of a token. get also moves the token to the younger generation.
 func (s *seenTokens) get(sum [sha256.Size]byte) (claims, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// everySecond is a custom algorithm: it admits one request per period. Its state is the time at
-// which the next request is admitted. It has no Lua twin, so only a memstore can use it.
+// everySecond is a custom algorithm: it admits one request per period. The state is the time at
+// which the next request is admitted. everySecond has no Lua twin, so only a memstore can use it.
 var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algorithm.Params, request algorithm.Request, now int64) (algorithm.Outcome, int64) {
 	period := p[0]
 	switch {

@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// resolve returns a copy of a document in which each alias is replaced by a copy of its value.
-// That copy has the position of the alias. Values inside it keep their own positions. resolve
+// resolve returns a copy of a document in which each alias is replaced by a copy of its value. The
+// copy of a value has the position of the alias. Values inside it keep their own positions. resolve
 // reports a mistake and returns nil if a value contains itself, or if the copy would have more than
 // maxNodes values.
 func (d *decoder) resolve(root *yaml.Node) *yaml.Node {

@@ -27,7 +27,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// A testRequest is a request with these fields. Its zero value is "GET /a" from 192.0.2.1.
+// A testRequest is a request with these fields. The zero value is "GET /a" from 192.0.2.1.
 type testRequest struct {
 	method, host, path, address string
 	header                      http.Header
@@ -857,7 +857,7 @@ func formatEvaluation(v *policy.Evaluation) string {
 }
 
 // decide charges a request in a store. It returns whether the request is allowed, and how many
-// units of its first limit are left.
+// units of the request's first limit are left.
 func decide(t *testing.T, store penstock.Store, rules *policy.Rules, a testRequest) (allowed bool, remaining int64) {
 	t.Helper()
 	var v policy.Evaluation

@@ -19,7 +19,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the current messages into testdata")
 
-// A badCase is one configuration of testdata/bad with its error messages. Its form is
+// A badCase is one configuration of testdata/bad with its error messages. A case has the form
 //
 //	==== the name of the case
 //	:env NAME=value
@@ -106,7 +106,8 @@ func (c *badCase) env(name string) (string, bool) {
 	return "", false
 }
 
-// mistakesOf reads and compiles a policy as Load does. It returns the errors of both.
+// mistakesOf reads and compiles a policy as Load does. It returns the errors of reading and of
+// compiling.
 func mistakesOf(name, text string, env func(string) (string, bool)) error {
 	config, parseErr := Parse(name, []byte(text), env, allSections)
 	rules, err := config.Compile()

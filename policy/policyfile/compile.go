@@ -44,9 +44,9 @@ type Policy struct {
 	Warnings []*Error // about parts that are valid, but may not be intended
 	Hints    []*Error // about parts that are probably intended, but have an effect that authors should know
 
-	// Digest identifies the policy: the first 12 hex digits of a SHA-256. It covers the policy's file,
-	// then each file of values in the order in which they are named. It does not cover variables and
-	// token keys. It is "" if the policy was not read from a text.
+	// Digest identifies the policy: the first 12 hex digits of a SHA-256. The hash covers the policy's
+	// file, then each file of values in the order in which they are named. It covers neither variables
+	// nor token keys. Digest is "" if the policy was not read from a text.
 	Digest string
 
 	verifier *jwt.Verifier // nil without tokens
@@ -88,8 +88,8 @@ func load(path string, o Options) (*Policy, error) {
 	if parseErr == nil {
 		return config.Compile()
 	}
-	// Compile what could be read, so that all mistakes are reported together. They include those of
-	// Parse.
+	// Compile what could be read, so that all mistakes are reported together. The mistakes of Compile
+	// include those of Parse.
 	p, err := config.Compile()
 	if err == nil {
 		p.Close()
@@ -205,8 +205,9 @@ func (c *compiler) newRemark(p any, format string, args ...any) *Error {
 	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)}
 }
 
-// placeOf returns the pointer at which to report a mistake of the value that p points to: p if the
-// value was written, and otherwise within, a pointer to the value that contains it.
+// placeOf returns the pointer at which to report a mistake of the value that p points to. If the
+// value was written, the result is p. If not, the result is within, a pointer to the value that
+// contains the value of p.
 func (c *compiler) placeOf(within, p any) any {
 	if c.isWritten(p) {
 		return p

@@ -68,7 +68,8 @@ func (c *compiler) compileMethodCosts(l *policy.Limit, cost *CostConfig) {
 	}
 }
 
-// checkUnits returns a cost if it is possible. Otherwise it reports a mistake, and returns 1.
+// checkUnits returns a cost if this cost is possible. If it is not, checkUnits reports a mistake,
+// and returns 1.
 func (c *compiler) checkUnits(p any, n int64) int64 {
 	if n < 0 || n > penstock.MaxCost {
 		c.fail(p, "a cost of %d is not possible; write 0 to %d", n, int64(penstock.MaxCost))
@@ -135,7 +136,7 @@ func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
 	}
 }
 
-// statusForm matches 5xx, 401 and 400-499. Its groups are the class, the first and the last status.
+// statusForm matches 5xx, 401 and 400-499. The groups are the class, the first and the last status.
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
 // compileOnStatus compiles on_status.

@@ -44,9 +44,9 @@ func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// shadowSettings returns the settings of a shadow. It is neither leased nor split, because no
-// request waits for it. It is not counted while the store gives no answer, because a fallback would
-// decide it, and not the store.
+// shadowSettings returns the settings of a shadow. A shadow is neither leased nor split, because no
+// request waits for a shadow. While the store gives no answer, shadows are not counted, because a
+// fallback would decide them, and not the store.
 func shadowSettings(s guard.Settings) guard.Settings {
 	return guard.Settings{OnFailure: guard.FailOpen, DenyCacheTTL: s.DenyCacheTTL}
 }
@@ -88,8 +88,8 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 	l.Guard.Ceiling = plan.Limit()
 }
 
-// compileLease compiles how many units may be drawn in advance. It reports a lease that never draws
-// units.
+// compileLease compiles how many units may be drawn in advance. A lease that never draws units is
+// reported as a mistake.
 func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
 	if config.Lease < minLease || config.Lease > penstock.MaxCost {

@@ -73,8 +73,8 @@ type identityNote struct {
 	depth     int     // the levels of identities in it
 }
 
-// maxParts is how many parts an identity may have. It bounds the length of a key, and the time to
-// compute it.
+// maxParts is how many parts an identity may have. maxParts bounds the length of a key, and the
+// time to compute the key.
 const maxParts = 32
 
 // compileCompound checks the size of an identity with parts, and returns it.

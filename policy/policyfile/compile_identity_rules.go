@@ -128,8 +128,8 @@ func isAddress(id *policy.Identity) bool {
 	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
 }
 
-// hintSharedAddresses explains the effect of limits by address alone. It skips rules that charge
-// another identity or a global limit too, and rules that cannot have a better identity.
+// hintSharedAddresses explains the effect of limits by address alone. Some rules get no hint: those
+// that charge another identity or a global limit too, and those that cannot have a better identity.
 func (c *compiler) hintSharedAddresses() {
 	isOtherIdentity := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
 	hasOtherIdentity := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOtherIdentity) }

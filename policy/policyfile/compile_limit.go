@@ -152,7 +152,8 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 	}
 }
 
-// checkShape reports whether a limit has either a rate or in_flight. It records a mistake if not.
+// checkShape reports whether a limit has either a rate or in_flight. If it has none or both,
+// checkShape records a mistake.
 func (c *compiler) checkShape(s shape) bool {
 	switch {
 	case s.rate.isSet() && s.inFlight.isSet():
@@ -248,8 +249,8 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	return &candidate
 }
 
-// maxPatience returns the longest wait that every tier allows. It is 0 if the algorithm has no
-// reservations.
+// maxPatience returns the longest wait that every tier allows. The wait is 0 if the algorithm has
+// no reservations.
 func maxPatience(l *policy.Limit) time.Duration {
 	longest := 24 * time.Hour // the bound of Plan.MaxPatience
 	for i := range l.Variants {

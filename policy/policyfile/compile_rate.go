@@ -30,8 +30,8 @@ func (p *PerTier) isCalendar() bool {
 // defaultSubWindows is the default of sub_windows.
 const defaultSubWindows = 10
 
-// reason returns the text of an error of package penstock in the words of the file. It leaves out
-// the limit's name, because messages have a position.
+// reason returns the text of an error of package penstock in the words of the file. The limit's
+// name is left out, because messages have a position.
 func reason(err error) string {
 	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	if rest, ok := strings.CutPrefix(text, "limit "); ok {
@@ -133,7 +133,7 @@ func (c *compiler) parseCount(at any, role, text string) (int64, bool) {
 	return n * factor, true
 }
 
-// calendarRate matches rates such as "1000 per calendar month". Its groups are the count and the
+// calendarRate matches rates such as "1000 per calendar month". The groups are the count and the
 // calendar period.
 var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 

@@ -258,7 +258,8 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 
 // expressionLike matches segments that look like regular expressions. One of [, | and ^ suffices,
 // because URLs do not contain them. URLs can contain parentheses, + and $, so these count only in
-// places that are usual in expressions: (.*), .+ at the beginning, )* and $ at the end.
+// places that are usual in expressions. The places are (.*), .+ at the beginning, )* and $ at the
+// end.
 var expressionLike = regexp.MustCompile(`\[.*\]|\||\^|\(\.[*+]\)|^\.\+|\)[+*?]|.\$$`)
 
 // registeredMethods are the methods of the HTTP registry, and PURGE, which caches use.

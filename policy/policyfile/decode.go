@@ -72,7 +72,8 @@ func (r *reporter) fail(p any, format string, args ...any) {
 }
 
 // isMisnamed reports whether an unknown field of the struct that p points to was probably meant as
-// one of these fields. That mistake is reported, so the field must not be reported as missing too.
+// one of these fields. The unknown field is already reported, so the field that was meant must not
+// be reported as missing too.
 func (r *reporter) isMisnamed(p any, fields ...string) bool {
 	return slices.ContainsFunc(r.hints[p], func(hint string) bool {
 		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, and not a guess
@@ -247,8 +248,8 @@ func endBefore(text []byte, number int) (line, column int) {
 }
 
 // textAround returns the part of a line around the byte with index at. The part begins after the
-// last separator before that byte. It ends before a space, before a comma outside brackets, or
-// before a closing bracket that was not opened in it.
+// last separator before that byte. The part ends before a space, before a comma outside brackets,
+// or before a closing bracket that was not opened in the part.
 func textAround(line string, at int, separators string) string {
 	from := strings.LastIndexAny(line[:at], separators) + 1
 	depth, end := 0, len(line)
@@ -602,8 +603,9 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 	return suggest(name, names)
 }
 
-// decodeName decodes a key of a mapping. It returns false if the key is not valid. seen has the
-// earlier keys of the mapping, so that a key that occurs twice is reported. It may be nil.
+// decodeName decodes a key of a mapping. It returns false if the key is not valid. The map seen,
+// which may be nil, has the earlier keys of the mapping, so that a key that occurs twice is
+// reported.
 func (d *decoder) decodeName(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
 		d.fail(n, "expected a name, found %s; write the name as a text", describeNode(n))

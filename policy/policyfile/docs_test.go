@@ -154,7 +154,7 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 
 // The defaults of the page must be those of the schema.
 func TestConfigurationPageHasTheDefaults(t *testing.T) {
-	// These words begin a default that is described in words.
+	// The words that begin a default that is described in words.
 	notValues := []string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}
 	pattern := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
 	tables := tablesOf(configurationPages(t))

@@ -12,7 +12,7 @@ import (
 )
 
 // An Error is one mistake in a policy: what is wrong, and after a semicolon how to fix it. Line and
-// Column count from 1. They are 0 if the policy was not read from a file.
+// Column count from 1. Both are 0 if the policy was not read from a file.
 type Error struct {
 	File         string
 	Line, Column int
@@ -26,7 +26,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
 }
 
-// Errors are all mistakes of a policy, in the order of the file. They wrap penstock.ErrInvalid.
+// Errors are all mistakes of a policy, in the order of the file. Errors wrap penstock.ErrInvalid.
 type Errors []*Error
 
 func (e Errors) Error() string {
@@ -76,8 +76,9 @@ func (e Errors) merged() (list Errors) {
 // maxErrors is how many errors, warnings or hints are reported.
 const maxErrors = 100
 
-// bounded returns the errors if there are at most maxErrors. Otherwise it returns the first ones,
-// and in place of the last one a message with the number of errors that are left out.
+// bounded returns the errors if there are at most maxErrors. If there are more, it returns the
+// first maxErrors. In place of the last of them is a message with the number of errors that are
+// left out.
 func (e Errors) bounded() Errors {
 	if len(e) <= maxErrors {
 		return e

@@ -27,7 +27,7 @@ func suggestFields(n *yaml.Node, t reflect.Type) string {
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
 }
 
-// suggestHeaders returns header fields in the right form. They were written as names with values.
+// suggestHeaders returns the right form of header fields that were written as names with values.
 func suggestHeaders(n *yaml.Node) string {
 	var texts []string
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -71,8 +71,8 @@ var (
 	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
 )
 
-// suggestRate returns how to write an unknown field of a limit as a rate. It returns "" if the
-// field is something else.
+// suggestRate returns how to write an unknown field of a limit as a rate. For any other field it
+// returns "".
 func suggestRate(name string, value *yaml.Node, known map[string]int) string {
 	_, isLimit := known["rate"] // the field is in a limit; otherwise it may be in a rule
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {

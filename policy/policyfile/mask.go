@@ -15,7 +15,7 @@ const (
 )
 
 // A mask hides the values of variables in messages, because they may be secrets. Messages may clip,
-// quote and split values, and write ASCII letters in lower case. They must not escape values in
+// quote and split values, and write ASCII letters in lower case. Messages must not escape values in
 // another way, such as for URLs.
 type mask struct {
 	values []maskedValue   // in the order in which they were read
@@ -70,8 +70,8 @@ func (m *mask) apply(message string) string {
 	return out.String() + message[shown:]
 }
 
-// hiddenFrom returns the end of the text that must be hidden from start on. It returns start if
-// nothing must be hidden there.
+// hiddenFrom returns the end of the text that must be hidden from start on. If nothing must be
+// hidden there, it returns start.
 func (m *mask) hiddenFrom(text string, start int) int {
 	for n := min(shortestPiece, len(text)-start); n >= shortestSecret; n-- {
 		if m.pieces[text[start:start+n]] {

@@ -36,8 +36,8 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 	}
 }
 
-// No message contains a whole secret of 8 to 12 bytes, or 12 successive bytes of a longer one. That
-// also holds if values overlap, and if messages clip and quote them.
+// No message contains a whole secret of 8 to 12 bytes, or 12 successive bytes of a longer secret.
+// This is true even if values overlap, and if messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
 	effort.WithoutRace(t)
 	templates := []string{ // %q is the place of the secret

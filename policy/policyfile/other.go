@@ -41,7 +41,7 @@ func (s *Places) IsReported(owner, field any, name string) bool {
 // Fail records a mistake at the value that p points to; Err returns all.
 func (s *Places) Fail(p any, format string, args ...any) { s.reporter.fail(p, format, args...) }
 
-// Err returns the mistakes, or nil. They are Errors.
+// Err returns the mistakes as Errors, or nil.
 func (s *Places) Err() error { return s.reporter.err() }
 
 // decodeAny reads a value of any kind, as encoding/json does with UseNumber.

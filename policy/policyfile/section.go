@@ -7,15 +7,17 @@ import (
 )
 
 // A Section is a part of the file that another package defines and uses, such as http of package
-// httplimit. It is a pointer to a struct. The tags of its fields name the keys (yaml) and describe
-// them for editors (jsonschema). Its values are the defaults: each file is read into a copy of it.
+// httplimit. A Section is a pointer to a struct. The tags of its fields name the keys (yaml) and
+// describe them for editors (jsonschema). The values of the struct are the defaults: each file is
+// read into a copy of the struct.
 type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string
 
-	// Apply checks the values, and sets what depends on them in the policy. It calls report for each
-	// mistake: field points to the wrong field, or is the Section itself. The message says what is
-	// wrong and how to fix it. Apply is also called if the file does not have the section.
+	// Apply checks the values, and sets what depends on them in the policy. Apply calls report for
+	// each mistake. The parameter field of report points to the wrong field, or is the Section itself.
+	// The message says what is wrong and how to fix it. Apply is also called if the file does not have
+	// the section.
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// These warnings and hints are about policies that are valid, but may not do what their authors
-// expect. A policy gets each kind at most once, at the first place.
+// The warnings and hints of this file are about policies that are valid, but may not do what their
+// authors expect. A policy gets each kind at most once, at the first place.
 
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
@@ -82,9 +82,9 @@ func (k *remarkKind) end() {
 	}
 }
 
-// otherSpellings returns other spellings of a path that ends in a word. It skips spellings that the
-// rule matches, and those that the policy distinguishes explicitly. unify are settings that make
-// all spellings one path, and distinguish are settings that keep them apart.
+// otherSpellings returns other spellings of a path that ends in a word. Left out are spellings that
+// the rule matches, and those that the policy distinguishes explicitly. unify are settings that
+// make all spellings one path, and distinguish are settings that keep them apart.
 func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distinguish []string) {
 	last := len(m.Path) - 1
 	word := m.Path[last].Text
@@ -128,7 +128,7 @@ func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 }
 
 // findMoreGeneral returns a rule that matches all requests of m, but does not apply to these
-// requests because m is more specific. It returns nil if there is none.
+// requests because m is more specific. If there is no such rule, it returns nil.
 func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	if m.rule.Always || c.isWritten(&c.config.Apply) {
 		return nil
@@ -144,8 +144,8 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	return found
 }
 
-// anyMatcher reports whether a function holds for any matcher that can match a path of m. It stops
-// at the first one.
+// anyMatcher reports whether a function holds for any matcher that can match a path of m.
+// anyMatcher stops at the first such matcher.
 func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
 	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], holds)
 	return isFound || slices.ContainsFunc(c.general, holds)

@@ -153,7 +153,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// An IdentityConfig says how a request is identified. It is one of:
+// An IdentityConfig says how a request is identified. It has one of these forms:
 //
 //   - the name of an identity, "ip" or "global"
 //   - {KIND: SOURCE}, where the kind is written in the key

@@ -21,13 +21,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Watcher keeps Rules up to date with their file and the files that it names. Its Rules always
-// come from one complete load: a file that is broken, missing or half written changes nothing. Many
+// A Watcher keeps Rules up to date with their file and the files that it names. The Rules always
+// come from one complete load. A file that is broken, missing or half written changes nothing. Many
 // goroutines may call its methods.
 //
 // To change a policy, write the new text into another file, and rename that file to the name of the
-// policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read
-// it half written.
+// policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read a
+// half written file.
 type Watcher struct {
 	path    string
 	options WatchOptions
@@ -49,7 +49,7 @@ type Watcher struct {
 type WatchOptions struct {
 	Options
 
-	// Poll is how often the files are read and compared. It finds changes that the system does not
+	// Poll is how often the files are read and compared. Polls find changes that the system does not
 	// report (network file systems, folders that were missing). A file with a mistake is loaded again
 	// at each poll. Default: 30s.
 	Poll time.Duration
@@ -88,9 +88,9 @@ type Reload struct {
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
-// Watch loads the rules of a file. It loads them again when the file, or a file that it names,
-// changes. If the first load fails, Watch returns its error and watches nothing. Close ends the
-// Watcher.
+// Watch loads the rules of a file. It loads the rules again when this file changes, or a file that
+// this file names. If the first load fails, Watch returns its error and watches nothing. Close ends
+// the Watcher.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -127,7 +127,7 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), noti
 // Policy returns the policy in force.
 func (w *Watcher) Policy() *Policy { return w.policy.Load() }
 
-// Rules returns the rules in force. It is fast enough to be called for each request.
+// Rules returns the rules in force. Rules is fast enough to be called for each request.
 func (w *Watcher) Rules() *policy.Rules { return w.policy.Load().Rules }
 
 // Reload loads the file now, like SIGHUP, even if it did not change. After an error the rules stay.
@@ -142,8 +142,8 @@ func (w *Watcher) Reload() error {
 	return err
 }
 
-// Close stops watching, and stops reading keys. It returns when both have ended. The Rules keep
-// working.
+// Close stops watching, and stops reading keys. It returns when both activities have ended. The
+// Rules keep working.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	isFirst := !w.isClosed
@@ -227,7 +227,8 @@ func (w *Watcher) reportLocked(err error) {
 	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
 }
 
-// loadLocked loads the file. It uses the new rules only if none of their files changed meanwhile.
+// loadLocked loads the file. It uses the new rules only if none of their files changed during the
+// load.
 func (w *Watcher) loadLocked() error {
 	w.lastErr = errors.New("the files change faster than they can be read; write under another name, and rename")
 	for range loadTries {
@@ -327,7 +328,7 @@ func fingerprintOf(names []string) (f fingerprint) {
 	return f
 }
 
-// addFile adds the type and the size of a file, and the contents of a regular file. It reads only
+// addFile adds the type and the size of a file, and the contents of a regular file. It adds only
 // the first maxListBytes+1 bytes, because a longer file is a mistake in any case.
 func addFile(h hash.Hash, name string) error {
 	info, err := os.Stat(name)

@@ -519,8 +519,8 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		}
 		publish(0)
 		mixed, loads := new(atomic.Int64), new(atomic.Int64)
-		// A load sends to swap when it has read the first file. It then receives from swap, after both
-		// files were replaced.
+		// A load sends to swap when it has read the first file. After both files were replaced, the load
+		// receives from swap.
 		swap := make(chan struct{})
 		load := func(path string) (*Policy, error) {
 			loads.Add(1)
@@ -732,7 +732,7 @@ func TestKeysAreRefreshedForTheRulesInForce(t *testing.T) {
 	}
 }
 
-// This test does not run in parallel, so all goroutines are its own.
+// The test does not run in parallel, so all goroutines belong to this test.
 func TestCloseEndsAllGoroutines(t *testing.T) {
 	dir := t.TempDir()
 	name := writeFirstPolicy(t, dir)

@@ -1,5 +1,5 @@
-// Package demo runs the service of an example. It sends 25 requests to the service, or serves it on
-// an address.
+// Package demo runs the service of an example. The package sends 25 requests to the service, or
+// serves the service on an address.
 package demo
 
 import (
@@ -45,7 +45,8 @@ func listen(address string) net.Listener {
 	return listener
 }
 
-// sendRequests sends 25 requests. It prints how many were allowed and denied, and the first denial.
+// sendRequests sends 25 requests, and prints how many were allowed and denied, and the first
+// denial.
 func sendRequests(method, url string) error {
 	var denial *http.Response
 	var denialBody []byte
@@ -83,8 +84,8 @@ func sendRequests(method, url string) error {
 	return nil
 }
 
-// File finds a file of the examples. It works in the folder of the repository, of the examples, or
-// of one example.
+// File finds a file of the examples. The current folder may be that of the repository, of the
+// examples, or of one example.
 func File(name string) string {
 	for _, dir := range []string{"examples", ".", ".."} {
 		if path := filepath.Join(dir, name); exists(path) {
