@@ -8,7 +8,7 @@ import (
 )
 
 // An Event describes the decision about one request, or about one of its shadows. An observer must
-// not keep it, nor anything that it points to, because the memory is reused.
+// keep neither the Event nor anything that the Event points to, because the memory is reused.
 type Event struct {
 	// Rule, Limit, Algorithm and Key describe the limit that mattered most: the one that denies for
 	// longest, or has the least left. All four are empty if no limit applied. Limit is the limit's

@@ -67,8 +67,8 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryA
 			break
 		}
 		s.youngCount.Add(-1)
-		// startGeneration locks all stripes, so this one must be unlocked. Other goroutines may
-		// change it meanwhile, so the loop begins again.
+		// startGeneration locks all stripes, so this stripe must be unlocked. Other goroutines may then
+		// change the stripe, so the loop begins again.
 		stripe.mu.Unlock()
 		s.startGeneration()
 		stripe.mu.Lock()

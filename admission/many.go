@@ -15,10 +15,10 @@ type Admittance struct {
 	Err       error
 }
 
-// AdmitMany decides requests that do not depend on each other. For each of them it does the same as
-// Admit, but it sends all of them to the store as one list. Only requests with Direct can be
-// listed, and only if they have no shadows, no ID and no Patience, and are not a Peek. The other
-// requests are decided one by one, after the list.
+// AdmitMany decides requests that do not depend on each other. For each request it does what Admit
+// does, but it sends the charges of all requests to the store as one list. Only requests with
+// Direct can be listed, and only if they have no shadows, no ID and no Patience, and are not a
+// Peek. The other requests are decided one by one, after the list.
 func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	memory := make([]many.Call, len(list))      // one allocation for all calls
 	calls := make([]*many.Call, 0, len(list))   // what is sent to the store

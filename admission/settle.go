@@ -32,7 +32,7 @@ type Result struct {
 // list the status, and adjusts charges to the true cost. Call Done before the response is sent:
 // then the client's next request comes after the refund.
 //
-// For a rejected request, Done does not wait for the store, unless refunds for 1,000 others are
+// For a rejected request, Done waits for the store only if refunds for 1,000 other requests are
 // already in flight.
 func (a *Admission) Done(r Result) {
 	if a.isStatusUnknown.Load() {

@@ -1842,8 +1842,8 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 	prove(t, windowsFollowTheCalendar, calendarSubjects())
 }
 
-// The caller computes the calendar. While its clock agrees with the store's within half a
-// window, the answer is the same.
+// The caller computes the calendar. If the clocks of the caller and the store differ by at most
+// half a window, the answer does not depend on the difference.
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	skewed := r.clone()

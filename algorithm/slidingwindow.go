@@ -142,8 +142,8 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	return out, windowPair{start, current, width, previous, owner}
 }
 
-// slide advances both windows to now. repaired tells whether the state was too far in the future.
-// Then the current window was moved, so that it begins now.
+// slide advances both windows to now. If the state was too far in the future, repaired is true, and
+// the current window was moved, so that it begins now.
 func slide(s windowPair, period, now int64) (start, current, width, previous int64, repaired bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {

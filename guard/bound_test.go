@@ -84,7 +84,7 @@ func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64)
 }
 
 // maxInWindow returns the most units that were admitted in any window of this length. If isAligned
-// is true, windows begin at multiples of the length, otherwise at any time.
+// is true, windows begin at multiples of the length. If it is false, they begin at any time.
 func (f *fleet) maxInWindow(length time.Duration, isAligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {

@@ -50,9 +50,9 @@ type BreakerOptions struct {
 	// pause is up to 20 % shorter or longer, by chance. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
-	// Changed is called for every change of state. The calls for one node come one after the other,
-	// and its breaker waits for each. Changed must be fast, and must not call the Store. Default:
-	// none.
+	// Changed is called for every change of state. The calls for one node are made one after another,
+	// and the node's breaker waits for each. Changed must be fast, and must not call the Store.
+	// Default: none.
 	Changed func(node string, from, to State)
 }
 

@@ -42,12 +42,12 @@ func Deny(o DenyOptions) penstock.Decorator {
 // A DenyCache caches denials of the store and repeats them. So requests of a key over its limit do
 // not reach the store, at any request rate.
 //
-// A denial is cached until its RetryAfter, and for MaxAge at most. RetryAfter counts from
-// before the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. Until
-// then, a request is denied if it needs at least as much, and has at most as much Patience. A
+// A denial is cached until its RetryAfter, and for MaxAge at most. RetryAfter counts from before
+// the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. While a denial is
+// cached, a request is denied if it needs at least as much, and has at most as much Patience. A
 // request that needs less is sent to the store. Decisions of the cache have the Source
-// FromDenyCache. With Grants, a grant of a bucket's last tokens is cached as a denial of the
-// next request. Then the store decides little more than the requests that it grants.
+// FromDenyCache. With Grants, a grant of a bucket's last tokens is cached as a denial of the next
+// request. So the store decides few requests besides those that it grants.
 //
 // A cached denial is correct: the store would deny too, because other charges only take units away.
 // The exceptions below end when the denial is MaxAge old:

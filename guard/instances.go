@@ -94,8 +94,8 @@ func (c *InstanceCounter) beat(ctx context.Context) {
 func (c *InstanceCounter) count(now time.Time, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Time without a count does not age the older ones: after an outage, instances register one after
-	// the other.
+	// Time without a count does not age the older counts, because instances register one after another
+	// when an outage ends.
 	if gap := now.Sub(c.lastCountAt) - c.options.Every; !c.lastCountAt.IsZero() && gap > 0 {
 		for i := range c.counts {
 			c.counts[i].at = c.counts[i].at.Add(gap)

@@ -284,7 +284,7 @@ func (f *leaseFleet) excess() int64 {
 }
 
 // maxInWindow returns the most units that were admitted in a window. If isSliding is true, a window
-// may begin at any time, otherwise only at a multiple of its length.
+// may begin at any time. If it is false, a window begins at a multiple of its length.
 func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 	period := f.limit.Limit().Period
 	start := f.start.UnixNano() // admissions count from here

@@ -214,7 +214,8 @@ func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 	})
 }
 
-// A draw takes 10 ms. All callers that come meanwhile wait for it, and one of ten is canceled.
+// A draw takes 10 ms. All callers that come during the draw wait for it, and one of ten is
+// canceled.
 func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()

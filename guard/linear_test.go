@@ -378,8 +378,9 @@ func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	}
 }
 
-// With leases, no more is granted than without. Each of the n instances may hold a block of unspent
-// units. A denial must be one that the store would give if these blocks were spent.
+// Leases grant no more units than the store without leases. Each of the n instances may hold a
+// block of unspent units. A denial must be one that the store would give if these blocks were
+// spent.
 func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

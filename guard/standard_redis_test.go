@@ -201,8 +201,8 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards on Redis as by memory without guards", decided)
 }
 
-// In real time, with the deny cache, the decisions are the same. When the cache denies, the store
-// in memory decides at the same time and denies too.
+// The guards on Redis run in real time, with the deny cache. When the cache denies, a store in
+// memory decides at the same moment and denies too.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -48,9 +48,9 @@ func SettleContext(ctx context.Context, actual int64) error {
 	return a.admission.Settle(actual)
 }
 
-// MarkStatusUnknown records that it is unknown how a request ended, whatever its handler writes.
-// Then limits with on_status keep their charges. A proxy calls it if the upstream does not respond
-// to a request that it may have received.
+// MarkStatusUnknown records that the final status of a request is unknown, whatever its handler
+// writes. Limits with on_status then keep their charges. A proxy calls MarkStatusUnknown if the
+// upstream may have received a request, and does not respond.
 func MarkStatusUnknown(r *http.Request) {
 	if a := admissionOf(r.Context()); a != nil {
 		a.admission.MarkStatusUnknown()

@@ -19,7 +19,7 @@ import (
 // Options of a Store. The zero value is useful.
 type Options struct {
 	// Now is the clock. A clock for tests or replay may stop, jump or step back, but must stay between
-	// the years 1970 and 2112: otherwise Decide returns ErrInvalid. Default: the wall clock, whose
+	// the years 1970 and 2112. Beyond these, Decide returns ErrInvalid. Default: the wall clock, whose
 	// steps the store follows within a second.
 	Now func() time.Time
 

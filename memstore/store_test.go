@@ -261,7 +261,7 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 }
 
 // Goroutines charge and refund batches over shared keys in every order. Under the race detector,
-// this also shows that no counter is accessed without its lock.
+// this test also shows that every access to a counter holds the counter's lock.
 func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	t.Parallel()
 	const keys, numLimits, goroutines, rounds = 6, 3, 32, 300

@@ -137,7 +137,7 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	clienttest.RunConformance(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
 }
 
-// clienttest.RunConcurrent checks the same for clientsOfURLs.
+// For clientsOfURLs, clienttest.RunConcurrent makes this check.
 func TestCallsOfRueidisDoNotWaitForConnectionsOfOthers(t *testing.T) {
 	t.Parallel()
 	clienttest.DeadlinesWhileConnecting(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {

@@ -64,8 +64,8 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 			return penstock.Decision{}, err
 		}
 	}
-	// Take the second round's statuses for each key that it denied. If there was no first round, take
-	// them for all keys.
+	// For each key that the second round denied, take the statuses of that round. If there was no
+	// first round, take them for all keys.
 	for _, group := range deniable {
 		isKeyDenied := slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 })
 		if !hasFirstRound || isKeyDenied {

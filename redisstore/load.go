@@ -67,7 +67,7 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 }
 
 // ScriptStats count how often scripts were missing, loaded, or sent as text. After Load, Missing
-// and Evals do not grow unless a server is new or has lost its scripts.
+// and Evals grow only if a server is new or has lost its scripts.
 type ScriptStats struct {
 	Missing int64 // NOSCRIPT replies
 	Loaded  int64 // scripts that were loaded, each counted once for all servers

@@ -33,8 +33,8 @@ func (c rueidisClient) Load(ctx context.Context, key string, scripts []Script) e
 	return errors.Join(errs...)
 }
 
-// loadOn loads scripts into one server: into the only server of node if key is "", and otherwise
-// into the server that owns key.
+// loadOn loads scripts into one server. If key is "", it is the only server of node. If not, it is
+// the server that owns key.
 func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key string, scripts []Script) error {
 	commands := make(rueidis.Commands, len(scripts))
 	for i := range scripts {

@@ -277,8 +277,8 @@ func (c *client) describeServer(b *batch) {
 	b.array(0)
 }
 
-// selectDB executes SELECT. There is only database 0. Others are errors, because clients that use
-// several would otherwise share their counters without noticing it.
+// selectDB executes SELECT. The only database is 0. SELECT of another one is an error, because
+// clients that use several databases would share counters without noticing it.
 func (c *client) selectDB(b *batch, args [][]byte) {
 	if len(args) != 2 {
 		b.fail(wrongArgumentCount(args[0]))

@@ -262,7 +262,7 @@ func TestInvalidArguments(t *testing.T) {
 	client.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
 }
 
-// Clients choose the numbers, so they could otherwise fill the memory with plans.
+// Clients choose the numbers, so without a bound they could fill the memory with plans.
 func TestPlansAreBounded(t *testing.T) {
 	p, err := newPlans("a")
 	if err != nil {

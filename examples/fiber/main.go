@@ -32,8 +32,8 @@ func main() {
 }
 
 func service(gate *httplimit.Gate) *fiber.App {
-	// Rules distinguish /a from /A and /a/, unless the policy says otherwise. The routes must do
-	// the same, or clients could evade rules by another spelling.
+	// By default, rules distinguish /a from /A and /a/. The routes must distinguish them too, or
+	// clients could evade rules by another spelling.
 	app := fiber.New(fiber.Config{CaseSensitive: true, StrictRouting: true})
 	app.Use(recover.New(), fiberlimit.Middleware(gate)) // first, so that routing uses the path that the rules matched
 	app.Post("/api/rides/request", respond("a car is on its way"))

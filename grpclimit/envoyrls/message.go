@@ -34,7 +34,7 @@ type Override struct {
 
 // A Response is a RateLimitResponse.
 type Response struct {
-	IsOver   bool     // whether the overall code is OVER_LIMIT; otherwise it is OK
+	IsOver   bool     // true: the overall code is OVER_LIMIT; false: OK
 	Statuses []Status // one for each descriptor, in the order of the request
 
 	Headers  []Header       // for the response to the client
@@ -53,7 +53,7 @@ func (r *Response) prepare(n int) {
 
 // A Status is the result for one descriptor.
 type Status struct {
-	IsOver    bool          // whether the code is OVER_LIMIT; otherwise it is OK
+	IsOver    bool          // true: the code is OVER_LIMIT; false: OK
 	Limit     *CurrentLimit // nil: no limit applied
 	Remaining uint32        // requests that the limit would still admit
 	Reset     uint32        // seconds until the limit has room again, or until none of it is used; 0: unknown

@@ -103,8 +103,8 @@ func probeOf(plan *penstock.Plan) (probe *penstock.Plan, err error) {
 	return storeLimit.Compile()
 }
 
-// unitOf expresses a period as a multiple of the largest unit that divides it. If no unit does, it
-// returns UnitUnknown, and Envoy shows the limit without its window.
+// unitOf expresses a period as a multiple of the largest unit that divides it. If none divides the
+// period, unitOf returns UnitUnknown, and Envoy shows only the limit's count.
 func unitOf(period time.Duration) (envoyconfig.Unit, uint32) {
 	for _, u := range []envoyconfig.Unit{envoyconfig.Year, envoyconfig.Month, envoyconfig.Week, envoyconfig.Day, envoyconfig.Hour, envoyconfig.Minute, envoyconfig.Second} {
 		if n := period / u.Period(); n > 0 && period%u.Period() == 0 {

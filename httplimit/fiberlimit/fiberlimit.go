@@ -14,8 +14,8 @@ import (
 // after recover.New: then Fiber routes by the path that the rules matched. httplimit.SettleContext
 // works in the handlers, with c.Context().
 //
-// Rules distinguish /a from /A and /a/, unless the policy sets otherwise. So set CaseSensitive and
-// StrictRouting in fiber.Config. Without them, clients evade rules by another spelling.
+// By default, rules distinguish /a from /A and /a/. So set CaseSensitive and StrictRouting in
+// fiber.Config. Without them, clients can evade rules by another spelling.
 //
 // Fiber does not use the requests of net/http. The gate gets a copy of the request, without its
 // body. With StreamRequestBody, the size of a body counts only if Content-Length states it.

@@ -148,8 +148,8 @@ func checkOnlyUnreplicatedLost(e *experiment) {
 	e.Logf("counted: %d keys have lost only grants without replication (%d units)", keys, g.lost)
 }
 
-// checkSomeLost is checkOnlyUnreplicatedLost, and also checks that some units were lost: otherwise
-// the test proves nothing.
+// checkSomeLost is checkOnlyUnreplicatedLost, and also checks that some units were lost. If none
+// were, the test would prove nothing.
 func checkSomeLost(e *experiment) {
 	checkOnlyUnreplicatedLost(e)
 	if e.group.lost == 0 {

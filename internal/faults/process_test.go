@@ -59,7 +59,7 @@ func openLeasing(url string) (instance *guard.Guarded, spyOfStore *spy, closeAll
 }
 
 // childMain is the program that the tests of this file start. It acquires a slot and then spends
-// units of a limit, one after the other. For each unit it prints the source of the decision and the
+// units of a limit, one after another. For each unit it prints the source of the decision and the
 // times before and after the decision. It ends cleanly on SIGTERM.
 func childMain(url, limitName string) error {
 	g, _, closeAll, err := openLeasing(url)
@@ -327,7 +327,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	windows := map[int64]int64{}
 	for _, g := range append(stoppedGrants, otherGrants...) {
 		period := windowed.Limit().Period.Microseconds()
-		if g.from/period == g.to/period { // otherwise its window is unknown
+		if g.from/period == g.to/period { // if it is not, its window is unknown
 			windows[g.to/period]++
 		}
 	}

@@ -69,7 +69,7 @@ var reshards = []fault{
 	},
 }
 
-// moveSlots moves the slots of keys in use, one after the other, and waits for requests during each
+// moveSlots moves the slots of keys in use, one after another, and waits for requests during each
 // move.
 func moveSlots(to func(e *experiment, slot int) *redistest.Server) func(*experiment) {
 	return func(e *experiment) {

@@ -303,7 +303,7 @@ func (s *runningService) sendBody(t *testing.T, method, target string, keys []st
 	return res
 }
 
-// wantStatus sends requests one after the other. The test fails unless all get the status.
+// wantStatus sends requests one after another. If one of them gets another status, the test fails.
 func (s *runningService) wantStatus(t *testing.T, times int, path string, status int) {
 	t.Helper()
 	for i := range times {

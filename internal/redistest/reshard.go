@@ -88,8 +88,8 @@ func (c *Cluster) Grow() (*Server, error) {
 }
 
 // Move moves the slots from first to last, with their keys, to another primary. Clients may
-// continue meanwhile. If duringMove is not nil, Move calls it during the move of each slot: once
-// before the first key moves, and once after each key.
+// continue during the move. If duringMove is not nil, Move calls it during the move of each slot:
+// once before the first key moves, and once after each key.
 func (c *Cluster) Move(first, last int, to *Server, duringMove func(slot int)) error {
 	if duringMove == nil {
 		duringMove = func(int) {}

@@ -138,7 +138,7 @@ func (c *compiler) parseCount(at any, role, text string) (int64, bool) {
 var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 
 // parseRate reads a rate. For a rate such as "1000 per calendar month" it also returns the calendar
-// period (day, week or month), and otherwise "".
+// period: day, week or month. For any other rate, calendar is "".
 func parseRate(text string) (limit penstock.Limit, calendar string, err error) {
 	m := calendarRate.FindStringSubmatch(text)
 	if m == nil {

@@ -74,7 +74,7 @@ var (
 // suggestRate returns how to write an unknown field of a limit as a rate. For any other field it
 // returns "".
 func suggestRate(name string, value *yaml.Node, known map[string]int) string {
-	_, isLimit := known["rate"] // the field is in a limit; otherwise it may be in a rule
+	_, isLimit := known["rate"] // true: the field is in a limit; false: the field may be in a rule
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {
 		return ""
 	}

@@ -17,8 +17,8 @@ import (
 
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
-	// A path with several spellings is a warning if the rule protects a login, for example, and a hint
-	// otherwise.
+	// A path with several spellings is a warning if the rule protects a login, for example. For other
+	// rules it is a hint.
 	protectedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
 	c.indexMatchers(matchers)
 	isReported := make(map[*policy.Rule]bool)

@@ -163,7 +163,7 @@ type IdentityConfig struct {
 	Name   string // of an identity
 	Kind   string
 	Source string
-	Only   *Values // nil: any value of the source identifies; otherwise only these
+	Only   *Values // the values that identify; nil: any value of the source
 	First  []IdentityConfig
 	All    []IdentityConfig
 }

@@ -76,7 +76,7 @@ const (
 	defaultPoll     = 30 * time.Second
 	defaultSettle   = 50 * time.Millisecond
 	maxSettleFactor = 20 // a load waits at most this number times Settle
-	loadTries       = 5  // how many times a load reads files that change meanwhile
+	loadTries       = 5  // how many times a load reads files that change during the load
 )
 
 // A Reload is the result of a load.
@@ -265,8 +265,8 @@ func (w *Watcher) loadLocked() error {
 }
 
 // watchFoldersLocked watches every folder on the path to the files, also through symbolic links, as
-// far as the system allows. The links may change meanwhile, so it repeats this until a round adds
-// no folder and finds no missing one.
+// far as the system allows. The links may change at the same time. So it repeats this until a round
+// adds no folder and finds all folders.
 func (w *Watcher) watchFoldersLocked() {
 	if w.notices == nil {
 		return

@@ -499,7 +499,7 @@ func TestSettlingIsBounded(t *testing.T) {
 	}
 }
 
-// The loader reads two files, one after the other. Between the two reads, both files are replaced
+// The loader reads two files, one after another. Between the two reads, both files are replaced
 // together.
 func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 	t.Parallel()

@@ -221,7 +221,7 @@ func (l *Store) blockSizeOf(p *pool, now time.Duration) int64 {
 // runDraw calls the store and wakes the waiters.
 func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *draw) {
 	defer l.work.Done()
-	runtime.Gosched() // other callers can add themselves to waitersBefore meanwhile
+	runtime.Gosched() // other callers can add themselves to waitersBefore until the draw is sent
 	k.mu.Lock()
 	pending.isSent = true
 	p.blockSize = max(p.blockSize, l.blockSizeOf(p, l.now()))

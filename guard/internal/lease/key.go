@@ -19,7 +19,7 @@ type leasedKey struct {
 	pools           []*pool
 	first           [1]*pool // saves an allocation for a single pool
 	counts          counts
-	refundsInFlight int           // Refunds and Resets by callers; nothing is drawn meanwhile
+	refundsInFlight int           // Refunds and Resets by callers; while there are any, nothing is drawn
 	pendingRefunds  int           // refunds of leased units that are in flight
 	refundsEnded    chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
 }

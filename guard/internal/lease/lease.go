@@ -194,8 +194,8 @@ func (l *Store) Stats() Stats {
 	}
 }
 
-// stats returns the counts, and how many keys had been removed when it began. The counts
-// are right if no key was removed meanwhile.
+// stats returns the counts, and how many keys had been removed when it began. The counts are right
+// if no key was removed while stats ran.
 func (l *Store) stats() (s Stats, removedBefore int64) {
 	l.mu.Lock()
 	sum, removedBefore := l.removedCounts, l.removedKeys

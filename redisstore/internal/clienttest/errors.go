@@ -103,7 +103,8 @@ func makeBusy(t *testing.T, s *redistest.Server) {
 
 // serverIsLoading restarts a server that takes long to load its data.
 func serverIsLoading(t *testing.T, suite Suite) {
-	// 300 µs for each of 4000 keys: it loads for more than a second, and serves clients meanwhile.
+	// With 300 µs for each of 4000 keys, the server loads for more than a second. While it loads, it
+	// serves clients.
 	s := redistest.Start(t, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
 	Must(t, s, "EVAL", "for i = 1, 4000 do redis.call('SET', 'k' .. i, i) end", "0")
 	Must(t, s, "SAVE")

@@ -8,8 +8,8 @@ import (
 
 // CheckRights replaces the line RIGHTS in a script by statements that end the script if its user
 // may not run one of its commands. A script that writes more than once must check before its first
-// write: otherwise Redis would reject the second write and keep the first. The error names the
-// missing right, which Redis 7.0 does not.
+// write. Without this check, Redis would reject the second write and keep the first. The error
+// names the missing right, which Redis 7.0 does not name.
 func CheckRights(text string) string {
 	before, after, found := strings.Cut(text, "RIGHTS\n")
 	if !found {
