@@ -235,3 +235,12 @@ func BenchmarkDenied(b *testing.B) {
 		builtIn.render(nil, &searchDenied)
 	}
 }
+
+func TestStatusOfDenialsIsAnErrorStatus(t *testing.T) {
+	for status, isValid := range map[int]bool{399: false, 400: true, 599: true, 600: false} {
+		c := Config{Denied: DeniedConfig{Status: status}}
+		if err := c.finish(); (err == nil) != isValid {
+			t.Errorf("status %d for denials: the error is %v; want an error: %v", status, err, !isValid)
+		}
+	}
+}
