@@ -18,7 +18,7 @@ type lineLoad struct {
 	conn         io.ReadWriter
 	request      []byte
 	digits       int                       // where the key's digits begin in request; negative: the request has no key
-	depth        int                       // calls that are sent at once
+	depth        int                       // calls that are sent together
 	readResponse func(*bufio.Reader) error // reads one response, and checks it
 
 	responses *bufio.Reader

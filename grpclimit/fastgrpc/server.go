@@ -281,8 +281,8 @@ func (s *Server) removeListener(l net.Listener) {
 	delete(s.listeners, l)
 }
 
-// serveConn serves a connection in a goroutine of its own. It closes the connection if there are
-// too many.
+// serveConn serves a connection in a goroutine of its own. If the server has too many connections,
+// begin closes this one.
 func (s *Server) serveConn(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()

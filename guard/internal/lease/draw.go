@@ -225,7 +225,7 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *dra
 	k.mu.Lock()
 	pending.isSent = true
 	p.blockSize = max(p.blockSize, l.blockSizeOf(p, l.now()))
-	pending.blockUnits = p.blockSize - p.held() // held units may have been spent meanwhile
+	pending.blockUnits = p.blockSize - p.held() // held units may have been spent since the draw was begun
 	size := pending.blockUnits + pending.waitersBefore.needs
 	k.mu.Unlock()
 	charges := make([]penstock.Charge, len(p.limits))
@@ -294,7 +294,7 @@ func (l *Store) receiveLocked(
 	b := block{left: min(units-pending.waitersBefore.brought, room), sentAt: sent, expires: sent + l.life, forgottenAt: make([]time.Duration, len(p.limits))}
 	k.counts.drawn += units
 	k.counts.spent += pending.waitersBefore.brought
-	k.counts.expired += units - pending.waitersBefore.brought - b.left // drawn for waiters that left meanwhile
+	k.counts.expired += units - pending.waitersBefore.brought - b.left // drawn for waiters that left before the answer came
 	var extra []penstock.Charge
 	for i := range p.limits {
 		limit, s := &p.limits[i], d.Status(i)

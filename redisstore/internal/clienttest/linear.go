@@ -294,8 +294,8 @@ func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
 }
 
 // record calls the store and records the call. A call of unknown outcome may take effect at any
-// later time, or never. In a history, never is the same as after all other calls. So such a call is
-// recorded without an answer and without an end.
+// later time, or never. In a history, a call that never takes effect equals a call after all other
+// calls. So a call of unknown outcome is recorded with neither an answer nor an end.
 func (h *history) record(ctx context.Context, store penstock.Store, prefix string, client int, batch []linearCharge) error {
 	charges := make([]penstock.Charge, len(batch))
 	for i, c := range batch {

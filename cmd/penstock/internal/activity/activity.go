@@ -69,7 +69,7 @@ type limit struct {
 	waited     atomic.Uint64 // requests that were admitted after a wait
 }
 
-// A Recorder records the events of one instance. Many goroutines may call Observe at once.
+// A Recorder records the events of one instance. Many goroutines may call Observe at the same time.
 //
 // Observe costs less than 30 ns for nearly all events, allocates no memory and waits for nothing.
 // If a kind has more than maxSamples events in a second, the Recorder samples their keys.

@@ -8,7 +8,8 @@ import (
 )
 
 // A Timing counts how long calls took, and how many failed, by the second and by the minute.
-// Observe and Fail may be called by many goroutines at once. Each costs one atomic addition.
+// Observe and Fail may be called by many goroutines at the same time. Each costs one atomic
+// addition.
 //
 // Memory: at most 8 KB for each of its counters that is not 0, and 1 KB.
 type Timing struct {

@@ -47,9 +47,9 @@ type Options struct {
 	// Pprof wraps /debug/pprof in the access checks of the admin API. Default: no profiles are served.
 	Pprof func(http.Handler) http.Handler
 
-	// MaxRequests is how many requests of the API, the pages and profiles may be in flight at once.
-	// MaxScrapes is the same for /metrics. Further requests get 503. So there are free connections for
-	// probes, even if clients do not read their responses. Default: no bound.
+	// MaxRequests is how many requests of the API, the pages and profiles may be in flight at the same
+	// time. MaxScrapes is the same for /metrics. Further requests get 503. So there are free
+	// connections for probes, even if clients do not read their responses. Default: no bound.
 	MaxRequests, MaxScrapes int
 }
 

@@ -51,7 +51,7 @@ const (
 	streamTimeout = time.Minute      // between two lines of a stream; an instance sends one each 15 s
 )
 
-// A Client sends requests to one address. Many goroutines may use it at once.
+// A Client sends requests to one address. Many goroutines may use it at the same time.
 type Client struct {
 	address, base, token string
 	transport            *http.Transport

@@ -47,7 +47,7 @@ type Options struct {
 	TraceID func(*admission.Event) string
 }
 
-// A Recorder passes samples of denials to readers. Many goroutines may use it at once.
+// A Recorder passes samples of denials to readers. Many goroutines may use it at the same time.
 type Recorder struct {
 	options Options
 	readers atomic.Pointer[[]*Reader]

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// A Buffer is a log. Its zero value is ready for use, by many goroutines at once.
+// A Buffer is a log. Its zero value is ready for use, by many goroutines at the same time.
 type Buffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -7,7 +7,7 @@ import (
 )
 
 // A Line is one kind of log line. It may be logged once in an interval, and counts how often it was
-// skipped. Many goroutines may use it at once.
+// skipped. Many goroutines may use it at the same time.
 type Line struct {
 	Every time.Duration // the interval; default: 1 s
 

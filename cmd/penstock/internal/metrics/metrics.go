@@ -25,7 +25,7 @@ import (
 // A Rule has the labels of one limit of a rule.
 type Rule = observe.Rule
 
-// Metrics are the metrics of one process. Many goroutines may call its methods at once.
+// Metrics are the metrics of one process. Many goroutines may call its methods at the same time.
 type Metrics struct {
 	*penstockprom.Metrics
 	registry     *prometheus.Registry

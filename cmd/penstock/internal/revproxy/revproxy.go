@@ -45,8 +45,8 @@ type Options struct {
 	// MaxBody is how many bytes a request's body may have. 0: no limit.
 	MaxBody int64
 
-	// MaxConnections is how many connections to the upstream may be open at once. Further requests
-	// wait for a free one. 0: no limit.
+	// MaxConnections is how many connections to the upstream may be open at the same time. Further
+	// requests wait for a free one. 0: no limit.
 	MaxConnections int
 
 	// NoResponse is called for requests that the upstream may have received, but did not respond

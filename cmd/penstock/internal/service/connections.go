@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/internal/directsocket"
 )
 
-// limitConnections limits how many connections are open at once. At the limit it calls onFull, and
-// the next connection waits in the kernel's queue until another one is closed.
+// limitConnections limits how many connections are open at the same time. At the limit it calls
+// onFull, and the next connection waits in the kernel's queue until another one is closed.
 func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener {
 	return &limitedListener{Listener: l, open: make(chan struct{}, limit), onFull: onFull, closed: make(chan struct{})}
 }

@@ -1,8 +1,8 @@
 package service
 
-// A connectionBudget is how many connections of each kind may be open at once. It leaves file
-// descriptors for the store, files and health checks. Otherwise clients could use all descriptors,
-// and /livez could not respond.
+// A connectionBudget is how many connections of each kind may be open at the same time. It leaves
+// file descriptors for the store, files and health checks. Otherwise clients could use all
+// descriptors, and /livez could not respond.
 type connectionBudget struct {
 	clients  int64 // from clients to the proxy
 	upstream int64 // from the proxy to the upstream
