@@ -121,14 +121,14 @@ func post(ctx context.Context, t *transport, q jsonRequest) (reply jsonResponse)
 	return reply
 }
 
-const perUser = `
+const perUserPolicy = `
 rules:
   - {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{rate: 2/h}, {rate: 10/d}]}
 `
 
 func TestTransportAllowsAndDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server, seen := transportOf(t, perUser)
+		server, seen := transportOf(t, perUserPolicy)
 		send := func(user, path string) jsonResponse {
 			return post(t.Context(), server, jsonRequest{Path: path, User: user})
 		}
@@ -169,14 +169,14 @@ func TestTransportAllowsAndDenies(t *testing.T) {
 	})
 }
 
-const queue = `
+const queuePolicy = `
 rules:
   - {name: jobs, per: global, limits: [{rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]}
 `
 
 func TestTransportWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server, seen := transportOf(t, queue)
+		server, seen := transportOf(t, queuePolicy)
 		post(t.Context(), server, jsonRequest{})
 		start := time.Now()
 		clientCtx, disconnect := context.WithCancel(t.Context())
@@ -212,7 +212,7 @@ func TestTransportWaits(t *testing.T) {
 
 func TestFullQueueDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := memoryControllerOf(t, queue)
+		c, _ := memoryControllerOf(t, queuePolicy)
 		admit := func() (admission.Rejection, admission.Outcome) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
 			defer a.Done(admission.Result{})
@@ -542,7 +542,7 @@ rules:
 	}
 }
 
-const slots = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
+const slotsPolicy = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
 
 func TestHoldsAreRenewedByController(t *testing.T) {
 	const renewsHolds = false
@@ -554,9 +554,11 @@ func TestHoldsAreRenewedByCaller(t *testing.T) {
 	checkHoldsAreRenewed(t, renewsHolds)
 }
 
+// checkHoldsAreRenewed checks that a slot stays taken while it is renewed: by the caller if
+// renewsHolds is true, else by the Controller.
 func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := memoryControllerOf(t, slots)
+		c, _ := memoryControllerOf(t, slotsPolicy)
 		admit := func() (*admission.Admission, admission.Outcome) {
 			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RenewsHolds: renewsHolds})
 			return a, outcome

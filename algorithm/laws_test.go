@@ -131,10 +131,10 @@ type subject struct {
 
 	capacity        func(Limit) int64                           // units that a fresh state has
 	refillTime      func(Limit) int64                           // µs after which a state that is not used beyond its capacity equals a fresh one
-	bound           func(l Limit, apart int64) int64            // most cost that an interval of this length in µs can admit; nil: another law checks it
-	boundOfVariants func(variants []variant, apart int64) int64 // the same for limits that are used in turn
+	bound           func(l Limit, apart int64) int64            // the most cost that is admitted within apart, in µs; nil: another law checks it
+	boundOfVariants func(variants []variant, apart int64) int64 // the most cost that is admitted within apart, if the limit changes from variant to variant
 	shortestWindow  int64                                       // the shortest window of a calendar, in µs
-	grain           func(Limit) int64                           // times that differ by this much, in µs, are equivalent; 0: none are
+	grain           func(Limit) int64                           // a shift of all times by this much, in µs, changes no outcome; 0: every shift may
 
 	limits []Limit // limits that the laws use; nil: any
 
@@ -143,8 +143,8 @@ type subject struct {
 	kin                                       []*Algorithm                                        // algorithms that share its stored states
 }
 
-// values makes a Step, which takes values, of a stepper, which takes pointers.
-func values[S any](step stepper[S]) Step[S] {
+// byValue makes a Step, whose parameters are values, from a stepper, whose parameters are pointers.
+func byValue[S any](step stepper[S]) Step[S] {
 	return func(s S, p Params, r Request, now int64) (out Outcome, next S) {
 		next = step(s, &p, &r, now, &out)
 		return out, next
@@ -188,7 +188,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 
 func bucketSubject() subject {
 	a := subject{
-		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(values(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(byValue(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
 		isAdditive: TokenBucket.isAdditive, retryAfterGrant: TokenBucket.retryAfterGrant,
 	}
 	a.capacity = func(l Limit) int64 {
@@ -333,8 +333,15 @@ func TestTheseAlgorithmsAreAdditive(t *testing.T) {
 		algorithm *Algorithm
 		want      bool
 	}{
-		{TokenBucket, true}, {FixedWindow, true}, {AnchoredWindow, true}, {CalendarWindow(Day, time.UTC), true}, {SlidingWindow, true},
-		{LeakyBucket, false}, {SlidingLog, false}, {SubWindow(6), false}, {Concurrency, false},
+		{algorithm: TokenBucket, want: true},
+		{algorithm: FixedWindow, want: true},
+		{algorithm: AnchoredWindow, want: true},
+		{algorithm: CalendarWindow(Day, time.UTC), want: true},
+		{algorithm: SlidingWindow, want: true},
+		{algorithm: LeakyBucket, want: false},
+		{algorithm: SlidingLog, want: false},
+		{algorithm: SubWindow(6), want: false},
+		{algorithm: Concurrency, want: false},
 	} {
 		if got := row.algorithm.IsAdditive(); got != row.want {
 			t.Errorf("IsAdditive of %s is %t; want %t", row.algorithm.Name(), got, row.want)
@@ -369,8 +376,8 @@ func (a subject) anyLimit(roll dice) Limit {
 		l = Limit{Count: roll(1, 1000), Period: pick(roll, int64(1000), 1_000_000, 60_000_000, hour), Burst: roll(0, 100)}
 	case 3: // the largest burst that can be counted exactly
 		l = Limit{Count: roll(1, 1_000_000), Period: roll(1, hour)}
-		parts := l.Period / gcd(l.Count, l.Period) // of a token or a place
-		l.Burst = min(Max/2/parts, Max/2-1) - 1    // 1 less, because a queue has Burst+1 places
+		partsPerUnit := l.Period / gcd(l.Count, l.Period) // algorithms count in these parts of a unit
+		l.Burst = min(Max/2/partsPerUnit, Max/2-1) - 1    // 1 less, because a queue has Burst+1 places
 	case 4:
 		l = Limit{Count: roll(1, Max/2), Period: roll(1, MaxPeriod), Burst: roll(0, Max/2)}
 	default:
@@ -391,7 +398,7 @@ type run struct {
 	state   any     // nil: fresh
 	now     int64   // µs since the epoch
 	last    Outcome // of the latest request
-	holder  int     // number of the latest new holder
+	holders int     // how many new holders there were
 	history []historyEntry
 }
 
@@ -504,8 +511,8 @@ func (r *run) fittingCost() int64 { return max(min(r.anyCost(), r.capacity(r.lim
 
 // newHolder is a holder that no earlier request of the run has.
 func (r *run) newHolder() string {
-	r.holder++
-	return "s" + strconv.Itoa(r.holder)
+	r.holders++
+	return "s" + strconv.Itoa(r.holders)
 }
 
 func (r *run) anyHolder() string {
@@ -787,12 +794,12 @@ var cheaperRequestsAreGrantedToo = law{"cheaper requests are granted too", func(
 		out := r.decideAt(request, r.now)
 		cheaper := request
 		cheaper.Cost = roll(0, request.Cost)
-		less := r.decideAt(cheaper, r.now)
-		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
-			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v; want the second granted too, with no longer Wait", request.Cost, out, cheaper.Cost, less)
+		cheaperOut := r.decideAt(cheaper, r.now)
+		if out.OK() && (!cheaperOut.OK() || cheaperOut.Wait > out.Wait) {
+			return r.lawError("a cost of %d has the outcome %+v, and a cost of %d has %+v; want the second granted too, with no longer Wait", request.Cost, out, cheaper.Cost, cheaperOut)
 		}
-		if out.RetryAfter > 0 && (less.RetryAfter == Never || less.RetryAfter > out.RetryAfter) {
-			return r.lawError("a cost of %d has RetryAfter %d, and a cost of %d has %d; want the second no longer", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
+		if out.RetryAfter > 0 && (cheaperOut.RetryAfter == Never || cheaperOut.RetryAfter > out.RetryAfter) {
+			return r.lawError("a cost of %d has RetryAfter %d, and a cost of %d has %d; want the second no longer", request.Cost, out.RetryAfter, cheaper.Cost, cheaperOut.RetryAfter)
 		}
 		return nil
 	})
@@ -806,18 +813,18 @@ var availabilityNeverFallsByItself = law{"availability never falls by itself", f
 	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	if roll.oneIn(3) {
-		r.change(r.anyLimit(roll)) // not seen by the state yet
+		r.change(r.anyLimit(roll)) // the state was written under the limit before
 	}
 	request := r.anyRequest(Spend, Draw)
 	request.Holder = r.newHolder()
-	before, left := r.decideAt(request, r.now), r.peek(r.now)
+	earlier, earlierLeft := r.decideAt(request, r.now), r.peek(r.now).Remaining
 	for range 6 {
 		r.pass()
-		now, leftNow := r.decideAt(request, r.now), r.peek(r.now)
-		if leftNow.Remaining < left.Remaining || now.Granted < before.Granted || before.OK() && !now.OK() {
-			return r.lawError("without a request, %+v became %+v, and %d left became %d; want no less", before, now, left.Remaining, leftNow.Remaining)
+		later, laterLeft := r.decideAt(request, r.now), r.peek(r.now).Remaining
+		if laterLeft < earlierLeft || later.Granted < earlier.Granted || earlier.OK() && !later.OK() {
+			return r.lawError("without a request between them, the outcome %+v became %+v, and %d units left became %d; want no fewer units", earlier, later, earlierLeft, laterLeft)
 		}
-		before, left = now, leftNow
+		earlier, earlierLeft = later, laterLeft
 	}
 	return nil
 }}
@@ -870,7 +877,7 @@ func checkRange(r Request, out Outcome, state any) error {
 	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
 		return fmt.Errorf("Keep is %d; want at least the ResetAfter, %d, and less than 2^53", out.Keep, out.ResetAfter)
 	case r.Mode >= Force && !out.OK(): // Force, Refund or Reset
-		return fmt.Errorf("%v was denied; want that it never is", r.Mode)
+		return fmt.Errorf("%v was denied; want it always granted", r.Mode)
 	}
 	if state == nil {
 		return nil
@@ -878,13 +885,13 @@ func checkRange(r Request, out Outcome, state any) error {
 	return checkNumbers(reflect.ValueOf(state), top)
 }
 
-// checkNumbers checks that all numbers of a state are from 0 to top. An exception is the entry for
-// the expired grants of a log, whose time is -MaxPeriod.
+// checkNumbers checks that all numbers of a state are at least 0 and less than top. The exception is
+// the entry for the expired grants of a log: its time is -MaxPeriod.
 func checkNumbers(v reflect.Value, top int64) error {
 	switch v.Kind() {
 	case reflect.Int64:
 		if n := v.Int(); (n < 0 || n >= top) && n != -MaxPeriod {
-			return fmt.Errorf("the state has the number %d; want 0 to %d", n, top)
+			return fmt.Errorf("the state has the number %d; want at least 0, and less than %d", n, top)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
@@ -907,7 +914,8 @@ func TestNumbersStayInRange(t *testing.T) { prove(t, numbersStayInRange, allSubj
 var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
-	if r.pass(); roll.oneIn(4) {
+	r.pass()
+	if roll.oneIn(4) {
 		r.stepBack()
 	}
 	left := r.peek(r.now).Remaining
@@ -931,11 +939,11 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, roll dice) erro
 	r := startRun(a, roll)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
-	left := r.peek(r.now)
+	peek := r.peek(r.now)
 	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
 		out := r.decideAt(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
-		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
-			return r.lawError("%v 0 has the outcome %+v, and a peek has %+v; want the same Remaining and ResetAfter, and no new state", mode, out, left)
+		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != peek.Remaining || out.ResetAfter != peek.ResetAfter {
+			return r.lawError("%v 0 has the outcome %+v, and a peek has %+v; want the same Remaining and ResetAfter, and no new state", mode, out, peek)
 		}
 	}
 	return nil
@@ -1011,13 +1019,13 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 		fresh := r.clone()
 		fresh.state = nil
 		if out.Keep == 0 { // stores drop it immediately
-			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
-				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v; want the same", kept, other)
+			if got, want := r.peek(r.now), fresh.peek(r.now); got != want {
+				return r.lawError("Keep is 0, but a peek has %+v, and with a fresh state %+v; want the same", got, want)
 			}
 			r.state = nil
 		} else if from := r.now + out.Keep + roll(0, 3); from <= late {
 			if err := compareAnswers(r, fresh, from); err != nil {
-				return fmt.Errorf("after %d µs: %w", out.Keep, err)
+				return fmt.Errorf("after its Keep of %d µs, compared with a fresh state: %w", out.Keep, err)
 			}
 		}
 	}
@@ -1065,13 +1073,13 @@ var stepsArePure = law{"steps are pure", func(a subject, roll dice) error {
 		before := fmt.Sprint(r.state)
 		request, other := r.anyRequest(Spend, Draw, Force, Refund, Reset), r.anyRequest(Spend, Draw, Force, Refund, Reset)
 		out, next := r.step(r.state, r.paramsAt(r.now), request, r.now)
-		seen := fmt.Sprint(next)
+		nextBefore := fmt.Sprint(next)
 		r.decideAt(other, r.now)
 		if again, nextAgain := r.step(r.state, r.paramsAt(r.now), request, r.now); again != out || !reflect.DeepEqual(next, nextAgain) {
 			return r.lawError("the same request gets %+v, and then %+v; want the same", out, again)
 		}
-		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != seen {
-			return r.lawError("the state %v became %v, or the next state %v became %v; want that a step writes to neither", before, r.state, seen, next)
+		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != nextBefore {
+			return r.lawError("the state %v became %v, or the next state %v became %v; want that a step writes to neither", before, r.state, nextBefore, next)
 		}
 		return nil
 	})
@@ -1110,7 +1118,7 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 	r.use(Spend, Draw, Force, Refund)
 	r.pass()
 	cost := min(r.fittingCost(), 30)
-	whole, single := r.clone(), r.clone()
+	whole, single := r.clone(), r.clone() // spend the cost at once, and unit by unit
 	left := r.peek(r.now).Remaining
 	admitted := int64(0)
 	for range cost {
@@ -1120,7 +1128,7 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 		return single.lawError("%d units remained, and %d of %d single units were admitted; want as many as remained", left, admitted, cost)
 	}
 	if out := whole.decide(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
-		return whole.lawError("%d single units are admitted, and their sum has the outcome %+v; want it granted exactly if all single units are", admitted, out)
+		return whole.lawError("%d of %d single units are admitted, and one spend of all has the outcome %+v; want it granted only if all single units are", admitted, cost, out)
 	}
 	if admitted < cost {
 		return nil
@@ -1176,12 +1184,13 @@ var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a sub
 			return nil
 		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
-		predicted, actual := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		predicted := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter)
+		actual := r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
 		if actual == Never {
 			actual = 0 // RetryAfterGrant then returns 0
 		}
 		if predicted > actual || predicted < actual-1 {
-			return r.lawError("RetryAfterGrant returns that %d more are granted after %d µs; want %d, or 1 less", cost, predicted, actual)
+			return r.lawError("RetryAfterGrant of a cost of %d is %d µs; want its RetryAfter, %d µs, or 1 less", cost, predicted, actual)
 		}
 		return nil
 	})
@@ -1219,7 +1228,8 @@ func checkBound(events []event, bound func(apart int64) int64) error {
 	return nil
 }
 
-// takeAll makes requests that take all units, often at the moment at which more are free.
+// takeAll makes requests that take all units, often at the moment at which more are free. It calls
+// the function each after every request.
 func (r *run) takeAll(hasRefunds, isPatient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
 	for range r.roll(1, 40) {
@@ -1268,8 +1278,8 @@ func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
 	prove(t, admittedCostStaysWithinTheBound, subjectsWhere(isBounded))
 }
 
-// When a fraction f of a window has passed, a sliding window has admitted at most Count·(1+f) in
-// the Period before.
+// When the fraction f of the current window is over, a sliding window has admitted at most
+// Count·(1+f) in the latest Period.
 var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	var events []event
@@ -1289,7 +1299,7 @@ var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subj
 			}
 		}
 		if most := r.limit.Count + muldiv(r.limit.Count, r.now-begins, r.limit.Period); sum > most || inWindow > r.limit.Count {
-			return r.lawError("%d units were admitted in the period before, and %d in the window; want at most %d and %d", sum, inWindow, most, r.limit.Count)
+			return r.lawError("%d units were admitted in the latest period, and %d in the window; want at most %d and %d", sum, inWindow, most, r.limit.Count)
 		}
 	}
 	return nil
@@ -1300,7 +1310,7 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 }
 
 // Each bound is reached, so it could not be smaller. In the names, N is the Count, B the Burst, r
-// the rate, and w the length of an interval. f is how much of a window has passed, as a fraction.
+// the rate, w the length of an interval, and f the fraction of the window that is over.
 func TestBoundsAreReached(t *testing.T) {
 	const width = 60_000_000            // of a window, in µs
 	edge := epoch - epoch%width + width // the end of a window
@@ -1363,7 +1373,7 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 			r.now = max(r.now, latest-MaxStall)
 		}
 		latest = max(latest, r.now)
-		if r.state == nil && r.now < latest { // all have left, before a step back
+		if r.state == nil && r.now < latest { // the queue was empty before the clock stepped back
 			line = nil
 		}
 		if len(line) > 0 && roll.oneIn(4) {
@@ -1378,7 +1388,7 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 			switch {
 			case out.Granted == 0:
 			case !isTail:
-				return r.lawError("a place with others behind it was refunded: %+v; want 0 granted", out)
+				return r.lawError("a holder with others behind it got a refund: %+v; want 0 granted", out)
 			case out.Granted > tail.cost:
 				return r.lawError("a holder of %d places refunded %d; want no more than its own", tail.cost, out.Granted)
 			default:
@@ -1401,7 +1411,8 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, roll dice
 		if n := len(line); n > 1 {
 			first, second := line[n-2], line[n-1]
 			gap := second.at - first.at
-			least := muldiv(first.cost, r.limit.Period, r.limit.Count) // rounded down
+			least := muldiv(first.cost, r.limit.Period, r.limit.Count) // rounded down, in µs
+			// The exact gap may be 1 µs too short, because moments are rounded to whole µs.
 			isSpaced := gap >= 0 && gap+1 > least-1 && isProductAbove(gap+1, r.limit.Count, first.cost, r.limit.Period)
 			if !isSpaced {
 				return r.lawError("%d units leave at %d, and the next at %d; want Period/Count between two units", first.cost, first.at, second.at)
@@ -1420,7 +1431,6 @@ func isProductAbove(a, b, c, d int64) bool {
 
 func TestDeparturesAreSpaced(t *testing.T) { prove(t, departuresAreSpaced, []subject{queueSubject()}) }
 
-// A raised limit frees exactly the difference.
 var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.use(Spend, Draw, Refund)
@@ -1449,7 +1459,7 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		return nil // the new limit counts time in other ticks
 	}
 	if after := r.peek(r.now); after.Remaining != before.Remaining+raise {
-		return r.lawError("a raise of the limit by %d changed Remaining from %d to %d; want the same difference", raise, before.Remaining, after.Remaining)
+		return r.lawError("a raise of the limit by %d changed Remaining from %d to %d; want it to grow by as much", raise, before.Remaining, after.Remaining)
 	}
 	return nil
 }}
@@ -1458,8 +1468,8 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 	prove(t, raisedLimitFreesTheDifference, allSubjects())
 }
 
-// Whatever the new limit is, used units stay used. No caller waits longer for them than they take
-// to refill at the new rate.
+// Whatever the new limit is, used units stay used. No caller waits longer than these units take to
+// refill at the new rate.
 var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	var events []event
@@ -1476,7 +1486,8 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if r.state != nil && r.history[len(r.history)-1].out.Keep == Unchanged {
 		return nil // the time since the state was written counts at the new rate
 	}
-	old, used, before := r.limit, r.capacity(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
+	old, before := r.limit, r.peek(r.now)
+	used := r.capacity(old) - before.Remaining
 	if len(r.kin) > 0 && r.calendarAt == nil && roll.oneIn(2) && r.kin[0].name == "subwindow" {
 		n := int(roll(1, MaxParts))
 		kin := subSubject(n)
@@ -1526,7 +1537,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		least, most = min(least, capacity), min(most, capacity)
 	}
 	if usedNow < least || usedNow > most {
-		return r.lawError("%d were used under %+v, and now %d of %d are; want %d to %d", used, old, usedNow, capacity, least, most)
+		return r.lawError("%d units were used under %+v, and now %d of %d are used; want %d to %d", used, old, usedNow, capacity, least, most)
 	}
 	request := Request{Mode: Spend, Cost: r.fittingCost(), Holder: r.newHolder()}
 	longest := min(times(max(used, usedNow)/capacity+2, r.refillTime(limit)), math.MaxInt64/2) + MaxStall
@@ -1545,8 +1556,8 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 }
 
 // After a step back of up to 5 s, no more units are left than before it. A denied request is
-// granted when it would have been without the step, because no time passes for the length of the
-// step.
+// granted at the same time of the clock as without the step, because the state stands still until
+// the clock is again where it was.
 var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.use(Spend, Draw, Force, Refund)
@@ -1562,7 +1573,7 @@ var stepBackStallsTheState = law{"a step back stalls the state", func(a subject,
 		}
 		later := now + after.RetryAfter - then - before.RetryAfter
 		if after.RetryAfter != Never && (later > 0 || later < 0 && !before.OK()) {
-			return r.lawError("%v %d: a step back of %d µs changed the outcome from %+v to %+v: it is granted %d µs later; want the same time", request.Mode, request.Cost, then-now, before, after, later)
+			return r.lawError("%v %d: a step back of %d µs changed the outcome from %+v to %+v: it is granted %d µs later (negative: earlier); want the same time", request.Mode, request.Cost, then-now, before, after, later)
 		}
 	}
 	return nil
@@ -1636,9 +1647,9 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, roll d
 	r.pass()
 	left := r.peek(r.now).Remaining
 	booked := int64(0) // units booked beyond the capacity; a queue books within it
-	for _, s := range r.history {
-		if s.out.Wait > 0 && !r.isQueue {
-			booked += s.out.Granted
+	for _, entry := range r.history {
+		if entry.out.Wait > 0 && !r.isQueue {
+			booked += entry.out.Granted
 		}
 	}
 	// A state counts at most this many units as used: twice the capacity, and at most Max/2.
@@ -1671,15 +1682,16 @@ var drawTakesWhatFits = law{"draw takes what fits", func(a subject, roll dice) e
 
 func TestDrawTakesWhatFits(t *testing.T) { prove(t, drawTakesWhatFits, allSubjects()) }
 
-// At every moment the live holds take at most the slots, and exactly what does not fit is denied.
+// At every moment the live holds take at most all slots. A request is denied only if it does not
+// fit.
 var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll dice) error {
 	type held struct{ cost, expires int64 }
 	r := startRun(a, roll)
 	holds := map[string]held{}
-	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
+	latest, modes := int64(0), []Mode{Spend, Spend, Refund}
 	hasSteps := roll.oneIn(2) // steps back of the clock
-	if hasSteps {             // without Draw, because after a step back a hold that has ended may live again
-		modes = modes[:3]
+	if !hasSteps {            // after a step back, a Draw could find a hold that has ended alive again
+		modes = append(modes, Draw)
 	}
 	for range roll(1, 40) {
 		r.pass()
@@ -1721,7 +1733,7 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, roll
 			fits = true
 		}
 		if !hasSteps && out.OK() != fits {
-			return r.lawError("%d slots are held by others of %d, and %v %d has the outcome %+v; want it granted exactly if it fits", others, slots, request.Mode, request.Cost, out)
+			return r.lawError("others hold %d of %d slots, and %v %d has the outcome %+v; want it granted exactly if it fits", others, slots, request.Mode, request.Cost, out)
 		}
 	}
 	return nil
@@ -1731,8 +1743,8 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 	prove(t, slotsAreNeverExceeded, []subject{slotSubject()})
 }
 
-// A hold that is renewed in time lives, whatever other holders do. One that is not renewed ends
-// after Period, to the µs.
+// A hold that is renewed in time lives, whatever other holders do. A hold that is not renewed ends
+// exactly after Period.
 var renewedHoldsLive = law{"renewed holds live", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	cost := r.fittingCost()
@@ -1777,16 +1789,16 @@ var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject
 	}
 	cost := roll(1, left)
 	r.decide(Request{Mode: Spend, Cost: cost, Holder: "mine"})
-	held := r.decide(Request{Mode: Peek}).Remaining
-	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: r.newHolder()}); out.Granted != 0 || out.Remaining != held {
-		return r.lawError("another holder refunded %d slots; want 0", out.Granted)
+	leftWithHold := r.decide(Request{Mode: Peek}).Remaining
+	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: r.newHolder()}); out.Granted != 0 || out.Remaining != leftWithHold {
+		return r.lawError("a refund by another holder has the outcome %+v; want 0 granted, and %d left as before", out, leftWithHold)
 	}
 	part := roll(0, cost)
 	if out := r.decide(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
 		return r.lawError("a refund of %d of %d slots has the outcome %+v; want that many granted", part, cost, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
-		return r.lawError("a refund of %d of %d slots after %d has the outcome %+v; want the rest granted", cost, cost, part, out)
+		return r.lawError("after a refund of %d of %d slots, a refund of %d has the outcome %+v; want the rest granted", part, cost, cost, out)
 	}
 	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
 		return r.lawError("a second refund has the outcome %+v; want 0 granted", out)
@@ -1825,7 +1837,8 @@ var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject
 		date := dated(r.now)
 		left := r.limit.Count - used[date]
 		out := r.decide(request)
-		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && request.Cost <= left {
+		used[date] += out.Granted
+		if out.Remaining != r.limit.Count-used[date] || !out.OK() && request.Cost <= left {
 			return r.lawError("%d of %d units were left on %s, and a charge has the outcome %+v; want it granted if it fits, and the rest left", left, r.limit.Count, date, out)
 		}
 		if out.ResetAfter == 0 {
@@ -1847,12 +1860,12 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	skewed := r.clone()
-	half := 11 * hour // half of the shortest day, which has 23 hours; rounded down
+	half := 11 * hour // half of the shortest day, which has 23 hours, rounded down
 	switch {
 	case strings.Contains(a.name, "week"):
-		half = 83 * hour
+		half = 83 * hour // of 7*24-1 hours
 	case strings.Contains(a.name, "month"):
-		half = (14*24 - 1) * hour
+		half = (14*24 - 1) * hour // of 28*24-1 hours
 	}
 	for range roll(1, 20) {
 		r.pass()
@@ -1861,7 +1874,7 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 		skewed.calendarAt = func(p Params, now int64) Params { return r.calendarAt(p, now+skew) }
 		request := r.anyRequest(Spend, Draw, Refund)
 		if out, other := r.decide(request), skewed.decide(request); answer(out) != answer(other) {
-			return r.lawError("the outcome is %+v, and %+v for a caller %d µs ahead; want the same", out, other, skew)
+			return r.lawError("the outcome is %+v, and %+v for a caller whose clock is %d µs ahead; want the same", out, other, skew)
 		}
 	}
 	return nil
@@ -1871,8 +1884,8 @@ func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 	prove(t, callersClocksMayDiffer, calendarSubjects())
 }
 
-// However far behind a caller's clock is, its parameters select a window of a unit's length
-// that has not ended.
+// However far behind a caller's clock is, its parameters select a window that has not ended and is
+// as long as a unit of the calendar.
 var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	calendar := r.calendarAt
@@ -1882,7 +1895,7 @@ var clocksBehindSelectAWindow = law{"clocks behind select a window", func(a subj
 		r.calendarAt = func(p Params, now int64) Params { return calendar(p, now-behind) }
 		out := r.decide(Request{Mode: Force, Cost: 1})
 		if out.ResetAfter <= 0 || out.ResetAfter > r.refillTime(r.limit)+MaxStall {
-			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs; want above 0, and at most two units of the calendar", behind, out.ResetAfter)
+			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs; want more than 0, and at most two units of the calendar and MaxStall", behind, out.ResetAfter)
 		}
 		right := calendar(r.params, r.now)
 		if end, _, _, _ := windowEnd(right[1], right[2], right[3], r.now); r.now+out.ResetAfter != end && a.name == "fixedwindow/day/Asia/Kolkata" {
@@ -1902,7 +1915,7 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	roll := seeded(seed, 0)
 	for i := range 50_000 {
-		least := pick[int64](roll, 1, MaxPeriod/2) // all numbers, or those at which doubles are coarse
+		least := pick[int64](roll, 1, MaxPeriod/2) // all numbers, or only large ones, for which doubles are coarse
 		old, parts := roll(least, MaxPeriod), roll(1, MaxPeriod)
 		level := roll(0, Max)
 		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(parts))
@@ -1934,7 +1947,7 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	for _, c := range []struct {
 		algorithm *Algorithm
 		limit     Limit
-		reason    string // empty: accepted
+		reason    string // part of the error; empty: the limit is valid
 	}{
 		{algorithm: TokenBucket, limit: good},
 		{algorithm: TokenBucket, limit: change(func(l *Limit) { l.Count = 0 }), reason: "count is 0; it must be at least 1"},
@@ -1963,7 +1976,7 @@ func TestInvalidLimitsAreErrors(t *testing.T) {
 	} {
 		_, err := c.algorithm.Prepare(c.limit)
 		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {
-			t.Errorf("%s with %+v has the error %v; want one with %q (none if that is empty)", c.algorithm.Name(), c.limit, err, c.reason)
+			t.Errorf("%s with %+v has the error %v; want one that contains %q (none if that is empty)", c.algorithm.Name(), c.limit, err, c.reason)
 		}
 	}
 }
@@ -1978,6 +1991,7 @@ func TestStatesKeepOnlyWhatIsCommitted(t *testing.T) {
 				t.Fatal(err)
 			}
 			states := a.NewStates()
+			// remainingAfter makes a step with a cost of 1, and returns the Remaining of its outcome.
 			remainingAfter := func(state uint32, mode Mode, commit bool) int64 {
 				var out Outcome
 				states.Step(state, &p, &Request{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)

@@ -188,7 +188,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 		costs := 1 + random.Int64N(3)
 		decideAnywhere := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(costs)) }
 		load.arriveFor(2*time.Second, decideAnywhere)
-		f.setFault(down)
+		f.setFault(alwaysDown)
 		start := time.Now()
 		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, decideAnywhere)
 		factor := float64(n) / float64(known)
@@ -221,7 +221,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 		start := time.Now()
 		decideBalanced := func() { f.decideBalanced(t) }
 		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
-		f.setFault(down)
+		f.setFault(alwaysDown)
 		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
 		got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)
 		if got > bound+tolerance {
@@ -257,7 +257,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 		start := time.Now()
 		for f.decideCost(t, 0, 1) {
 		}
-		f.setFault(down)
+		f.setFault(alwaysDown)
 		if f.decideCost(t, 0, 1) {
 			t.Errorf("the instance that had all of the load admits another unit; want a denial")
 		}
@@ -290,7 +290,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 			f.decideBalanced(t)
 		}
 		load.arriveFor(time.Duration(random.Int64N(int64(6*time.Second))), decideBalanced)
-		f.setFault(down)
+		f.setFault(alwaysDown)
 		load.arriveFor(6*time.Second, decideBalanced)
 		if got, most := f.maxInWindow(limit.Period, kind == "fixed"), limit.Count+int64(n); got > most {
 			t.Errorf("%d instances, limit %v: %d units in one window; the bound is %d", n, limit, got, most)
@@ -317,7 +317,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 		}
 		for step := range 200 {
 			if step == 100 { // the outage begins, and lasts until the end
-				f.setFault(down)
+				f.setFault(alwaysDown)
 			}
 			time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))).Truncate(time.Microsecond))
 			var batch []penstock.Charge

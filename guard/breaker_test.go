@@ -29,7 +29,7 @@ type circuit struct {
 	charges []penstock.Charge
 
 	mu      sync.Mutex
-	changes []string
+	changes []string // each is the name of the node (often empty), and the states: "closed-open"
 }
 
 func newCircuit(t *testing.T, o guard.BreakerOptions) *circuit {
@@ -59,8 +59,8 @@ func (c *circuit) call() bool {
 	return hasReached
 }
 
-// reach makes n calls, of which want must reach the store.
-func (c *circuit) reach(n, want int) {
+// checkReached makes n calls, and checks that want of them reach the store.
+func (c *circuit) checkReached(n, want int) {
 	c.Helper()
 	got := 0
 	for range n {
@@ -123,13 +123,13 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		for range 20 { // four failures in a row do not open it
 			c.setFault(failWith(errDown))
-			c.reach(4, 4)
+			c.checkReached(4, 4)
 			c.setFault(nil)
-			c.reach(5, 5) // a denial is a success
+			c.checkReached(5, 5) // a denial is a success
 			time.Sleep(time.Second)
 		}
 		c.setFault(failWith(errDown))
-		c.reach(1000, 5)
+		c.checkReached(1000, 5)
 		_, err := c.Decide(t.Context(), c.charges)
 		if !strings.Contains(err.Error(), "connection refused") {
 			t.Fatalf("the error is %q; want it to contain the failure, \"connection refused\"", err)
@@ -156,7 +156,7 @@ func TestFiveSlowFailuresOpenTheBreaker(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		c.Store.Decide(t.Context(), c.charges) // half-open by now: this call fails too
-		c.reach(10, 0)
+		c.checkReached(10, 0)
 	})
 }
 
@@ -215,12 +215,12 @@ func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 		ctx  context.Context
 		err  error
 	}{
-		{"canceled by the caller", canceled, context.Canceled},
-		{"canceled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
-		{"past the caller's deadline, and not sent", expired, context.DeadlineExceeded},
-		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
-		{"not the store's fault", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
-		{"not the store's fault, wrapped", context.Background(), fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
+		{name: "canceled by the caller", ctx: canceled, err: context.Canceled},
+		{name: "canceled by the caller, wrapped", ctx: canceled, err: fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
+		{name: "past the caller's deadline, and not sent", ctx: expired, err: context.DeadlineExceeded},
+		{name: "invalid", ctx: context.Background(), err: fmt.Errorf("%w: cost", penstock.ErrInvalid)},
+		{name: "not the store's fault", ctx: context.Background(), err: penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
+		{name: "not the store's fault, wrapped", ctx: context.Background(), err: fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
@@ -318,18 +318,18 @@ func TestHalfOpenBreakerLetsOneThenTwoThenFourThenEightPass(t *testing.T) {
 		if want := []string{"closed-open", "open-half_open", "half_open-closed"}; !slices.Equal(c.changes, want) {
 			t.Fatalf("the breaker's changes are %v; want %v", c.changes, want)
 		}
-		c.reach(1000, 1000)
+		c.checkReached(1000, 1000)
 	})
 }
 
 func TestAFailedProbeOpensTheBreakerAgain(t *testing.T) {
-	for after := range 15 {
+	for successes := range 15 { // the probes that succeed before one fails; the first always does
 		synctest.Test(t, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
 			c.openBreaker()
 			c.setFault(nil)
 			c.timeUntilCall()
-			for passed := 1; passed < after; {
+			for passed := 1; passed < successes; {
 				if c.call() {
 					passed++
 				}
@@ -337,9 +337,9 @@ func TestAFailedProbeOpensTheBreakerAgain(t *testing.T) {
 			}
 			c.setFault(failWith(errDown))
 			c.timeUntilCall()
-			c.reach(100, 0)
+			c.checkReached(100, 0)
 			time.Sleep(300 * time.Millisecond) // the pause has doubled: at least 400 ms
-			c.reach(100, 0)
+			c.checkReached(100, 0)
 		})
 	}
 	t.Log("counted: 15 probes that failed")
@@ -412,7 +412,7 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		var reached [5]int // failures seen in each minute
+		var failedCalls [5]int // that reached the store, in each minute
 		for start := time.Now(); time.Since(start) < 5*time.Minute; time.Sleep(time.Millisecond) {
 			down := time.Since(start)/(700*time.Millisecond)%2 == 0
 			c.setFault(nil)
@@ -420,17 +420,17 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 				c.setFault(failWith(errDown))
 			}
 			if c.call() && down {
-				reached[time.Since(start)/time.Minute]++
+				failedCalls[time.Since(start)/time.Minute]++
 			}
 		}
-		for minute, n := range reached {
+		for minute, n := range failedCalls {
 			// Each time that the breaker closes, five failures open it again. In a minute it closes after
 			// at most 10 pauses of 6.4 s or more, and at first after six shorter pauses.
 			if n > 5*(10+6) {
-				t.Fatalf("in minute %d, %d calls reached the store while it was down: %v; want at most 80", minute, n, reached)
+				t.Fatalf("in minute %d, %d calls reached the store while it was down; want at most 80; the calls of all minutes: %v", minute, n, failedCalls)
 			}
 		}
-		t.Logf("counted: 300000 calls to a store that fails and recovers every 700 ms (failed calls per minute: %v)", reached)
+		t.Logf("counted: 300000 calls to a store that fails and recovers every 700 ms (failed calls per minute: %v)", failedCalls)
 	})
 }
 

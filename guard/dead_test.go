@@ -272,7 +272,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 			for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 				f.decideCost(t, 0, 1)
 			}
-			f.setFault(down)
+			f.setFault(alwaysDown)
 			admitted := 0
 			for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 				if f.decideCost(t, 0, 1) {

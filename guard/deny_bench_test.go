@@ -34,14 +34,14 @@ func BenchmarkDeny(b *testing.B) {
 		store   penstock.Store
 		charges []penstock.Charge
 	}{
-		{"granted/bare", grants, one},
-		{"granted/guarded", cached(grants), one},
-		{"granted/guarded-2-charges", cached(grants), two},
-		{"denied/guarded", cached(memory()), one},
-		{"denied/guarded-full", full, one},
-		{"denied/guarded-2-charges", cached(memory()), two},
-		{"denied/memstore", memory(), one},
-		{"denied/memstore-2-charges", memory(), two},
+		{name: "granted/bare", store: grants, charges: one},
+		{name: "granted/guarded", store: cached(grants), charges: one},
+		{name: "granted/guarded-2-charges", store: cached(grants), charges: two},
+		{name: "denied/guarded", store: cached(memory()), charges: one},
+		{name: "denied/guarded-full", store: full, charges: one},
+		{name: "denied/guarded-2-charges", store: cached(memory()), charges: two},
+		{name: "denied/memstore", store: memory(), charges: one},
+		{name: "denied/memstore-2-charges", store: memory(), charges: two},
 	} {
 		run := func(b *testing.B, next func() bool) {
 			for next() {

@@ -40,24 +40,27 @@ func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
 }
 
-// A countingStore counts its calls. Each call first runs the function before, if it is not nil.
+// A countingStore counts its calls. Each call first runs onCall, if it is set. An error of onCall
+// ends the call.
 type countingStore struct {
 	penstock.Store
 	calls  atomic.Int64
-	before func(context.Context, []penstock.Charge) error
+	onCall func(context.Context, []penstock.Charge) error
 }
 
 func (c *countingStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c.calls.Add(1)
-	if c.before != nil {
-		if err := c.before(ctx, charges); err != nil {
+	if c.onCall != nil {
+		if err := c.onCall(ctx, charges); err != nil {
 			return penstock.Decision{}, err
 		}
 	}
 	return c.Store.Decide(ctx, charges)
 }
 
-func newCounting() *countingStore { return &countingStore{Store: memstore.New(memstore.Options{})} }
+func newCountingStore() *countingStore {
+	return &countingStore{Store: memstore.New(memstore.Options{})}
+}
 
 // decide fails the test if there is no decision.
 func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock.Decision {
@@ -69,7 +72,7 @@ func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock
 	return d
 }
 
-// checkDecision checks the result of a decision and its source.
+// checkDecision checks whether a decision is allowed, and its source.
 func checkDecision(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
 	t.Helper()
 	if d.Allowed != allowed || d.Source != source {
@@ -93,7 +96,7 @@ func refund(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 
 func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
 		limit := penstock.PerSecond(10).MustCompile()
 		checkDecision(t, decide(t, cache, spend("k", limit, 10)), wantAllowed, fromStore)
@@ -113,23 +116,23 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 		time.Sleep(39*time.Millisecond + 897*time.Microsecond)
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
 		time.Sleep(time.Microsecond)
-		calls := store.calls.Load()
+		callsBefore := store.calls.Load()
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
 		time.Sleep(102 * time.Microsecond) // until the RetryAfter of the first denial
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
-		if got := store.calls.Load() - calls; got != 2 {
-			t.Fatalf("the store was called %d times, want 2", got)
+		if got := store.calls.Load() - callsBefore; got != 2 {
+			t.Fatalf("after the cached denial ended, two spends called the store %d times; want 2", got)
 		}
 	})
 }
 
 func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
-		limits := func(l *penstock.Plan) guard.Settings {
+		store := newCountingStore()
+		settingsOf := func(l *penstock.Plan) guard.Settings {
 			return guard.Settings{DenyCacheTTL: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name()]}
 		}
-		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: limits})
+		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: settingsOf})
 		for name, age := range map[string]time.Duration{"usual": 2 * time.Second, "long": 5 * time.Second, "never": 0} {
 			for _, cost := range []int64{1, 99} { // the limit is 3, so a cost of 99 never fits
 				key := fmt.Sprint(cost)
@@ -149,7 +152,7 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 
 func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 	t.Parallel()
-	store := newCounting()
+	store := newCountingStore()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(10).MustCompile()
 	charge := func(mode penstock.Mode, cost int64, patience time.Duration) penstock.Charge {
@@ -196,7 +199,7 @@ func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 
 func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 		limit := penstock.PerSecond(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		patient := spend("k", limit, 1)
@@ -217,7 +220,7 @@ func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 
 func TestWindowsIgnorePatience(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	limit := penstock.PerDay(1).With(penstock.AnchoredWindow).MustCompile()
 	patient := spend("k", limit, 1)
 	patient.Patience = time.Minute
@@ -228,7 +231,7 @@ func TestWindowsIgnorePatience(t *testing.T) {
 
 func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	limit := penstock.PerDay(1).MustCompile()
 	for range 2 {
 		decide(t, cache, spend("k", limit, 1))
@@ -242,7 +245,7 @@ func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 
 func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	limit := penstock.PerMinute(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	draw := penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
@@ -254,7 +257,7 @@ func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 
 func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
@@ -272,7 +275,7 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 func TestRefundAndResetForgetDenials(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
-		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 		limit, other := penstock.PerDay(10).MustCompile(), penstock.PerHour(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
 		for range 2 {
@@ -284,7 +287,7 @@ func TestRefundAndResetForgetDenials(t *testing.T) {
 			checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), wantAllowed, fromStore)
 			if mode == penstock.Reset {
-				decide(t, cache, spend("k", limit, 8))
+				decide(t, cache, spend("k", limit, 8)) // with the two spends above, all 10 units are used again
 			}
 		}
 	}
@@ -292,13 +295,13 @@ func TestRefundAndResetForgetDenials(t *testing.T) {
 
 func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 	t.Parallel()
-	store := newCounting()
+	store := newCountingStore()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	decide(t, cache, spend("k", limit, 1))
 	lost := fmt.Errorf("%w: the reply was lost", penstock.ErrUnavailable)
-	store.before = func(ctx context.Context, charges []penstock.Charge) error {
+	store.onCall = func(ctx context.Context, charges []penstock.Charge) error {
 		if charges[0].Mode != penstock.Refund {
 			return nil
 		}
@@ -314,14 +317,15 @@ func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 // A denial that was in flight during a refund is not cached.
 func TestDenialThatARefundOvertookIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		done := make(chan penstock.Decision)
 		go func() { done <- decide(t, cache, spend("k", limit, 1)) }()
-		time.Sleep(time.Millisecond) // denied, and the answer is in flight
+		time.Sleep(time.Millisecond) // the store has denied, and its answer is in flight
 		decide(t, store, refund("k", limit, 1))
+		// Only refunds through the cache make it forget denials. This one needs no units.
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +348,7 @@ func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (pen
 func TestDenialCountsFromItsCallAndRetryAfterFromItsAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := penstock.PerSecond(10).MustCompile()
-		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenyOptions{})
 		decide(t, cache, spend("k", limit, 10))
 		time.Sleep(40 * time.Millisecond) // with the 10 ms of the answer, 50 ms of 100 ms are over
 		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
@@ -356,7 +360,7 @@ func TestDenialCountsFromItsCallAndRetryAfterFromItsAnswer(t *testing.T) {
 		if want := 15 * time.Millisecond; d.RetryAfter() != want {
 			t.Fatalf("RetryAfter is %v; want %v, because it was 50ms when the answer arrived 35ms before", d.RetryAfter(), want)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // until 50 ms after the call, when the cached denial has ended
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantAllowed, fromStore)
 	})
 }
@@ -367,7 +371,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 	sinceMidnightUTC := time.Since(time.Now().UTC().Truncate(24 * time.Hour))
 	zone := time.FixedZone("noon", int((12*time.Hour - sinceMidnightUTC).Seconds()))
 	calendar := penstock.CalendarWindow(algorithm.Day, zone)
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	for i, pair := range [][2]penstock.Limit{
 		{penstock.PerDay(10), penstock.PerDay(20)},
 		{penstock.PerDay(10).WithBurst(5), penstock.PerDay(10).WithBurst(20)},
@@ -391,7 +395,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 
 func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	slots, rate := penstock.InFlight(1, time.Minute).MustCompile(), penstock.PerDay(1).MustCompile()
 	hold := func(holder string) penstock.Charge {
 		return penstock.Charge{Key: "k", Plan: slots, Cost: 1, Holder: holder}
@@ -419,7 +423,7 @@ func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 
 func TestBatchIsDeniedFromTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 		second, day := penstock.PerSecond(10).MustCompile(), penstock.PerDay(10).MustCompile()
 		batch := func(secondCost, dayCost int64) []penstock.Charge {
 			return []penstock.Charge{spend("k", second, secondCost), spend("k", day, dayCost)}
@@ -452,7 +456,7 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 	t.Parallel()
 	for source := penstock.FromStore; source <= penstock.FromClosed; source++ {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.Decide(ctx, charges)
 			d.Source = source
@@ -473,30 +477,30 @@ func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 
 func TestErrorsAreNotCached(t *testing.T) {
 	t.Parallel()
-	store := newCounting()
+	store := newCountingStore()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
 	limit := penstock.PerDay(1).MustCompile()
 	decide(t, cache, spend("k", limit, 1))
-	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	store.onCall = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
 	for range 2 {
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("without a cached denial, the error is %v; want one that wraps ErrUnavailable", err)
 		}
 	}
-	store.before = nil
+	store.onCall = nil
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
-	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	store.onCall = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache) // a cached denial needs no store
 }
 
 func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenyOptions{})
 		limit := penstock.PerSecond(50).MustCompile()
 		decide(t, cache, spend("k", limit, 50))
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // with a RetryAfter of 10 ms, as long as the answer takes
 		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
-			t.Fatalf("the stats of the cache are %+v; want 0 denials remembered, and 0 entries", s)
+			t.Fatalf("after a denial that ends as it arrives, the stats of the cache are %+v; want 0 denials remembered, and 0 entries", s)
 		}
 	})
 }
@@ -506,8 +510,8 @@ func TestLongBatchesAndWrongAnswersAreNotCached(t *testing.T) {
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	wrong := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
 	for n, store := range map[int]penstock.Store{ // by the number of charges
-		2: wrong,         // which returns one status
-		9: newCounting(), // one charge more than a batch that is cached may have
+		2: wrong,              // returns one status for two charges
+		9: newCountingStore(), // denials of up to 8 charges are cached
 	} {
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
 		var charges []penstock.Charge
@@ -523,23 +527,24 @@ func TestLongBatchesAndWrongAnswersAreNotCached(t *testing.T) {
 	}
 }
 
-// gatedStore is a store whose answers wait until it is opened.
+// gatedStore is a store that answers only while its channel opened is closed.
 type gatedStore struct {
 	*countingStore
-	open chan struct{}
+	opened chan struct{}
 }
 
-func newGate() *gatedStore {
-	g := &gatedStore{countingStore: newCounting(), open: make(chan struct{})}
-	close(g.open)
-	g.before = func(context.Context, []penstock.Charge) error { <-g.open; return nil }
+func newGatedStore() *gatedStore {
+	g := &gatedStore{countingStore: newCountingStore(), opened: make(chan struct{})}
+	close(g.opened)
+	g.onCall = func(context.Context, []penstock.Charge) error { <-g.opened; return nil }
 	return g
 }
 
-// callTogether makes n concurrent calls, and does not let the store answer. A cached denial of the
-// charge must have ended before. The test fails unless exactly one call reaches the store.
+// callTogether makes n concurrent calls, and does not let the store answer them. If the charge had a
+// cached denial, the denial must have ended. The test fails unless exactly one call reaches the
+// store.
 func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
-	g.open = make(chan struct{})
+	g.opened = make(chan struct{})
 	g.calls.Store(0)
 	decisions := make(chan penstock.Decision, n)
 	for range n {
@@ -547,7 +552,7 @@ func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, char
 	}
 	synctest.Wait()
 	if got := g.calls.Load(); got != 1 {
-		t.Fatalf("%d of %d callers call the store when a denial has ended; want 1", got, n)
+		t.Fatalf("after a denial has ended, %d of %d concurrent callers called the store; want 1", got, n)
 	}
 	return decisions
 }
@@ -555,14 +560,14 @@ func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, char
 func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers = 100
-		g := newGate()
+		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
 		decisions := callTogether(t, g, cache, callers, spend("k", limit, 1))
-		close(g.open)
+		close(g.opened)
 		shared := 0
 		for range callers {
 			d := <-decisions
@@ -582,14 +587,14 @@ func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, units = 100, 7
-		g := newGate()
+		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerSecond(units).With(penstock.FixedWindow).MustCompile()
 		decide(t, cache, spend("k", limit, units))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
 		decisions := callTogether(t, g, cache, callers, spend("k", limit, 1))
-		close(g.open)
+		close(g.opened)
 		allowed := 0
 		for range callers {
 			if d := <-decisions; d.Allowed {
@@ -604,21 +609,21 @@ func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 
 func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
 		decisions := callTogether(t, g, cache, 3, spend("k", limit, 5))
-		less := make(chan penstock.Decision)
-		go func() { less <- decide(t, cache, spend("k", limit, 3)) }()
+		smaller := make(chan penstock.Decision)
+		go func() { smaller <- decide(t, cache, spend("k", limit, 3)) }()
 		synctest.Wait()
 		if got := g.calls.Load(); got != 2 {
 			t.Fatalf("the store was called %d times; want 2: for the cost of 5, and for that of 3", got)
 		}
-		close(g.open)
-		checkDecision(t, <-less, wantAllowed, fromStore)
+		close(g.opened)
+		checkDecision(t, <-smaller, wantAllowed, fromStore)
 		for range 3 {
 			<-decisions
 		}
@@ -627,7 +632,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 
 func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
@@ -639,45 +644,45 @@ func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 		if _, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("the waiting caller gets %v; want context.DeadlineExceeded", err)
 		}
-		close(g.open)
+		close(g.opened)
 		checkDecision(t, <-decisions, wantDenied, fromStore)
 	})
 }
 
 func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
 		decide(t, g, refund("k", limit, 3)) // by another instance: 6 are left
-		more := callTogether(t, g, cache, 1, spend("k", limit, 9))
-		less := make(chan penstock.Decision)
-		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
+		larger := callTogether(t, g, cache, 1, spend("k", limit, 9))
+		smaller := make(chan penstock.Decision)
+		go func() { smaller <- decide(t, cache, spend("k", limit, 5)) }()
 		synctest.Wait()
 		if cache.Stats().Waited != 1 {
 			t.Fatalf("%d callers have waited for the answer to another; want 1", cache.Stats().Waited)
 		}
-		close(g.open)
-		checkDecision(t, <-more, wantDenied, fromStore)
-		checkDecision(t, <-less, wantAllowed, fromStore)
+		close(g.opened)
+		checkDecision(t, <-larger, wantDenied, fromStore)
+		checkDecision(t, <-smaller, wantAllowed, fromStore)
 	})
 }
 
 func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
-		held := make(chan struct{})
-		store.before = func(context.Context, []penstock.Charge) error {
+		release := make(chan struct{})
+		store.onCall = func(context.Context, []penstock.Charge) error {
 			if store.calls.Load() == 3 { // the first call after the denial has ended
-				<-held
+				<-release
 				panic("broken")
 			}
 			return nil
@@ -687,18 +692,18 @@ func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 			decide(t, cache, spend("k", limit, 1))
 		}()
 		synctest.Wait()
-		others := make(chan penstock.Decision)
-		go func() { others <- decide(t, cache, spend("k", limit, 1)) }()
+		waiting := make(chan penstock.Decision)
+		go func() { waiting <- decide(t, cache, spend("k", limit, 1)) }()
 		synctest.Wait()
-		close(held)
-		checkDecision(t, <-others, wantDenied, fromStore)
+		close(release)
+		checkDecision(t, <-waiting, wantDenied, fromStore)
 	})
 }
 
 // A grant that empties a bucket also shows when the next tokens come.
 func TestGrantPredictsTheNextDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
 		limit := compiled(t, penstock.PerSecond(10))
 		checkDecision(t, decide(t, cache, spend("k", limit, 7)), wantAllowed, fromStore)
@@ -718,7 +723,7 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 		checkDecision(t, decide(t, cache, refund("k", limit, 3)), wantAllowed, fromStore)
 		checkDecision(t, decide(t, cache, spend("k", limit, 3)), wantAllowed, fromStore)
 		if n := store.calls.Load(); n != 5 {
-			t.Errorf("the store was called %d times; want 5", n)
+			t.Errorf("the store was called %d times; want 5, once for each decision that is not from the cache", n)
 		}
 	})
 }
@@ -726,12 +731,12 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 // Tiers share a counter, but a cost that the smaller tier denies may fit the larger one.
 func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newCounting()
+		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
 		small, large := compiled(t, penstock.PerHour(10).WithBurst(2)), compiled(t, penstock.PerHour(10).WithBurst(9))
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
-		for range 7 {
+		for range 7 { // of the larger burst of 9, the two spends above have left 7
 			checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromCache)
 			checkDecision(t, decide(t, cache, spend("k", large, 1)), wantAllowed, fromStore)
 		}
@@ -751,18 +756,17 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 		options guard.DenyOptions
 		charges []penstock.Charge
 	}{
-		{"without Grants", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
-		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
-		{"of a limit without a deny cache", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyCacheTTL: -1})},
-			[]penstock.Charge{spend("k", bucket, 10)}},
-		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
-		{"with patience", guard.DenyOptions{Grants: true}, []penstock.Charge{patient}},
-		{"of a batch", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
-		{"with as much left as was taken", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 5)}},
+		{name: "without Grants", options: guard.DenyOptions{}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a split limit", options: guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a limit without a deny cache", options: guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyCacheTTL: -1})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a window", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", window, 10)}},
+		{name: "with patience", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{patient}},
+		{name: "of a batch", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
+		{name: "with as much left as was taken", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 5)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := newCounting()
+				store := newCountingStore()
 				cache := guard.NewDenyCache(store, c.options)
 				checkDecision(t, decide(t, cache, c.charges...), wantAllowed, fromStore)
 				for i := range c.charges {
@@ -803,13 +807,13 @@ func denyCache(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.St
 }
 
 // checkKeyOverItsLimit sends 10,000 requests a second for one key, whose limit is perSecond units a
-// second. The store may be called callsPerUnit times for each unit that returns to the bucket.
-func checkKeyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penstock.Store, perSecond, callsPerUnit int64) {
+// second. The function wrap puts a deny cache around the store. The store may be called callsPerUnit times for each unit that returns to the bucket.
+func checkKeyOverItsLimit(t *testing.T, wrap func(*testing.T, penstock.Store) penstock.Store, perSecond, callsPerUnit int64) {
 	synctest.Test(t, func(t *testing.T) {
 		const requests, seconds = 100_000, 10
-		store := newCounting()
-		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
-		cache := around(t, store)
+		store := newCountingStore()
+		store.onCall = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
+		cache := wrap(t, store)
 		limit := compiled(t, penstock.PerSecond(perSecond))
 		var allowed atomic.Int64
 		for range requests {
@@ -836,7 +840,7 @@ func checkKeyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) 
 func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, maxAge := range []time.Duration{penstock.Never, penstock.Never - 1} {
-			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: maxAge})
+			cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: maxAge})
 			limit := penstock.PerDay(1)
 			key := fmt.Sprint(maxAge)
 			decide(t, cache, spend(key, limit.MustCompile(), 1))
@@ -856,7 +860,7 @@ func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 // cached.
 func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxEntries: 64})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxEntries: 64})
 	limit := penstock.PerDay(10).MustCompile()
 	var rounds, cachedDenials atomic.Int64
 	var owners, others sync.WaitGroup
@@ -864,7 +868,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	for i := range 8 {
 		key := fmt.Sprint(i)
 		decide(t, cache, spend(key, limit, 10))
-		for range 2 { // their cost of 2 is more than is ever refunded
+		for range 2 { // other callers are always denied: they spend 2, and at most 1 is left
 			others.Go(func() {
 				for {
 					select {
@@ -882,7 +886,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 		owners.Go(func() {
 			for range effort.Of(500, 2000) {
 				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
-					t.Errorf("key %s has used its limit, and a spend is %v; want denied", key, d)
+					t.Errorf("all units of key %s are used, and a spend gets %v; want denied", key, d)
 				}
 				decide(t, cache, refund(key, limit, 1))
 				if d := decide(t, cache, spend(key, limit, 1)); !d.Allowed {
@@ -945,7 +949,7 @@ func TestCacheOfDenialsHas65536EntriesByDefault(t *testing.T) {
 func TestKeysAreNeverConfused(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	store := newCounting()
+	store := newCountingStore()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(1)
 	other := limit.WithName("other")
@@ -983,7 +987,7 @@ func TestKeysAreNeverConfused(t *testing.T) {
 
 func TestInvalidChargesAreErrorsDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	decide(t, cache, spend("k", limit, 1))
@@ -997,7 +1001,7 @@ func TestInvalidChargesAreErrorsDespiteACachedDenial(t *testing.T) {
 		{},
 	} {
 		if d, err := cache.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("%+v: %v, error %v; want an ErrInvalid", batch, d, err)
+			t.Errorf("the batch %+v gets %v, error %v; want an error that wraps ErrInvalid", batch, d, err)
 		}
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// down is a fault that fails each request. A caller that is canceled gets its own error.
-func down(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+// alwaysDown is a fault that fails each request. A caller that is canceled gets its own error.
+func alwaysDown(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
 	}
@@ -37,7 +37,7 @@ func TestFallbackObeysTheLaw(t *testing.T) {
 func TestFallbackOfOneInstanceObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(*testing.T) penstock.Store {
-		return guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(down))
+		return guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(alwaysDown))
 	})
 }
 
@@ -60,8 +60,9 @@ func settings(byName map[string]guard.Settings) func(*penstock.Plan) guard.Setti
 	return func(l *penstock.Plan) guard.Settings { return byName[l.Name()] }
 }
 
-// failing returns settings for three limits, given the names of the limits.
-func failing(open, closed, local string) func(*penstock.Plan) guard.Settings {
+// failureSettings returns settings with a different OnFailure for each of three limits. The arguments
+// are the names of the limits.
+func failureSettings(open, closed, local string) func(*penstock.Plan) guard.Settings {
 	return settings(map[string]guard.Settings{
 		open: {OnFailure: guard.FailOpen}, closed: {OnFailure: guard.FailClosed}, local: {OnFailure: guard.FailLocal},
 	})
@@ -77,7 +78,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		batch   []penstock.Charge
-		earlier int // number of equal calls before
+		earlier int // how many equal calls are made before
 		allowed bool
 		source  penstock.Source
 		retry   []time.Duration // RetryAfter of each charge; -1: more than an hour
@@ -103,7 +104,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 			allowed: false, source: penstock.FromClosed, retry: []time.Duration{0, time.Second, 0}, left: []int64{2, 0, 2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			store := guard.Fallback(guard.FallbackOptions{Limits: failing("open", "closed", "local")})(penstock.StoreFunc(down))
+			store := guard.Fallback(guard.FallbackOptions{Limits: failureSettings("open", "closed", "local")})(penstock.StoreFunc(alwaysDown))
 			for range row.earlier {
 				decide(t, store, row.batch...)
 			}
@@ -131,7 +132,7 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 }
 
 func TestClosedLimitsReturnTheErrorOfModesThatCannotBeDenied(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed})(penstock.StoreFunc(down))
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed})(penstock.StoreFunc(alwaysDown))
 	c := one(penstock.PerSecond(1).MustCompile(), "k")
 	for mode := range penstock.Reset + 1 {
 		c[0].Mode = mode
@@ -145,12 +146,19 @@ func TestClosedLimitsReturnTheErrorOfModesThatCannotBeDenied(t *testing.T) {
 }
 
 func TestModesOfAnOpenLimit(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(down))
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(alwaysDown))
 	c := penstock.Charge{Key: "k", Plan: penstock.PerSecond(3).MustCompile(), Cost: 2}
 	for _, row := range []struct {
 		mode    penstock.Mode
 		granted int64
-	}{{penstock.Spend, 2}, {penstock.Draw, 2}, {penstock.Peek, 0}, {penstock.Force, 2}, {penstock.Refund, 2}, {penstock.Reset, 0}} {
+	}{
+		{mode: penstock.Spend, granted: 2},
+		{mode: penstock.Draw, granted: 2},
+		{mode: penstock.Peek, granted: 0},
+		{mode: penstock.Force, granted: 2},
+		{mode: penstock.Refund, granted: 2},
+		{mode: penstock.Reset, granted: 0},
+	} {
 		c.Mode = row.mode
 		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != row.granted {
 			t.Errorf("mode %v: allowed %v by %v, %+v; want it allowed by %v, and %d granted", row.mode, d.Allowed, d.Source, d.Status(0), penstock.FromOpen, row.granted)
@@ -162,7 +170,7 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 	limit := compiled(t, penstock.PerHour(1))
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.PerHour(100)},
-	})})(penstock.StoreFunc(down))
+	})})(penstock.StoreFunc(alwaysDown))
 	for i, key := range []string{"a", "b", "b"} { // each key in each group has the whole ceiling
 		limit := limit.Limit().WithName("hour")
 		limit.Group = fmt.Sprint("group", i)
@@ -180,7 +188,7 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 	}
 	invalid := guard.Fallback(guard.FallbackOptions{Limits: settings(map[string]guard.Settings{
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.Limit{Count: -1}},
-	})})(penstock.StoreFunc(down))
+	})})(penstock.StoreFunc(alwaysDown))
 	if d := decide(t, invalid, one(limit, "k")...); d.Allowed || d.Source != penstock.FromClosed {
 		t.Fatalf("with a Ceiling that is not valid: %v by %v; want a denial by %v", d, d.Source, penstock.FromClosed)
 	}
@@ -198,11 +206,11 @@ func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 		err  error
 		want error
 	}{
-		{t.Context(), penstock.ErrInvalid, penstock.ErrInvalid},
-		{t.Context(), context.DeadlineExceeded, context.DeadlineExceeded},
-		{t.Context(), other, other},
-		{canceled, context.Canceled, context.Canceled},
-		{canceled, errDown, context.Canceled},
+		{ctx: t.Context(), err: penstock.ErrInvalid, want: penstock.ErrInvalid},
+		{ctx: t.Context(), err: context.DeadlineExceeded, want: context.DeadlineExceeded},
+		{ctx: t.Context(), err: other, want: other},
+		{ctx: canceled, err: context.Canceled, want: context.Canceled},
+		{ctx: canceled, err: errDown, want: context.Canceled},
 	} {
 		inner.setFault(failWith(row.err))
 		if d, err := store.Decide(row.ctx, one(limit, "k")); err != row.want {
@@ -287,7 +295,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			if limit.Validate() != nil {
 				continue
 			}
-			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(down))
+			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(alwaysDown))
 			whole := capacity(t, memstore.New(memstore.Options{Locks: 1}), limit.MustCompile())
 			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
@@ -305,7 +313,7 @@ func TestShareOfARateIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The share of one of 3 instances is 10/3 units a second: 600 units in 3 minutes.
 		limit := compiled(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1})
-		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(down))
+		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(alwaysDown))
 		granted := 0
 		for start := time.Now(); time.Since(start) < 3*time.Minute; {
 			d := decide(t, store, one(limit, "k")...)
@@ -328,7 +336,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 			limit := compiled(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
 			wantLeft := func(want int64) {
 				t.Helper()
-				inner.setFault(down)
+				inner.setFault(alwaysDown)
 				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
 					t.Fatalf("%d units of the share are left; want %d", got, want)
@@ -418,7 +426,7 @@ func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 	charge.Mode = penstock.Refund
 	decide(t, b, charge)
 	decide(t, a, charge) // b has refunded it already
-	inner.setFault(down)
+	inner.setFault(alwaysDown)
 	charge.Mode = penstock.Peek
 	if d := decide(t, a, charge); d.Remaining() != 2 {
 		t.Fatalf("%d units of a share of 5 are left; want 2, because the store refunded nothing to this instance", d.Remaining())
@@ -428,7 +436,7 @@ func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
 	const years = 8 * 365 * 24 * time.Hour
 	limit := penstock.Limit{Name: "l", Count: 1000 * int64(years/time.Second), Period: years, Burst: 100}.MustCompile()
-	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
+	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(alwaysDown))
 	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // the share allows 125 ms at most
 	if !d.Allowed {
 		t.Fatalf("a Spend with a Patience of a day is %v; want it allowed, with the longest Patience of the share", d)
@@ -458,7 +466,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 			}
 		}
 		a, b, extra := acquire(wantAllowed), acquire(wantAllowed), acquire(wantAllowed) // more than the share: the load was not balanced
-		inner.setFault(down)
+		inner.setFault(alwaysDown)
 		for range 6 { // five minutes of an outage
 			acquire(wantDenied)
 			time.Sleep(25 * time.Second)
@@ -482,7 +490,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 }
 
 func TestCostAboveTheShareHasARetryAfter(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(down))
+	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(alwaysDown))
 	limit := compiled(t, penstock.PerHour(8))
 	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
 		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Plan: limit, Cost: cost})
@@ -494,7 +502,7 @@ func TestCostAboveTheShareHasARetryAfter(t *testing.T) {
 
 func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 	inner := newFaulty()
-	store := guard.Fallback(guard.FallbackOptions{MaxCounters: 2, Limits: failing("open", "closed", "local")})(inner)
+	store := guard.Fallback(guard.FallbackOptions{MaxCounters: 2, Limits: failureSettings("open", "closed", "local")})(inner)
 	charge := func(name, key string) penstock.Charge {
 		return one(penstock.PerHour(4).WithName(name).MustCompile(), key)[0]
 	}
@@ -502,7 +510,7 @@ func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 		decide(t, store, charge("open", fmt.Sprint(i)), charge("closed", fmt.Sprint(i)))
 	}
 	decide(t, store, charge("local", "a"))
-	inner.setFault(down)
+	inner.setFault(alwaysDown)
 	for i, want := range []penstock.Source{penstock.FromFallback, penstock.FromFallback, penstock.FromClosed, penstock.FromClosed} {
 		if d := decide(t, store, charge("local", string(rune('a'+i)))); d.Source != want || d.Allowed != (want == penstock.FromFallback) {
 			t.Fatalf("key %d: %v by %v; want a decision by %v, because the memory has room for two counters", i, d, d.Source, want)
@@ -520,18 +528,21 @@ func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 
 func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 	n := 2
-	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return n }})(penstock.StoreFunc(down))
+	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return n }})(penstock.StoreFunc(alwaysDown))
 	limit := compiled(t, penstock.Limit{Name: "l", Count: 16, Period: 8 * 365 * 24 * time.Hour})
 	granted := 0
-	for _, now := range []struct{ n, total int }{{2, 8}, {4, 8}, {8, 8}, {0, 16}, {-1, 16}, {2, 16}} {
-		n = now.n
+	for _, row := range []struct{ instances, total int }{ // total units granted so far; fewer than 1 instance count as 1
+		{instances: 2, total: 8}, {instances: 4, total: 8}, {instances: 8, total: 8},
+		{instances: 0, total: 16}, {instances: -1, total: 16}, {instances: 2, total: 16},
+	} {
+		n = row.instances
 		for range 20 {
 			if d := decide(t, store, one(limit, "k")...); d.Allowed {
 				granted++
 			}
 		}
-		if granted != now.total {
-			t.Fatalf("%d instances: %d units were granted so far; want %d", now.n, granted, now.total)
+		if granted != row.total {
+			t.Fatalf("%d instances: %d units were granted so far; want %d", row.instances, granted, row.total)
 		}
 	}
 }

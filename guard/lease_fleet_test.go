@@ -359,10 +359,10 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		limit     penstock.Limit
 		isSliding bool
 	}{
-		{penstock.Limit{Name: "fixed", Algorithm: penstock.FixedWindow}, false},
-		{penstock.Limit{Name: "sliding", Algorithm: penstock.SlidingWindow}, false},
-		{penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, true},
-		{penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, true},
+		{limit: penstock.Limit{Name: "fixed", Algorithm: penstock.FixedWindow}},
+		{limit: penstock.Limit{Name: "sliding", Algorithm: penstock.SlidingWindow}},
+		{limit: penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, isSliding: true},
+		{limit: penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, isSliding: true},
 	} {
 		for range effort.Of(1, 160) {
 			seed++

@@ -25,6 +25,7 @@ func leaseUpTo(units int64) func(*penstock.Plan) guard.Settings {
 	return func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: units} }
 }
 
+// newLease returns a Lease that is closed when the test ends.
 func newLease(t testing.TB, store penstock.Store, o guard.LeaseOptions) *guard.Lease {
 	l := guard.NewLease(store, o)
 	t.Cleanup(func() {
@@ -374,7 +375,8 @@ func TestRefilledUnitsAreNotReturned(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(4000))
-		for spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond); l.Stats().Live < 400; {
+		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
+		for l.Stats().Live < 400 {
 			spendRepeatedly(t, l, one(limit, "k"), 1, time.Millisecond)
 		}
 		time.Sleep(400 * time.Millisecond)
@@ -421,6 +423,8 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 	t.Run("redis", func(t *testing.T) { checkManySpenders(t, redis) })
 }
 
+// checkManySpenders spends a limit by concurrent callers of a Lease, until all are denied. All units
+// of the limit must be allowed, left in the store, expired or lost.
 func checkManySpenders(t *testing.T, store penstock.Store) {
 	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: longLife})
 	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))

@@ -85,16 +85,16 @@ func TestErrorsHaveReasons(t *testing.T) {
 		err  error
 		want string
 	}{
-		{t.Context(), penstock.ErrInvalid, "invalid"},
-		{t.Context(), penstock.NewStoreError(penstock.ReasonShed, nil), "shed"},
-		{t.Context(), penstock.NewStoreError(penstock.ReasonBreakerOpen, nil), "breaker_open"},
-		{t.Context(), unavailable(context.DeadlineExceeded), "timeout"},
-		{t.Context(), unavailable(os.ErrDeadlineExceeded), "timeout"},
-		{t.Context(), context.DeadlineExceeded, "other"},
-		{canceled, context.Canceled, "canceled"},
-		{t.Context(), unavailable(context.Canceled), "unknown"}, // the store canceled the call; the caller did not
-		{t.Context(), errors.New("?"), "other"},
-		{t.Context(), fmt.Errorf("a decorator: %w", penstock.NewStoreError(penstock.ReasonBusy, errDown)), "busy"},
+		{ctx: t.Context(), err: penstock.ErrInvalid, want: "invalid"},
+		{ctx: t.Context(), err: penstock.NewStoreError(penstock.ReasonShed, nil), want: "shed"},
+		{ctx: t.Context(), err: penstock.NewStoreError(penstock.ReasonBreakerOpen, nil), want: "breaker_open"},
+		{ctx: t.Context(), err: unavailable(context.DeadlineExceeded), want: "timeout"},
+		{ctx: t.Context(), err: unavailable(os.ErrDeadlineExceeded), want: "timeout"},
+		{ctx: t.Context(), err: context.DeadlineExceeded, want: "other"},
+		{ctx: canceled, err: context.Canceled, want: "canceled"},
+		{ctx: t.Context(), err: unavailable(context.Canceled), want: "unknown"}, // the store canceled the call; the caller did not
+		{ctx: t.Context(), err: errors.New("?"), want: "other"},
+		{ctx: t.Context(), err: fmt.Errorf("a decorator: %w", penstock.NewStoreError(penstock.ReasonBusy, errDown)), want: "busy"},
 	}
 	for _, row := range rows {
 		inner.setFault(failWith(row.err))

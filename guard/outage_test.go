@@ -19,8 +19,8 @@ func TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled(t *testing.T) {
 		name       string
 		begin, end func(*redistest.Server)
 	}{
-		{"stopped", (*redistest.Server).Pause, (*redistest.Server).Resume},
-		{"killed", (*redistest.Server).Kill, func(s *redistest.Server) {
+		{name: "stopped", begin: (*redistest.Server).Pause, end: (*redistest.Server).Resume},
+		{name: "killed", begin: (*redistest.Server).Kill, end: func(s *redistest.Server) {
 			if err := s.Restart(); err != nil {
 				t.Error(err)
 			}

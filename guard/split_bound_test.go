@@ -42,7 +42,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 				return store.Decide(ctx, charges)
 			})
 			limit := compiled(t, penstock.PerDay(int64(units)).With(penstock.FixedWindow))
-			s := split(shards)(counting)
+			s := splitInto(shards)(counting)
 			for i := range units + 100 {
 				calls = 0
 				if d := decide(t, s, one(limit, "k")...); d.Allowed != (i < units) {
@@ -117,7 +117,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 						}
 						return d, err
 					})
-					s := split(shards)(recording)
+					s := splitInto(shards)(recording)
 					old, lowered := compiled(t, penstock.PerDay(from).With(a)), compiled(t, penstock.PerDay(to).With(a))
 					for range used {
 						if !decide(t, s, one(old, "k")...).Allowed {

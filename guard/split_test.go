@@ -26,19 +26,19 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// split splits every limit into n shards.
-func split(n int) penstock.Decorator {
+// splitInto returns a guard that splits every limit into n shards.
+func splitInto(n int) penstock.Decorator {
 	return guard.Split(guard.SplitOptions{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: n} }})
 }
 
 func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(*testing.T) penstock.Store { return split(1)(memstore.New(memstore.Options{})) })
+	storetest.Run(t, func(*testing.T) penstock.Store { return splitInto(1)(memstore.New(memstore.Options{})) })
 }
 
-// summed sets Remaining of each decision of a store by a Peek, because a Spend of a split limit
-// only estimates it.
-func summed(store penstock.Store) penstock.Store {
+// withExactRemaining returns a store whose decisions have the Remaining of a Peek. A Spend of a
+// split limit only estimates its Remaining.
+func withExactRemaining(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
 		if err != nil {
@@ -109,7 +109,7 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 				}
 				return s
 			}})
-			checkLawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
+			checkLawsExcept(t, func() penstock.Store { return withExactRemaining(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -127,7 +127,7 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 			}})
 			// The excepted laws have holds of more slots than a shard has, or holds that change their cost.
 			except := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, brokenLaws...)
-			checkLawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
+			checkLawsExcept(t, func() penstock.Store { return withExactRemaining(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -141,7 +141,7 @@ func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	checkLawsExcept(t, func() penstock.Store {
-		return summed(guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
+		return withExactRemaining(guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
 			if l.Algorithm() != penstock.Concurrency {
 				s.SplitInto = 2
 			}
@@ -160,13 +160,14 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	t.Cleanup(func() { redis.Close() })
 	var mu sync.Mutex
 	decisions := map[string]int{} // by server
-	store := split(6)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	store := splitInto(6)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		mu.Lock()
 		decisions[redis.Node(charges)]++
 		mu.Unlock()
 		return redis.Decide(ctx, charges)
 	}))
-	limit := compiled(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: 1999, Period: 365 * 24 * time.Hour})
+	const units, spends = 1999, 2100 // more spends than units, so all units are granted
+	limit := compiled(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: units, Period: 365 * 24 * time.Hour})
 	decide(t, store, penstock.Charge{Key: "k", Plan: limit, Mode: penstock.Reset})
 	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -178,7 +179,7 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {
-			for calls.Add(1) <= 2100 {
+			for calls.Add(1) <= spends {
 				d, err := store.Decide(t.Context(), one(limit, "k"))
 				if err != nil {
 					t.Error(err)
@@ -189,13 +190,13 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if granted.Load() != 1999 {
-		t.Errorf("%d units were granted; want all 1999", granted.Load())
+	if granted.Load() != units {
+		t.Errorf("%d units were granted; want all %d", granted.Load(), units)
 	}
 	if len(decisions) < 2 {
 		t.Errorf("the decisions by server are %v; want those of at least 2 servers", decisions)
 	}
-	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(decisions))
+	t.Logf("counted: %d spends on one key, decided by %d servers", spends, len(decisions))
 }
 
 // A clock is a time in µs since 1970. It changes only when a test calls advance.
@@ -216,11 +217,11 @@ func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 	tried := 0
 	for name, algorithm := range dividable {
 		if name == "leaky" {
-			continue
+			continue // leaky buckets are not split
 		}
 		for n := 1; n <= 33; n++ {
 			for _, count := range []int64{1, 2, 7, 31, 33, 101} {
-				store := split(n)(newClock().memory())
+				store := splitInto(n)(newClock().memory())
 				c := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "x", Algorithm: algorithm, Count: count, Period: time.Hour})}
 				granted := int64(0)
 				for d := (penstock.Decision{Allowed: true}); d.Allowed; {
@@ -256,7 +257,7 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 			t.Fatal(err)
 		}
 		clock := newClock()
-		start, store, granted := clock.Load(), split(n)(clock.memory()), int64(0)
+		start, store, granted := clock.Load(), splitInto(n)(clock.memory()), int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			clock.advance(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "µs")) * time.Microsecond)
 			for range rapid.IntRange(1, 40).Draw(t, "spends") {
@@ -294,7 +295,7 @@ func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		store, used := split(n)(newClock().memory()), int64(0)
+		store, used := splitInto(n)(newClock().memory()), int64(0)
 		call := func(mode penstock.Mode, cost int64) penstock.Status {
 			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit, Cost: cost, Mode: mode}})
 			if err != nil {
@@ -360,12 +361,14 @@ type firstKey struct{}
 func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 	effort.WithoutRace(t)
 	const callers = 8
-	for _, row := range []struct{ units, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
+	for _, row := range []struct{ units, shards int }{
+		{units: 100, shards: 4}, {units: 100, shards: 16}, {units: 1000, shards: 16}, {units: 999, shards: 7},
+	} {
 		rounds := max(100, 50_000/row.units) // so many that 15 % of the mean are six standard deviations of it
 		deniedByFirst, denied, calls := 0, 0, int64(0)
 		for range rounds {
 			store := &firstKeyStore{next: newClock().memory()}
-			split := split(row.shards)(store)
+			split := splitInto(row.shards)(store)
 			charges := one(compiled(t, penstock.PerHour(int64(row.units))), "k")
 			var mu sync.Mutex
 			firstCalls := map[string]int{} // by the key of the shard
@@ -398,6 +401,8 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 			}
 			calls += store.calls.Load()
 		}
+		// The spends that begin at one shard have the standard deviation σ = √(n/s·(1-1/s)). On average,
+		// σ/√(2π) of them exceed the units of the shard. The formula is the sum of all s shards.
 		n, s := float64(row.units), float64(row.shards)
 		formula := math.Sqrt(n * s * (1 - 1/s) / (2 * math.Pi))
 		mean := float64(deniedByFirst) / float64(rounds)
@@ -419,7 +424,7 @@ func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
 func TestRetryAfterOfASplitLimitIsTheShortestOfItsShards(t *testing.T) {
 	for _, cost := range []int64{1, 2, 5, 10} {
 		clock := newClock()
-		store := split(4)(clock.memory())
+		store := splitInto(4)(clock.memory())
 		charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(10))}
 		for range 10 {
 			decide(t, store, charge)
@@ -441,7 +446,7 @@ func TestRetryAfterOfASplitLimitIsTheShortestOfItsShards(t *testing.T) {
 		if d := decide(t, store, charge); cost == 1 && !d.Allowed {
 			t.Errorf("cost %d: %v after its RetryAfter; want a grant", cost, d)
 		}
-		if d.RetryAfter() > 72*time.Second { // the time until an empty shard of 3 units is full
+		if d.RetryAfter() > 72*time.Second { // until an empty shard of 3 units is full, at 2.5 units a minute
 			t.Errorf("cost %d: RetryAfter is %v; want at most 72s", cost, d.RetryAfter())
 		}
 	}
@@ -449,7 +454,7 @@ func TestRetryAfterOfASplitLimitIsTheShortestOfItsShards(t *testing.T) {
 
 func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	clock := newClock()
-	store := split(4)(clock.memory())
+	store := splitInto(4)(clock.memory())
 	charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(8)), Patience: time.Hour}
 	for i := range 8 {
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != 0 {
@@ -474,7 +479,7 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 	const slots = 30
 	for n := 1; n <= 32; n += 3 {
-		store := split(n)(newClock().memory())
+		store := splitInto(n)(newClock().memory())
 		limit := compiled(t, penstock.InFlight(slots, time.Minute))
 		call := func(holder int, mode penstock.Mode) penstock.Decision {
 			return decide(t, store, penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: mode, Holder: fmt.Sprint("holder-", holder)})
@@ -525,7 +530,7 @@ func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 			t.Fatalf("the denial took %d calls; want at most 3", calls)
 		}
 		user.Key = "another"
-		for range 2 {
+		for range 2 { // limit hot has 6 units, of which the first user has spent 4
 			if d := decide(t, split, hot, hot2, user); !d.Allowed {
 				t.Fatalf("a batch is %v; want 2 batches of another user granted", d)
 			}
@@ -557,7 +562,7 @@ func TestKeysOfShardsAreUnique(t *testing.T) {
 	counters := map[string]string{}
 	key := ""
 	memory := newClock().memory()
-	split := split(8)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	split := splitInto(8)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		for i := range charges {
 			if other, ok := counters[charges[i].Key]; ok && other != key {
 				t.Fatalf("%.20q (%d bytes) and %.20q (%d bytes) share a counter; want different ones", other, len(other), key, len(key))
@@ -583,7 +588,7 @@ func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	memory := newClock().memory()
 	var errOpen error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 	errOfShard := errOpen // the error of shard 2, one of four
-	store := split(4)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	store := splitInto(4)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if strings.HasSuffix(charges[0].Key, "~02") {
 			return penstock.Decision{}, errOfShard
 		}
@@ -630,7 +635,7 @@ func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFaulty()
-			splits := split(8)(store)
+			splits := splitInto(8)(store)
 			charges := one(compiled(t, penstock.PerHour(80)), "k")
 			for range 80 {
 				if d := decide(t, splits, charges...); !d.Allowed {
@@ -661,7 +666,7 @@ func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 }
 
 func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
-	store := split(32)(newClock().memory())
+	store := splitInto(32)(newClock().memory())
 	var batch []penstock.Charge
 	for i := range 3 {
 		batch = append(batch, penstock.Charge{Key: fmt.Sprint(i), Cost: 33, Plan: compiled(t, penstock.PerHour(64))})
@@ -674,7 +679,7 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 	}
 	leaky := penstock.Limit{Name: "q", Algorithm: penstock.LeakyBucket, Count: 10, Burst: 9, Period: time.Hour}.MustCompile()
 	sentKey := ""
-	split(8)(penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	splitInto(8)(penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		sentKey = charges[0].Key
 		return penstock.Decision{}, nil
 	})).Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: leaky, Cost: 1}})
@@ -686,7 +691,7 @@ func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 func BenchmarkSplit(b *testing.B) {
 	for _, n := range []int{1, 8} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			store := split(n)(granting)
+			store := splitInto(n)(granting)
 			charges := one(compiled(b, penstock.PerHour(1000)), "user:42")
 			ctx := context.Background()
 			b.ReportAllocs()

@@ -19,7 +19,7 @@ func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 		10: 72 * time.Second,
 	}
 	for cost, wait := range waits {
-		store := split(4)(newClock().memory())
+		store := splitInto(4)(newClock().memory())
 		charge := spend("k", compiled(t, penstock.PerMinute(10)), 1)
 		for range 10 {
 			if d := decide(t, store, charge); !d.Allowed {

@@ -83,7 +83,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 				return g.Decide(ctx, charges)
 			})), func() {}
 		}},
-		{name: "split", wrap: func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(split(3)(store)), func() {} }},
+		{name: "split", wrap: func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(splitInto(3)(store)), func() {} }},
 		{name: "lease", wrap: leased(lease), slack: lease.Excess},
 		{name: "standard", wrap: standard(guard.Settings{})},
 		{name: "standard with shards", wrap: standard(guard.Settings{SplitInto: 3})},

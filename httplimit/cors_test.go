@@ -40,7 +40,7 @@ func newFailingStore(store penstock.Store) penstock.Store {
 // responses by status.
 func headersByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
-	gate, _ := gateOn(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
+	gate, _ := gateWithoutFallback(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "the upstream's own")
 	}))
@@ -109,7 +109,7 @@ func TestPagesCanReadTheHeadersOfEachDialect(t *testing.T) {
 			"Retry-After",
 		"none": "X-Request-Id, Retry-After",
 	} {
-		gate, _ := gateOf(t, "http: {headers: ["+headers+"], cors: {origins: https://a.example, expose: X-Request-Id}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
+		gate, _ := memoryGate(t, "http: {headers: ["+headers+"], cors: {origins: https://a.example, expose: X-Request-Id}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
 		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		for _, status := range []int{200, 429} {
 			w := send(h, "GET", "/", "Origin", "https://a.example")
@@ -143,7 +143,7 @@ func TestPagesCanReadCustomDenials(t *testing.T) {
 // A browser sends a preflight before each request that is not simple. The page cannot prevent the
 // preflight, and the preflight has no credentials.
 func TestPreflightsAreFree(t *testing.T) {
-	gate, seen := gateOf(t, `
+	gate, seen := memoryGate(t, `
 identities: {client: {key: header X-API-Key}}
 tokens: {secret: "a secret of thirty-two bytes or more", header: X-Token, audience: api}
 tiers: {gold: {header X-Plan: [a-long-plan]}, free: default}

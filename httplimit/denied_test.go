@@ -122,25 +122,25 @@ func TestTextIsForClientsThatListItFirst(t *testing.T) {
 		accept string
 		isText bool
 	}{
-		{"-", false},
-		{"", false},
-		{"*/*", false},
-		{"application/json", false},
-		{"application/problem+json, text/plain", false},
-		{"text/plain", true},
-		{"text/html", true},
-		{"TEXT/HTML", true},
-		{"text/*", true},
-		{"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", true}, // browsers
-		{"text/html, */*", true},
-		{" text/html ; level=1 ; q=1.000, application/*;q=0.9", true},
-		{"application/json, text/plain, */*", false}, // axios
-		{"image/png, text/plain", false},
-		{"text/csv, text/plain", false},
-		{"text/plainer", false},
-		{"text", false},
-		{"/", false},
-		{",text/plain", false},
+		{accept: "-"},
+		{accept: ""},
+		{accept: "*/*"},
+		{accept: "application/json"},
+		{accept: "application/problem+json, text/plain"},
+		{accept: "text/plain", isText: true},
+		{accept: "text/html", isText: true},
+		{accept: "TEXT/HTML", isText: true},
+		{accept: "text/*", isText: true},
+		{accept: "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", isText: true}, // browsers
+		{accept: "text/html, */*", isText: true},
+		{accept: " text/html ; level=1 ; q=1.000, application/*;q=0.9", isText: true},
+		{accept: "application/json, text/plain, */*"}, // axios
+		{accept: "image/png, text/plain"},
+		{accept: "text/csv, text/plain"},
+		{accept: "text/plainer"},
+		{accept: "text"},
+		{accept: "/"},
+		{accept: ",text/plain"},
 	}
 	for _, c := range accepts {
 		w := answerDenial(t, newBodies(bodySettings{}), "GET", c.accept, searchDenied)

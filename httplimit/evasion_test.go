@@ -28,7 +28,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, period = 5, 2 * time.Second
-				gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
+				gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
 				// The requests are held in four groups. Each group starts when the charges of the group before
 				// have expired.
 				var release [4]chan struct{}
@@ -75,7 +75,7 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 // ttl.
 func TestASlotIsKeptWhileItsRequestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, `
+		gate, _ := memoryGate(t, `
 rules:
   - name: a
     per: global
@@ -104,7 +104,7 @@ rules:
 
 // The server notices that a client has left, even if the client has sent a small body.
 func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
+	gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
 	received := make(chan string, 1) // the body of a request, and the error of reading it
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -141,7 +141,7 @@ func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 
 func TestASmallBodyIsCompleteAfterTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
+		gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
 		var bodies []string
 		handler := gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			var b strings.Builder
@@ -162,7 +162,7 @@ func TestASmallBodyIsCompleteAfterTheWait(t *testing.T) {
 // While a request waits, only a small body of known size is read. The handler reads any other body.
 func TestALargeBodyIsNotReadDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
+		gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
 		const unknown, small, large = -1, 16 << 10, 16<<10 + 1 // sizes in bytes
 		var read []bool
 		for _, size := range []int64{small, small, large, unknown} {
@@ -186,7 +186,7 @@ func (brokenReader) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
 
 // A host or method that servers read in different ways is rejected.
 func TestAmbiguousHostsAndMethodsAreMalformed(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: global, limits: [{rate: 1/d, burst: 1}]}]\n")
+	gate, _ := memoryGate(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: global, limits: [{rate: 1/d, burst: 1}]}]\n")
 	handler := gate.Middleware(http.NotFoundHandler())
 	send := func(method, host string) int {
 		r := httptest.NewRequest("POST", "/", nil)
@@ -233,7 +233,7 @@ func TestSpellingsOfOneHostAreEqual(t *testing.T) {
 		{rule: "*.Example.com.", hosts: []string{"a.example.com", "A.B.EXAMPLE.COM.:80"}, other: "example.com"},
 		{rule: "192.0.2.1", hosts: []string{"192.0.2.1", "192.0.2.1:80", "192.0.2.1."}, other: "[::ffff:192.0.2.1]"},
 	} {
-		gate, _ := gateOf(t, fmt.Sprintf(`
+		gate, _ := memoryGate(t, fmt.Sprintf(`
 deny: {host: %q, method: DELETE}
 tiers: {here: {host: [%[1]q, else.example]}, there: default}
 rules:
@@ -267,7 +267,7 @@ rules:
 
 // A request keeps its charge if its status is unknown.
 func TestRequestOfUnknownStatusKeepsItsCharge(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	passed := 0
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		passed++
@@ -286,7 +286,7 @@ func TestRequestOfUnknownStatusKeepsItsCharge(t *testing.T) {
 // The refund is made before the response, so the client's next request finds it.
 func TestRefundsComeBeforeTheResponse(t *testing.T) {
 	for _, part := range []string{"header", "body", "flush", "nothing"} {
-		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
+		gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
 		handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch part {
 			case "header":
@@ -332,7 +332,7 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 			}
 			return memory.Decide(ctx, charges)
 		})
-		gate, _ := gateOn(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
+		gate, _ := gateWithoutFallback(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
 		served := 0
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
 		send := func() int {
@@ -349,7 +349,7 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 }
 
 func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
-	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	gate, seen := memoryGate(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := httplimit.DecisionOf(r.Context()); ok {
 			t.Error("DecisionOf finds a decision; want none, because no enforced limit applies")

@@ -55,8 +55,8 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 	}
 }
 
-// allModes is a policy with a rule for each failure mode.
-const allModes = `
+// allModesPolicy is a policy with a rule for each failure mode.
+const allModesPolicy = `
 rules:
   - {name: open, match: {path: /open}, per: ip, limits: [{rate: 1/h, on_failure: open}, {rate: 5/d, on_failure: open}]}
   - {name: ceiling, match: {path: /ceiling}, per: ip, limits: [{rate: 1/h, on_failure: open, ceiling: 3/h}]}
@@ -66,7 +66,7 @@ rules:
 `
 
 func TestEachLimitHasItsFailureMode(t *testing.T) {
-	withAndWithoutGuards(t, allModes, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, allModesPolicy, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		h := gate.Middleware(respond(200))
 		for _, c := range []struct {
@@ -114,7 +114,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 
 func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 	store := newFlaky()
-	gate, seen := gateOn(t, store, allModes)
+	gate, seen := gateWithoutFallback(t, store, allModesPolicy)
 	h := gate.Middleware(respond(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
 	for _, isDown := range []bool{false, true, false} {
@@ -341,8 +341,12 @@ rules:
 		shadows := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
 		for i, c := range []struct {
 			isDown  bool
-			shadows int
-		}{{false, 3}, {true, 3}, {true, 3}} {
+			shadows int // reported until then
+		}{
+			{isDown: false, shadows: 3},
+			{isDown: true, shadows: 3},
+			{isDown: true, shadows: 3},
+		} {
 			store.IsDown.Store(c.isDown)
 			if got := send(h, "GET", "/").Code; got != 200 {
 				t.Errorf("request %d: status %d; want 200", i+1, got)
@@ -356,7 +360,7 @@ rules:
 
 func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
-	gate, seen := gateOn(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), allModes)
+	gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), allModesPolicy)
 	h := gate.Middleware(respond(200))
 	for path, want := range map[string]int{"/open": 200, "/mixed": 503, "/local": 503, "/closed": 503} {
 		seen.list = nil
@@ -373,7 +377,7 @@ func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 }
 
 func TestRequestsWhoseClientHasLeftAreAbandoned(t *testing.T) {
-	withAndWithoutGuards(t, allModes, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, allModesPolicy, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
@@ -395,7 +399,7 @@ func TestSlotOfAClientThatLeftIsReturned(t *testing.T) {
 func slotOfAClientThatLeft(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	store := newFlaky()
-	gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
 		leave()
 		return d, cmp.Or(ctx.Err(), err)
@@ -422,7 +426,7 @@ rules:
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
 			var returning, returned atomic.Int64
-			gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if charges[0].Mode == penstock.Refund {
 					returning.Add(1)
 					select {
@@ -543,7 +547,11 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	for _, c := range []struct {
 		mode string
 		want []int
-	}{{"closed", []int{503, 503}}, {"open", []int{200, 200}}, {"local", []int{200, 429}}} {
+	}{
+		{mode: "closed", want: []int{503, 503}},
+		{mode: "open", want: []int{200, 200}},
+		{mode: "local", want: []int{200, 429}},
+	} {
 		current.Store(rulesOf(t, fmt.Sprintf(text, c.mode)))
 		for i, want := range c.want {
 			if got := send(h, "GET", "/").Code; got != want {

@@ -41,20 +41,20 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// gateOf returns a gate with a policy and a store in memory, and what it observes.
-func gateOf(t testing.TB, text string) (*httplimit.Gate, *events) {
+// memoryGate returns a gate with a policy and a store in memory, and the events of the gate.
+func memoryGate(t testing.TB, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	return gateWith(t, memstore.New(memstore.Options{}), true, text)
 }
 
-// gateOn does what gateOf does, for a store that has no fallback.
-func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
+// gateWithoutFallback returns a gate over a store that has no fallback, and the events of the gate.
+func gateWithoutFallback(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	return gateWith(t, store, false, text)
 }
 
-// gateWith returns a gate over a store, and what it observes. hasFallback is that of
-// httplimit.Options.
+// gateWith returns a gate over a store, and the events of the gate. httplimit.Options documents
+// hasFallback.
 func gateWith(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
@@ -118,7 +118,7 @@ rules:
 `
 
 func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
-	gate, seen := gateOf(t, perKeyPolicy)
+	gate, seen := memoryGate(t, perKeyPolicy)
 	h := gate.Middleware(respond(200))
 	for i, want := range []int{200, 200, 200, 429, 429} {
 		if got := send(h, "GET", "/search", "X-API-Key", "a").Code; got != want {
@@ -143,14 +143,14 @@ func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 }
 
 func TestDenialHasReasonAndRetryAfter(t *testing.T) {
-	gate, _ := gateOf(t, perKeyPolicy)
+	gate, _ := memoryGate(t, perKeyPolicy)
 	h := gate.Middleware(respond(200))
 	for range 3 {
 		send(h, "GET", "/search", "X-API-Key", "a")
 	}
 	w := send(h, "GET", "/search", "X-API-Key", "a")
 	if got := w.Header().Get("Retry-After"); got != "1200" {
-		t.Errorf("Retry-After is %s; want 1200", got)
+		t.Errorf("Retry-After is %s; want 1200 seconds, in which a limit of 3/h refills 1 unit", got)
 	}
 	if got := w.Header().Get("RateLimit"); got != `"search.hour";r=0;t=1200` {
 		t.Errorf("RateLimit is %s; want r=0 and t=1200", got)
@@ -173,7 +173,7 @@ func TestDenialHasReasonAndRetryAfter(t *testing.T) {
 }
 
 func TestRequestCarriesTheDecision(t *testing.T) {
-	gate, _ := gateOf(t, perKeyPolicy)
+	gate, _ := memoryGate(t, perKeyPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d, ok := httplimit.DecisionOf(r.Context())
 		fmt.Fprint(w, ok, d.Remaining())
@@ -265,7 +265,7 @@ rules:
 `
 
 func TestOnlyFailedLoginsCount(t *testing.T) {
-	gate, _ := gateOf(t, loginPolicy)
+	gate, _ := memoryGate(t, loginPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Password") != "right" {
 			w.WriteHeader(401)
@@ -296,7 +296,7 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 }
 
 func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
-	gate, _ := gateOf(t, loginPolicy)
+	gate, _ := memoryGate(t, loginPolicy)
 	var guesses atomic.Int64
 	allArrived := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -332,7 +332,7 @@ rules:
 	for _, c := range []struct {
 		what    string
 		handler http.HandlerFunc
-		want    string // RateLimit of a second request, which costs 100
+		want    string // RateLimit of a second request, which costs 100 of the 1000 units
 	}{
 		{what: "no actual cost", handler: func(w http.ResponseWriter, r *http.Request) {}, want: `"chat.tokens";r=800`},
 		{what: "less in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, want: `"chat.tokens";r=870`},
@@ -350,7 +350,7 @@ rules:
 			}
 		}, want: `"chat.tokens";r=900`},
 	} {
-		gate, _ := gateOf(t, text)
+		gate, _ := memoryGate(t, text)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Peek") == "" {
 				c.handler(w, r)
@@ -367,7 +367,7 @@ rules:
 }
 
 func TestBodiesAreChargedBySize(t *testing.T) {
-	gate, _ := gateOf(t, `
+	gate, _ := memoryGate(t, `
 rules:
   - name: upload
     per: global
@@ -402,7 +402,7 @@ rules:
 `
 
 func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
-	gate, _ := gateOf(t, slotsPolicy)
+	gate, _ := memoryGate(t, slotsPolicy)
 	for _, handler := range []http.HandlerFunc{
 		func(w http.ResponseWriter, r *http.Request) {},
 		func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) },
@@ -421,7 +421,7 @@ func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
 }
 
 func TestRetryAfterOfASlotIsASecond(t *testing.T) {
-	gate, _ := gateOf(t, `
+	gate, _ := memoryGate(t, `
 rules:
   - name: export
     per: global
@@ -442,7 +442,7 @@ rules:
 
 func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, slotsPolicy)
+		gate, _ := memoryGate(t, slotsPolicy)
 		done := make(chan struct{})
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-done }))
 		var busy sync.WaitGroup
@@ -474,7 +474,7 @@ http: {max_waiting: 3}
 
 func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, queuePolicy)
+		gate, seen := memoryGate(t, queuePolicy)
 		start := time.Now()
 		var served []time.Duration
 		var mu sync.Mutex
@@ -510,7 +510,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 // A request has a place in the queue only until its turn comes, not while its body is read.
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, queuePolicy)
+		gate, _ := memoryGate(t, queuePolicy)
 		h := gate.Middleware(respond(200))
 		send(h, "GET", "/")
 		var slow sync.WaitGroup
@@ -550,7 +550,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 
 func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, queuePolicy)
+		gate, seen := memoryGate(t, queuePolicy)
 		served := 0
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++ }))
 		send(h, "GET", "/")
@@ -571,7 +571,7 @@ func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 }
 
 func TestListsComeFirst(t *testing.T) {
-	gate, seen := gateOf(t, `
+	gate, seen := memoryGate(t, `
 allow: [{header X-API-Key: friend}]
 deny: [{header X-API-Key: [foe]}]
 rules:
@@ -595,7 +595,7 @@ rules:
 }
 
 func TestShadowsAreReportedAndNotEnforced(t *testing.T) {
-	gate, seen := gateOf(t, `
+	gate, seen := memoryGate(t, `
 rules:
   - name: api
     per: global
@@ -630,7 +630,7 @@ rules:
 }
 
 func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
-	gate, _ := gateOf(t, perKeyPolicy)
+	gate, _ := memoryGate(t, perKeyPolicy)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.EscapedPath()) }))
 	for _, target := range []string{"/search", "//search", "/./search", "/x/../search", "/%73earch", "/s%65arch?q=1"} {
 		w := send(h, "GET", target, "X-API-Key", target)
@@ -677,7 +677,7 @@ func TestOwnHandlerAnswersDenials(t *testing.T) {
 }
 
 func TestHandlersKeepTheirResponseWriter(t *testing.T) {
-	gate, _ := gateOf(t, loginPolicy)
+	gate, _ := memoryGate(t, loginPolicy)
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := w.(http.Flusher); !ok {
 			t.Errorf("the response writer is a %T; want an http.Flusher", w)
@@ -704,7 +704,7 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 
 func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 	for body, begins := range map[string]string{"problem": "{", "text": "Too many requests: a.hour", "'no: {{.Rule}}'": "no: a"} {
-		gate, _ := gateOf(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: global, limits: [{rate: 1/h}]}]\n")
+		gate, _ := memoryGate(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: global, limits: [{rate: 1/h}]}]\n")
 		handler := gate.Middleware(http.NotFoundHandler())
 		var w *httptest.ResponseRecorder
 		for range 2 {
@@ -719,7 +719,7 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 
 func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
 	for cost, isValid := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
-		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
+		gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 3); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("with the cost %s, Settle returns %v; want an error only without actual", cost, err)

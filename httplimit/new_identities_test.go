@@ -77,7 +77,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 
 // new_identities does not count identities that the policy lists.
 func TestOnlyInventedIdentitiesAreNew(t *testing.T) {
-	gate, _ := gateOf(t, `
+	gate, _ := memoryGate(t, `
 identities: {client: {first_of: [{user: {header X-User: [a, b]}}, {key: header X-API-Key}, ip]}}
 rules:
   - name: api

@@ -20,7 +20,7 @@ import (
 func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looserShadows, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
-		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
 				panic("a bug in a decorator")
 			}
@@ -54,7 +54,7 @@ func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
 func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, calls := memstore.New(memstore.Options{}), 0
-		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			calls++
 			if calls > 1 {
 				panic("a bug in a decorator")
@@ -73,7 +73,7 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var background sync.WaitGroup
-	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		other := []penstock.Charge{charges[0]}
 		background.Go(func() {
 			_ = ctx.Err()

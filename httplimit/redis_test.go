@@ -78,7 +78,7 @@ rules:
 				case "cluster guarded":
 					store = withGuards(t, store, text, -1) // without a deny cache: a denial may come from a moment when a refund was in flight
 				}
-				gate, _ := gateOn(t, store, text)
+				gate, _ := gateWithoutFallback(t, store, text)
 				server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })))
 				t.Cleanup(server.Close)
 				urls = append(urls, server.URL)
@@ -134,7 +134,7 @@ rules:
 
 // All spellings of one path are charged under one key.
 func TestSpellingsOfOnePathShareOneCounter(t *testing.T) {
-	gate, _ := gateOf(t, `
+	gate, _ := memoryGate(t, `
 rules:
   - name: ride
     match: {path: /api/rides/request}
@@ -262,7 +262,7 @@ rules:
 `
 	var charged [][]penstock.Charge
 	store := openStore(t, server.URL())
-	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if isShadow(charges) {
 			charged = append(charged, slices.Clone(charges))
 			return penstock.Decision{}, penstock.ErrUnavailable

@@ -21,7 +21,7 @@ rules:
 `
 
 func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
-	gate, seen := gateOf(t, looserShadows)
+	gate, seen := memoryGate(t, looserShadows)
 	h := gate.Middleware(respond(200))
 	for i := range 10 {
 		want := 429
@@ -52,7 +52,7 @@ func isShadow(charges []penstock.Charge) bool {
 func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("unclassified")} {
 		memory := memstore.New(memstore.Options{})
-		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
 				return penstock.Decision{}, err
 			}
@@ -85,7 +85,7 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
 		allSent := make(chan struct{})
-		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			sent <- isShadow(charges)
 			<-allSent
 			return memory.Decide(ctx, charges)
@@ -105,7 +105,7 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 
 func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1, candidate: {in_flight: 2}}]}]")
+		gate, seen := memoryGate(t, "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1, candidate: {in_flight: 2}}]}]")
 		release := make(chan struct{})
 		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 		served := make(chan int, 1)
@@ -128,7 +128,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 // A denied request gets status 429 and not 401, so the shadow with on_status 401 must not count it.
 func TestDeniedRequestsAreNotChargedByStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := gateOf(t, `
+		gate, seen := memoryGate(t, `
 rules: [{name: a, per: global, limits: [{name: hard, rate: 1/h}, {name: failed, rate: 3/h, on_status: 401, shadow: true}]}]
 `)
 		h := gate.Middleware(respond(401))

@@ -22,7 +22,8 @@ import (
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
-	// Each value releases one script: the function is called before the script. nil only releases it.
+	// Each value releases one script. A function is called before the script, and its error is the
+	// result of the script. nil only releases the script.
 	releases chan func(context.Context) error
 
 	mu      sync.Mutex
@@ -55,7 +56,8 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	return reply, err
 }
 
-// isRepeated reports whether a call repeats a released script after NOSCRIPT.
+// isRepeated returns true if a call repeats a released script after NOSCRIPT. It removes this
+// repetition from c.unknown.
 func (c *gatedClient) isRepeated(digest string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,6 +125,7 @@ func (g *coalescingTest) callIn(ctx context.Context, cancel context.CancelFunc, 
 	return call
 }
 
+// await returns when ready returns true. The test fails if that takes 20 s.
 func (g *coalescingTest) await(what string, ready func() bool) {
 	g.Helper()
 	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(100 * time.Microsecond) {
@@ -132,7 +135,8 @@ func (g *coalescingTest) await(what string, ready func() bool) {
 	}
 }
 
-// holdTwo keeps two scripts in flight, so that all other callers wait.
+// holdTwo starts two calls and keeps their scripts in flight, so that all other callers wait. It
+// returns the calls.
 func (g *coalescingTest) holdTwo() []*pendingCall {
 	g.Helper()
 	first := []*pendingCall{g.call("a", 1), g.call("b", 1)}
@@ -140,7 +144,8 @@ func (g *coalescingTest) holdTwo() []*pendingCall {
 	return first
 }
 
-// holdThree keeps three scripts in flight, so that all other callers wait, however many they are.
+// holdThree keeps three scripts in flight, so that any number of other callers wait. It returns the
+// calls of these scripts.
 func (g *coalescingTest) holdThree() []*pendingCall {
 	g.Helper()
 	calls := g.holdTwo()
@@ -157,6 +162,7 @@ func (g *coalescingTest) awaitWaiters(n int) {
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
 }
 
+// countGranted waits until the calls have ended, and returns how many of them were granted.
 func (g *coalescingTest) countGranted(calls []*pendingCall) (granted int) {
 	g.Helper()
 	for _, call := range calls {

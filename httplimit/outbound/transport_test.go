@@ -31,7 +31,7 @@ type server struct {
 	start     time.Time
 	sentAfter []time.Duration // when each request was sent, since the start
 	bodies    []string        // of the requests
-	open      int             // how many bodies of responses are not closed
+	unclosed  int             // how many bodies of responses are not closed
 }
 
 func newServer(answer func(n int) *http.Response) *server {
@@ -58,9 +58,9 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 			answer = a
 		}
 	}
-	s.open++
+	s.unclosed++
 	answer.Request = r
-	answer.Body = &closer{Reader: answer.Body, closed: func() { s.mu.Lock(); s.open--; s.mu.Unlock() }}
+	answer.Body = &closer{Reader: answer.Body, closed: func() { s.mu.Lock(); s.unclosed--; s.mu.Unlock() }}
 	return answer, nil
 }
 
@@ -136,8 +136,8 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	}
 }
 
-// wantSent checks when the requests were sent: each not before its time in times, and at most
-// a tenth of that time later.
+// wantSent checks when the requests were sent: each not before its time in times, and at most a tenth
+// of that time (or 1 ms, if that is more) later.
 func (s *server) wantSent(t testing.TB, times ...time.Duration) {
 	t.Helper()
 	s.mu.Lock()
@@ -152,12 +152,12 @@ func (s *server) wantSent(t testing.TB, times ...time.Duration) {
 	}
 }
 
-func (s *server) wantClosed(t testing.TB) {
+func (s *server) wantBodiesClosed(t testing.TB) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open != 0 {
-		t.Errorf("%d response bodies are not closed; want all closed", s.open)
+	if s.unclosed != 0 {
+		t.Errorf("%d response bodies are not closed; want all closed", s.unclosed)
 	}
 }
 
@@ -222,7 +222,7 @@ func TestRequestsWaitAsLongAsTheServerDemands(t *testing.T) {
 				mustSend(t, client, "http://A.example/2")
 				mustSend(t, client, "http://a.example/3")
 				s.wantSent(t, 0, 0, 7*time.Second, 7*time.Second)
-				s.wantClosed(t)
+				s.wantBodiesClosed(t)
 			})
 		})
 	}
@@ -469,7 +469,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 		if _, err := client.RoundTrip(r); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := s.sentAfter[7], 3*time.Second; got != want {
+		if got, want := s.sentAfter[7], 3*time.Second; got != want { // from 1s, when no units were left, 4 units take 2s
 			t.Errorf("a request of cost 4 was sent after %v; want %v", got, want)
 		}
 
@@ -532,7 +532,7 @@ func TestWaitingRequestsAreBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if notSent.Load() != 7 {
-			t.Errorf("%d requests were not sent; want 7", notSent.Load())
+			t.Errorf("%d of 10 requests were not sent; want 7, because MaxWaiting is 3", notSent.Load())
 		}
 		mustSend(t, client, "http://b.example/") // this request does not have to wait, so it is sent
 		all.Wait()
@@ -590,6 +590,8 @@ func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 		time.AfterFunc(30*time.Second, func() { client.recordPause("a.example", response(503, "Retry-After", "200")) })
 		_, err := send(t, client, "http://a.example/")
 		var notSent *NotSentError
+		// The pause ends 230 s after the start. The wait for the Limiter ends slightly after 60 s, so at
+		// most 170 s of the pause are left.
 		if !errors.As(err, &notSent) || !errors.Is(err, ErrPaused) || notSent.RetryAfter < 165*time.Second || notSent.RetryAfter > 170*time.Second {
 			t.Fatalf("the error is %v (%+v); want ErrPaused with a RetryAfter from 165s to 170s", err, notSent)
 		}
@@ -711,7 +713,7 @@ func TestRetries(t *testing.T) {
 				t.Errorf("%s: the response's body has %d bytes, and reading it returns %v; want the whole body", c.what, len(body), err)
 			}
 			answer.Body.Close()
-			s.wantClosed(t)
+			s.wantBodiesClosed(t)
 			s.wantSent(t, c.sent...)
 			if !c.hasNoBody && closed.Load() != 1 {
 				t.Errorf("%s: the first body was closed %d times; want once", c.what, closed.Load())
@@ -746,7 +748,7 @@ func TestRetryThatTheLimiterDeniesReturnsTheFirstResponse(t *testing.T) {
 			t.Errorf("status %d, body %q, error %v; want the first response", answer.StatusCode, body, err)
 		}
 		s.wantSent(t, 0)
-		s.wantClosed(t)
+		s.wantBodiesClosed(t)
 	})
 }
 
@@ -760,7 +762,7 @@ func TestARetryEndsWithItsContext(t *testing.T) {
 			t.Errorf("the error is %v, after %v; want context.Canceled after 3s", err, time.Since(s.start))
 		}
 		s.wantSent(t, 0)
-		s.wantClosed(t)
+		s.wantBodiesClosed(t)
 	})
 }
 
@@ -781,7 +783,7 @@ func TestTruncatedResponseIsReturnedAsItIs(t *testing.T) {
 			t.Errorf("the body is %q, and the error %v; want \"half\" and the error \"broken\"", body, err)
 		}
 		answer.Body.Close()
-		s.wantClosed(t)
+		s.wantBodiesClosed(t)
 		s.wantSent(t, 0)
 	})
 }
@@ -870,7 +872,7 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 		})
 	}
 	all.Wait()
-	s.wantClosed(t)
+	s.wantBodiesClosed(t)
 	if len(s.sentAfter) < goroutines*requestsOfEach || client.waiting != 0 {
 		t.Errorf("%d requests were sent, and %d wait; want at least %d sent and none waiting", len(s.sentAfter), client.waiting, goroutines*requestsOfEach)
 	}

@@ -41,7 +41,12 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	for _, row := range []struct {
 		now      time.Duration
 		canSpend bool
-	}{{time.Millisecond, true}, {l.life - time.Nanosecond, true}, {l.life, false}, {time.Hour, false}} {
+	}{
+		{now: time.Millisecond, canSpend: true},
+		{now: l.life - time.Nanosecond, canSpend: true},
+		{now: l.life},
+		{now: time.Hour},
+	} {
 		if isSpent := k.trySpendLocked(p, row.now, 1); isSpent != row.canSpend {
 			t.Errorf("%v after the draw, a unit was spent: %v; want %v", row.now, isSpent, row.canSpend)
 		}

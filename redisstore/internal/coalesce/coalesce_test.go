@@ -98,13 +98,13 @@ func (s *setup) decide(ctx context.Context, w *Waiter) result {
 		defer s.coalescer.Exit()
 		d, err := s.store.Decide(ctx, w.Charges)
 		time.Sleep(scriptTime)
-		return result{d, true, err, time.Since(begin)}
+		return result{decision: d, isSent: true, err: err, after: time.Since(begin)}
 	}
 	isSent, err := s.coalescer.Wait(ctx, w)
 	if err != nil { // the flight may still write to the waiter
-		return result{penstock.Decision{}, isSent, err, time.Since(begin)}
+		return result{isSent: isSent, err: err, after: time.Since(begin)}
 	}
-	return result{w.Decision, isSent, w.Err, time.Since(begin)}
+	return result{decision: w.Decision, isSent: isSent, err: w.Err, after: time.Since(begin)}
 }
 
 // call decides charges in the background.
@@ -119,8 +119,9 @@ func (s *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
 	return results
 }
 
-// within makes a call whose deadline has no timer of its own, like those of guard.Timeout.
-func (s *setup) within(after time.Duration, charges ...penstock.Charge) <-chan result {
+// callWithin decides charges in the background, with a deadline. The deadline has no timer of its
+// own, like those of guard.Timeout.
+func (s *setup) callWithin(after time.Duration, charges ...penstock.Charge) <-chan result {
 	results := make(chan result, 1)
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		r := s.decide(ctx, &Waiter{Charges: charges})
@@ -134,15 +135,16 @@ func (s *setup) within(after time.Duration, charges ...penstock.Charge) <-chan r
 	return results
 }
 
-var thirty = penstock.PerDay(30).With(penstock.FixedWindow).MustCompile()
+var thirtyPerDay = penstock.PerDay(30).With(penstock.FixedWindow).MustCompile()
 
 func spend(key string, cost int64) penstock.Charge {
-	return penstock.Charge{Key: key, Plan: thirty, Cost: cost}
+	return penstock.Charge{Key: key, Plan: thirtyPerDay, Cost: cost}
 }
 
+// wantUsed checks how many of the 30 units of a key are used.
 func (s *setup) wantUsed(key string, want int64) {
 	s.Helper()
-	d, err := s.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirty, Mode: penstock.Peek}})
+	d, err := s.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirtyPerDay, Mode: penstock.Peek}})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -157,6 +159,7 @@ func (s *setup) failWith(err error) {
 	s.failure = err
 }
 
+// wantFlights checks the number of waiters of each flight that was sent until now.
 func (s *setup) wantFlights(sizes ...int) {
 	s.Helper()
 	s.mu.Lock()
@@ -323,7 +326,7 @@ func TestThirdFlightHasAThreshold(t *testing.T) {
 		for range 100 {
 			s.call(s.Context(), spend("hot", 1))
 		}
-		for i := range thirdFlightMinRequests - 2 {
+		for i := range thirdFlightMinRequests - 2 { // with the hot request, 1 fewer than the third flight needs
 			s.call(s.Context(), spend(fmt.Sprint(i), 1))
 		}
 		s.wantFlights()
@@ -367,11 +370,11 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 			t.Errorf("with a timer: %+v; want DeadlineExceeded after 20ms, not sent", r)
 		}
 		for range 2 {
-			if r := <-s.within(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
+			if r := <-s.callWithin(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
 				t.Errorf("without a timer: %+v; want DeadlineExceeded after about 20ms, not sent", r)
 			}
 		}
-		stays := s.within(time.Hour, spend("k", 30)) // the deadlines that have passed do not end its wait
+		stays := s.callWithin(time.Hour, spend("k", 30)) // the deadlines that have passed do not end its wait
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
 			t.Errorf("the waiter that stayed: %+v; want a grant", r)
@@ -390,12 +393,12 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 			var deadlines []time.Duration
 			for i := range 12 {
 				if i%4 == 0 { // also the first waiter: its deadline is later than those that follow
-					staying = append(staying, s.within(time.Hour, spend("k", 1)))
+					staying = append(staying, s.callWithin(time.Hour, spend("k", 1)))
 					continue
 				}
 				deadline := 20*time.Millisecond + time.Duration(i)*300*time.Microsecond
 				deadlines = append(deadlines, deadline)
-				leaving = append(leaving, s.within(deadline, spend("k", 1)))
+				leaving = append(leaving, s.callWithin(deadline, spend("k", 1)))
 			}
 			if isSent {
 				release()
@@ -453,7 +456,7 @@ func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
 				w.Extras = []*Waiter{{Charges: []penstock.Charge{spend("l", 1)}}}
 			}
 			leaves := s.callWaiter(borrowed, w)
-			stays := s.within(time.Hour, spend("k", 1))
+			stays := s.callWithin(time.Hour, spend("k", 1))
 			release()
 			synctest.Wait()
 			cancel()
@@ -487,7 +490,7 @@ func TestFlightIsCanceledWithItsLastWaiter(t *testing.T) {
 		flight := s.coalescer.flights[0].ctx
 		for i, cancel := range cancels {
 			if flight.Err() != nil {
-				t.Errorf("the flight was canceled while %d waiters wait; want that it runs", 3-i)
+				t.Errorf("the flight was canceled while %d waiters wait; want it still running", 3-i)
 			}
 			cancel()
 			if r := <-calls[i]; !errors.Is(r.err, context.Canceled) || !r.isSent {
