@@ -14,8 +14,8 @@ import (
 
 // A model decides requests at increasing times.
 type model interface {
-	// fits returns what would be granted at a time, and whether that is enough, if no other request
-	// comes before.
+	// fits returns how many units a request at a time would get, and whether it would be granted. It
+	// assumes that no other request comes before that time.
 	fits(r Request, now int64) (granted int64, isEnough bool)
 	remaining(now int64) int64
 	// refundable returns the number of units that could be refunded.
@@ -100,7 +100,7 @@ func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 type bucketModel struct {
 	size    int64    // tokens
 	rate    *big.Rat // tokens per µs
-	used    *big.Rat // tokens at the time at
+	used    *big.Rat // tokens, when at was the current time
 	at      int64    // µs
 	isQueue bool
 	tail    string // the last holder in the queue
@@ -209,7 +209,7 @@ type ledger struct {
 	count  int64
 	grants []event
 	used   func(grants []event, now int64) int64 // units in use
-	counts func(at, now int64) bool              // whether a grant of the time at still counts
+	counts func(at, now int64) bool              // whether a grant that was made at a time still counts now
 	// beginWindow is called before each grant, or is nil.
 	beginWindow func(now int64)
 }

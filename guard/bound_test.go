@@ -56,7 +56,7 @@ func (f *fleet) decideCost(t *testing.T, instance int, cost int64) (isAllowed bo
 		t.Fatal(err)
 	}
 	if d.Allowed {
-		f.admitted = append(f.admitted, admitted{time.Now(), cost})
+		f.admitted = append(f.admitted, admitted{at: time.Now(), units: cost})
 	}
 	return d.Allowed
 }
@@ -126,6 +126,7 @@ func (l load) arriveFor(d time.Duration, arrive func()) {
 }
 
 // simulateSeeds runs a simulation for each seed, and prints the command that replays a failed one.
+// name is the name of the test.
 func simulateSeeds(t *testing.T, seeds int, name string, simulate func(t *testing.T, random *rand.Rand)) {
 	tried := 0
 	for seed := range uint64(seeds) {
@@ -150,8 +151,8 @@ func simulateSeeds(t *testing.T, seeds int, name string, simulate func(t *testin
 	t.Logf("counted: %d seeds of %s", tried, name)
 }
 
-// bucket returns a random limit, with its burst and its rate.
-func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) {
+// randomBucket returns a random limit, with its burst and its rate.
+func randomBucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) {
 	limit = penstock.Limit{Name: "l", Count: 1 + random.Int64N(100), Period: time.Duration(1+random.IntN(3)) * time.Second}
 	limit.Burst = 1 + random.Int64N(2*limit.Count)
 	return limit, float64(limit.Burst), float64(limit.Count) / limit.Period.Seconds()
@@ -174,19 +175,19 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// In an outage, let n instances have shares for known instances. In any interval they admit at most
+// Let n instances each have a share of 1/known in an outage. In any interval they admit at most
 // n/known of the limit's burst and of its rate. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
-		limit, burst, perSecond := bucket(random)
+		limit, burst, perSecond := randomBucket(random)
 		n := 1 + random.IntN(12)
 		known := max(1, n+random.IntN(5)-2)
 		f := newFleet(n, known, compiled(t, limit))
 		load := f.load(random, perSecond*float64(n)/float64(known))
-		costs := 1 + random.Int64N(3)
-		decideAnywhere := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(costs)) }
+		maxCost := 1 + random.Int64N(3)
+		decideAnywhere := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(maxCost)) }
 		load.arriveFor(2*time.Second, decideAnywhere)
 		f.setFault(alwaysDown)
 		start := time.Now()
@@ -214,7 +215,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAddsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
-		limit, burst, perSecond := bucket(random)
+		limit, burst, perSecond := randomBucket(random)
 		n := 1 + random.IntN(12)
 		f := newFleet(n, n, compiled(t, limit))
 		load := f.load(random, perSecond)
@@ -251,7 +252,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 200, "TestOutageUnderFullSkewAddsTheOthersShares", func(t *testing.T, random *rand.Rand) {
-		limit, burst, perSecond := bucket(random)
+		limit, burst, perSecond := randomBucket(random)
 		n := 2 + random.IntN(8)
 		f := newFleet(n, n, compiled(t, limit))
 		start := time.Now()
@@ -335,9 +336,9 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 				}
 				batch = append(batch, c)
 			}
-			got, err1 := store.Decide(t.Context(), batch)
-			want, err2 := reference.Decide(context.Background(), batch)
-			if err := cmp.Or(err1, err2); err != nil {
+			got, errStore := store.Decide(t.Context(), batch)
+			want, errReference := reference.Decide(context.Background(), batch)
+			if err := cmp.Or(errStore, errReference); err != nil {
 				t.Fatal(err)
 			}
 			for i := range batch {

@@ -28,8 +28,8 @@ type leaseFleet struct {
 
 	mu        sync.Mutex
 	admitted  []admission
-	drawn     int64 // by the store
-	lostUnits int64 // units of drawn whose answers did not arrive
+	drawn     int64 // units that the store granted to draws
+	lostUnits int64 // those of drawn whose answers did not arrive
 	crashes   int
 	pauses    int
 }
@@ -39,6 +39,7 @@ type admission struct {
 	units int64
 }
 
+// newLeaseFleet returns a fleet whose n instances count each other. It starts no instance.
 func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseOptions) *leaseFleet {
 	o.Instances = func() int { return n }
 	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: compiled(t, limit.Limit()), start: time.Now(), options: o}
@@ -47,7 +48,7 @@ func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o gua
 func (f *leaseFleet) admit(at time.Time, units int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.admitted = append(f.admitted, admission{at.Sub(f.start), units})
+	f.admitted = append(f.admitted, admission{at: at.Sub(f.start), units: units})
 }
 
 // A member is one instance, and its link to the store. A crash cuts the link. A pause stops the
@@ -66,7 +67,8 @@ type member struct {
 	spent       int64     // by decisions from the lease
 }
 
-func (f *leaseFleet) member(stream uint64) *member {
+// newMember returns an instance. The stream of random numbers must be its own.
+func (f *leaseFleet) newMember(stream uint64) *member {
 	m := &member{fleet: f, rng: rand.New(rand.NewPCG(f.seed, stream))}
 	m.lease = guard.NewLease(penstock.StoreFunc(m.roundTrip), f.options)
 	return m
@@ -229,7 +231,7 @@ func (f *leaseFleet) play(n int, length time.Duration) (leased, all int64) {
 		}
 		instances.Go(func() {
 			for i, stretch := range stretches {
-				m := f.member(uint64(instance*1000 + i))
+				m := f.newMember(uint64(instance*1000 + i))
 				m.run(stretch)
 				isLast := i == len(stretches)-1
 				if !isLast {
@@ -404,25 +406,26 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 			t.Fatalf("Excess is %d; want %d", got, bound)
 		}
 		nearlyABlock := bound / n * 9 / 10
+		const warmUp = 800 // rounds in which the keys become busy, so that leases draw whole blocks
 		var leases []*guard.Lease
 		for range n {
 			leases = append(leases, newLease(t, store, o))
 		}
 		for round := range 2000 {
 			for _, l := range leases {
-				if round > 800 && l.Stats().Live > nearlyABlock {
+				if round > warmUp && l.Stats().Live > nearlyABlock {
 					continue
 				}
 				if _, err := l.Decide(t.Context(), one(limit, "k")); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if round > 800 && allHold(leases, nearlyABlock) {
+			if round > warmUp && allHold(leases, nearlyABlock) {
 				break
 			}
 			time.Sleep(2500 * time.Microsecond)
 		}
-		time.Sleep(300 * time.Millisecond) // the store's bucket refills the units that they hold
+		time.Sleep(300 * time.Millisecond) // the store's bucket refills the units that the leases hold
 		admitted := int64(0)
 		for _, l := range leases {
 			for {
@@ -439,11 +442,12 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 		excess := admitted - burst
 		t.Logf("%d units beyond the burst of %d; the bound is %d", excess, burst, bound)
 		if excess > bound || excess < bound/2 {
-			t.Errorf("%d units beyond the burst; want %d to %d", excess, bound/2, bound)
+			t.Errorf("%d units were admitted beyond the burst; want %d to %d", excess, bound/2, bound)
 		}
 	})
 }
 
+// allHold returns true if each lease holds at least this many units.
 func allHold(leases []*guard.Lease, units int64) bool {
 	for _, l := range leases {
 		if l.Stats().Live < units {

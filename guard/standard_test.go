@@ -112,8 +112,9 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(calls.Add(1) % 100), Plan: limit, Cost: 1}})
 		return d.Source, err
 	}
-	// until calls until the first and the last of 32 concurrent calls are decided by source.
-	until := func(phase string, source penstock.Source) {
+	// callUntil makes 32 concurrent calls, and repeats them until source decides the first and the
+	// last of them.
+	callUntil := func(phase string, source penstock.Source) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); ; {
 			var got [32]penstock.Source
@@ -135,18 +136,18 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 			}
 		}
 	}
-	until("at first", penstock.FromStore)
+	callUntil("at first", penstock.FromStore)
 	for range 2 {
 		server.Pause()
-		until("while Redis hangs", penstock.FromFallback)
+		callUntil("while Redis hangs", penstock.FromFallback)
 		server.Resume()
-		until("when it runs again", penstock.FromStore)
+		callUntil("when it runs again", penstock.FromStore)
 		server.Kill()
-		until("while Redis is gone", penstock.FromFallback)
+		callUntil("while Redis is gone", penstock.FromFallback)
 		if err := server.Restart(); err != nil {
 			t.Fatal(err)
 		}
-		until("when it is back", penstock.FromStore)
+		callUntil("when it is back", penstock.FromStore)
 	}
 	t.Logf("counted: %d calls answered through outages (the slowest took %v)", calls.Load(), time.Duration(slowest.Load()))
 }
@@ -156,15 +157,15 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		var answers, events []string
+		var observed, storeErrors []string // the sources and reasons of the events
 		g := standard(t, store, guard.Options{
 			Breaker: guard.BreakerOptions{Failures: 3},
-			Observe: func(e guard.Event) { answers = append(answers, strings.TrimSpace(e.Source.String()+" "+e.Reason)) },
+			Observe: func(e guard.Event) { observed = append(observed, strings.TrimSpace(e.Source.String()+" "+e.Reason)) },
 			OnStoreError: func(e guard.Event) {
 				if e.Plan == nil || e.Plan.Name() != "hour" || e.Charges != 1 {
 					t.Errorf("the event has %d charges of limit %v; want 1 of limit \"hour\"", e.Charges, e.Plan)
 				}
-				events = append(events, e.Reason)
+				storeErrors = append(storeErrors, e.Reason)
 			},
 		})
 		defer g.Close()
@@ -184,13 +185,13 @@ func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 		store.setFault(failWith(errDown))
 		call(t.Context())
 		call(t.Context())
-		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(events, want) {
-			t.Errorf("OnStoreError got the reasons %q; want %q", events, want)
+		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(storeErrors, want) {
+			t.Errorf("OnStoreError got the reasons %q; want %q", storeErrors, want)
 		}
-		if want := []string{"store", "fallback", "fallback", "store canceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
-			t.Errorf("Observe got the sources and reasons %q; want %q", answers, want)
+		if want := []string{"store", "fallback", "fallback", "store canceled", "fallback", "fallback"}; !slices.Equal(observed, want) {
+			t.Errorf("Observe got the sources and reasons %q; want %q", observed, want)
 		}
-		t.Logf("counted: %d calls without an answer of the store, each reported", len(events))
+		t.Logf("counted: %d calls without an answer of the store, each reported", len(storeErrors))
 	})
 }
 
@@ -304,14 +305,14 @@ func TestStandardHasABreakerForEachNode(t *testing.T) {
 			t.Errorf("the key of a dead node was decided by %v; want by the fallback", source)
 		}
 	}
-	calls := store.calls.Load()
+	callsBefore := store.calls.Load()
 	for range 20 {
 		if source := call("alive"); source != penstock.FromStore {
 			t.Errorf("the key of a live node was decided by %v; want by the store", source)
 		}
 		call("dead")
 	}
-	if n := store.calls.Load() - calls; n > 25 {
+	if n := store.calls.Load() - callsBefore; n > 25 {
 		t.Errorf("the store was called %d times for 40 decisions; want at most 25, since the breaker of the dead node is open", n)
 	}
 	for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
+// openStore opens a store that is closed when the test ends.
 func openStore(t *testing.T, address string) penstock.Store {
 	t.Helper()
 	store, err := redisstore.Open(address, redisstore.Options{})
@@ -83,7 +84,7 @@ rules:
 				t.Cleanup(server.Close)
 				urls = append(urls, server.URL)
 			}
-			var allowed [3]atomic.Int64 // requests, by key
+			var allowed [3]atomic.Int64 // allowed requests of each key
 			send := func(key, server int) bool {
 				request, _ := http.NewRequest("GET", urls[server]+"/", nil)
 				request.Header.Set("X-Tenant", name)
@@ -194,8 +195,9 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 20
 	for _, test := range []struct {
-		candidate                 string
-		scripts, allowed, shadows int64
+		candidate        string // the text after the rate of the limit
+		scripts, allowed int64
+		shadows          int64 // requests that the candidate would have allowed
 	}{
 		{scripts: requests, allowed: requests},
 		{candidate: ", candidate: {rate: 5/h}", scripts: requests, allowed: requests, shadows: 5},
@@ -260,17 +262,17 @@ rules:
   - {name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h}]}
   - {name: b, shadow: true, always: true, per: {key: header X-API-Key}, limits: [{rate: 7/h}]}
 `
-	var charged [][]penstock.Charge
+	var shadowBatches [][]penstock.Charge
 	store := openStore(t, server.URL())
 	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if isShadow(charges) {
-			charged = append(charged, slices.Clone(charges))
+			shadowBatches = append(shadowBatches, slices.Clone(charges))
 			return penstock.Decision{}, penstock.ErrUnavailable
 		}
 		return store.Decide(context.Background(), charges) // without the context, so the shadow gets a call of its own
 	}), text)
 	send(gate.Middleware(respond(200)), "GET", "/", "X-API-Key", "k")
-	key, err := redisstore.KeyOf(charged[0][0], redisstore.Options{})
+	key, err := redisstore.KeyOf(shadowBatches[0][0], redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

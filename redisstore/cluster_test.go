@@ -68,8 +68,8 @@ type keptOpenClient struct{ Client }
 func (keptOpenClient) Close() error { return nil }
 
 // If there are no other callers, redisstore and memstore give the same answer to a batch over
-// several slots, in every field. The batch also leaves the same state. The batches are random.
-// Limits and clocks are hostile, as in TestTwins.
+// several slots, in every field. The batch also leaves the same state. The batches are random, and
+// limits and clocks are chosen to be difficult, as in TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -154,8 +154,9 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 	return nil
 }
 
-// runDry makes dry runs of several batches together. It adds to each batch a charge that is denied.
-// Then it compares the answers with those of memstore for these longer batches.
+// runDry makes dry runs of several batches together, and compares their answers with those of
+// memstore. memstore gets each batch with one more charge, which is denied. So it charges nothing
+// either.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
@@ -346,10 +347,10 @@ func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 		perHour penstock.Charge
 		want    time.Duration
 	}{
-		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1}, time.Hour},
-		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 2}, penstock.Never},
-		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
-		{penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1, Mode: penstock.Peek}, time.Hour},
+		{perHour: penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1}, want: time.Hour},
+		{perHour: penstock.Charge{Key: "b", Plan: hourPlan, Cost: 2}, want: penstock.Never},
+		{perHour: penstock.Charge{Key: "b", Plan: hourPlan, Cost: algorithm.Max / 2, Mode: penstock.Draw}, want: time.Hour},
+		{perHour: penstock.Charge{Key: "b", Plan: hourPlan, Cost: 1, Mode: penstock.Peek}, want: time.Hour},
 	} {
 		for _, batch := range [][]penstock.Charge{{perSecond, c.perHour}, {c.perHour, perSecond}} {
 			d, err := store.Decide(t.Context(), batch)

@@ -25,7 +25,7 @@ type slowClient struct {
 	redisstore.Client
 	isHealed     atomic.Bool
 	running, max atomic.Int64                    // calls that run now; the most that have run at the same time
-	given        atomic.Pointer[context.Context] // of the last call
+	given        atomic.Pointer[context.Context] // the context of the last call
 }
 
 func (c *slowClient) Sharded(context.Context) (bool, error) { return false, nil }
@@ -59,7 +59,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 			_, err := store.Decide(ctx, charges)
 			failure, ok := errors.AsType[*penstock.StoreError](err)
 			if !ok {
-				t.Fatalf("%v; want an error of the store", err)
+				t.Fatalf("Decide returned %v; want a StoreError", err)
 			}
 			return time.Since(began), failure.Reason
 		}
@@ -85,7 +85,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		client.isHealed.Store(true)
 		time.Sleep(time.Hour)
 		if _, reason := decide(); reason != penstock.ReasonNotReady {
-			t.Errorf("after all calls have ended, a decision fails with the reason %v; want not ready, the reason of LOADING", reason)
+			t.Errorf("after all calls have ended, a decision fails with the reason %v; want %v, the reason of LOADING", reason, penstock.ReasonNotReady)
 		}
 	})
 }
@@ -159,7 +159,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 				err := <-ended
 				failure, ok := errors.AsType[*penstock.StoreError](err)
 				if !ok || !failure.MayBeCharged && failure.Reason != penstock.ReasonUnreachable {
-					t.Errorf("%v; want an error of the store", err)
+					t.Errorf("Decide returned %v; want a StoreError with MayBeCharged, or with the reason unreachable", err)
 				}
 			}
 			if took := time.Since(closed); took > time.Second {
@@ -212,7 +212,7 @@ func TestPanicOfAClientIsAnError(t *testing.T) {
 	store := newStore(t, new(panickingClient), redisstore.Options{})
 	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
-		t.Errorf("%v; want an error whose outcome is unknown", err)
+		t.Errorf("Decide returned %v; want a StoreError with MayBeCharged", err)
 	}
 }
 
@@ -250,7 +250,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return &stuckConn{conn, &closing, release}, nil
+		return &stuckConn{Conn: conn, closing: &closing, release: release}, nil
 	}
 	store := redisstore.DisableCoalescing(newStore(t, redisstore.Dial(option), redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}

@@ -60,6 +60,7 @@ func (p *partlyDownClient) EvalSha(ctx context.Context, digest string, keys, arg
 	return p.Client.EvalSha(ctx, digest, keys, args)
 }
 
+// isDown counts a call of the key, and returns true if the call fails.
 func (p *partlyDownClient) isDown(key string) bool {
 	_, key, _ = strings.Cut(key, "{")
 	key, _, _ = strings.Cut(key, "}")

@@ -28,13 +28,14 @@ var addGolden = flag.Bool("golden", false, "add cases that testdata/golden.json 
 
 type goldenCase struct {
 	Name   string
-	Before []goldenCall // these write the keys
-	Keys   []goldenKey  // as they are after these calls
-	After  []goldenCall // these read the keys
+	Before []goldenCall // the calls that write the keys
+	Keys   []goldenKey  // the keys after the calls of Before
+	After  []goldenCall // calls that read the keys
 }
 
+// A goldenCall is a call with its answer.
 type goldenCall struct {
-	At      int64 // µs
+	At      int64 // the time of the call, in µs since 1970
 	Charges []goldenCharge
 	Allowed bool
 	Answers []penstock.Status
@@ -86,7 +87,7 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 			if slices.ContainsFunc(cases, func(known goldenCase) bool { return known.Name == c.Name }) {
 				continue
 			}
-			g := newGolden(t, server, client)
+			g := newGoldenStore(t, server, client)
 			g.decide(c.Before)
 			c.Keys = g.keys()
 			g.decide(c.After)
@@ -97,7 +98,7 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 	answers := 0
 	for _, c := range cases {
 		for _, isWriting := range []bool{false, true} {
-			g := newGolden(t, server, client)
+			g := newGoldenStore(t, server, client)
 			name := c.Name + ", keys of the release"
 			if isWriting { // so that instances of the release can read what this version writes
 				name = c.Name + ", keys of this version"
@@ -121,7 +122,7 @@ func TestGoldenStateIsReadByEveryVersion(t *testing.T) {
 	}
 	// Each algorithm has a case, and so have a group and a mixture.
 	if least := len(goldenAlgorithms()) + 2; len(cases) < least {
-		t.Errorf("there are %d cases; want %d or more", len(cases), least)
+		t.Errorf("the file has %d cases; want %d or more", len(cases), least)
 	}
 	t.Logf("counted: %d answers to %d golden states", answers, len(cases))
 }
@@ -159,11 +160,11 @@ type goldenStore struct {
 	now    time.Time
 }
 
-var goldenCount int
+var goldenStores int // how many stores newGoldenStore has made
 
-func newGolden(t *testing.T, server *redistest.Server, client Client) *goldenStore {
-	goldenCount++
-	g := &goldenStore{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldenCount)}
+func newGoldenStore(t *testing.T, server *redistest.Server, client Client) *goldenStore {
+	goldenStores++
+	g := &goldenStore{T: t, server: server, prefix: fmt.Sprintf("golden-%d-", goldenStores)}
 	g.store = storeOn(t, client, Options{Prefix: g.prefix, Now: func() time.Time { return g.now }})
 	return g
 }
@@ -191,6 +192,7 @@ func (g *goldenStore) decide(calls []goldenCall) []goldenCall {
 	return calls
 }
 
+// do sends a command to the server, and returns the reply.
 func (g *goldenStore) do(args ...string) any {
 	g.Helper()
 	reply, err := g.server.Do(args...)

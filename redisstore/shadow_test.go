@@ -36,9 +36,9 @@ func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shado
 	return call
 }
 
-// looser returns a limit for shadows. This limit has the algorithm of g.limit, and admits 50 units
+// looserLimit returns a limit for shadows. It has the algorithm of g.limit, and admits 50 units
 // instead of 30.
-func looser(g *coalescingTest) *penstock.Plan {
+func looserLimit(g *coalescingTest) *penstock.Plan {
 	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
 	return l.MustCompile()
@@ -57,9 +57,9 @@ func (call *shadowedCall) wait(g *coalescingTest) {
 func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
-	allowed, shadow := 0, 0
+	allowed, allowedShadows := 0, 0
 	for range 60 {
-		call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+		call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 		g.client.pass(1)
 		call.wait(g)
 		if call.err != nil || call.batch.Err != nil || call.separateCalls.Load() != 0 {
@@ -69,11 +69,11 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 			allowed++
 		}
 		if call.batch.Decision.Allowed {
-			shadow++
+			allowedShadows++
 		}
 	}
-	if scripts := g.client.scripts.Load(); scripts != 60 || allowed != 30 || shadow != 50 {
-		t.Errorf("in %d scripts, %d calls and %d shadows were allowed; want 60, 30 and 50", scripts, allowed, shadow)
+	if scripts := g.client.scripts.Load(); scripts != 60 || allowed != 30 || allowedShadows != 50 {
+		t.Errorf("in %d scripts, %d calls and %d shadows were allowed; want 60, 30 and 50", scripts, allowed, allowedShadows)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		for range 62 {
 			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 			if hasShadows {
-				call := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+				call := g.callWithShadow(charge, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 				calls, shadowed = append(calls, call.pendingCall), append(shadowed, call)
 			} else {
 				calls = append(calls, g.call("k", 1))
@@ -100,7 +100,7 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		g.awaitWaiters(waiting)
 		g.client.pass(3) // two that are held, and one for the waiters
 		if granted := g.countGranted(calls); granted != 32 || g.client.scripts.Load() != 3 {
-			t.Errorf("with shadows %t: %d calls were granted in %d scripts; want 32 in 3", hasShadows, granted, g.client.scripts.Load())
+			t.Errorf("with shadows %t: %d calls were granted in %d scripts; want 32 (2 that are held, and 30 under their key) in 3", hasShadows, granted, g.client.scripts.Load())
 		}
 		allowedShadows := 0
 		for _, call := range shadowed {
@@ -126,7 +126,7 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 	var shadowed []*shadowedCall
 	for i := range 62 {
 		key := fmt.Sprint("key", i)
-		call := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
+		call := g.callWithShadow(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looserLimit(g), Cost: 1})
 		calls, shadowed = append(calls, call.pendingCall), append(shadowed, call)
 	}
 	g.awaitWaiters(1 + 2*62)
@@ -188,7 +188,7 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, isQueued := range []bool{false, true} {
 		g := newCoalescingTest(t, dial(server.URL())(t))
-		limit := looser(g).Limit()
+		limit := looserLimit(g).Limit()
 		limit.Group = "candidates" // so that it has another string in Redis
 		bad := penstock.Charge{Key: "malformed", Plan: limit.MustCompile(), Cost: 1}
 		key, err := redisstore.KeyOf(bad, redisstore.Options{Prefix: g.prefix})
@@ -230,7 +230,7 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	g.client.releases <- func(context.Context) error { return errors.New("the connection broke") }
@@ -248,7 +248,7 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	calls := g.holdTwo()
-	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 	g.awaitWaiters(2)
 	call.cancel()
 	call.wait(g)
@@ -265,7 +265,7 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescingTest(t, dial(server.URL())(t))
 	others := g.holdTwo()
-	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 	g.awaitWaiters(2)
 	g.client.pass(2)
 	ended := make(chan struct{})

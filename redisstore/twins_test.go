@@ -20,7 +20,7 @@ import (
 )
 
 // The Go steps and their Lua twins give equal answers, in every field. Batches are random, with few
-// keys and hostile limits. The clock stops, moves by a few µs, jumps and steps back. Limits change
+// keys and limits that are chosen to be difficult. The clock stops, moves by a few µs, jumps and steps back. Limits change
 // and keep their names.
 func TestTwins(t *testing.T) {
 	effort.WithoutRace(t)
@@ -79,7 +79,8 @@ func twinSubjects() []twinSubject {
 	return append(subjects, mixed)
 }
 
-// runTwins makes the same calls to both stores, and returns how many batches they agreed on.
+// runTwins makes the same calls to redisstore and memstore. It returns how many batches got the same
+// answers from both.
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000)) // from 2023 to 2030
 	now := func() time.Time { return clock }
@@ -115,7 +116,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		}
 		got, order, err := redis.decideList(context.Background(), batches)
 		if err != nil {
-			return decided, fmt.Errorf("%w: %v", err, batches)
+			return decided, fmt.Errorf("redis could not decide the batches: %w: %v", err, batches)
 		}
 		for _, i := range order {
 			batch := batches[i]
@@ -209,6 +210,7 @@ func (d *serialDecider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 	}
 }
 
+// describe returns a line for each charge of a batch, for messages.
 func describe(batch []penstock.Charge) string {
 	text := ""
 	for _, c := range batch {

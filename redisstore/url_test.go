@@ -22,8 +22,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// fields formats the options of a URL, without those that all URLs have in common.
-func fields(o rueidis.ClientOption) string {
+// formatOptions formats the options of a URL, without those that all URLs have in common.
+func formatOptions(o rueidis.ClientOption) string {
 	var s strings.Builder
 	fmt.Fprint(&s, strings.Join(o.InitAddress, " "))
 	for _, f := range []struct {
@@ -127,8 +127,8 @@ func TestURLsAreParsed(t *testing.T) {
 		"unix:///run/r?password_file=" + passwordFile:                               "/run/r, password from a file, socket",
 	} {
 		o, err := redisstore.ParseURL(url)
-		if err != nil || fields(o) != want {
-			t.Errorf("%s is parsed as %s, %v; want %s", url, fields(o), err, want)
+		if err != nil || formatOptions(o) != want {
+			t.Errorf("%s is parsed as %s, %v; want %s", url, formatOptions(o), err, want)
 		}
 		if !o.DisableCache || !o.DisableRetry || o.ClientName != "penstock" || o.Dialer.KeepAlive != time.Second || o.ConnWriteTimeout != time.Second {
 			t.Errorf("%s has the options %+v; want those that every client has", url, o)
@@ -296,7 +296,7 @@ func FuzzParseURL(f *testing.F) {
 			return
 		}
 		if len(o.InitAddress) == 0 || o.InitAddress[0] == "" || o.SelectDB < 0 || o.Dialer.Timeout <= 0 {
-			t.Errorf("%q is parsed as %s; want a server, a database from 0 on and a timeout", url, fields(o))
+			t.Errorf("%q is parsed as %s; want a server, a database from 0 on and a timeout", url, formatOptions(o))
 		}
 	})
 }

@@ -167,6 +167,7 @@ func newExperiment(t *testing.T, f *fault) *experiment {
 	return e
 }
 
+// run runs the fault on a target of this kind, and checks the decisions.
 func (e *experiment) run(k kind) {
 	e.target = start(e.T, k, e.fault)
 	if e.fault.prepare != nil {
@@ -240,7 +241,8 @@ func (e *experiment) isPartial() bool {
 	return e.fault.isPartial || e.target.kind == cluster && e.fault.decidedBy == byFallbacks
 }
 
-// enough is how many decisions by a source the tests wait for, on each instance and for each limit.
+// enough is the number of decisions by a source for which the tests wait, on each instance and for
+// each limit.
 const enough = 10
 
 // awaitStore waits until the store decides for every limit on every instance.
@@ -272,7 +274,7 @@ func (e *experiment) awaitRequests(n int) {
 	e.await(fmt.Sprintf("the decision of request %d", n), func() bool { return e.load.requests() >= n })
 }
 
-// forRequests makes a fault last for n requests.
+// forRequests returns a fault.meanwhile that lasts for n requests.
 func forRequests(n int) func(*experiment) {
 	return func(e *experiment) { e.Helper(); e.awaitRequests(n) }
 }
@@ -307,6 +309,7 @@ func (e *experiment) do(commands ...string) {
 	}
 }
 
+// noop is for faults that need no begin or no end.
 func noop(*experiment) {}
 
 // undo is the end of faults whose begin sets experiment.undo.

@@ -14,8 +14,7 @@ import (
 // groups are the targets with several servers.
 var groups = []kind{sentinel, cluster}
 
-// inSoak is the number of times that a soak repeats a fault if a group of servers needs seconds to
-// recover from it. Each failover gets a new group, because a second failover soon after the first
+// inSoak is how often a soak repeats a fault from which a group of servers needs seconds to recover. Each failover gets a new group, because a second failover soon after the first
 // may make the Sentinels start a third.
 const inSoak = 8
 
@@ -67,9 +66,9 @@ func awaitSuccessor(e *experiment) {
 	e.Logf("the replica took over after %v", time.Since(began).Round(time.Millisecond))
 }
 
-// awaitSlotsWithout waits until all nodes but one see every slot served.
-func (t *target) awaitSlotsWithout(n *redistest.Server) error {
-	rest := redistest.Cluster{Nodes: slices.DeleteFunc(slices.Clone(t.cluster.Nodes), func(s *redistest.Server) bool { return s == n })}
+// awaitSlotsWithout waits until all nodes except the excluded one report that every slot is served.
+func (t *target) awaitSlotsWithout(excluded *redistest.Server) error {
+	rest := redistest.Cluster{Nodes: slices.DeleteFunc(slices.Clone(t.cluster.Nodes), func(s *redistest.Server) bool { return s == excluded })}
 	return rest.AwaitAllSlots()
 }
 
@@ -239,5 +238,5 @@ func (e *experiment) currentKey(rng *rand.Rand) limitKey {
 	defer e.load.mu.Unlock()
 	limit := rng.IntN(len(guardedLimits))
 	n := e.load.firstKeyLocked(limit) + rng.Int64N(max(guardedLimits[limit].keys-1, 1))
-	return limitKey{limit, fmt.Sprint("k", n)}
+	return limitKey{limit: limit, key: fmt.Sprint("k", n)}
 }

@@ -31,8 +31,8 @@ var (
 	slots    = penstock.InFlight(1, time.Second)
 )
 
-// leasing returns the guard settings of a limit: all limits but slots are leased.
-func leasing(limit *penstock.Plan) guard.Settings {
+// leaseSettings returns the guard settings of a limit. All limits except slots are leased.
+func leaseSettings(limit *penstock.Plan) guard.Settings {
 	if limit.Name() == slots.Name {
 		return guard.Settings{OnFailure: guard.FailClosed}
 	}
@@ -47,7 +47,7 @@ func openLeasing(url string) (instance *guard.Guarded, spyOfStore *spy, closeAll
 		return nil, nil, nil, err
 	}
 	s := newSpy(store)
-	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: configuredInstances, DenyCacheTTL: 50 * time.Millisecond,
+	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leaseSettings, Instances: configuredInstances, DenyCacheTTL: 50 * time.Millisecond,
 		Timeout: guard.TimeoutOptions{After: patient}})
 	if err != nil {
 		return nil, nil, nil, err
@@ -113,6 +113,7 @@ type child struct {
 	grants []grant
 }
 
+// startChild starts a child that spends this limit. The child is killed when the test ends.
 func startChild(t *testing.T, url string, limit *penstock.Plan) *child {
 	t.Helper()
 	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan error, 1)}
@@ -162,6 +163,7 @@ func (c *child) awaitLeased(t *testing.T, more int) {
 	}, "the child spends units of its lease")
 }
 
+// eventually returns when ok returns true. The test fails if that takes 30 s.
 func eventually(t *testing.T, ok func() bool, what string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
@@ -239,10 +241,10 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
-	ends, complete := repeats(2, 60), 0 // complete: programs that returned their whole lease
-	for tries := 0; complete < ends; tries++ {
-		if tries == 3*ends {
-			t.Fatalf("only %d of %d programs returned their whole lease; want %d", complete, tries, ends)
+	wantComplete, complete := repeats(2, 60), 0 // programs that return their whole lease
+	for tries := 0; complete < wantComplete; tries++ {
+		if tries == 3*wantComplete {
+			t.Fatalf("only %d of %d programs returned their whole lease; want %d", complete, tries, wantComplete)
 		}
 		before := usedDaily(t, store)
 		c := startChild(t, s.URL(), daily)
@@ -269,9 +271,10 @@ func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 			reset(t, store)
 		}
 	}
-	t.Logf("counted: %d programs terminated", ends)
+	t.Logf("counted: %d programs terminated", wantComplete)
 }
 
+// reset makes all units of the daily limit available.
 func reset(t *testing.T, store *redisstore.Store) {
 	t.Helper()
 	if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: daily, Mode: penstock.Reset}}); err != nil {
@@ -305,7 +308,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 			}
 			if d.Allowed {
 				mu.Lock()
-				otherGrants = append(otherGrants, grant{d.Source, at.UnixMicro(), time.Now().UnixMicro()})
+				otherGrants = append(otherGrants, grant{source: d.Source, from: at.UnixMicro(), to: time.Now().UnixMicro()})
 				mu.Unlock()
 			}
 			time.Sleep(500 * time.Microsecond)

@@ -143,7 +143,7 @@ func othersDecide(e *experiment) {
 			return hasOpened
 		})
 	})
-	right, dead := 0, 0
+	byRightSource, dead := 0, 0 // requests with the source that they should have; requests for the dead shard
 	const calls = 300
 	for i := range calls {
 		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Plan: guardedLimits[closedLimit].plan, Cost: 1}
@@ -155,14 +155,14 @@ func othersDecide(e *experiment) {
 			dead++
 		}
 		if isDead == (d.Source == penstock.FromClosed) {
-			right++
+			byRightSource++
 		}
 	}
-	if dead < calls/6 || dead > calls/2 || right < calls*9/10 { // a third of the keys is expected
+	if dead < calls/6 || dead > calls/2 || byRightSource < calls*9/10 { // the dead shard should have a third of the keys
 		e.Errorf("of %d keys, %d are on the dead shard, and %d had the right source; want %d to %d, and at least %d",
-			calls, dead, right, calls/6, calls/2, calls*9/10)
+			calls, dead, byRightSource, calls/6, calls/2, calls*9/10)
 	}
-	e.Logf("counted: %d keys of all shards used while one is dead (%d on the dead shard, %d with the right source)", calls, dead, right)
+	e.Logf("counted: %d keys of all shards used while one is dead (%d on the dead shard, %d with the right source)", calls, dead, byRightSource)
 }
 
 // closedLimit is the index of the limit that denies without the store.

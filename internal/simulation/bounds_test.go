@@ -63,6 +63,7 @@ type admissionSet struct {
 	admitted       []admission
 }
 
+// where describes the instances of the set, for messages.
 func (g *admissionSet) where() string {
 	if g.instanceID == storeUnits {
 		return "all instances"
@@ -72,20 +73,20 @@ func (g *admissionSet) where() string {
 
 // admissionSets divides the admissions into sets. It reports an admission that no source may make.
 func (h *history) admissionSets(sc *scenario) (sets []*admissionSet) {
-	type name struct {
+	type setID struct {
 		guarded    *guardedLimit
 		key        string
 		instanceID int
 	}
-	known := make(map[name]*admissionSet)
+	setsByID := make(map[setID]*admissionSet)
 	for _, a := range h.admitted {
 		if a.key == wildKey {
 			continue
 		}
-		n := name{a.guarded, a.key, a.instanceID}
+		id := setID{guarded: a.guarded, key: a.key, instanceID: a.instanceID}
 		switch s := a.guarded.settings; {
 		case a.source == penstock.FromStore || a.source == penstock.FromLease:
-			n.instanceID = storeUnits
+			id.instanceID = storeUnits
 		case s.OnFailure == guard.FailClosed:
 			h.problems = append(h.problems, "bound: a closed limit admitted "+a.String())
 			continue
@@ -94,10 +95,10 @@ func (h *history) admissionSets(sc *scenario) (sets []*admissionSet) {
 		case a.clock%a.guarded.limit.Limit().Period.Microseconds() == 0:
 			continue // at the edge of a window: the instance's clock may differ by 1 µs, so its window is unknown
 		}
-		g := known[n]
+		g := setsByID[id]
 		if g == nil {
-			g = &admissionSet{guarded: a.guarded, key: a.key, instanceID: n.instanceID, knownInstances: a.knownInstances}
-			known[n] = g
+			g = &admissionSet{guarded: a.guarded, key: a.key, instanceID: id.instanceID, knownInstances: a.knownInstances}
+			setsByID[id] = g
 			sets = append(sets, g)
 		}
 		g.hasChanged = g.hasChanged || g.knownInstances != a.knownInstances
@@ -200,7 +201,7 @@ func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack 
 		return checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)) // its windows are no longer aligned
 	case l.Algorithm == penstock.FixedWindow, l.Algorithm.Name() == penstock.SlidingWindow.Name():
 		return checkWindows(admitted, credits, float64(n)+extra, func(first, a *admission) bool { return windowOf(first) == windowOf(a) })
-	case l.Algorithm == penstock.AnchoredWindow:
+	case l.Algorithm == penstock.AnchoredWindow: // a period can touch two windows, and two periods three
 		return worseOf(checkWindows(admitted, credits, 2*float64(n)+extra, within(l.Period)),
 			checkWindows(admitted, credits, 3*float64(n)+extra, within(2*l.Period)))
 	default: // a log or sub-windows
@@ -236,7 +237,7 @@ func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits 
 			continue // a booking whose charge was credited before its turn came
 		}
 		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
-		worst = worseOf(worst, worstCase{level - pendingCredit(credits, a.at), worst.bound, a.at})
+		worst = worseOf(worst, worstCase{reached: level - pendingCredit(credits, a.at), bound: worst.bound, at: a.at})
 	}
 	return worst
 }
@@ -282,7 +283,7 @@ func checkWindows(admitted []admission, credits []credit, bound float64, isToget
 			sum -= left[first]
 			first++
 		}
-		worst = worseOf(worst, worstCase{float64(sum) - pendingCredit(credits, a.at), bound, a.at})
+		worst = worseOf(worst, worstCase{reached: float64(sum) - pendingCredit(credits, a.at), bound: bound, at: a.at})
 	}
 	return worst
 }
@@ -312,7 +313,7 @@ func (h *history) checkHolds(g *admissionSet, l penstock.Limit, credits []credit
 				sum += held.units
 			}
 		}
-		worst = worseOf(worst, worstCase{float64(sum), worst.bound, a.at})
+		worst = worseOf(worst, worstCase{reached: float64(sum), bound: worst.bound, at: a.at})
 	}
 	return worst
 }
