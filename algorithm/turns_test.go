@@ -10,7 +10,7 @@ type variant struct {
 	limit    Limit
 	prepare  func(Limit) (Params, error)
 	at       func(Params, int64) Params
-	kind     int   // index in the subject's kin, which differ in how windows begin or are divided; -1: the subject itself
+	kind     int   // index in the subject's kin; -1: the subject itself
 	shortest int64 // the shortest window, in µs
 }
 
@@ -83,11 +83,11 @@ func (r *run) switchTo(t variant) {
 	r.change(t.limit)
 }
 
-// most returns the largest result of the function of, which it calls with each limit.
-func most(variants []variant, of func(Limit) int64) int64 {
+// most returns the largest value that valueOf returns for one of the limits.
+func most(variants []variant, valueOf func(Limit) int64) int64 {
 	n := int64(0)
 	for _, t := range variants {
-		n = max(n, of(t.limit))
+		n = max(n, valueOf(t.limit))
 	}
 	return n
 }
@@ -138,8 +138,8 @@ func sumOfWindows(variants []variant, apart int64) (kinds int, sum int64) {
 	return len(admitted), sum
 }
 
-// If several limits use one state in turn, what one has used counts for the others: together they
-// admit what the largest admits. A denied request is granted at its RetryAfter and not before.
+// If several limits use one state in turn, the units that one has used count for the others. Together
+// they admit as much as the largest admits. A denied request is granted at its RetryAfter and not before.
 // RetryAfter is at most the time that the slowest limit needs to refill all used units.
 var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
 	r := startRun(a, roll)

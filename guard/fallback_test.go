@@ -409,7 +409,7 @@ func TestFallbackOfABucketRemembersAtMostTwiceItsShare(t *testing.T) {
 		store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return c.instances }})(inner)
 		limit := compiled(t, penstock.Limit{Name: "l", Algorithm: penstock.TokenBucket, Count: 20, Period: 20 * hour, Burst: 20})
 		decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Force, Cost: 60})
-		inner.setFault(down)
+		inner.setFault(alwaysDown)
 		d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1})
 		if got := d.RetryAfter().Round(time.Minute); got != c.retryAfter {
 			t.Errorf("%d instances: RetryAfter in the outage is %v; want %v", c.instances, got, c.retryAfter)

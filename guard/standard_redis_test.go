@@ -91,7 +91,8 @@ type caller struct {
 	limits []*penstock.Plan
 }
 
-var anyAlgorithm = []*algorithm.Algorithm{
+// allAlgorithms has an algorithm of each kind.
+var allAlgorithms = []*algorithm.Algorithm{
 	penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog,
 	penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC), penstock.Concurrency,
 }
@@ -100,7 +101,7 @@ var anyAlgorithm = []*algorithm.Algorithm{
 func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 	c := &caller{Rand: rand.New(rand.NewPCG(seed, 1))}
 	for i := range 3 {
-		limit := penstock.Limit{Name: fmt.Sprint("l", i), Algorithm: anyAlgorithm[c.IntN(len(anyAlgorithm))], Count: 1 + c.Int64N(12),
+		limit := penstock.Limit{Name: fmt.Sprint("l", i), Algorithm: allAlgorithms[c.IntN(len(allAlgorithms))], Count: 1 + c.Int64N(12),
 			Period: periods[c.IntN(len(periods))]}
 		if c.IntN(2) == 0 {
 			limit.Group = "g"
@@ -184,10 +185,10 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 			for i := range batch {
 				batch[i].Key += fmt.Sprint("-", seed)
 			}
-			got, err1 := g.Decide(t.Context(), batch)
-			want, err2 := memory.Decide(t.Context(), batch)
-			if err1 != nil || err2 != nil {
-				t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
+			got, errGuards := g.Decide(t.Context(), batch)
+			want, errMemory := memory.Decide(t.Context(), batch)
+			if errGuards != nil || errMemory != nil {
+				t.Fatalf("through guards: %v; by memory: %v; want no errors", errGuards, errMemory)
 			}
 			if got.Source != penstock.FromStore {
 				t.Fatalf("seed %d, step %d, %+v: decided by %v; want by the store", seed, step, batch, got.Source)
@@ -232,15 +233,15 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 							batch[i].Key += fmt.Sprint("-", seed)
 						}
 						at = time.Now()
-						got, err1 := g.Decide(t.Context(), batch)
+						got, errGuards := g.Decide(t.Context(), batch)
 						if got.Source == penstock.FromStore {
 							at = lastRead
 						} else {
 							cached.Add(1)
 						}
-						want, err2 := memory.Decide(t.Context(), batch)
-						if err1 != nil || err2 != nil {
-							t.Fatalf("through guards: %v; by memory: %v; want no errors", err1, err2)
+						want, errMemory := memory.Decide(t.Context(), batch)
+						if errGuards != nil || errMemory != nil {
+							t.Fatalf("through guards: %v; by memory: %v; want no errors", errGuards, errMemory)
 						}
 						if err := compareDecisions(got, want); err != nil {
 							t.Fatalf("seed %d, step %d, %+v: %v", seed, step, batch, err)

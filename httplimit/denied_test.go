@@ -119,8 +119,8 @@ func TestCustomBodyIsNotUsedForOtherReasons(t *testing.T) {
 
 func TestTextIsForClientsThatListItFirst(t *testing.T) {
 	accepts := []struct {
-		accept string
-		isText bool
+		accept string // "-": no Accept header
+		isText bool   // whether the body is text
 	}{
 		{accept: "-"},
 		{accept: ""},

@@ -92,8 +92,9 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
 		for _, row := range []struct {
-			name                  string
-			isConnected, isSilent bool // a connection was open before; the server accepts connections and never answers
+			name        string
+			isConnected bool // a connection was open before
+			isSilent    bool // the server accepts connections, and never answers
 		}{
 			{name: "the first"},
 			{name: "the first, without an answer", isSilent: true},

@@ -27,6 +27,7 @@ func keyStore(t testing.TB, secret string) *Store {
 	return s
 }
 
+// planOf compiles a limit.
 func planOf(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
 	plan, err := limit.Compile()
@@ -36,6 +37,7 @@ func planOf(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	return plan
 }
 
+// nameOf returns the name in Redis of a key's state.
 func (s *Store) nameOf(key string, plan *penstock.Plan) string {
 	return string(s.appendKey(nil, key, plan))
 }

@@ -47,7 +47,7 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	t.Logf("counted: %d calls refused for one of %d missing rights", refused, len(all))
 }
 
-// dropMarks returns -1, which drops the character, for all but lower-case letters.
+// dropMarks is a mapping for strings.Map that drops all characters except lower-case letters.
 func dropMarks(c rune) rune {
 	if c >= 'a' && c <= 'z' {
 		return c
@@ -230,6 +230,7 @@ func dump(t *testing.T, s *redistest.Server) map[string]string {
 	return state
 }
 
+// mustDo sends a command to the server, and returns the reply.
 func mustDo(t testing.TB, s *redistest.Server, args ...string) any {
 	t.Helper()
 	reply, err := s.Do(args...)

@@ -58,13 +58,14 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	}
 	startOn(t, first, program)
 	reports := json.NewDecoder(out)
+	// runSeries makes busyMain decide n requests that charge this number of limits.
 	runSeries := func(when string, limits, n int) (r busyReport) {
 		t.Helper()
 		if _, err := fmt.Fprintln(in, limits, n); err != nil {
 			t.Fatal(err)
 		}
 		if err := reports.Decode(&r); err != nil {
-			t.Fatalf("%s: %v", when, err)
+			t.Fatalf("%s: read the report of the program: %v; want no error", when, err)
 		}
 		if n == decisions {
 			t.Logf("counted: %d of %d decisions by the store %s (%d calls, %d openings of a breaker, the slowest took %v; the program had %d %% of a core for %v; last error: %s)",
@@ -72,6 +73,7 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 		}
 		return r
 	}
+	// checkSeries checks that the store decides a series, and that no breaker opens.
 	checkSeries := func(when string, limits int) {
 		t.Helper()
 		if r := runSeries(when, limits, decisions); r.ByStore*1000 < decisions*999 || r.Openings > 0 {
@@ -108,12 +110,12 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 // program is stopped while it waits for replies. Two seconds later, the program continues.
 func stopDuringCalls(t *testing.T, server *redistest.Server, program *os.Process) {
 	t.Helper()
-	had, _, err := server.CommandStats("evalsha")
+	scriptsBefore, _, err := server.CommandStats("evalsha")
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		for scripts := had; scripts < had+3; {
+		for scripts := scriptsBefore; scripts < scriptsBefore+3; {
 			if scripts, _, err = server.CommandStats("evalsha"); err != nil {
 				return
 			}

@@ -195,7 +195,7 @@ func (e *experiment) cycle() {
 	e.awaitRequests(e.rng.IntN(200)) // start the fault at a random time
 	e.load.faultBegan()
 	e.fault.begin(e)
-	e.load.begin(during)
+	e.load.enterPhase(during)
 	began, callsBefore := time.Now(), e.storeCalls()
 	if e.fault.meanwhile != nil {
 		e.fault.meanwhile(e)
@@ -215,7 +215,7 @@ func (e *experiment) cycle() {
 	}
 	e.faultTime += time.Since(began)
 	e.reached += e.storeCalls() - callsBefore
-	e.load.begin(after)
+	e.load.enterPhase(after)
 	e.fault.end(e)
 	e.load.faultEnded()
 	faultEnded := time.Now()

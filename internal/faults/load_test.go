@@ -70,6 +70,7 @@ const (
 	overload = 3                    // ratio of requests for a key to its units
 )
 
+// startLoad starts this number of callers on each instance.
 func startLoad(all []*instance, callers int, seed uint64) *load {
 	l := &load{instances: all, sincePhase: map[answerSource]int{}, grants: map[limitKey]*grants{}}
 	for i := range all {
@@ -92,8 +93,8 @@ func (l *load) stop() {
 	l.callers.Wait()
 }
 
-// begin starts a phase.
-func (l *load) begin(p phase) {
+// enterPhase starts a phase, and forgets the decisions of the phase before.
+func (l *load) enterPhase(p phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.phase = p
@@ -109,7 +110,7 @@ func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.ended++ }
 func (l *load) decisionsInPhase(instance, limit int, source penstock.Source) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sincePhase[answerSource{instance, limit, source}]
+	return l.sincePhase[answerSource{instance: instance, limit: limit, source: source}]
 }
 
 // pickLocked picks the key of the next request on instance i. After every overload times as many
@@ -124,7 +125,7 @@ func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	if isReserved && isReservedForFirst != (i == 0) {
 		n--
 	}
-	return limitKey{limit, fmt.Sprint("k", n)}
+	return limitKey{limit: limit, key: fmt.Sprint("k", n)}
 }
 
 // firstKeyLocked returns the number of the first of the keys that a limit uses now.
@@ -166,7 +167,7 @@ func (l *load) send(i int, rng *rand.Rand) {
 	}
 	if startPhase == l.phase {
 		l.answers[startPhase][d.Source]++
-		l.sincePhase[answerSource{i, k.limit, d.Source}]++
+		l.sincePhase[answerSource{instance: i, limit: k.limit, source: d.Source}]++
 	}
 	g := l.grants[k]
 	g.begunBefore = l.begun

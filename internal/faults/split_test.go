@@ -115,7 +115,7 @@ func split(e *experiment) {
 // waits for decisions by the old primary, which has not noticed the split.
 func awaitBothSides(e *experiment) {
 	awaitSuccessor(e)
-	e.load.begin(during)
+	e.load.enterPhase(during)
 	firstInstance := 1 // instance 0 is on the side of the old primary
 	if e.target.sentinel != nil {
 		firstInstance = 0
@@ -136,7 +136,7 @@ func awaitNoPrimary(e *experiment) {
 	})
 	e.awaitRequests(200) // until all replies of the old primary have arrived
 	e.recordUnreplicated()
-	e.load.begin(during)
+	e.load.enterPhase(during)
 }
 
 // endSplit ends the split. The units that the old primary granted during the split are lost.

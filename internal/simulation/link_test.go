@@ -83,7 +83,7 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	var decided moment
 	do := func() (err error) {
 		d, err = l.sim.server.decide(c, charges)
-		decided = moment{l.sim.history.now(), l.sim.server.clock().UnixMicro()}
+		decided = moment{at: l.sim.history.now(), clock: l.sim.server.clock().UnixMicro()}
 		if ctx.Err() != nil && err == nil && d.Allowed {
 			l.sim.history.creditLateRefunds(charges)
 		}
@@ -178,15 +178,15 @@ func (l *link) travel(w way) (latency time.Duration, isLost, isDead bool) {
 	return time.Duration(float64(l.oneWay) * (0.4 + 0.6*min(l.rng.ExpFloat64(), 4))), isLost, l.isDead
 }
 
-// chance returns true with a probability.
-func (l *link) chance(sc float64) bool {
+// chance returns true with this probability.
+func (l *link) chance(probability float64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.rng.Float64() < sc
+	return l.rng.Float64() < probability
 }
 
-// runAfter runs do after a delay. If the context ends first, it returns false then, and do runs
-// later.
+// runAfter runs do after a delay. If the context ends first, runAfter returns false immediately, and
+// do still runs after the delay.
 func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) bool {
 	due := time.Now().Add(delay)
 	timer := time.NewTimer(delay)

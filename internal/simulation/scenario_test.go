@@ -166,11 +166,11 @@ func randomGuardedLimit(rng *rand.Rand, i, instances int) guardedLimit {
 		l.Count = int64(logUniform(rng, 1, 50))
 		l.Burst, l.Period = l.Count, min(l.Period, time.Minute)
 	}
-	ready, err := l.Compile()
+	plan, err := l.Compile()
 	if err != nil {
 		panic(err)
 	}
-	g := guardedLimit{limit: ready, settings: guard.Settings{OnFailure: guard.FailLocal}}
+	g := guardedLimit{limit: plan, settings: guard.Settings{OnFailure: guard.FailLocal}}
 	switch rng.IntN(6) {
 	case 0:
 		g.settings.OnFailure = guard.FailClosed
