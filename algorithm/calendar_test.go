@@ -18,7 +18,8 @@ import (
 func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	since := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	until := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	// A shift is a change of the clock. Many zones have the same shifts, so each shift is checked once.
+	// A shift is a change of the clock. Many zones have the same shifts, so each shift is checked
+	// once.
 	type shift struct {
 		at            int64 // seconds since the epoch
 		before, after int   // offsets from UTC, in seconds

@@ -885,8 +885,8 @@ func checkRange(r Request, out Outcome, state any) error {
 	return checkNumbers(reflect.ValueOf(state), top)
 }
 
-// checkNumbers checks that all numbers of a state are at least 0 and less than top. The exception is
-// the entry for the expired grants of a log: its time is -MaxPeriod.
+// checkNumbers checks that all numbers of a state are at least 0 and less than top. The exception
+// is the entry for the expired grants of a log: its time is -MaxPeriod.
 func checkNumbers(v reflect.Value, top int64) error {
 	switch v.Kind() {
 	case reflect.Int64:
@@ -1556,7 +1556,7 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 }
 
 // After a step back of up to 5 s, no more units are left than before it. A denied request is
-// granted at the same time of the clock as without the step, because the state stands still until
+// granted at the same time of the clock as without the step, because the state does not change until
 // the clock is again where it was.
 var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, roll dice) error {
 	r := startRun(a, roll)

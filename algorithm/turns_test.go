@@ -138,9 +138,10 @@ func sumOfWindows(variants []variant, apart int64) (kinds int, sum int64) {
 	return len(admitted), sum
 }
 
-// If several limits use one state in turn, the units that one has used count for the others. Together
-// they admit as much as the largest admits. A denied request is granted at its RetryAfter and not before.
-// RetryAfter is at most the time that the slowest limit needs to refill all used units.
+// If several limits use one state in turn, the units that one has used count for the others.
+// Together they admit as much as the largest admits. A denied request is granted at its RetryAfter
+// and not before. RetryAfter is at most the time that the slowest limit needs to refill all used
+// units.
 var limitsInTurn = law{"limits in turn keep used units", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	variants := r.variants()

@@ -540,8 +540,8 @@ func newGatedStore() *gatedStore {
 	return g
 }
 
-// callTogether makes n concurrent calls, and does not let the store answer them. If the charge had a
-// cached denial, the denial must have ended. The test fails unless exactly one call reaches the
+// callTogether makes n concurrent calls, and does not let the store answer them. If the charge had
+// a cached denial, the denial must have ended. The test fails unless exactly one call reaches the
 // store.
 func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
 	g.opened = make(chan struct{})
@@ -807,7 +807,8 @@ func denyCache(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.St
 }
 
 // checkKeyOverItsLimit sends 10,000 requests a second for one key, whose limit is perSecond units a
-// second. The function wrap puts a deny cache around the store. The store may be called callsPerUnit times for each unit that returns to the bucket.
+// second. The function wrap puts a deny cache around the store. The store may be called
+// callsPerUnit times for each unit that returns to the bucket.
 func checkKeyOverItsLimit(t *testing.T, wrap func(*testing.T, penstock.Store) penstock.Store, perSecond, callsPerUnit int64) {
 	synctest.Test(t, func(t *testing.T) {
 		const requests, seconds = 100_000, 10

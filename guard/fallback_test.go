@@ -60,8 +60,8 @@ func settings(byName map[string]guard.Settings) func(*penstock.Plan) guard.Setti
 	return func(l *penstock.Plan) guard.Settings { return byName[l.Name()] }
 }
 
-// failureSettings returns settings with a different OnFailure for each of three limits. The arguments
-// are the names of the limits.
+// failureSettings returns settings with a different OnFailure for each of three limits. The
+// arguments are the names of the limits.
 func failureSettings(open, closed, local string) func(*penstock.Plan) guard.Settings {
 	return settings(map[string]guard.Settings{
 		open: {OnFailure: guard.FailOpen}, closed: {OnFailure: guard.FailClosed}, local: {OnFailure: guard.FailLocal},

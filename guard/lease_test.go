@@ -423,8 +423,8 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 	t.Run("redis", func(t *testing.T) { checkManySpenders(t, redis) })
 }
 
-// checkManySpenders spends a limit by concurrent callers of a Lease, until all are denied. All units
-// of the limit must be allowed, left in the store, expired or lost.
+// checkManySpenders spends a limit by concurrent callers of a Lease, until all are denied. All
+// units of the limit must be allowed, left in the store, expired or lost.
 func checkManySpenders(t *testing.T, store penstock.Store) {
 	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: longLife})
 	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))

@@ -20,8 +20,8 @@ import (
 )
 
 // The Go steps and their Lua twins give equal answers, in every field. Batches are random, with few
-// keys and limits that are chosen to be difficult. The clock stops, moves by a few µs, jumps and steps back. Limits change
-// and keep their names.
+// keys and limits that are chosen to be difficult. The clock stops, moves by a few µs, jumps and
+// steps back. Limits change and keep their names.
 func TestTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	server := redistest.Shared(t)
@@ -79,8 +79,8 @@ func twinSubjects() []twinSubject {
 	return append(subjects, mixed)
 }
 
-// runTwins makes the same calls to redisstore and memstore. It returns how many batches got the same
-// answers from both.
+// runTwins makes the same calls to redisstore and memstore. It returns how many batches got the
+// same answers from both.
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000)) // from 2023 to 2030
 	now := func() time.Time { return clock }

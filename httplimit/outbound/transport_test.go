@@ -136,8 +136,8 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	}
 }
 
-// wantSent checks when the requests were sent: each not before its time in times, and at most a tenth
-// of that time (or 1 ms, if that is more) later.
+// wantSent checks when the requests were sent: each not before its time in times, and at most a
+// tenth of that time (or 1 ms, if that is more) later.
 func (s *server) wantSent(t testing.TB, times ...time.Duration) {
 	t.Helper()
 	s.mu.Lock()

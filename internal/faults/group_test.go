@@ -14,8 +14,9 @@ import (
 // groups are the targets with several servers.
 var groups = []kind{sentinel, cluster}
 
-// inSoak is how often a soak repeats a fault from which a group of servers needs seconds to recover. Each failover gets a new group, because a second failover soon after the first
-// may make the Sentinels start a third.
+// inSoak is how often a soak repeats a fault from which a group of servers needs seconds to
+// recover. Each failover gets a new group, because a second failover soon after the first may make
+// the Sentinels start a third.
 const inSoak = 8
 
 // A group is the state of faults on a Sentinel group or a Cluster.

@@ -185,8 +185,8 @@ func (l *link) chance(probability float64) bool {
 	return l.rng.Float64() < probability
 }
 
-// runAfter runs do after a delay. If the context ends first, runAfter returns false immediately, and
-// do still runs after the delay.
+// runAfter runs do after a delay. If the context ends first, runAfter returns false immediately,
+// and do still runs after the delay.
 func (l *link) runAfter(ctx context.Context, delay time.Duration, do func()) bool {
 	due := time.Now().Add(delay)
 	timer := time.NewTimer(delay)
