@@ -1556,8 +1556,8 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 }
 
 // After a step back of up to 5 s, no more units are left than before it. A denied request is
-// granted at the same time of the clock as without the step, because the state does not change
-// until the clock is again where it was.
+// granted at the same time of the clock as without the step, because nothing is refilled until
+// the clock is again where it was.
 var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	r.use(Spend, Draw, Force, Refund)
