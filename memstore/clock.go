@@ -13,8 +13,8 @@ type clock struct {
 }
 
 type moment struct {
-	time  time.Time // with a monotonic reading
-	micro int64     // the same time, in µs since the epoch
+	time      time.Time // with a monotonic reading
+	unixMicro int64     // the same time, in µs since the epoch
 }
 
 // rebaseAfter is how long a clock uses a moment before it stores a new one.
@@ -33,7 +33,7 @@ func (c *clock) now() int64 {
 	if since > rebaseAfter {
 		return c.rebase()
 	}
-	return base.micro + since.Microseconds()
+	return base.unixMicro + since.Microseconds()
 }
 
 // rebase stores the present moment, and returns its time in µs since the epoch.

@@ -41,15 +41,15 @@ type Options struct {
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: the decisions
 // themselves remove counters that are no longer needed, a few at a time.
 type Store struct {
-	optionsNow  func() time.Time // Options.Now, or nil
-	clock       *clock
-	seeds       [2]maphash.Seed // of the two halves of a hash
-	stripes     []stripe
-	counters    atomic.Int64 // how many counters there are, including those that are no longer needed
-	maxCounters int64
-	linger      int64 // µs
+	optionsNow   func() time.Time // Options.Now, or nil
+	clock        *clock
+	hashSeeds    [2]maphash.Seed // of the two halves of a hash
+	stripes      []stripe
+	counters     atomic.Int64 // how many counters there are, including those that are no longer needed
+	maxCounters  int64
+	lingerMicros int64
 
-	lastFailedReclaim atomic.Int64 // when reclaim failed last, in µs since the epoch
+	reclaimFailedAt atomic.Int64 // when reclaim failed last, in µs since the epoch
 }
 
 // New makes a Store.
@@ -65,12 +65,12 @@ func New(o Options) *Store {
 		o.MaxCounters = 10_000_000
 	}
 	return &Store{
-		optionsNow:  o.Now,
-		clock:       newClock(),
-		seeds:       [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
-		stripes:     make([]stripe, stripes),
-		maxCounters: int64(o.MaxCounters),
-		linger:      o.Linger.Microseconds(),
+		optionsNow:   o.Now,
+		clock:        newClock(),
+		hashSeeds:    [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		stripes:      make([]stripe, stripes),
+		maxCounters:  int64(o.MaxCounters),
+		lingerMicros: o.Linger.Microseconds(),
 	}
 }
 
@@ -127,18 +127,18 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	params := plan.Params(now)
 	c.Request(&t.request)
 	cell := t.find(h)
-	canCommit := cell != fresh // the state of fresh must not change
-	t.states.Step(cell, params, &t.request, now, canCommit, &t.out)
-	needsCounter := t.out.OK() && t.out.Keep > 0
-	if cell == fresh && needsCounter {
+	canCommit := cell != freshCell // the state of freshCell must not change
+	t.states.Step(cell, params, &t.request, now, canCommit, &t.outcome)
+	needsCounter := t.outcome.OK() && t.outcome.Keep > 0
+	if cell == freshCell && needsCounter {
 		s.sweepLocked(t, now, smallSweep)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.errFull()
 		}
-		t.states.Step(cell, params, &t.request, now, commit, &t.out)
+		t.states.Step(cell, params, &t.request, now, commit, &t.outcome)
 	}
-	s.keepLocked(t, cell, &t.out, now)
-	penstock.SetOutcome(d, &t.out)
+	s.keepLocked(t, cell, &t.outcome, now)
+	penstock.SetOutcome(d, &t.outcome)
 	return nil
 }
 
@@ -155,14 +155,14 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range charges {
 		plan := charges[i].Plan
 		h := s.hash(charges[i].Key, plan)
-		pending[i] = pendingCharge{plan: plan, params: plan.Params(now), hash: h, stripe: s.stripeOf(h)}
+		pending[i] = pendingCharge{plan: plan, params: plan.Params(now), hash: h, stripeIndex: s.stripeOf(h)}
 		charges[i].Request(&pending[i].request)
 	}
 	unlock := s.lock(pending)
 	defer unlock()
 	for i := range pending { // sweep before the first find, because a sweep may remove the counter found
 		p := &pending[i]
-		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
+		p.table = s.stripes[p.stripeIndex].tableLocked(p.plan.Algorithm())
 		s.sweepLocked(p.table, now, smallSweep)
 	}
 
@@ -170,7 +170,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending {
 		p := &pending[i]
 		p.cell = p.table.find(p.hash)
-		out := &p.table.out
+		out := &p.table.outcome
 		p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, out)
 		if !out.OK() {
 			s.keepLocked(p.table, p.cell, out, now)
@@ -189,9 +189,9 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range pending {
 		if p := &pending[i]; statuses[i].RetryAfter == 0 {
 			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
-			p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, &p.table.out)
-			s.keepLocked(p.table, p.cell, &p.table.out, now)
-			statuses[i] = penstock.StatusOf(&p.table.out)
+			p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, &p.table.outcome)
+			s.keepLocked(p.table, p.cell, &p.table.outcome, now)
+			statuses[i] = penstock.StatusOf(&p.table.outcome)
 		}
 	}
 	return decision, nil
@@ -202,7 +202,7 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status, now int64) error {
 	for i := range pending {
 		p := &pending[i]
-		needsCounter := p.cell == fresh && p.keep > 0
+		needsCounter := p.cell == freshCell && p.keep > 0
 		if !needsCounter {
 			continue
 		}
@@ -218,8 +218,8 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 	}
 	for i := range pending {
 		p := &pending[i]
-		out := &p.table.out
-		canCommit := p.cell != fresh // the state of fresh must not change
+		out := &p.table.outcome
+		canCommit := p.cell != freshCell // the state of freshCell must not change
 		p.table.states.Step(p.cell, p.params, &p.request, now, canCommit, out)
 		s.keepLocked(p.table, p.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
@@ -232,7 +232,7 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 	order := make([]int, 0, len(pending))
 	for i := range pending {
-		order = insert(order, pending[i].stripe)
+		order = insert(order, pending[i].stripeIndex)
 	}
 	for _, i := range order {
 		s.stripes[i].mu.Lock()
@@ -262,7 +262,7 @@ func insert(sorted []int, n int) []int {
 // hash returns the hash of the counter for a key and a limit. Each half combines a seeded hash of
 // the key and half of the limit's ID.
 func (s *Store) hash(key string, plan *penstock.Plan) hash {
-	return hash{maphash.String(s.seeds[0], key) ^ plan.ID()[0], maphash.String(s.seeds[1], key) ^ plan.ID()[1]}
+	return hash{maphash.String(s.hashSeeds[0], key) ^ plan.ID()[0], maphash.String(s.hashSeeds[1], key) ^ plan.ID()[1]}
 }
 
 // stripeOf returns the index of the stripe that has the counter for h.
@@ -282,9 +282,9 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 // reclaim removes counters that are no longer needed, in other stripes, until the store has room.
 // It returns false if the store is still full. The caller of reclaim holds locks, so reclaim skips
 // stripes that are locked. After a failure, further calls return false immediately for
-// pauseWhenFull.
+// pauseMicrosWhenFull.
 func (s *Store) reclaim(now int64) bool {
-	if last := s.lastFailedReclaim.Load(); now >= last && now < last+pauseWhenFull {
+	if last := s.reclaimFailedAt.Load(); now >= last && now < last+pauseMicrosWhenFull {
 		return false
 	}
 	for i := range s.stripes {
@@ -300,7 +300,7 @@ func (s *Store) reclaim(now int64) bool {
 			return true
 		}
 	}
-	s.lastFailedReclaim.Store(now)
+	s.reclaimFailedAt.Store(now)
 	return false
 }
 
@@ -317,7 +317,7 @@ func (s *Store) removeLocked(t *table, cell uint32) {
 // use it needs its state. If the state equals that of a new counter, keepLocked removes the
 // counter.
 func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now int64) {
-	if cell == fresh {
+	if cell == freshCell {
 		return
 	}
 	if out.Keep == 0 {
@@ -325,14 +325,14 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 		return
 	}
 	c := &t.counters[cell]
-	c.expires = max(c.expires, now+max(out.Keep, out.ResetAfter)+s.linger)
+	c.expiresAt = max(c.expiresAt, now+max(out.Keep, out.ResetAfter)+s.lingerMicros)
 }
 
 // sweepLocked checks the next n counters and removes those that are no longer needed. If the store
-// is full, it checks all counters of the table instead, at most once per pauseWhenFull.
+// is full, it checks all counters of the table instead, at most once in pauseMicrosWhenFull.
 func (s *Store) sweepLocked(t *table, now int64, n int) {
 	isFull := s.counters.Load() >= s.maxCounters
-	isSweptRecently := now >= t.lastFullSweep && now < t.lastFullSweep+pauseWhenFull
+	isSweptRecently := now >= t.lastFullSweep && now < t.lastFullSweep+pauseMicrosWhenFull
 	if isFull && !isSweptRecently {
 		n, t.lastFullSweep = len(t.counters), now
 	}
@@ -341,7 +341,7 @@ func (s *Store) sweepLocked(t *table, now int64, n int) {
 		if t.sweepCursor >= uint32(len(t.counters)) {
 			t.sweepCursor = 0 // cell 0, which has no counter
 		}
-		if c := t.counters[t.sweepCursor]; c.expires != 0 && c.expires <= now {
+		if c := t.counters[t.sweepCursor]; c.expiresAt != 0 && c.expiresAt <= now {
 			s.removeLocked(t, t.sweepCursor)
 		}
 	}
@@ -360,21 +360,21 @@ const (
 // them.
 const smallSweep = 2
 
-// pauseWhenFull is the least time between two sweeps of a whole table, and from a reclaim that
-// failed to the next one, in µs.
-const pauseWhenFull = 100_000
+// pauseMicrosWhenFull is the least time between two sweeps of a whole table, and from a reclaim that
+// failed to the next one: 100 ms.
+const pauseMicrosWhenFull = 100_000
 
 // A pendingCharge is a charge that decideAll has not decided yet.
 type pendingCharge struct {
-	request algorithm.Request
-	plan    *penstock.Plan
-	params  *algorithm.Params
-	hash    hash
-	stripe  int
-	table   *table
-	cell    uint32
-	keep    int64 // Outcome.Keep of the charge, if the batch is granted
-	isAdded bool  // the counter is new, so it must be removed if the store is full
+	request     algorithm.Request
+	plan        *penstock.Plan
+	params      *algorithm.Params
+	hash        hash
+	stripeIndex int
+	table       *table
+	cell        uint32
+	keep        int64 // Outcome.Keep of the charge, if the batch is granted
+	isAdded     bool  // the counter is new, so it must be removed if the store is full
 }
 
 // A stripe is the counters of one lock.

@@ -6,9 +6,9 @@ import "github.com/penstock/penstock/algorithm"
 // chance. Each Store has a random seed, so an attacker cannot force collisions.
 type hash struct{ high, low uint64 }
 
-// fresh is cell 0, which belongs to no counter. Its state is always that of a new counter. find
+// freshCell is cell 0, which belongs to no counter. Its state is always that of a new counter. find
 // returns it for a hash without a counter.
-const fresh uint32 = 0
+const freshCell uint32 = 0
 
 // A table is a hash table with the counters of one algorithm. Each counter has a cell, which is its
 // number. An open-addressed index finds the cell of a hash, and arrays have the data of each cell.
@@ -18,19 +18,19 @@ type table struct {
 	states        algorithm.States // by cell
 	counters      []counter        // by cell
 	index         []uint32         // cells; 0 where empty. The length of index is a power of two
-	count         int              // how many counters the table has
+	usedCells     int              // how many cells have a counter
 	sweepCursor   uint32           // the cell that was swept last
 	lastFullSweep int64            // when the whole table was swept last, in µs
 
 	// The request and the outcome of the current decision. They are not on the stack, because copies
 	// would cost more than the step.
 	request algorithm.Request
-	out     algorithm.Outcome
+	outcome algorithm.Outcome
 }
 
 type counter struct {
-	hash    hash
-	expires int64 // when the counter is no longer needed, in µs; 0 if the cell is free
+	hash      hash
+	expiresAt int64 // when the counter is no longer needed, in µs; 0 if the cell is free
 }
 
 // tableLocked returns the table of an algorithm. Algorithms with the same name share their state.
@@ -49,19 +49,19 @@ func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 // clear removes all counters and releases their memory.
 func (t *table) clear() {
 	t.states = t.algorithm.NewStates()
-	t.states.Add() // the state of fresh
+	t.states.Add() // the state of freshCell
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
-	t.count, t.sweepCursor = 0, 0
+	t.usedCells, t.sweepCursor = 0, 0
 }
 
-// find returns the cell of the counter for h, or fresh.
+// find returns the cell of the counter for h, or freshCell.
 func (t *table) find(h hash) uint32 {
 	mask := uint64(len(t.index) - 1)
 	for at := h.low & mask; ; at = (at + 1) & mask {
 		cell := t.index[at]
-		if cell == fresh {
-			return fresh
+		if cell == freshCell {
+			return freshCell
 		}
 		if t.counters[cell].hash == h {
 			return cell
@@ -71,16 +71,16 @@ func (t *table) find(h hash) uint32 {
 
 // add adds a counter for h, which must not have one.
 func (t *table) add(h hash) uint32 {
-	if 4*(t.count+1) > 3*len(t.index) { // at most three quarters of the index are in use
+	if 4*(t.usedCells+1) > 3*len(t.index) { // at most three quarters of the index are in use
 		t.grow()
 	}
 	cell := t.states.Add()
 	if int(cell) == len(t.counters) {
 		t.counters = append(t.counters, counter{})
 	}
-	t.counters[cell] = counter{hash: h, expires: 1} // above 0: the cell is in use
+	t.counters[cell] = counter{hash: h, expiresAt: 1} // above 0: the cell is in use
 	t.place(cell)
-	t.count++
+	t.usedCells++
 	return cell
 }
 
@@ -88,7 +88,7 @@ func (t *table) add(h hash) uint32 {
 func (t *table) place(cell uint32) {
 	mask := uint64(len(t.index) - 1)
 	at := t.counters[cell].hash.low & mask
-	for t.index[at] != fresh {
+	for t.index[at] != freshCell {
 		at = (at + 1) & mask
 	}
 	t.index[at] = cell
@@ -98,7 +98,7 @@ func (t *table) place(cell uint32) {
 func (t *table) grow() {
 	t.index = make([]uint32, 2*len(t.index))
 	for cell := range t.counters {
-		if t.counters[cell].expires != 0 {
+		if t.counters[cell].expiresAt != 0 {
 			t.place(uint32(cell))
 		}
 	}
@@ -112,19 +112,19 @@ func (t *table) remove(cell uint32) {
 	for t.index[gap] != cell {
 		gap = (gap + 1) & mask
 	}
-	for at := (gap + 1) & mask; t.index[at] != fresh; at = (at + 1) & mask {
+	for at := (gap + 1) & mask; t.index[at] != freshCell; at = (at + 1) & mask {
 		home := t.counters[t.index[at]].hash.low & mask
 		if (at-home)&mask >= (at-gap)&mask { // the search for this entry begins at or before the gap
 			t.index[gap] = t.index[at]
 			gap = at
 		}
 	}
-	t.index[gap] = fresh
+	t.index[gap] = freshCell
 	t.counters[cell] = counter{}
 	t.states.Remove(cell)
-	t.count--
+	t.usedCells--
 	const smallTable = 64 // cells; smaller tables keep their memory
-	if t.count == 0 && len(t.counters) > smallTable {
+	if t.usedCells == 0 && len(t.counters) > smallTable {
 		t.clear()
 	}
 }

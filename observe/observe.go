@@ -37,47 +37,48 @@ type Options struct {
 // Counts are the counts of one process. Make them with New. Many goroutines may use them at
 // the same time.
 type Counts struct {
-	options Options
-	rules   atomic.Pointer[map[Rule]*series]
+	options      Options
+	seriesByRule atomic.Pointer[map[Rule]*series]
 
-	mu    sync.Mutex        // held while rules change, and while a rule gets its histogram
-	kept  []Rule            // the rules that are never removed
-	owned map[string][]Rule // the other rules, by their owner
+	mu             sync.Mutex        // held while rules change, and while a rule gets its histogram
+	permanentRules []Rule            // the rules that are never removed
+	rulesByOwner   map[string][]Rule // the other rules, by their owner
 
-	waiting atomic.Pointer[[]func() int] // the functions of AddWaiting
-	guards  atomic.Pointer[Guards]       // nil until SetGuards
+	waitingFuncs atomic.Pointer[[]func() int] // the functions of AddWaiting
+	guards       atomic.Pointer[Guards]       // nil until SetGuards
 
-	decisions      []atomic.Uint64 // by source
-	errors         []atomic.Uint64 // by the index of the reason in reasons
-	unknownOutcome atomic.Uint64
-	tokensRejected []atomic.Uint64 // by the index of the reason in tokenReasons
-	breakerChanges []atomic.Uint64 // by the new state
+	decisionsBySource      []atomic.Uint64
+	errorsByReason         []atomic.Uint64 // by the index of the reason in reasons
+	unknownOutcome         atomic.Uint64
+	tokensRejectedByReason []atomic.Uint64 // by the index of the reason in tokenReasons
+	breakerChangesByState  []atomic.Uint64 // by the new state
 }
 
 // series are the numbers of one Rule.
 type series struct {
-	outcomes [numOutcomes]atomic.Uint64 // the number of requests, by outcome
-	latency  atomic.Pointer[Histogram]  // nil until the first latency
+	requestsByOutcome [numOutcomes]atomic.Uint64 // the number of requests, by outcome
+	histogram         atomic.Pointer[Histogram]  // nil until the first latency
 }
 
 // numOutcomes is at least the number of outcomes. It is a constant, so that a series is one block
 // of memory.
 const numOutcomes = 16
 
-// outcomes, sources, reasons, tokenReasons and states are the possible values of their labels.
+// outcomes, sources, reasons, tokenReasons and breakerStates are the possible values of their
+// labels.
 var (
-	outcomes     = admission.Outcomes()
-	sources      = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
-	reasons      = append(storeReasons(), invalid, otherLabel) // unknown reasons are counted as "other"
-	tokenReasons = policy.TokenReasons()
-	states       = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
+	outcomes      = admission.Outcomes()
+	sources       = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
+	reasons       = append(storeReasons(), reasonInvalid, otherLabel) // unknown reasons are counted as "other"
+	tokenReasons  = policy.TokenReasons()
+	breakerStates = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
 )
 
-// invalid is the reason of errors that wrap penstock.ErrInvalid.
-const invalid = "invalid"
+// reasonInvalid is the reason of errors that wrap penstock.ErrInvalid.
+const reasonInvalid = "invalid"
 
-// canceled is the Reason of a guard.Event whose caller has left.
-const canceled = "canceled"
+// reasonCanceled is the Reason of a guard.Event whose caller has left.
+const reasonCanceled = "canceled"
 
 func storeReasons() (names []string) {
 	for _, r := range penstock.Reasons() {
@@ -92,9 +93,9 @@ func New(o Options) *Counts {
 		o.Removed = func(Rule) {}
 	}
 	c := &Counts{
-		options: o, kept: []Rule{Other}, owned: make(map[string][]Rule),
-		decisions: make([]atomic.Uint64, len(sources)), errors: make([]atomic.Uint64, len(reasons)),
-		tokensRejected: make([]atomic.Uint64, len(tokenReasons)), breakerChanges: make([]atomic.Uint64, len(states)),
+		options: o, permanentRules: []Rule{Other}, rulesByOwner: make(map[string][]Rule),
+		decisionsBySource: make([]atomic.Uint64, len(sources)), errorsByReason: make([]atomic.Uint64, len(reasons)),
+		tokensRejectedByReason: make([]atomic.Uint64, len(tokenReasons)), breakerChangesByState: make([]atomic.Uint64, len(breakerStates)),
 	}
 	c.SetRules(nil)
 	return c
@@ -141,9 +142,9 @@ func (c *Counts) ObserveDecision(e guard.Event) {
 // outcomeOf returns the outcome of a request that has one decision.
 func outcomeOf(e *guard.Event) admission.Outcome {
 	switch {
-	case e.Reason == canceled:
+	case e.Reason == reasonCanceled:
 		return admission.Abandoned
-	case e.Reason == invalid:
+	case e.Reason == reasonInvalid:
 		return admission.Malformed
 	case e.Err != nil:
 		return admission.FailedClosed
@@ -160,7 +161,7 @@ func outcomeOf(e *guard.Event) admission.Outcome {
 // ObserveStoreError counts a call for which the store made no decision, unless the caller canceled
 // the call. ObserveStoreError is for guard.Options.OnStoreError.
 func (c *Counts) ObserveStoreError(e guard.Event) {
-	if e.Reason != canceled {
+	if e.Reason != reasonCanceled {
 		c.CountError(e.Err)
 	}
 }
@@ -168,7 +169,7 @@ func (c *Counts) ObserveStoreError(e guard.Event) {
 // countUnguarded counts an error unless the guards report it. The guards do not report a charge
 // that is invalid.
 func (c *Counts) countUnguarded(err error) {
-	if err != nil && (c.guards.Load() == nil || Reason(err) == invalid) {
+	if err != nil && (c.guards.Load() == nil || Reason(err) == reasonInvalid) {
 		c.CountError(err)
 	}
 }
@@ -180,7 +181,7 @@ func (c *Counts) CountError(err error) {
 	if i < 0 {
 		i = len(reasons) - 1 // that of otherLabel
 	}
-	c.errors[i].Add(1)
+	c.errorsByReason[i].Add(1)
 	if e := penstock.AsStoreError(err); e != nil && e.MayBeCharged {
 		c.unknownOutcome.Add(1)
 	}
@@ -190,14 +191,14 @@ func (c *Counts) CountError(err error) {
 // admission.Options and of all transports.
 func (c *Counts) TokenRejected(e *policy.TokenError) {
 	if i := slices.Index(tokenReasons, e.Reason); i >= 0 {
-		c.tokensRejected[i].Add(1)
+		c.tokensRejectedByReason[i].Add(1)
 	}
 }
 
 // BreakerChanged counts a change of a circuit breaker. It is for guard.BreakerOptions.Changed.
 func (c *Counts) BreakerChanged(_ string, _, to guard.State) {
-	if int(to) < len(c.breakerChanges) {
-		c.breakerChanges[to].Add(1)
+	if int(to) < len(c.breakerChangesByState) {
+		c.breakerChangesByState[to].Add(1)
 	}
 }
 
@@ -207,11 +208,11 @@ func (c *Counts) AddWaiting(count func() int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []func() int
-	if old := c.waiting.Load(); old != nil {
+	if old := c.waitingFuncs.Load(); old != nil {
 		all = slices.Clone(*old)
 	}
 	all = append(all, count)
-	c.waiting.Store(&all)
+	c.waitingFuncs.Store(&all)
 }
 
 // Guards are functions that read the state of guards and of their store. Each may be nil.
@@ -229,7 +230,7 @@ func (c *Counts) SetGuards(g Guards) { c.guards.Store(&g) }
 
 // count counts an outcome of a rule, under Other if the rule is not set.
 func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome, latency time.Duration) {
-	rules := *c.rules.Load()
+	rules := *c.seriesByRule.Load()
 	s := rules[rule]
 	if s == nil {
 		rule, s = Other, rules[Other]
@@ -237,11 +238,11 @@ func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome
 	if outcome >= numOutcomes {
 		return
 	}
-	s.outcomes[outcome].Add(1)
+	s.requestsByOutcome[outcome].Add(1)
 	if latency <= 0 || c.options.Histogram == nil {
 		return
 	}
-	histogram := s.latency.Load()
+	histogram := s.histogram.Load()
 	if histogram == nil {
 		if histogram = c.histogram(rule, s); histogram == nil {
 			return
@@ -258,18 +259,18 @@ func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome
 func (c *Counts) histogram(rule Rule, s *series) *Histogram {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if (*c.rules.Load())[rule] != s {
+	if (*c.seriesByRule.Load())[rule] != s {
 		return nil
 	}
-	if s.latency.Load() == nil {
+	if s.histogram.Load() == nil {
 		histogram := c.options.Histogram(rule)
-		s.latency.Store(&histogram)
+		s.histogram.Store(&histogram)
 	}
-	return s.latency.Load()
+	return s.histogram.Load()
 }
 
 func (c *Counts) countSource(s penstock.Source) {
-	if int(s) < len(c.decisions) {
-		c.decisions[s].Add(1)
+	if int(s) < len(c.decisionsBySource) {
+		c.decisionsBySource[s].Add(1)
 	}
 }

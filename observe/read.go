@@ -14,16 +14,16 @@ import (
 // outcome. f must not keep this slice.
 func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
 	byOutcome := make([]uint64, len(outcomes))
-	for rule, s := range *c.rules.Load() {
+	for rule, s := range *c.seriesByRule.Load() {
 		for i := range byOutcome {
-			byOutcome[i] = s.outcomes[i].Load()
+			byOutcome[i] = s.requestsByOutcome[i].Load()
 		}
 		f(rule, byOutcome)
 	}
 }
 
 // Rules returns all Rules, including Other.
-func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.rules.Load())) }
+func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.seriesByRule.Load())) }
 
 // A Sum is a kind of total: the number of all requests that have one of several outcomes.
 type Sum uint8
@@ -54,14 +54,14 @@ func SumOf(o admission.Outcome) Sum {
 // Decisions calls f with the number of decisions of each source.
 func (c *Counts) Decisions(f func(source penstock.Source, n uint64)) {
 	for i, source := range sources {
-		f(source, c.decisions[i].Load())
+		f(source, c.decisionsBySource[i].Load())
 	}
 }
 
 // Errors calls f with each reason, and the number of store calls that failed for it.
 func (c *Counts) Errors(f func(reason string, n uint64)) {
 	for i, reason := range reasons {
-		f(reason, c.errors[i].Load())
+		f(reason, c.errorsByReason[i].Load())
 	}
 }
 
@@ -72,20 +72,20 @@ func (c *Counts) UnknownOutcomes() uint64 { return c.unknownOutcome.Load() }
 // TokensRejected calls f with the number of rejected tokens of each reason.
 func (c *Counts) TokensRejected(f func(reason string, n uint64)) {
 	for i, reason := range tokenReasons {
-		f(reason, c.tokensRejected[i].Load())
+		f(reason, c.tokensRejectedByReason[i].Load())
 	}
 }
 
 // BreakerChanges calls f with the number of changes to each state.
 func (c *Counts) BreakerChanges(f func(to guard.State, n uint64)) {
-	for i, state := range states {
-		f(state, c.breakerChanges[i].Load())
+	for i, state := range breakerStates {
+		f(state, c.breakerChangesByState[i].Load())
 	}
 }
 
 // Waiting returns how many requests wait for their turn.
 func (c *Counts) Waiting() (sum int) {
-	if all := c.waiting.Load(); all != nil {
+	if all := c.waitingFuncs.Load(); all != nil {
 		for _, count := range *all {
 			sum += count()
 		}
@@ -102,7 +102,7 @@ func Reason(err error) string {
 		return e.Reason.String()
 	}
 	if errors.Is(err, penstock.ErrInvalid) {
-		return invalid
+		return reasonInvalid
 	}
 	return otherLabel
 }

@@ -58,7 +58,7 @@ func (c *Counts) SetRules(rules []Rule) { c.SetRulesOf("", rules) }
 func (c *Counts) SetRulesOf(owner string, rules []Rule) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.owned[owner] = slices.Clone(rules)
+	c.rulesByOwner[owner] = slices.Clone(rules)
 	c.updateRulesLocked()
 }
 
@@ -66,28 +66,28 @@ func (c *Counts) SetRulesOf(owner string, rules []Rule) {
 func (c *Counts) AddRule(rule Rule) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.kept = append(c.kept, rule)
+	c.permanentRules = append(c.permanentRules, rule)
 	c.updateRulesLocked()
 }
 
 // updateRulesLocked makes series for new rules, and removes those of rules that are no longer set.
 func (c *Counts) updateRulesLocked() {
 	var old map[Rule]*series
-	if loaded := c.rules.Load(); loaded != nil {
+	if loaded := c.seriesByRule.Load(); loaded != nil {
 		old = *loaded
 	}
-	rules := slices.Concat(slices.Collect(maps.Values(c.owned))...)
-	all := make(map[Rule]*series, len(rules)+len(c.kept))
-	for _, rule := range slices.Concat(rules, c.kept) {
+	rules := slices.Concat(slices.Collect(maps.Values(c.rulesByOwner))...)
+	all := make(map[Rule]*series, len(rules)+len(c.permanentRules))
+	for _, rule := range slices.Concat(rules, c.permanentRules) {
 		s := old[rule]
 		if s == nil {
 			s = new(series)
 		}
 		all[rule] = s
 	}
-	c.rules.Store(&all)
+	c.seriesByRule.Store(&all)
 	for rule, s := range old {
-		if all[rule] == nil && s.latency.Load() != nil {
+		if all[rule] == nil && s.histogram.Load() != nil {
 			c.options.Removed(rule)
 		}
 	}

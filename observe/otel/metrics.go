@@ -49,12 +49,12 @@ type Metrics struct {
 
 // instruments are the instruments of all numbers that Metrics reports.
 type instruments struct {
-	requests, shadows, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
-	waiting                                                               metric.Int64ObservableUpDownCounter
+	requests, shadowRequests, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
+	waiting                                                                      metric.Int64ObservableUpDownCounter
 
-	breakerState                                    metric.Int64ObservableGauge
-	breakerChanges, leaseUnits, clockSteps, scripts metric.Int64ObservableCounter
-	denials, instances                              metric.Int64ObservableUpDownCounter
+	breakerState                                         metric.Int64ObservableGauge
+	breakerChanges, leaseUnits, clockSteps, scriptEvents metric.Int64ObservableCounter
+	denyCacheEntries, instances                          metric.Int64ObservableUpDownCounter
 }
 
 // NewMetrics makes Metrics and registers them with the provider until Close. It returns the error
@@ -123,7 +123,7 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 		add(made, err)
 	}
 	makeCounter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
-	makeCounter(&i.shadows, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
+	makeCounter(&i.shadowRequests, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
 	makeCounter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
 	makeCounter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
 	makeCounter(&i.unknownOutcomes, "ratelimit.store.unknown_outcomes", "{call}", "Store calls that failed although their charges may have been made.")
@@ -132,8 +132,8 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 	makeCounter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
 	makeCounter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
 	makeCounter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
-	makeCounter(&i.scripts, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
-	makeUpDown(&i.denials, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
+	makeCounter(&i.scriptEvents, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
+	makeUpDown(&i.denyCacheEntries, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
 	makeUpDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
 	made, makeErr := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
 	i.breakerState = made
@@ -143,7 +143,6 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 
 // reportAll reports all numbers. It omits a number that has attributes and is 0.
 func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
-	all := &m.instruments
 	report := func(counter metric.Int64Observable, n uint64, attributes ...attribute.KeyValue) {
 		if n > 0 || len(attributes) == 0 {
 			to.ObserveInt64(counter, int64(n), metric.WithAttributes(attributes...))
@@ -154,21 +153,23 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 			if n == 0 {
 				continue
 			}
-			outcome, counter := admission.Outcome(o), all.requests
+			outcome, counter := admission.Outcome(o), m.instruments.requests
 			if sum := observe.SumOf(outcome); sum == observe.ShadowPassed || sum == observe.ShadowRejected {
-				counter = all.shadows
+				counter = m.instruments.shadowRequests
 			}
 			report(counter, n, append(attributesOf(rule), outcomeKey.String(outcome.String()))...)
 		}
 	})
-	m.Decisions(func(source penstock.Source, n uint64) { report(all.decisions, n, sourceKey.String(source.String())) })
-	m.Errors(func(reason string, n uint64) { report(all.errors, n, errorKey.String(reason)) })
-	report(all.unknownOutcomes, m.UnknownOutcomes())
-	m.TokensRejected(func(reason string, n uint64) { report(all.tokensRejected, n, errorKey.String(reason)) })
-	report(all.waiting, uint64(m.Waiting()))
+	m.Decisions(func(source penstock.Source, n uint64) {
+		report(m.instruments.decisions, n, sourceKey.String(source.String()))
+	})
+	m.Errors(func(reason string, n uint64) { report(m.instruments.errors, n, errorKey.String(reason)) })
+	report(m.instruments.unknownOutcomes, m.UnknownOutcomes())
+	m.TokensRejected(func(reason string, n uint64) { report(m.instruments.tokensRejected, n, errorKey.String(reason)) })
+	report(m.instruments.waiting, uint64(m.Waiting()))
 	if g := m.Guards(); g != nil {
 		m.BreakerChanges(func(state guard.State, n uint64) {
-			report(all.breakerChanges, n, attribute.String("ratelimit.breaker.state", state.String()))
+			report(m.instruments.breakerChanges, n, attribute.String("ratelimit.breaker.state", state.String()))
 		})
 		m.reportGuards(to, g, report)
 	}
@@ -176,31 +177,30 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 }
 
 func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report func(metric.Int64Observable, uint64, ...attribute.KeyValue)) {
-	all := &m.instruments
 	if g.Stats != nil {
 		stats := g.Stats()
 		for node, severity := range observe.Breakers(stats.Breakers) {
-			to.ObserveInt64(all.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
+			to.ObserveInt64(m.instruments.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
 		}
-		report(all.denials, uint64(stats.Deny.Entries))
+		report(m.instruments.denyCacheEntries, uint64(stats.Deny.Entries))
 		for fate, n := range map[string]int64{
 			"drawn": stats.Lease.Drawn, "spent": stats.Lease.Spent, "returned": stats.Lease.Returned, "expired": stats.Lease.Expired, "lost": stats.Lease.Lost,
 		} {
-			report(all.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
+			report(m.instruments.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
 		}
 	}
 	if g.Instances != nil {
-		report(all.instances, uint64(g.Instances()))
+		report(m.instruments.instances, uint64(g.Instances()))
 	}
 	if g.ClockSteps != nil {
 		back, forward := g.ClockSteps()
-		report(all.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
-		report(all.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
+		report(m.instruments.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
+		report(m.instruments.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
 	}
 	if g.Scripts != nil {
 		missing, loaded, evals := g.Scripts()
-		report(all.scripts, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
-		report(all.scripts, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
-		report(all.scripts, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
+		report(m.instruments.scriptEvents, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
+		report(m.instruments.scriptEvents, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
+		report(m.instruments.scriptEvents, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
 	}
 }

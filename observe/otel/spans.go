@@ -63,9 +63,9 @@ func (s *Spans) ObserveRequest(e *admission.Event) {
 		}
 	}
 	span := s.start(e.Context, now.Add(-e.Latency-wait), attributes)
-	hasFailed := e.Outcome == admission.FailedOpen || e.Outcome == admission.FailedClosed
+	isWithoutAnswer := e.Outcome == admission.FailedOpen || e.Outcome == admission.FailedClosed
 	hasError := e.Err != nil && e.Outcome != admission.Abandoned
-	if hasFailed || hasError {
+	if isWithoutAnswer || hasError {
 		addFailure(span, now, e.Err)
 	}
 	span.End(trace.WithTimestamp(now))

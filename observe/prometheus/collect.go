@@ -16,26 +16,26 @@ var ruleLabels = []string{"rule", "limit", "algorithm"}
 // scrape rate_limiter_requests_total is exactly the sum of rate_limiter_allowed_total and
 // rate_limiter_rejected_total. Every request that passed counts as allowed, whatever the reason.
 var (
-	requests = newDesc("rate_limiter_requests_total", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.",
+	requestsDesc = newDesc("rate_limiter_requests_total", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.",
 		"rule", "limit", "algorithm", "outcome")
-	allowed        = newDesc("rate_limiter_allowed_total", "Requests that passed: within their limits, without a limit, exempt, or failed open.", ruleLabels...)
-	rejected       = newDesc("rate_limiter_rejected_total", "Requests that did not pass: over a limit, refused, malformed, failed closed, or abandoned by the client.", ruleLabels...)
-	shadowAllowed  = newDesc("rate_limiter_shadow_allowed_total", "Requests that shadows would have allowed.", ruleLabels...)
-	shadowRejected = newDesc("rate_limiter_shadow_rejected_total", "Requests that shadows would have rejected.", ruleLabels...)
+	allowedDesc        = newDesc("rate_limiter_allowed_total", "Requests that passed: within their limits, without a limit, exempt, or failed open.", ruleLabels...)
+	rejectedDesc       = newDesc("rate_limiter_rejected_total", "Requests that did not pass: over a limit, refused, malformed, failed closed, or abandoned by the client.", ruleLabels...)
+	shadowAllowedDesc  = newDesc("rate_limiter_shadow_allowed_total", "Requests that shadows would have allowed.", ruleLabels...)
+	shadowRejectedDesc = newDesc("rate_limiter_shadow_rejected_total", "Requests that shadows would have rejected.", ruleLabels...)
 
-	decisions      = newDesc("rate_limiter_decisions_total", "Requests that limits applied to, by the source of the decision.", "source")
-	failures       = newDesc("rate_limiter_errors_total", "Store calls that failed, by reason.", "reason")
-	unknownOutcome = newDesc("rate_limiter_decisions_unknown_outcome_total", "Store calls that failed although their charges may have been made.")
-	tokensRejected = newDesc("rate_limiter_tokens_rejected_total", "Requests whose token was rejected, by reason; they are limited like requests without a token.", "reason")
-	waiting        = newDesc("rate_limiter_requests_waiting", "Requests that wait until their limits allow them.")
+	decisionsDesc      = newDesc("rate_limiter_decisions_total", "Requests that limits applied to, by the source of the decision.", "source")
+	failuresDesc       = newDesc("rate_limiter_errors_total", "Store calls that failed, by reason.", "reason")
+	unknownOutcomeDesc = newDesc("rate_limiter_decisions_unknown_outcome_total", "Store calls that failed although their charges may have been made.")
+	tokensRejectedDesc = newDesc("rate_limiter_tokens_rejected_total", "Requests whose token was rejected, by reason; they are limited like requests without a token.", "reason")
+	waitingDesc        = newDesc("rate_limiter_requests_waiting", "Requests that wait until their limits allow them.")
 
-	breakerState   = newDesc("rate_limiter_breaker_state", "State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open.", "node")
-	breakerChanges = newDesc("rate_limiter_breaker_changes_total", "Changes of circuit breakers, by their new state.", "to")
-	denials        = newDesc("rate_limiter_deny_cache_entries", "Entries in the denial cache.")
-	leaseUnits     = newDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", "fate")
-	instances      = newDesc("rate_limiter_instances", "Running instances that share this store.")
-	clockSteps     = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
-	scripts        = newDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", "event")
+	breakerStateDesc     = newDesc("rate_limiter_breaker_state", "State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open.", "node")
+	breakerChangesDesc   = newDesc("rate_limiter_breaker_changes_total", "Changes of circuit breakers, by their new state.", "to")
+	denyCacheEntriesDesc = newDesc("rate_limiter_deny_cache_entries", "Entries in the denial cache.")
+	leaseUnitsDesc       = newDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", "fate")
+	instancesDesc        = newDesc("rate_limiter_instances", "Running instances that share this store.")
+	clockStepsDesc       = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
+	scriptsDesc          = newDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", "event")
 )
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -45,8 +45,8 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		requests, allowed, rejected, shadowAllowed, shadowRejected, decisions, failures, unknownOutcome, tokensRejected, waiting,
-		breakerState, breakerChanges, denials, leaseUnits, instances, clockSteps, scripts,
+		requestsDesc, allowedDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, tokensRejectedDesc, waitingDesc,
+		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc,
 	} {
 		to <- desc
 	}
@@ -58,13 +58,13 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	s := samples(to)
 	m.collectRequests(s)
 	m.latency.Collect(to)
-	m.Decisions(func(source penstock.Source, n uint64) { s.counter(decisions, n, source.String()) })
-	m.Errors(func(reason string, n uint64) { s.counter(failures, n, reason) })
-	s.counter(unknownOutcome, m.UnknownOutcomes())
-	m.TokensRejected(func(reason string, n uint64) { s.counter(tokensRejected, n, reason) })
-	s.gauge(waiting, m.Waiting())
+	m.Decisions(func(source penstock.Source, n uint64) { s.counter(decisionsDesc, n, source.String()) })
+	m.Errors(func(reason string, n uint64) { s.counter(failuresDesc, n, reason) })
+	s.counter(unknownOutcomeDesc, m.UnknownOutcomes())
+	m.TokensRejected(func(reason string, n uint64) { s.counter(tokensRejectedDesc, n, reason) })
+	s.gauge(waitingDesc, m.Waiting())
 	if g := m.Guards(); g != nil {
-		m.BreakerChanges(func(to guard.State, n uint64) { s.counter(breakerChanges, n, to.String()) })
+		m.BreakerChanges(func(to guard.State, n uint64) { s.counter(breakerChangesDesc, n, to.String()) })
 		collectGuards(s, g)
 	}
 }
@@ -95,11 +95,11 @@ func (m *Metrics) collectRequests(s samples) {
 			isOutcomeOfNewIdentities := o == admission.DeniedNewIdentity
 			canOccur := !isWithoutRule(o) && isLimitOfNewIdentities == isOutcomeOfNewIdentities
 			if rule == observe.Other || n > 0 || canOccur {
-				s.counter(requests, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
+				s.counter(requestsDesc, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
 			}
 		}
 		for sum, desc := range [observe.NumSums]*prometheus.Desc{
-			observe.Passed: allowed, observe.Rejected: rejected, observe.ShadowPassed: shadowAllowed, observe.ShadowRejected: shadowRejected,
+			observe.Passed: allowedDesc, observe.Rejected: rejectedDesc, observe.ShadowPassed: shadowAllowedDesc, observe.ShadowRejected: shadowRejectedDesc,
 		} {
 			s.counter(desc, sums[sum], rule.Name, rule.Limit, rule.Algorithm)
 		}
@@ -115,28 +115,28 @@ func collectGuards(s samples, g *observe.Guards) {
 	if g.Stats != nil {
 		stats := g.Stats()
 		for node, severity := range observe.Breakers(stats.Breakers) {
-			s.gauge(breakerState, severity, node)
+			s.gauge(breakerStateDesc, severity, node)
 		}
-		s.gauge(denials, int(stats.Deny.Entries))
-		s.counter(leaseUnits, uint64(stats.Lease.Drawn), "drawn")
-		s.counter(leaseUnits, uint64(stats.Lease.Spent), "spent")
-		s.counter(leaseUnits, uint64(stats.Lease.Returned), "returned")
-		s.counter(leaseUnits, uint64(stats.Lease.Expired), "expired")
-		s.counter(leaseUnits, uint64(stats.Lease.Lost), "lost")
+		s.gauge(denyCacheEntriesDesc, int(stats.Deny.Entries))
+		s.counter(leaseUnitsDesc, uint64(stats.Lease.Drawn), "drawn")
+		s.counter(leaseUnitsDesc, uint64(stats.Lease.Spent), "spent")
+		s.counter(leaseUnitsDesc, uint64(stats.Lease.Returned), "returned")
+		s.counter(leaseUnitsDesc, uint64(stats.Lease.Expired), "expired")
+		s.counter(leaseUnitsDesc, uint64(stats.Lease.Lost), "lost")
 	}
 	if g.Instances != nil {
-		s.gauge(instances, g.Instances())
+		s.gauge(instancesDesc, g.Instances())
 	}
 	if g.ClockSteps != nil {
 		back, forward := g.ClockSteps()
-		s.counter(clockSteps, uint64(back), "back")
-		s.counter(clockSteps, uint64(forward), "forward")
+		s.counter(clockStepsDesc, uint64(back), "back")
+		s.counter(clockStepsDesc, uint64(forward), "forward")
 	}
 	if g.Scripts != nil {
 		missing, loaded, evals := g.Scripts()
-		s.counter(scripts, uint64(missing), "noscript")
-		s.counter(scripts, uint64(loaded), "load")
-		s.counter(scripts, uint64(evals), "eval")
+		s.counter(scriptsDesc, uint64(missing), "noscript")
+		s.counter(scriptsDesc, uint64(loaded), "load")
+		s.counter(scriptsDesc, uint64(evals), "eval")
 	}
 }
 

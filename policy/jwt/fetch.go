@@ -16,14 +16,14 @@ import (
 // and so on, up to a minute. An unknown key ID makes it read sooner, at most once a minute. No
 // request waits for it.
 type fetcher struct {
-	url      string
-	interval time.Duration // between two reads
-	wanted   []string      // allowed algorithms; empty: that of each key
-	client   *http.Client
+	url        string
+	interval   time.Duration // between two reads
+	algorithms []string      // allowed algorithms; empty: that of each key
+	client     *http.Client
 
-	wakeUp chan struct{} // contains a value if a read is requested
-	stop   context.CancelFunc
-	ended  chan struct{}
+	readRequested chan struct{} // contains a value if a read is requested
+	stop          context.CancelFunc
+	ended         chan struct{}
 }
 
 // DefaultRefresh is the default of Config.Refresh.
@@ -33,14 +33,14 @@ const (
 	minRefresh = time.Minute
 	maxRefresh = 24 * time.Hour
 
-	fetchTimeout   = 5 * time.Second // for the whole response
-	firstFetchWait = 2 * time.Second // the longest time that start waits for the first read
-	minFetchGap    = time.Minute     // the least time before a read because of an unknown key ID
-	fetchRetry     = time.Second     // before a retry; doubles after each failure, up to minFetchGap
+	fetchTimeout    = 5 * time.Second // for the whole response
+	firstFetchWait  = 2 * time.Second // the longest time that start waits for the first read
+	minFetchGap     = time.Minute     // the least time before a read because of an unknown key ID
+	firstRetryDelay = time.Second     // before the first retry; doubles after each failure, up to minFetchGap
 )
 
-func newFetcher(url string, interval time.Duration, wanted []string) *fetcher {
-	return &fetcher{url: url, interval: interval, wanted: wanted, wakeUp: make(chan struct{}, 1), client: &http.Client{
+func newFetcher(url string, interval time.Duration, algorithms []string) *fetcher {
+	return &fetcher{url: url, interval: interval, algorithms: algorithms, readRequested: make(chan struct{}, 1), client: &http.Client{
 		Timeout: fetchTimeout,
 		Transport: &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
@@ -55,7 +55,7 @@ func newFetcher(url string, interval time.Duration, wanted []string) *fetcher {
 // requestRead requests a read, because of an unknown key ID. It does not wait for the read.
 func (f *fetcher) requestRead() {
 	select {
-	case f.wakeUp <- struct{}{}:
+	case f.readRequested <- struct{}{}:
 	default:
 	}
 }
@@ -111,7 +111,7 @@ func (f *fetcher) isRunning() bool {
 
 // run reads the keys regularly until ctx ends. run calls done with the result of each read.
 func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
-	retry := fetchRetry // the time before the next retry
+	retry := firstRetryDelay // the time before the next retry
 	for {
 		keys, err := f.read(ctx)
 		if ctx.Err() != nil {
@@ -123,7 +123,7 @@ func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
 			untilNext = min(retry, f.interval)
 			retry = min(2*retry, minFetchGap)
 		} else {
-			retry = fetchRetry
+			retry = firstRetryDelay
 		}
 		if !f.waitForNext(ctx, untilNext) {
 			return
@@ -143,7 +143,7 @@ func (f *fetcher) waitForNext(ctx context.Context, untilNext time.Duration) bool
 			return false
 		case <-due.C:
 			return true
-		case <-f.wakeUp:
+		case <-f.readRequested:
 			if !time.Now().Before(allowedAt) {
 				return true
 			}
@@ -186,7 +186,7 @@ func (f *fetcher) get(ctx context.Context) ([]verifyKey, error) {
 	if len(data) > maxKeyBytes {
 		return nil, fmt.Errorf("%s: the response is larger than 1 MiB; check the address", request.URL.Redacted())
 	}
-	keys, wrong := parseJWKS(data, f.wanted)
+	keys, wrong := parseJWKS(data, f.algorithms)
 	if len(keys) == 0 {
 		if len(wrong) == 0 {
 			wrong = []error{errors.New("has no key for tokens.algorithms; the previous keys stay in use")}

@@ -335,7 +335,7 @@ func (t Config) secretMistakes() (mistakes []error) {
 		return []error{fieldErrorf("secret", "is the text of a PEM file; write the name of a file with the public key in key_file")}
 	}
 	for _, a := range t.allowedAlgorithms() {
-		if least := leastSecretLength(a); len(t.Secret) < least {
+		if least := minSecretBytes(a); len(t.Secret) < least {
 			mistakes = append(mistakes, fieldErrorf("secret", "has %d bytes, and %s needs at least %d; make one with openssl rand -base64 64",
 				len(t.Secret), a, least))
 		}
@@ -350,7 +350,7 @@ func (t Config) checkUnused(keys []verifyKey) error {
 	for _, k := range keys {
 		if len(k.algorithms) == 0 {
 			unused = append(unused, fieldErrorf(k.field, "%sfits none of tokens.algorithms [%s]; add %s, or remove the key",
-				k.from, strings.Join(t.Algorithms, ", "), defaultAlgorithm(k.key)))
+				k.location, strings.Join(t.Algorithms, ", "), defaultAlgorithm(k.key)))
 		}
 	}
 	for _, a := range t.Algorithms {

@@ -33,7 +33,7 @@ type verifyKey struct {
 	algorithms []string // the allowed algorithms that it fits
 	key        any      // []byte, *rsa.PublicKey, *ecdsa.PublicKey or ed25519.PublicKey
 	field      string   // the field of Config that it comes from
-	from       string   // where it was read, for messages: "" or a text such as "keys.pem: block 1: "
+	location   string   // where it was read, for messages: "" or a text such as "keys.pem: block 1: "
 }
 
 // MaxKeys is how many keys a file or a set may have. MaxKeysTried is how many keys are tried for
@@ -58,9 +58,9 @@ var (
 func isSecretAlgorithm(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
 func isPublicAlgorithm(algorithm string) bool { return slices.Contains(publicAlgorithms, algorithm) }
 
-// leastSecretLength returns the least length of a secret, in bytes: that of the algorithm's hash
+// minSecretBytes returns the least number of bytes of a secret: that of the algorithm's hash
 // (RFC 7518, 3.2).
-func leastSecretLength(algorithm string) int {
+func minSecretBytes(algorithm string) int {
 	switch algorithm {
 	case "HS256":
 		return 32
@@ -143,7 +143,7 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 			err = errors.Join(err, fieldErrorf(field, "%s: %w", name, w))
 		}
 		for i := range found {
-			found[i].field, found[i].from = field, fmt.Sprintf("%s: %s: ", name, found[i].from)
+			found[i].field, found[i].location = field, fmt.Sprintf("%s: %s: ", name, found[i].location)
 		}
 		keys = append(keys, found...)
 	}
@@ -157,16 +157,16 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	decoded := 0 // blocks
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		decoded++
-		where := fmt.Sprintf("block %d", decoded)
+		location := fmt.Sprintf("block %d", decoded)
 		key, err := parseBlock(block)
 		if err == nil {
 			err = checkPublicKey(key)
 		}
 		if err != nil {
-			wrong = append(wrong, fmt.Errorf("%s: %w", where, err))
+			wrong = append(wrong, fmt.Errorf("%s: %w", location, err))
 			continue
 		}
-		keys = append(keys, verifyKey{key: key, algorithms: algorithmsOf(key, "", wanted), from: where})
+		keys = append(keys, verifyKey{key: key, algorithms: algorithmsOf(key, "", wanted), location: location})
 	}
 	if blocks := bytes.Count(data, []byte("-----BEGIN ")); blocks != decoded {
 		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", blocks-decoded, blocks))
@@ -219,8 +219,8 @@ func checkPublicKey(key any) error {
 	return errors.New("is a key of another kind; use RSA, P-256, P-384, P-521 or Ed25519")
 }
 
-// curves are the curves that can sign tokens. "" is for RSA.
-var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jwkset.CrvEd25519}
+// signingCurves are the curves of keys that can sign tokens. "" is for RSA.
+var signingCurves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jwkset.CrvEd25519}
 
 var errNotForTokens = errors.New("is not for signing tokens")
 
@@ -248,7 +248,7 @@ func parseJWKS(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 			wrong = append(wrong, fmt.Errorf("key %d (%.64q): %w", i+1, key.kid, err))
 			continue
 		}
-		key.from = fmt.Sprintf("key %d (%.64q)", i+1, key.kid)
+		key.location = fmt.Sprintf("key %d (%.64q)", i+1, key.kid)
 		if len(key.algorithms) > 0 {
 			keys = append(keys, key)
 		}
@@ -287,7 +287,7 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 func checkJWK(j jwkset.JWKMarshal, members any) error {
 	canVerify := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {
-	case j.USE != "" && j.USE != jwkset.UseSig, !canVerify, !slices.Contains(curves, j.CRV):
+	case j.USE != "" && j.USE != jwkset.UseSig, !canVerify, !slices.Contains(signingCurves, j.CRV):
 		return errNotForTokens
 	case j.KTY == jwkset.KtyOct:
 		return errors.New("is a secret; write it in tokens.secret")

@@ -227,18 +227,18 @@ func FuzzKeySet(f *testing.F) {
 		}
 		for _, key := range keys {
 			if err := explainUnsound(key); err != nil {
-				t.Fatalf("%s is used and is not sound: %v; the set is %q", key.from, err, text)
+				t.Fatalf("%s is used and is not sound: %v; the set is %q", key.location, err, text)
 			}
 			var n int
-			if _, err := fmt.Sscanf(key.from, "key %d ", &n); err != nil {
-				t.Fatalf("%q does not begin with the number of the key: %v", key.from, err)
+			if _, err := fmt.Sscanf(key.location, "key %d ", &n); err != nil {
+				t.Fatalf("%q does not begin with the number of the key: %v", key.location, err)
 			}
 			var members map[string]any
 			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {
-				t.Fatalf("%s is a secret and is used (error %v); the set is %q", key.from, err, text)
+				t.Fatalf("%s is a secret and is used (error %v); the set is %q", key.location, err, text)
 			}
 			if d, ok := members["d"]; ok && d != nil && d != "" {
-				t.Fatalf("%s is a private key and is used; the set is %q", key.from, text)
+				t.Fatalf("%s is a private key and is used; the set is %q", key.location, text)
 			}
 		}
 		for _, err := range wrong {

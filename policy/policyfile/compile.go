@@ -121,7 +121,7 @@ func (config *Config) Compile() (*Policy, error) {
 		p.Close()
 		return nil, err
 	}
-	p.Warnings, p.Hints = c.warnings.sorted().merged().bounded(), c.hintErrors.sorted().bounded()
+	p.Warnings, p.Hints = c.warnings.sorted().merged().bounded(), c.hints.sorted().bounded()
 	if c.text != nil {
 		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:digestSize])
 	}
@@ -131,23 +131,23 @@ func (config *Config) Compile() (*Policy, error) {
 // A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
 	*reporter
-	config         *Config
-	spec           policy.Spec
-	verifier       *jwt.Verifier
-	files          []string
-	warnings       Errors
-	hintErrors     Errors
-	digest         hash.Hash                       // of the policy's text and the files of values
-	algorithms     map[string]*algorithm.Algorithm // by the words that name them
-	identities     map[string]*identityState
-	notes          map[*policy.Identity]identityNote
-	byFirstSegment map[string][]*placedMatcher // by the first segment of their paths, the most specific first
-	general        []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
-	combinations   int                         // the combinations of a path and a host in the rules compiled so far
-	listFileCount  int                         // files of values that were read
-	listLineCount  int                         // the lines of all these files
-	listByteCount  int                         // the bytes of all these files
-	onFailure      guard.FailureMode           // the default of all limits
+	config              *Config
+	spec                policy.Spec
+	verifier            *jwt.Verifier
+	files               []string
+	warnings            Errors
+	hints               Errors
+	digest              hash.Hash                       // of the policy's text and the files of values
+	algorithms          map[string]*algorithm.Algorithm // by the words that name them
+	identities          map[string]*identityState
+	identityNotes       map[*policy.Identity]identityNote
+	byFirstSegment      map[string][]*placedMatcher // by the first segment of their paths, the most specific first
+	startingWithPattern []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
+	combinations        int                         // the combinations of a path and a host in the rules compiled so far
+	listFileCount       int                         // files of values that were read
+	listLineCount       int                         // the lines of all these files
+	listByteCount       int                         // the bytes of all these files
+	defaultOnFailure    guard.FailureMode           // the default of all limits
 }
 
 func newCompiler(config *Config) *compiler {
@@ -158,7 +158,7 @@ func newCompiler(config *Config) *compiler {
 	digest := sha256.New()
 	digest.Write(r.text)
 	return &compiler{reporter: r, config: config, spec: policy.Spec{Name: r.file}, files: []string{r.file}, digest: digest,
-		identities: make(map[string]*identityState), notes: make(map[*policy.Identity]identityNote)}
+		identities: make(map[string]*identityState), identityNotes: make(map[*policy.Identity]identityNote)}
 }
 
 func (c *compiler) compile() {
@@ -166,7 +166,7 @@ func (c *compiler) compile() {
 	if c.config.Version != 1 && (c.config.Version != 0 || c.isWritten(&c.config.Version)) {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
-	c.onFailure = c.compileOnFailure(&c.config.OnFailure)
+	c.defaultOnFailure = c.compileOnFailure(&c.config.OnFailure)
 	c.spec.ApplyAll = c.checkWord(&c.config.Apply, "apply", "most-specific", "all") == "all"
 	c.compileSections()
 	c.compileTokens()
@@ -196,7 +196,7 @@ func (c *compiler) warn(p any, format string, args ...any) {
 
 // hint records a hint about the value that p points to.
 func (c *compiler) hint(p any, format string, args ...any) {
-	c.hintErrors = append(c.hintErrors, c.newRemark(p, format, args...))
+	c.hints = append(c.hints, c.newRemark(p, format, args...))
 }
 
 // newRemark returns a warning or a hint about the value that p points to.

@@ -114,23 +114,23 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 // checkCost reports a cost that the limit can never admit.
 func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
 	for i := range l.Variants {
-		most := l.Variants[i].Capacity()
-		worst := l.Cost.Units
+		capacity := l.Variants[i].Capacity()
+		certainCost := l.Cost.Units // the largest cost that some requests always have
 		if cost.Header != "" || cost.Body != 0 {
-			worst = l.Cost.Min
+			certainCost = l.Cost.Min
 		}
-		for _, n := range l.Cost.Methods {
-			worst = max(worst, n)
+		for _, units := range l.Cost.Methods {
+			certainCost = max(certainCost, units)
 		}
-		if worst > most {
-			who := "the limit"
-			switch at.(type) { // the type of the place tells what has this cost
+		if certainCost > capacity {
+			limitText := "the limit"
+			switch at.(type) { // the type of the place tells which limit has this capacity
 			case *CandidateConfig:
-				who = "the candidate"
+				limitText = "the candidate"
 			case *string:
-				who = "the ceiling"
+				limitText = "the ceiling"
 			}
-			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", worst, who, most)
+			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", certainCost, limitText, capacity)
 			return
 		}
 	}

@@ -14,16 +14,16 @@ import (
 
 // The bounds of guards.
 const (
-	minLease        = 2  // units
-	minLeasable     = 8  // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
-	minSplitInto    = 2  // counters
-	maxSplitInto    = 32 // counters
-	maxDenyCacheTTL = 24 * time.Hour
+	minLeaseUnits       = 2
+	minLeasableCapacity = 8  // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
+	minSplitInto        = 2  // counters
+	maxSplitInto        = 32 // counters
+	maxDenyCacheTTL     = 24 * time.Hour
 )
 
 // compileGuards compiles the guard settings of a limit.
 func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
-	l.Guard.OnFailure = c.onFailure
+	l.Guard.OnFailure = c.defaultOnFailure
 	if config.OnFailure != "" {
 		l.Guard.OnFailure = c.compileOnFailure(&config.OnFailure)
 	}
@@ -92,8 +92,8 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 // reported as a mistake.
 func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
-	if config.Lease < minLease || config.Lease > penstock.MaxCost {
-		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, minLease)
+	if config.Lease < minLeaseUnits || config.Lease > penstock.MaxCost {
+		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, minLeaseUnits)
 		return
 	}
 	l.Guard.Lease = config.Lease
@@ -111,13 +111,13 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 		c.fail(at, "on_status often refunds, which also returns all units that were drawn in advance; remove lease or on_status")
 	case l.Adjustable:
 		c.fail(at, "cost.actual often refunds, which also returns all units that were drawn in advance; remove lease or actual")
-	case capacity(l) < minLeasable:
-		c.fail(at, "the limit admits %d at once, and at most a quarter of that is leased; let it admit %d or more, or remove lease", capacity(l), minLeasable)
+	case largestCapacity(l) < minLeasableCapacity:
+		c.fail(at, "the limit admits %d at once, and at most a quarter of that is leased; let it admit %d or more, or remove lease", largestCapacity(l), minLeasableCapacity)
 	}
 }
 
-// capacity returns the capacity of the largest variant, in units.
-func capacity(l *policy.Limit) (most int64) {
+// largestCapacity returns the capacity of the largest variant, in units.
+func largestCapacity(l *policy.Limit) (most int64) {
 	for i := range l.Variants {
 		most = max(most, l.Variants[i].Capacity())
 	}

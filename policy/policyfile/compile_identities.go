@@ -81,8 +81,8 @@ const maxParts = 32
 func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
 	partCount, depth := 0, 0
 	for _, one := range id.Parts() {
-		partCount += max(c.notes[one].partCount, 1)
-		depth = max(depth, c.notes[one].depth+1)
+		partCount += max(c.identityNotes[one].partCount, 1)
+		depth = max(depth, c.identityNotes[one].depth+1)
 	}
 	if partCount == 0 {
 		return invalidIdentity
@@ -95,7 +95,7 @@ func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) 
 		c.fail(config, "the identity is nested more than %d levels deep, with the identities that it names; use fewer levels", maxDepth)
 		return invalidIdentity
 	}
-	c.notes[id] = identityNote{partCount: partCount, depth: depth}
+	c.identityNotes[id] = identityNote{partCount: partCount, depth: depth}
 	return id
 }
 
@@ -137,7 +137,7 @@ func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) [
 // compileSimple compiles an identity with one source.
 func (c *compiler) compileSimple(config *IdentityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
-	c.notes[id] = identityNote{source: &config.Source}
+	c.identityNotes[id] = identityNote{source: &config.Source}
 	if !policy.IsKind(config.Kind) {
 		c.fail(&config.Kind, "%q cannot be a kind, which is part of the key, as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(config.Kind))
 	}

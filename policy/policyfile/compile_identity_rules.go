@@ -96,7 +96,7 @@ func (c *compiler) warnInventedIdentities() {
 
 // warnInventedIdentity warns about one part of a limit's identity.
 func (c *compiler) warnInventedIdentity(l *policy.Limit, id *policy.Identity) {
-	at, sharedNote := c.notes[id].source, ""
+	at, sharedNote := c.identityNotes[id].source, ""
 	if !l.Key.IsAlwaysPresent() {
 		missing := "it"
 		if id != l.Key {

@@ -13,10 +13,10 @@ import (
 // A placedMatcher is a matcher of a rule, with its place in the file.
 type placedMatcher struct {
 	*policy.Matcher
-	rule      *policy.Rule
-	ruleIndex int // the index of the rule in the file
-	at        any // a pointer to the path or the match in the Config
-	order     int // the index among all matchers of the file
+	rule         *policy.Rule
+	ruleIndex    int // the index of the rule in the file
+	at           any // a pointer to the path or the match in the Config
+	matcherIndex int // the index among all matchers of the file
 }
 
 func (c *compiler) compileRules() {
@@ -43,7 +43,7 @@ func (c *compiler) compileRules() {
 			continue
 		}
 		for _, m := range ownMatchers {
-			m.ruleIndex, m.order = i, len(matchers)
+			m.ruleIndex, m.matcherIndex = i, len(matchers)
 			matchers = append(matchers, m)
 		}
 	}

@@ -33,7 +33,7 @@ const (
 // ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil,
 // it replaces nothing. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
-	d := &decoder{reporter: newReporter(name), env: env, ifEmpty: "the file has no policy; begin with rules:"}
+	d := &decoder{reporter: newReporter(name), lookUpEnv: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
 	c := &Config{reporter: d.reporter, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
@@ -47,17 +47,17 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 // A reporter collects the mistakes of a Config. It has the position of each value, by a pointer to
 // the value: positions[&config.OnFailure] is where the file has the value of on_failure.
 type reporter struct {
-	file       string
-	text       []byte           // nil: nothing was read
-	positions  map[any]position // by pointer to the value
-	unreadable map[any]bool     // values that could not be read, by pointer; their mistakes are reported
-	hints      map[any][]string // suggestions for unknown fields, by pointer to the struct without such a field
-	mask       mask             // of the variables that were replaced
-	errs       Errors
+	file        string
+	text        []byte           // nil: nothing was read
+	positions   map[any]position // by pointer to the value
+	unreadable  map[any]bool     // values that could not be read, by pointer; their mistakes are reported
+	suggestions map[any][]string // suggestions for unknown fields, by pointer to the struct without such a field
+	mask        mask             // of the variables that were replaced
+	mistakes    Errors
 }
 
 func newReporter(file string) *reporter {
-	return &reporter{file: file, positions: make(map[any]position), unreadable: make(map[any]bool), hints: make(map[any][]string)}
+	return &reporter{file: file, positions: make(map[any]position), unreadable: make(map[any]bool), suggestions: make(map[any][]string)}
 }
 
 type position struct{ line, column int }
@@ -68,14 +68,14 @@ func (r *reporter) fail(p any, format string, args ...any) {
 		return
 	}
 	at := r.positions[p]
-	r.errs = append(r.errs, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
+	r.mistakes = append(r.mistakes, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
 }
 
 // isMisnamed reports whether an unknown field of the struct that p points to was probably meant as
 // one of these fields. The unknown field is already reported, so the field that was meant must not
 // be reported as missing too.
 func (r *reporter) isMisnamed(p any, fields ...string) bool {
-	return slices.ContainsFunc(r.hints[p], func(hint string) bool {
+	return slices.ContainsFunc(r.suggestions[p], func(hint string) bool {
 		isList := strings.HasPrefix(hint, "there are ") // a list of all fields, and not a guess
 		return !isList && slices.ContainsFunc(fields, func(field string) bool { return strings.Contains(hint, field) })
 	})
@@ -92,16 +92,16 @@ func (r *reporter) isWritten(p any) bool {
 func (r *reporter) markUnreadable(p any) { r.unreadable[p] = true }
 
 func (r *reporter) err() error {
-	if len(r.errs) == 0 {
+	if len(r.mistakes) == 0 {
 		return nil
 	}
-	return r.errs.sorted().bounded()
+	return r.mistakes.sorted().bounded()
 }
 
 // A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
 	*reporter
-	env            func(string) (string, bool)
+	lookUpEnv      func(string) (string, bool)
 	ifEmpty        string       // the message about a file without values
 	depth          int          // the levels of nesting around the value that is being read
 	currentOptions fieldOptions // of the field that is being read
@@ -112,7 +112,7 @@ func (d *decoder) recordPosition(p any, n *yaml.Node) { d.positions[p] = positio
 
 // fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
+	d.mistakes = append(d.mistakes, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
 }
 
 // parse returns the root of a YAML text without aliases. It returns nil after a mistake, or if the
@@ -344,8 +344,8 @@ func isBlank(text []byte) bool {
 	return true
 }
 
-// A custom value has its own form in YAML, and decodes itself.
-type custom interface {
+// A selfDecoder has its own form in YAML, and decodes itself.
+type selfDecoder interface {
 	decode(d *decoder, n *yaml.Node)
 }
 
@@ -369,7 +369,7 @@ func (d *decoder) decodeValue(n *yaml.Node, p any) {
 		d.markUnreadable(p)
 		return
 	}
-	if c, ok := p.(custom); ok {
+	if c, ok := p.(selfDecoder); ok {
 		c.decode(d, n)
 		return
 	}
@@ -498,7 +498,7 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 		if !ok {
 			hint := cmp.Or(suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
 			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
-			d.hints[p] = append(d.hints[p], hint)
+			d.suggestions[p] = append(d.suggestions[p], hint)
 			continue
 		}
 		d.currentOptions = options[name]
@@ -646,7 +646,7 @@ func describeNode(n *yaml.Node) string {
 
 // expand replaces ${NAME} in a text, or returns its mistake.
 func (d *decoder) expand(text string) (expanded, wrong string) {
-	if d.env == nil || !strings.Contains(text, "$") {
+	if d.lookUpEnv == nil || !strings.Contains(text, "$") {
 		return text, ""
 	}
 	isWhole := strings.HasPrefix(text, "${") && strings.IndexByte(text, '}') == len(text)-1
@@ -694,7 +694,7 @@ func (d *decoder) lookUpVariable(reference string, isWhole bool) (value, wrong s
 	case !isNamed:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(reference))
 	}
-	value, ok := d.env(name)
+	value, ok := d.lookUpEnv(name)
 	switch {
 	case value == "" && hasDefault:
 		return defaultValue, ""

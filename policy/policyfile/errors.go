@@ -93,8 +93,8 @@ func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
 }
 
-// intended maps words that people often try to the right words.
-var intended = map[string]string{
+// intendedWords maps words that people often try to the right words.
+var intendedWords = map[string]string{
 	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
 	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",
 	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
@@ -107,7 +107,7 @@ var intended = map[string]string{
 // suggestOf returns the end of an error message for an unknown word: the word that was probably
 // meant, or all known ones.
 func suggestOf(name string, known []string) string {
-	if word := intended[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
+	if word := intendedWords[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
 		return fmt.Sprintf("did you mean %s?", word)
 	}
 	return wording.Suggest(name, known)

@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// shortestSecret is the least length of a variable's value that messages hide, in bytes.
-	shortestSecret = 8
+	// minSecretBytes is the least length of a variable's value that messages hide, in bytes.
+	minSecretBytes = 8
 
-	// shortestPiece is the least length of a part of a longer value that messages hide, in bytes.
-	shortestPiece = 12
+	// minPieceBytes is the least length of a part of a longer value that messages hide, in bytes.
+	minPieceBytes = 12
 )
 
 // A mask hides the values of variables in messages, because they may be secrets. Messages may clip,
@@ -26,7 +26,7 @@ type maskedValue struct{ value, name string }
 
 // hide hides the value of a variable, unless it is too short to be a secret.
 func (m *mask) hide(name, value string) {
-	if len(value) < shortestSecret {
+	if len(value) < minSecretBytes {
 		return
 	}
 	quoted := strconv.Quote(value)
@@ -39,7 +39,7 @@ func (m *mask) hide(name, value string) {
 		if m.pieces == nil {
 			m.pieces = make(map[string]bool)
 		}
-		n := min(len(v.value), shortestPiece) // bytes of each piece
+		n := min(len(v.value), minPieceBytes) // bytes of each piece
 		for i := range len(v.value) - n + 1 {
 			m.pieces[v.value[i:i+n]] = true
 		}
@@ -73,7 +73,7 @@ func (m *mask) apply(message string) string {
 // hiddenFrom returns the end of the text that must be hidden from start on. If nothing must be
 // hidden there, it returns start.
 func (m *mask) hiddenFrom(text string, start int) int {
-	for n := min(shortestPiece, len(text)-start); n >= shortestSecret; n-- {
+	for n := min(minPieceBytes, len(text)-start); n >= minSecretBytes; n-- {
 		if m.pieces[text[start:start+n]] {
 			return start + n
 		}
@@ -84,7 +84,7 @@ func (m *mask) hiddenFrom(text string, start int) int {
 // names returns ${NAME} for each variable whose value, or a part of it, is in a hidden text.
 func (m *mask) names(text string) string {
 	var out strings.Builder
-	for len(text) >= shortestSecret {
+	for len(text) >= minSecretBytes {
 		longest, best := 0, maskedValue{}
 		for _, v := range m.values {
 			n := commonStart(text, v.value)
@@ -92,7 +92,7 @@ func (m *mask) names(text string) string {
 				longest, best = n, v
 			}
 		}
-		if longest >= shortestSecret {
+		if longest >= minSecretBytes {
 			out.WriteString("${" + best.name + "}")
 		}
 		text = text[max(longest, 1):]

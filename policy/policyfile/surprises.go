@@ -108,13 +108,13 @@ func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distingui
 
 // indexMatchers builds the index in which anyMatcher finds matchers by their paths.
 func (c *compiler) indexMatchers(matchers []*placedMatcher) {
-	c.byFirstSegment, c.general = make(map[string][]*placedMatcher), nil
-	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.order, b.order)) }
+	c.byFirstSegment, c.startingWithPattern = make(map[string][]*placedMatcher), nil
+	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.matcherIndex, b.matcherIndex)) }
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
 		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
 			c.byFirstSegment[first.Text] = append(c.byFirstSegment[first.Text], m)
 		} else {
-			c.general = append(c.general, m)
+			c.startingWithPattern = append(c.startingWithPattern, m)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 // anyMatcher stops at the first such matcher.
 func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
 	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], holds)
-	return isFound || slices.ContainsFunc(c.general, holds)
+	return isFound || slices.ContainsFunc(c.startingWithPattern, holds)
 }
 
 // isProtective reports whether a rule certainly protects something, such as a login: it counts

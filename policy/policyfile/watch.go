@@ -34,9 +34,9 @@ type Watcher struct {
 	load    func(path string) (*Policy, error)
 	policy  atomic.Pointer[Policy]
 
-	notices *fsnotify.Watcher // nil if the system has none
-	stop    chan struct{}
-	ended   chan struct{}
+	folderWatcher *fsnotify.Watcher // nil if the system has none
+	stop          chan struct{}
+	ended         chan struct{}
 
 	mu              sync.Mutex  // held while loading
 	files           []string    // absolute names of the files of the rules, sorted
@@ -92,14 +92,14 @@ var errWatcherClosed = errors.New("policy: the watcher is closed")
 // this file names. If the first load fails, Watch returns its error and watches nothing. Close ends
 // the Watcher.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
-	notices, err := fsnotify.NewWatcher()
+	folderWatcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		notices = nil // the system has no watches left, and polling finds changes
+		folderWatcher = nil // the system has no watches left, and polling finds changes
 	}
-	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, notices)
+	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, folderWatcher)
 }
 
-func watch(path string, o WatchOptions, load func(string) (*Policy, error), notices *fsnotify.Watcher) (*Watcher, error) {
+func watch(path string, o WatchOptions, load func(string) (*Policy, error), folderWatcher *fsnotify.Watcher) (*Watcher, error) {
 	if o.Poll <= 0 {
 		o.Poll = defaultPoll
 	}
@@ -112,11 +112,11 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), noti
 	if o.Notify == nil {
 		o.Notify = func(Reload) {}
 	}
-	w := &Watcher{path: path, options: o, load: load, notices: notices, stop: make(chan struct{}), ended: make(chan struct{})}
+	w := &Watcher{path: path, options: o, load: load, folderWatcher: folderWatcher, stop: make(chan struct{}), ended: make(chan struct{})}
 	w.files = absolute([]string{path})
 	if err := w.loadLocked(); err != nil {
-		if notices != nil {
-			_ = notices.Close()
+		if folderWatcher != nil {
+			_ = folderWatcher.Close()
 		}
 		return nil, err
 	}
@@ -162,9 +162,9 @@ func (w *Watcher) run() {
 	defer func() { w.Policy().Close() }()
 	var changed <-chan fsnotify.Event
 	var missed <-chan error
-	if w.notices != nil {
-		defer w.notices.Close()
-		changed, missed = w.notices.Events, w.notices.Errors
+	if w.folderWatcher != nil {
+		defer w.folderWatcher.Close()
+		changed, missed = w.folderWatcher.Events, w.folderWatcher.Errors
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
@@ -268,7 +268,7 @@ func (w *Watcher) loadLocked() error {
 // far as the system allows. The links may change at the same time. So it repeats this until a round
 // adds no folder and finds all folders.
 func (w *Watcher) watchFoldersLocked() {
-	if w.notices == nil {
+	if w.folderWatcher == nil {
 		return
 	}
 	var folders []string
@@ -279,12 +279,12 @@ func (w *Watcher) watchFoldersLocked() {
 		}
 		slices.Sort(folders)
 		folders = slices.Compact(folders)
-		watched, hasChanged := w.notices.WatchList(), false
+		watched, hasChanged := w.folderWatcher.WatchList(), false
 		for _, name := range folders {
 			if slices.Contains(watched, name) {
 				continue
 			}
-			if err := w.notices.Add(name); err == nil || errors.Is(err, fs.ErrNotExist) {
+			if err := w.folderWatcher.Add(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 				hasChanged = true
 			}
 		}
@@ -292,9 +292,9 @@ func (w *Watcher) watchFoldersLocked() {
 			break
 		}
 	}
-	for _, name := range w.notices.WatchList() {
+	for _, name := range w.folderWatcher.WatchList() {
 		if !slices.Contains(folders, name) {
-			_ = w.notices.Remove(name)
+			_ = w.folderWatcher.Remove(name)
 		}
 	}
 }

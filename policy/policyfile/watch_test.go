@@ -78,14 +78,14 @@ func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
 func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
 	t.Helper()
 	o.Poll = poll
-	var notices *fsnotify.Watcher
+	var folderWatcher *fsnotify.Watcher
 	if poll == never {
 		var err error
-		if notices, err = fsnotify.NewWatcher(); err != nil {
+		if folderWatcher, err = fsnotify.NewWatcher(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w, err := watch(path, o, load, notices)
+	w, err := watch(path, o, load, folderWatcher)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func writeFirstPolicyInSubfolder(t *testing.T, dir string) string {
 func TestChangesAreLoaded(t *testing.T) {
 	t.Parallel()
 	for _, method := range changeMethods {
-		for by, poll := range map[string]time.Duration{"notices": never, "polling": often} {
+		for by, poll := range map[string]time.Duration{"folderWatcher": never, "polling": often} {
 			t.Run(method.name+" by "+by, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
@@ -274,7 +274,7 @@ func TestMissingFolderIsFoundAgain(t *testing.T) {
 	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: reports.notify}, loadPlain)
 	must(t, os.RemoveAll(dir+"/a"))
 	eventually(t, "the absence is reported", func() bool { return len(reports.all()) > 0 })
-	eventually(t, "the parent folder is watched", func() bool { return slices.Contains(w.notices.WatchList(), realName(t, dir)) })
+	eventually(t, "the parent folder is watched", func() bool { return slices.Contains(w.folderWatcher.WatchList(), realName(t, dir)) })
 	must(t, os.MkdirAll(dir+"/a/b", 0o700))
 	write(t, dir+"/a/b/p.yaml", version("v2"))
 	eventually(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
@@ -301,7 +301,7 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 	must(t, os.Mkdir(dir+"/new", 0o700))
 	write(t, dir+"/new/p.yaml", version("v1"))
 	before, folder := w.Rules(), realName(t, dir+"/a")
-	isWatched := func() bool { return slices.Contains(w.notices.WatchList(), folder) }
+	isWatched := func() bool { return slices.Contains(w.folderWatcher.WatchList(), folder) }
 	w.mu.Lock() // no load until the old folder is removed
 	must(t, os.Rename(dir+"/a", dir+"/old"))
 	must(t, os.Rename(dir+"/new", dir+"/a"))
@@ -417,7 +417,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		eventually(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
 		if poll == never {
 			w.mu.Lock()
-			watched := w.notices.WatchList()
+			watched := w.folderWatcher.WatchList()
 			slices.Sort(watched)
 			w.mu.Unlock()
 			if dir := realName(t, dir); !slices.Equal(watched, []string{dir, dir + "/more"}) {
