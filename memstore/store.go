@@ -360,8 +360,8 @@ const (
 // them.
 const smallSweep = 2
 
-// pauseMicrosWhenFull is the least time between two sweeps of a whole table, and from a reclaim that
-// failed to the next one: 100 ms.
+// pauseMicrosWhenFull is the least time between two sweeps of a whole table, and from a reclaim
+// that failed to the next one: 100 ms.
 const pauseMicrosWhenFull = 100_000
 
 // A pendingCharge is a charge that decideAll has not decided yet.
