@@ -777,15 +777,15 @@ func checkExpiringHolds(t *lawTest) {
 		if s := d.Status(0); s.RetryAfter <= 0 || s.RetryAfter > ttl {
 			t.reportViolation("a hold of %v has RetryAfter %v; want above 0 and at most %v", ttl, s.RetryAfter, ttl)
 		}
-		if since > waitLimit {
+		if since > waitTimeout {
 			t.fatal("a hold of %v has not ended after %v; want that it ends", ttl, since)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// waitLimit is how long a law may wait for an event.
-const waitLimit = 20 * time.Second
+// waitTimeout is how long a law may wait for an event.
+const waitTimeout = 20 * time.Second
 
 func checkMixedBatch(t *lawTest) {
 	rate := t.token()
@@ -847,7 +847,7 @@ func checkEndedContext(t *lawTest) {
 
 const goroutines = 50
 
-// runTogether runs f in many goroutines and waits for all of them, up to waitLimit.
+// runTogether runs f in many goroutines and waits for all of them, up to waitTimeout.
 func (t *lawTest) runTogether(f func(goroutine int)) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -861,8 +861,8 @@ func (t *lawTest) runTogether(f func(goroutine int)) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(waitLimit):
-		t.fatal("%d goroutines have not ended in %v: do they wait for each other?", goroutines, waitLimit)
+	case <-time.After(waitTimeout):
+		t.fatal("%d goroutines have not ended in %v: do they wait for each other?", goroutines, waitTimeout)
 	}
 }
 
@@ -979,7 +979,7 @@ func waitingLimits(n int64, period time.Duration) []penstock.Limit {
 
 func checkWait(t *lawTest) {
 	const period = 30 * time.Millisecond
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for _, limit := range waitingLimits(5, period) {
 		l := t.limiter(limit)
@@ -996,7 +996,7 @@ func checkWait(t *lawTest) {
 }
 
 func checkUselessWaits(t *lawTest) {
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for _, limit := range waitingLimits(5, time.Hour) {
 		l := t.limiter(limit)

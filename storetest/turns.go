@@ -163,7 +163,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 	return d.Status(0), err
 }
 
-// charge is a random charge of a limit. i is the number of the charge.
+// charge returns a random charge of a limit. i is the number of the charge.
 func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
 	c := penstock.Charge{Key: t.Key, Plan: limit, Cost: 1}
 	switch largestCost := max(limit.Limit().Count, limit.Limit().Burst, 1); {
@@ -182,7 +182,7 @@ func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Char
 	return c
 }
 
-// pause is the time before the next charge: often zero, and often until something changes.
+// pause returns the time before the next charge: often zero, and often until something changes.
 func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status) time.Duration {
 	var d time.Duration
 	switch rng.IntN(8) {
@@ -256,8 +256,8 @@ func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
 	return func(interval time.Duration) int64 { return burst + refill(interval) }
 }
 
-// muldiv is a·b/c rounded down. The result is at most a quarter of MaxInt64, so that the sum of up
-// to four results does not overflow.
+// muldiv returns a·b/c, rounded down. The result is at most a quarter of MaxInt64, so that the sum
+// of up to four results does not overflow.
 func muldiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

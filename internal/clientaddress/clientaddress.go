@@ -19,9 +19,9 @@ import (
 // X-Forwarded-For and Forwarded are lists. Each proxy appends the address of its own peer. So the
 // list is read from the right. The first address that is not trusted is the client: that client may
 // have forged everything to the left of its address. If all addresses are trusted, the leftmost is
-// the client. In two cases the peer is the client. Before the client is found, an element comes
-// that is no address, such as "unknown" or a name like _hidden. Or the client is not found within
-// maxHops addresses and maxHopBytes bytes.
+// the client. If an element that is read before the client is no address, such as "unknown" or a
+// name like _hidden, the peer is the client. The peer is also the client if the first maxHops
+// addresses or maxListBytes bytes from the right do not contain it.
 //
 // Any other header must have one line with one address. If it does not, the peer is the client.
 // Proxies must overwrite such a header, because a client can send it too.
@@ -43,8 +43,8 @@ const (
 
 // At most this much of a list is read.
 const (
-	maxHops     = 32      // addresses
-	maxHopBytes = 8 << 10 // including commas
+	maxHops      = 32      // addresses
+	maxListBytes = 8 << 10 // including commas
 )
 
 // New returns Proxies that trust these networks to name the client in the header. A network is
@@ -82,10 +82,10 @@ func PeerOf(remote string) Peer {
 		return Peer{IsSocket: true}
 	}
 	if peer, err := netip.ParseAddrPort(remote); err == nil {
-		return Peer{Address: plain(peer.Addr())}
+		return Peer{Address: normalize(peer.Addr())}
 	}
 	address, _ := netip.ParseAddr(remote)
-	return Peer{Address: plain(address)}
+	return Peer{Address: normalize(address)}
 }
 
 // PeerAt returns the peer that has this address.
@@ -94,15 +94,15 @@ func PeerAt(remote net.Addr) Peer {
 	case nil:
 		return Peer{}
 	case *net.TCPAddr:
-		return Peer{Address: plain(remote.AddrPort().Addr())}
+		return Peer{Address: normalize(remote.AddrPort().Addr())}
 	case *net.UnixAddr:
 		return Peer{IsSocket: true}
 	}
 	return PeerOf(remote.String())
 }
 
-// plain returns an address in the form in which addresses are compared.
-func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// normalize returns an address in the form in which addresses are compared.
+func normalize(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 // Client returns the address of the client behind a peer that sent these headers. The address has
 // no zone, and is never IPv4-mapped. The address is invalid if the client is a peer without an
@@ -114,10 +114,10 @@ func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 	var client netip.Addr
 	switch lines := headers[p.header]; {
 	case p.form == formForwardedFor:
-		client = p.walk(lines, lastComma, parseNode)
+		client = p.findClient(lines, lastComma, parseNode)
 	case p.form == formForwarded:
-		client = p.walk(lines, lastUnquotedComma, parseForwarded)
-	case len(lines) == 1 && len(lines[0]) <= maxHopBytes:
+		client = p.findClient(lines, lastUnquotedComma, parseForwarded)
+	case len(lines) == 1 && len(lines[0]) <= maxListBytes:
 		client = parseNode(lines[0])
 	}
 	if !client.IsValid() {
@@ -140,13 +140,13 @@ func (p *Proxies) trustsAddress(address netip.Addr) bool {
 	return false
 }
 
-// walk reads a list from the right, and returns the first address that is not trusted. If all are
-// trusted, it returns the leftmost. If it reads a malformed element or exceeds a bound, it returns
-// the zero Addr.
-func (p *Proxies) walk(lines []string, findComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
+// findClient reads a list from the right, and returns the first address that is not trusted. If all
+// are trusted, it returns the leftmost. If it reads a malformed element or exceeds a bound, it
+// returns the zero Addr.
+func (p *Proxies) findClient(lines []string, findComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
-		rest := line[max(0, len(line)-(maxHopBytes-bytes)):]
+		rest := line[max(0, len(line)-(maxListBytes-bytes)):]
 		isWhole := len(rest) == len(line)
 		bytes += len(line)
 		for hasMore := true; hasMore; {
@@ -260,7 +260,7 @@ func parseNode(text string) netip.Addr {
 	if err != nil || isBracketedIPv4 || hasBadPort || !isName(address.Zone()) {
 		return netip.Addr{}
 	}
-	return plain(address)
+	return normalize(address)
 }
 
 // isPort reports whether text is a colon and a port. The port may be obfuscated as in RFC 7239,

@@ -283,8 +283,8 @@ func TestTheClientIsTheRightmostAddressThatIsNotATrustedProxy(t *testing.T) {
 			"203.0.113.7|203.0.113.7":  peer,
 			"203.0.113.7|":             peer,
 			"203.0.113.7 198.51.100.9": peer,
-			strings.Repeat(" ", maxHopBytes-len("203.0.113.7")) + "203.0.113.7":   "203.0.113.7",
-			strings.Repeat(" ", maxHopBytes-len("203.0.113.7")+1) + "203.0.113.7": peer,
+			strings.Repeat(" ", maxListBytes-len("203.0.113.7")) + "203.0.113.7":   "203.0.113.7",
+			strings.Repeat(" ", maxListBytes-len("203.0.113.7")+1) + "203.0.113.7": peer,
 			"unknown":         peer,
 			"for=203.0.113.7": peer,
 			"203.0.113.7\x00": peer,
@@ -321,7 +321,7 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 			spaces := strings.Repeat(" ", n-len(client)-len(proxy))
 			return []string{client + spaces[:len(spaces)/2], proxy + spaces[len(spaces)/2:]}
 		}
-		spaces := strings.Repeat(" ", maxHopBytes+1-len(client+proxy))
+		spaces := strings.Repeat(" ", maxListBytes+1-len(client+proxy))
 		for _, row := range []struct {
 			name  string
 			lines []string
@@ -331,10 +331,10 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 			{"maxHops, each in its own line", hops(maxHops), "203.0.113.7"},
 			{"maxHops + 1 in one line", []string{strings.Join(hops(maxHops+1), ",")}, "10.0.0.1"},
 			{"maxHops + 1, each in its own line", hops(maxHops + 1), "10.0.0.1"},
-			{"maxHopBytes", padded(maxHopBytes), "203.0.113.7"},
-			{"maxHopBytes + 1", padded(maxHopBytes + 1), "10.0.0.1"},
-			{"maxHopBytes + 2: the client's address is cut", []string{client + "," + spaces + proxy}, "10.0.0.1"},
-			{"100 times maxHopBytes", padded(100 * maxHopBytes), "10.0.0.1"},
+			{"maxListBytes", padded(maxListBytes), "203.0.113.7"},
+			{"maxListBytes + 1", padded(maxListBytes + 1), "10.0.0.1"},
+			{"maxListBytes + 2: the client's address is cut", []string{client + "," + spaces + proxy}, "10.0.0.1"},
+			{"100 times maxListBytes", padded(100 * maxListBytes), "10.0.0.1"},
 			{"a million bytes in one hop", []string{client + strings.Repeat(" ", 1_000_000)}, "10.0.0.1"},
 			{"100,000 hops left of the client, which are not read", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
 			{"100,000 lines before the client's, which are not read", append(slices.Repeat([]string{proxy}, 100_000), client), "203.0.113.7"},

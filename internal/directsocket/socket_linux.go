@@ -45,11 +45,11 @@ type socket struct {
 
 // A transfer is a Read or a Write. Its memory is reused, so that no call allocates.
 type transfer struct {
-	mu    sync.Mutex
-	try   func(fd uintptr) (isDone bool) // read or write; false: call it again when the socket is ready
-	data  []byte
-	n     int // bytes that were transferred so far
-	errno syscall.Errno
+	mu          sync.Mutex
+	try         func(fd uintptr) (isDone bool) // read or write; false: call it again when the socket is ready
+	data        []byte
+	transferred int // bytes so far
+	errno       syscall.Errno
 }
 
 func (s *socket) Read(b []byte) (int, error) {
@@ -64,10 +64,10 @@ func (s *socket) Read(b []byte) (int, error) {
 	if err := s.raw.Read(t.try); err != nil || t.errno != 0 {
 		return 0, s.errorOf("read", err, t.errno)
 	}
-	if t.n == 0 {
+	if t.transferred == 0 {
 		return 0, io.EOF
 	}
-	return t.n, nil
+	return t.transferred, nil
 }
 
 func (s *socket) Write(b []byte) (int, error) {
@@ -80,27 +80,27 @@ func (s *socket) Write(b []byte) (int, error) {
 	t.begin(b)
 	defer t.end()
 	if err := s.raw.Write(t.try); err != nil || t.errno != 0 {
-		return t.n, s.errorOf("write", err, t.errno)
+		return t.transferred, s.errorOf("write", err, t.errno)
 	}
-	return t.n, nil
+	return t.transferred, nil
 }
 
-func (t *transfer) begin(b []byte) { t.data, t.n, t.errno = b, 0, 0 }
+func (t *transfer) begin(b []byte) { t.data, t.transferred, t.errno = b, 0, 0 }
 
 func (t *transfer) end() { t.data = nil }
 
 // read reads what has arrived, at most len(data) bytes.
 func (t *transfer) read(fd uintptr) (isDone bool) {
-	t.n, t.errno = call(syscall.SYS_READ, fd, t.data)
+	t.transferred, t.errno = call(syscall.SYS_READ, fd, t.data)
 	return t.errno != syscall.EAGAIN
 }
 
 // write writes all of data that is not written yet.
 func (t *transfer) write(fd uintptr) (isDone bool) {
-	for t.n < len(t.data) && t.errno == 0 {
+	for t.transferred < len(t.data) && t.errno == 0 {
 		var n int
-		n, t.errno = call(syscall.SYS_WRITE, fd, t.data[t.n:])
-		t.n += n
+		n, t.errno = call(syscall.SYS_WRITE, fd, t.data[t.transferred:])
+		t.transferred += n
 	}
 	if t.errno == syscall.EAGAIN {
 		t.errno = 0

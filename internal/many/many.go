@@ -67,16 +67,16 @@ func Each(ctx context.Context, store penstock.Store, calls []*Call) {
 	others.Wait()
 }
 
-// DecideDivided decides a list that was divided in two. together decides calls as one list. At the
-// same time, the store decides each of the singles in a call of its own.
-func DecideDivided(ctx context.Context, store penstock.Store, singles []*Call, together func(context.Context, []*Call), calls []*Call) {
+// DecideDivided decides a list that was divided in two. It passes the calls to decideTogether as
+// one list. At the same time, the store decides each of the singles in a call of its own.
+func DecideDivided(ctx context.Context, store penstock.Store, singles []*Call, decideTogether func(context.Context, []*Call), calls []*Call) {
 	if len(singles) > 0 {
 		var done sync.WaitGroup
 		defer done.Wait()
 		done.Go(func() { Each(ctx, store, singles) })
 	}
 	if len(calls) > 0 {
-		together(ctx, calls)
+		decideTogether(ctx, calls)
 	}
 }
 

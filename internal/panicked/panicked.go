@@ -15,10 +15,10 @@ import (
 const Message = "internal error; the service has logged the details"
 
 // Recover must be deferred. It recovers from a panic, and logs the panic and its stack as net/http
-// does for handlers. doing names the operation.
-func Recover(doing string) {
+// does for handlers. The operation is what the caller was doing, such as "reporting a reload".
+func Recover(operation string) {
 	if value := recover(); value != nil {
-		Report(doing, value)
+		Report(operation, value)
 	}
 }
 
@@ -34,10 +34,10 @@ func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge
 	return store.Decide(ctx, charges)
 }
 
-// Report logs a panic that the caller has recovered from, with the stack. doing names the
-// operation.
-func Report(doing string, value any) {
-	log.Printf("penstock: panic while %s: %v\n%s", doing, value, debug.Stack())
+// Report logs a panic that the caller has recovered from, with the stack. The operation is what the
+// caller was doing, such as "reporting a reload".
+func Report(operation string, value any) {
+	log.Printf("penstock: panic while %s: %v\n%s", operation, value, debug.Stack())
 }
 
 // An Error is a panic while external data was read: a bug in this module or in one that it uses.
@@ -52,10 +52,10 @@ func (e *Error) Error() string {
 }
 
 // Try calls read, and returns an *Error if it panics.
-func Try[T any](doing string, read func() (T, error)) (result T, err error) {
+func Try[T any](operation string, read func() (T, error)) (result T, err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			err = &Error{Doing: doing, Value: value, Stack: debug.Stack()}
+			err = &Error{Doing: operation, Value: value, Stack: debug.Stack()}
 		}
 	}()
 	return read()

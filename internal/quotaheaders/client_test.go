@@ -20,7 +20,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 		limit, status := drawLimit(rt), drawStatus(rt)
 		status.Remaining = 0
 		q := Quota{Policy: policyOf(limit.Name, limit), Status: status}
-		until, hasReset := q.until()
+		until, hasReset := q.untilReset()
 		now := time.Unix(1_800_000_000, 0)
 		for _, dialect := range dialects {
 			for _, inSeconds := range []bool{true, false} {

@@ -48,7 +48,7 @@ func (d Dialect) FieldNames() []string {
 type Writer struct {
 	settings         Settings
 	hasDraft07Policy bool // it writes RateLimit-Policy in the format of drafts 06 and 07
-	names            *[fieldCount]string
+	fieldNames       *[fieldCount]string
 }
 
 // Settings configures a Writer. The zero value is useful.
@@ -73,7 +73,7 @@ func New(settings Settings) *Writer {
 		names = &lowerNames
 	}
 	has := func(d Dialect) bool { return slices.Contains(settings.Dialects, d) }
-	return &Writer{settings: settings, hasDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06)), names: names}
+	return &Writer{settings: settings, hasDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06)), fieldNames: names}
 }
 
 // A Quota is the state of one limit in one response.
@@ -92,9 +92,9 @@ type Policy struct {
 	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
 	// canRefill is true if the limit refills steadily: count units in each period.
-	canRefill bool
-	count     int64
-	period    int64 // µs
+	canRefill    bool
+	count        int64
+	periodMicros int64
 }
 
 // NewPolicy prepares a limit for headers. The name consists of a-z, 0-9, '_', '.' and '-'. The
@@ -118,8 +118,8 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	case a.NeedsHolder():
 		unit = `;qu="concurrent-requests"`
 	case a.RefillsSteadily():
-		p.canRefill, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
-		if down, up := p.refill(p.capacity); down+up >= time.Second {
+		p.canRefill, p.count, p.periodMicros = true, limit.Count, limit.Period.Microseconds()
+		if down, up := p.refillTime(p.capacity); down+up >= time.Second {
 			window = CeilSeconds(down + up)
 		}
 	case a.IsCalendar():
@@ -180,10 +180,10 @@ func calendarSeconds(longest time.Duration) int64 {
 	return 0
 }
 
-// refill returns the time in which a bucket refills some units, rounded down to a microsecond. up
-// is the time to add to round it up instead: 0 or 1 µs.
-func (p *Policy) refill(units int64) (down, up time.Duration) {
-	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0))) // the product may exceed 64 bits
+// refillTime returns the time in which a bucket refills some units, rounded down to a microsecond.
+// up is the time to add to round it up instead: 0 or 1 µs.
+func (p *Policy) refillTime(units int64) (down, up time.Duration) {
+	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.periodMicros, 0))) // the product may exceed 64 bits
 	count := uint64(max(p.count, 1))
 	if hi >= count {
 		return maxRefill, 0
@@ -198,19 +198,19 @@ func (p *Policy) refill(units int64) (down, up time.Duration) {
 	return time.Duration(micros) * time.Microsecond, up
 }
 
-// maxRefill is the result of refill for values that no valid limit has. A valid limit needs at most
-// 2^51 µs.
+// maxRefill is the result of refillTime for values that no valid limit has. A valid limit needs at
+// most 2^51 µs.
 const maxRefill time.Duration = 1 << 62
 
-// until returns the parameter t of the draft: the time during which at most the remaining units can
-// be used. The bool is false if the request can never be granted.
+// untilReset returns the parameter t of the draft: the time during which at most the remaining
+// units can be used. The bool is false if the request can never be granted.
 //
 // If the limit denied, t is RetryAfter. If a bucket granted, t is the time until the next unit. If
 // any other limit granted, t is ResetAfter, the time until all units are free. This time is exact
 // for windows. Sliding windows, logs and shares of a bucket get a unit earlier, but the time of
 // that is not known; the draft allows a longer t. An empty share counts as an empty bucket. If it
 // did not, its clients would wait for a whole burst.
-func (q *Quota) until() (time.Duration, bool) {
+func (q *Quota) untilReset() (time.Duration, bool) {
 	switch {
 	case q.Status.RetryAfter == penstock.Never:
 		return 0, false
@@ -227,10 +227,10 @@ func (q *Quota) until() (time.Duration, bool) {
 func (q *Quota) nextUnit() time.Duration {
 	missing := q.Policy.capacity - max(q.Status.Remaining, 0)
 	if missing <= 0 {
-		down, up := q.Policy.refill(1)
+		down, up := q.Policy.refillTime(1)
 		return down + up
 	}
-	afterNext, _ := q.Policy.refill(missing - 1) // the time in which the units after the next one come
+	afterNext, _ := q.Policy.refillTime(missing - 1) // the time in which the units after the next one come
 	return max(q.Status.ResetAfter-afterNext, 0)
 }
 
@@ -265,7 +265,7 @@ func (w *Writer) Write(to map[string][]string, quotas []Quota, isDenied bool, re
 			text = f.appendNumber(text, fieldRetryAfter, retrySeconds)
 		}
 	}
-	f.set(to, w.names, string(text))
+	f.set(to, w.fieldNames, string(text))
 	return retrySeconds
 }
 
@@ -277,7 +277,7 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 		}
 	}
 	limit, remaining := strictest.Policy.capacity, strictest.Status.Remaining
-	reset, hasReset := strictest.until()
+	reset, hasReset := strictest.untilReset()
 	seconds := CeilSeconds(reset)
 
 	for _, dialect := range w.settings.Dialects {
@@ -325,7 +325,7 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 func (q *Quota) appendItem(b []byte) []byte {
 	b = append(append(append(b, '"'), q.Policy.name...), `";r=`...)
 	b = appendInteger(b, q.Status.Remaining)
-	if until, ok := q.until(); ok {
+	if until, ok := q.untilReset(); ok {
 		b = appendInteger(append(b, ";t="...), CeilSeconds(until))
 	}
 	return b

@@ -670,7 +670,7 @@ func TestEffectiveWindowEndsWhenTheLimitHasMore(t *testing.T) {
 			return // the window is over, and the next one has not begun
 		}
 		compared++
-		until, ok := q.until()
+		until, ok := q.untilReset()
 		if !ok {
 			rt.Fatalf("%v: %+v has no effective window", limit, q.Status)
 		}
@@ -725,7 +725,7 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 
 		item := httpsfv.NewItem(name)
 		item.Params.Add("r", min(max(remaining, 0), mostInteger))
-		if until, ok := q.until(); ok {
+		if until, ok := q.untilReset(); ok {
 			item.Params.Add("t", ceilRat(ratOf(until)))
 		}
 		wantLine(t, h, "RateLimit", httpsfv.List{item, item})

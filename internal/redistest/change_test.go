@@ -90,7 +90,7 @@ func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 		t.Errorf("slot %d belongs to %v, and the replica of %[4]v is %[3]v; want that %[4]v and %[5]v have swapped their roles",
 			slot, c.Owner(slot), c.Replica(replica), replica, old)
 	}
-	if err := await(readyLimit, old.checkInSync); err != nil {
+	if err := await(readyTimeout, old.checkInSync); err != nil {
 		t.Fatal(err)
 	}
 	replica.Kill()
@@ -140,7 +140,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantReply(t, replica, int64(2), "INCR", key)
-	err := await(readyLimit, func() error {
+	err := await(readyTimeout, func() error {
 		if _, err := old.Do("INCR", key); err == nil || !strings.HasPrefix(err.Error(), "CLUSTERDOWN") {
 			return fmt.Errorf("the minority replies %v", err)
 		}

@@ -13,8 +13,8 @@ const primaries = 3 // each with one replica
 type Cluster struct {
 	Nodes []*Server // primaries first, until a failover
 
-	proxies []*Proxy // one for each node; nil if the cluster is not proxied
-	buses   []*Proxy // one for the cluster bus of each node; nil if the cluster is not proxied
+	proxies    []*Proxy // one for each node; nil if the cluster is not proxied
+	busProxies []*Proxy // one for the cluster bus of each node; nil if the cluster is not proxied
 }
 
 // LaunchCluster starts a Cluster. It returns when every node sees all slots served and every
@@ -98,7 +98,7 @@ func (c *Cluster) Primaries() []*Server {
 
 // Close ends all nodes and proxies.
 func (c *Cluster) Close() {
-	for _, p := range append(c.proxies, c.buses...) {
+	for _, p := range append(c.proxies, c.busProxies...) {
 		p.Close()
 	}
 	for _, n := range c.Nodes {
@@ -118,7 +118,7 @@ func (c *Cluster) addProxied() error {
 	if err != nil {
 		return err
 	}
-	c.buses = append(c.buses, bus)
+	c.busProxies = append(c.busProxies, bus)
 	source := sourceOf(len(c.Nodes))
 	s, err := launch(func(dir string, port int) ([]string, error) {
 		args, err := clusterNode(dir, port)
@@ -135,10 +135,10 @@ func (c *Cluster) addProxied() error {
 	return nil
 }
 
-// bus returns the port at which other nodes reach the cluster bus of node i.
-func (c *Cluster) bus(i int) string {
-	if c.buses != nil {
-		return portOf(c.buses[i].Addr())
+// busPort returns the port at which other nodes reach the cluster bus of node i.
+func (c *Cluster) busPort(i int) string {
+	if c.busProxies != nil {
+		return portOf(c.busProxies[i].Addr())
 	}
 	return option(c.Nodes[i].args, "--cluster-port")
 }
@@ -180,7 +180,7 @@ func (c *Cluster) meet() error {
 	for i, n := range c.Nodes {
 		for j := range i {
 			host, port, _ := net.SplitHostPort(addrs[j])
-			if _, err := n.Do("CLUSTER", "MEET", host, port, c.bus(j)); err != nil {
+			if _, err := n.Do("CLUSTER", "MEET", host, port, c.busPort(j)); err != nil {
 				return err
 			}
 		}
@@ -196,7 +196,7 @@ func (c *Cluster) addReplicas() error {
 			return err
 		}
 		replica := c.Nodes[primaries+i]
-		err = await(readyLimit, func() error {
+		err = await(readyTimeout, func() error {
 			_, err := replica.Do("CLUSTER", "REPLICATE", fmt.Sprint(id))
 			return err
 		})
@@ -209,7 +209,7 @@ func (c *Cluster) addReplicas() error {
 
 func (c *Cluster) awaitReady() error {
 	for i, n := range c.Nodes {
-		if err := await(readyLimit, func() error { return n.checkClusterReady(i >= primaries) }); err != nil {
+		if err := await(readyTimeout, func() error { return n.checkClusterReady(i >= primaries) }); err != nil {
 			return n.explain(err)
 		}
 	}

@@ -36,7 +36,7 @@ func (s *Server) AwaitPromotion() error { return s.awaitRole("master") }
 
 // awaitRole returns when the server has this role: "master" or "slave".
 func (s *Server) awaitRole(role string) error {
-	err := await(readyLimit, func() error {
+	err := await(readyTimeout, func() error {
 		reply, err := s.Do("ROLE")
 		if list, ok := reply.([]any); ok && list[0] != role {
 			err = fmt.Errorf("the role is %v; want %s", list[0], role)
@@ -55,7 +55,7 @@ func (s *Server) CatchUp(primary *Server) error {
 	if err != nil {
 		return err
 	}
-	err = await(readyLimit, func() error {
+	err = await(readyTimeout, func() error {
 		replicated, err := s.offset("slave_repl_offset")
 		if err == nil && replicated < target {
 			err = fmt.Errorf("the replica is at offset %d; want at least %d, where its primary was", replicated, target)
@@ -80,7 +80,7 @@ func (s *Server) offset(name string) (int64, error) {
 // Failover makes the Sentinels promote the replica while both are up. It returns when all Sentinels
 // name the new primary. Primary and Replica are then swapped.
 func (s *SentinelGroup) Failover() error {
-	err := await(readyLimit, func() error {
+	err := await(readyTimeout, func() error {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", MasterName)
 		if err == nil || strings.HasPrefix(err.Error(), "NOGOODSLAVE") { // the Sentinel does not know the replica yet
 			return err
@@ -100,7 +100,7 @@ func (s *SentinelGroup) AwaitFailover() error {
 		return err
 	}
 	for _, sentinel := range s.Sentinels {
-		err := await(readyLimit, func() error { return sentinel.checkPrimaryAddr(s.addrOf(s.Replica)) })
+		err := await(readyTimeout, func() error { return sentinel.checkPrimaryAddr(s.addrOf(s.Replica)) })
 		if err != nil {
 			return sentinel.explain(err)
 		}
@@ -129,8 +129,8 @@ func (s *SentinelGroup) Announce(addr string) error {
 		for _, command := range [][]string{
 			{"SENTINEL", "REMOVE", MasterName},
 			{"SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), quorum},
-			{"SENTINEL", "SET", MasterName, "down-after-milliseconds", downAfter},
-			{"SENTINEL", "SET", MasterName, "failover-timeout", failoverTimeout},
+			{"SENTINEL", "SET", MasterName, "down-after-milliseconds", downAfterMillis},
+			{"SENTINEL", "SET", MasterName, "failover-timeout", failoverTimeoutMillis},
 		} {
 			if _, err := sentinel.Do(command...); err != nil {
 				return err
@@ -161,11 +161,11 @@ func (s *SentinelGroup) Rejoin() error {
 	if _, err := s.Replica.Do("REPLICAOF", "127.0.0.1", portOf(s.addrOf(s.Primary))); err != nil {
 		return err
 	}
-	if err := await(readyLimit, s.Replica.checkInSync); err != nil {
+	if err := await(readyTimeout, s.Replica.checkInSync); err != nil {
 		return s.Replica.explain(err)
 	}
 	for _, sentinel := range s.Sentinels {
-		if err := await(readyLimit, sentinel.checkSentinelReady); err != nil {
+		if err := await(readyTimeout, sentinel.checkSentinelReady); err != nil {
 			return sentinel.explain(err)
 		}
 	}
@@ -188,7 +188,7 @@ func (s *SentinelGroup) Demote() error {
 // AwaitAllSlots returns when all nodes see all slots served.
 func (c *Cluster) AwaitAllSlots() error {
 	for _, n := range c.Nodes {
-		err := await(readyLimit, func() error {
+		err := await(readyTimeout, func() error {
 			state, err := n.Do("CLUSTER", "INFO")
 			if err == nil && fieldsOf(state)["cluster_state"] != "ok" {
 				err = errors.New("a node does not see all slots served")
@@ -242,7 +242,7 @@ func (c *Cluster) Readdress(n *Server) error {
 		return err
 	}
 	for _, other := range c.Nodes {
-		err := await(readyLimit, func() error {
+		err := await(readyTimeout, func() error {
 			known, err := other.Do("CLUSTER", "NODES")
 			if err == nil && !strings.Contains(fmt.Sprint(known), ":"+portOf(p.Addr())+"@") {
 				err = errors.New("a node does not know the new address")

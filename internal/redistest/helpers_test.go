@@ -21,7 +21,7 @@ func wantReply(t *testing.T, s *Server, reply any, args ...string) {
 // wantThrough is wantReply through a proxy.
 func wantThrough(t *testing.T, p *Proxy, reply any, args ...string) {
 	t.Helper()
-	if got, err := call("tcp", p.Addr(), answerLimit, args...); err != nil || got != reply {
+	if got, err := call("tcp", p.Addr(), answerTimeout, args...); err != nil || got != reply {
 		t.Errorf("the reply to %v through the proxy is %#v, %v; want %#v", args, got, err, reply)
 	}
 }
@@ -46,7 +46,7 @@ func dial(t *testing.T, p *Proxy) (net.Conn, *bufio.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	return conn, bufio.NewReader(conn)

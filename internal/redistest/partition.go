@@ -25,7 +25,7 @@ func (c *Cluster) Partition(nodes []*Server, clientsA, clientsB []string) {
 				cut = append(cut, other.Source)
 			}
 		}
-		c.buses[i].Block(cut...)
+		c.busProxies[i].Block(cut...)
 		if isInA {
 			c.proxies[i].Block(append(cut, clientsB...)...)
 		} else {
@@ -36,7 +36,7 @@ func (c *Cluster) Partition(nodes []*Server, clientsA, clientsB []string) {
 
 // Heal ends the partition.
 func (c *Cluster) Heal() {
-	for _, p := range append(slices.Clone(c.proxies), c.buses...) {
+	for _, p := range append(slices.Clone(c.proxies), c.busProxies...) {
 		p.Block()
 	}
 }

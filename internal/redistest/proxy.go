@@ -17,17 +17,17 @@ import (
 // A TCP connection never loses bytes in the middle. So a connection that has lost one reply
 // receives nothing more, and the client must open another.
 type Proxy struct {
-	listener net.Listener
-	ended    sync.WaitGroup
-	lost     atomic.Int64
+	listener   net.Listener
+	goroutines sync.WaitGroup
+	lost       atomic.Int64
 
 	mu                  sync.Mutex
 	network, upstream   string
 	isLosing, isCutting bool
 	firstLost           chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
-	only                []byte        // the argument of Only, in lower case
-	delay               time.Duration // of the first reply of a connection
-	blocked             []string      // IP addresses of clients
+	onlyMatching        []byte        // the argument of Only, in lower case
+	firstReplyDelay     time.Duration // of the first reply of a connection
+	blockedIPs          []string      // of clients
 	blockedChanged      chan struct{} // closed when blocked changes
 	conns               map[net.Conn]struct{}
 	isClosed            bool
@@ -41,7 +41,7 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 		return nil, err
 	}
 	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{}), blockedChanged: make(chan struct{})}
-	p.ended.Go(p.accept)
+	p.goroutines.Go(p.accept)
 	return p, nil
 }
 
@@ -74,11 +74,11 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	p.set(func() { p.isCutting, p.firstLost = false, nil })
 }
 
-// Only limits Lose and Cut to connections that have sent match, in upper or lower case. So
-// handshakes still work. "" removes the limit. Replies that are in flight when a connection sends
-// match may be lost too.
-func (p *Proxy) Only(match string) {
-	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
+// Only makes Lose and Cut affect only connections whose client has sent this text, in upper or
+// lower case. So handshakes still work. With an empty text, all connections are affected. Replies
+// that are in flight when the client sends the text may be lost too.
+func (p *Proxy) Only(text string) {
+	p.set(func() { p.onlyMatching = bytes.ToLower([]byte(text)) })
 }
 
 // Block blocks all traffic between the server and clients with these IP addresses, in both
@@ -90,14 +90,14 @@ func (p *Proxy) Block(clients ...string) {
 		if p.isClosed {
 			return
 		}
-		p.blocked = slices.Clone(clients)
+		p.blockedIPs = slices.Clone(clients)
 		close(p.blockedChanged)
 		p.blockedChanged = make(chan struct{})
 	})
 }
 
 // Delay delays the first reply of each new connection, so that only opening a connection is slow.
-func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.delay = by }) }
+func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.firstReplyDelay = by }) }
 
 // Lost returns how many connections have lost a reply.
 func (p *Proxy) Lost() int64 { return p.lost.Load() }
@@ -114,7 +114,7 @@ func (p *Proxy) Close() {
 			_ = c.Close()
 		}
 	})
-	p.ended.Wait()
+	p.goroutines.Wait()
 }
 
 // redirect puts the proxy in front of another server. Open connections stay with the old server.
@@ -134,7 +134,7 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return // closed
 		}
-		p.ended.Go(func() { p.serve(client) })
+		p.goroutines.Go(func() { p.serve(client) })
 	}
 }
 
@@ -143,9 +143,9 @@ func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
 	p.awaitUnblocked(client)
 	p.mu.Lock()
-	network, upstream, delay := p.network, p.upstream, p.delay
+	network, upstream, delay := p.network, p.upstream, p.firstReplyDelay
 	p.mu.Unlock()
-	server, err := net.DialTimeout(network, upstream, answerLimit)
+	server, err := net.DialTimeout(network, upstream, answerTimeout)
 	if err != nil {
 		return
 	}
@@ -153,8 +153,8 @@ func (p *Proxy) serve(client net.Conn) {
 	if !p.register(client, server) {
 		return
 	}
-	l := &link{proxy: p, client: client, server: server, delay: delay}
-	p.ended.Go(l.forwardRequests)
+	l := &link{proxy: p, client: client, server: server, firstReplyDelay: delay}
+	p.goroutines.Go(l.forwardRequests)
 	l.forwardReplies()
 }
 
@@ -173,7 +173,7 @@ func (p *Proxy) awaitUnblocked(client net.Conn) {
 	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	for {
 		p.mu.Lock()
-		isBlocked, changed := !p.isClosed && slices.Contains(p.blocked, host), p.blockedChanged
+		isBlocked, changed := !p.isClosed && slices.Contains(p.blockedIPs, host), p.blockedChanged
 		p.mu.Unlock()
 		if !isBlocked {
 			return
@@ -189,9 +189,9 @@ func (p *Proxy) drop(c net.Conn) {
 
 // A link is a client's connection, and the connection to the server that belongs to it.
 type link struct {
-	proxy          *Proxy
-	client, server net.Conn
-	delay          time.Duration // of the first reply
+	proxy           *Proxy
+	client, server  net.Conn
+	firstReplyDelay time.Duration
 
 	// hasMatched is true if a request has matched Only. A reply clears hasMatched while Lose and Cut
 	// are both off. hasMatched is guarded by proxy.mu.
@@ -223,13 +223,13 @@ func (l *link) recordMatch(sent []byte) []byte {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.only) == 0 {
+	if len(p.onlyMatching) == 0 {
 		return nil
 	}
-	if bytes.Contains(bytes.ToLower(sent), p.only) {
+	if bytes.Contains(bytes.ToLower(sent), p.onlyMatching) {
 		l.hasMatched = true
 	}
-	return bytes.Clone(sent[max(0, len(sent)-len(p.only)+1):])
+	return bytes.Clone(sent[max(0, len(sent)-len(p.onlyMatching)+1):])
 }
 
 func (l *link) forwardReplies() {
@@ -240,7 +240,7 @@ func (l *link) forwardReplies() {
 			return
 		}
 		if isFirst {
-			time.Sleep(l.delay)
+			time.Sleep(l.firstReplyDelay)
 		}
 		l.proxy.awaitUnblocked(l.client)
 		switch l.decideFate() {
@@ -269,7 +269,7 @@ func (l *link) decideFate() fate {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	isAffected := len(p.only) == 0 || l.hasMatched
+	isAffected := len(p.onlyMatching) == 0 || l.hasMatched
 	switch {
 	case p.isCutting && l.hasLostReply:
 		return disconnected

@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	answerLimit = 5 * time.Second      // longest wait for the reply to a command
-	readyLimit  = 60 * time.Second     // longest wait for a server, Cluster or Sentinel group to be ready
-	pollEvery   = 5 * time.Millisecond // pause between two checks of what is awaited
+	answerTimeout = 5 * time.Second      // longest wait for the reply to a command
+	readyTimeout  = 60 * time.Second     // longest wait for a server, Cluster or Sentinel group to be ready
+	pollInterval  = 5 * time.Millisecond // pause between two checks of what is awaited
 )
 
 // A Server is one process of [Program] in a temporary folder.
@@ -86,7 +86,7 @@ func (s *Server) PID() int {
 // Do runs a command on a new connection, and waits up to 5 s. The reply is a string, int64, nil or
 // []any. An error reply is returned as the error, with its text.
 func (s *Server) Do(args ...string) (any, error) {
-	return call("unix", s.Socket, answerLimit, args...)
+	return call("unix", s.Socket, answerTimeout, args...)
 }
 
 // Kill ends the process with SIGKILL, and returns when it has ended.
@@ -95,8 +95,8 @@ func (s *Server) Kill() {
 	_ = cmd.Process.Kill() // fails only if the process has already ended
 	select {
 	case <-done:
-	case <-time.After(answerLimit):
-		panic(fmt.Sprintf("redistest: process %d outlived SIGKILL by %v", cmd.Process.Pid, answerLimit))
+	case <-time.After(answerTimeout):
+		panic(fmt.Sprintf("redistest: process %d outlived SIGKILL by %v", cmd.Process.Pid, answerTimeout))
 	}
 }
 
@@ -105,7 +105,7 @@ func (s *Server) Kill() {
 func (s *Server) Pause() {
 	cmd, _ := s.process()
 	_ = cmd.Process.Signal(stopSignal)
-	for end := time.Now().Add(answerLimit); !isStopped(cmd.Process.Pid) && time.Now().Before(end); {
+	for end := time.Now().Add(answerTimeout); !isStopped(cmd.Process.Pid) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -123,7 +123,7 @@ func (s *Server) Restart() error {
 		return fmt.Errorf("redistest: restart: process %d still runs", s.PID())
 	}
 	// A connection of another process may use the port for a moment.
-	return await(readyLimit, func() error {
+	return await(readyTimeout, func() error {
 		err := s.start()
 		if err != nil && !errors.Is(err, errPortTaken) {
 			return permanentError{err}
@@ -139,7 +139,7 @@ func (s *Server) Relaunch(args ...string) error {
 		return fmt.Errorf("redistest: relaunch: process %d still runs", s.PID())
 	}
 	s.args = append(s.args, args...)
-	return await(readyLimit, func() error {
+	return await(readyTimeout, func() error {
 		err := s.startUntil(s.checkAnswers)
 		if err != nil && !errors.Is(err, errPortTaken) {
 			return permanentError{err}
@@ -272,7 +272,7 @@ func (s *Server) startUntil(ready func() error) error {
 	s.cmd, s.done = cmd, done
 	s.mu.Unlock()
 
-	err = await(readyLimit, func() error {
+	err = await(readyTimeout, func() error {
 		if isClosed(done) {
 			return permanentError{fmt.Errorf("%s ended before it was ready", Program())}
 		}
@@ -443,7 +443,7 @@ func (e permanentError) Unwrap() error { return e.error }
 // await polls until check returns nil. If that takes longer than limit, it returns the last error
 // of check, which names what is missing.
 func await(limit time.Duration, check func() error) error {
-	for end := time.Now().Add(limit); ; time.Sleep(pollEvery) {
+	for end := time.Now().Add(limit); ; time.Sleep(pollInterval) {
 		err := check()
 		if err == nil {
 			return nil

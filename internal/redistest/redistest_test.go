@@ -27,7 +27,7 @@ func TestServerAnswersOnSocketAndPort(t *testing.T) {
 	if _, err := s.Do("INCR", "k"); err == nil || !strings.HasPrefix(err.Error(), "ERR value is not an integer") {
 		t.Errorf("INCR of a text: %v; want the error reply", err)
 	}
-	if got, err := call("tcp", s.Addr, answerLimit, "GET", "n"); got != "1" {
+	if got, err := call("tcp", s.Addr, answerTimeout, "GET", "n"); got != "1" {
 		t.Errorf("GET over TCP: %v, %v; want 1", got, err)
 	}
 	if s.URL() != "unix://"+s.Socket {
@@ -89,7 +89,7 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	}
 	restart(t, s)
 	wantReply(t, s, nil, "GET", "k")
-	if got, err := call("tcp", addr, answerLimit, "PING"); got != "PONG" {
+	if got, err := call("tcp", addr, answerTimeout, "PING"); got != "PONG" {
 		t.Errorf("PING on the old port: %v, %v; want PONG", got, err)
 	}
 	if s.PID() == pid {
@@ -168,7 +168,7 @@ func TestServerDiesWithItsProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	err = await(answerLimit, func() error {
+	err = await(answerTimeout, func() error {
 		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
 			return fmt.Errorf("process %d still runs", pid)
 		}
@@ -224,7 +224,7 @@ func TestSentinelsAgreeOnThePrimary(t *testing.T) {
 	t.Parallel()
 	s := StartSentinel(t)
 	for _, addr := range s.Addrs() {
-		got, err := call("tcp", addr, answerLimit, "SENTINEL", "get-master-addr-by-name", MasterName)
+		got, err := call("tcp", addr, answerTimeout, "SENTINEL", "get-master-addr-by-name", MasterName)
 		if fmt.Sprint(got) != "[127.0.0.1 "+portOf(s.Primary.Addr)+"]" {
 			t.Errorf("the Sentinel at %s reports the primary %v, %v; want port %s", addr, got, err, portOf(s.Primary.Addr))
 		}
@@ -245,7 +245,7 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 	p.Lose(false)
 
 	p.Cut(true)
-	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
+	if _, err := call("tcp", p.Addr(), answerTimeout, "INCR", "n"); !errors.Is(err, io.EOF) {
 		t.Errorf("INCR with Cut: %v; want EOF", err)
 	}
 	wantReply(t, s, "3", "GET", "n")
@@ -264,12 +264,12 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	p.Only("incr")
 	p.Cut(true)
 	wantThrough(t, p, "PONG", "PING")
-	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
+	if _, err := call("tcp", p.Addr(), answerTimeout, "INCR", "n"); !errors.Is(err, io.EOF) {
 		t.Errorf("INCR, which matches Only: %v; want EOF", err)
 	}
 	wantReply(t, s, "1", "GET", "n")
 	p.Only("")
-	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); !errors.Is(err, io.EOF) {
+	if _, err := call("tcp", p.Addr(), answerTimeout, "PING"); !errors.Is(err, io.EOF) {
 		t.Errorf("PING without Only: %v; want EOF", err)
 	}
 }
@@ -288,7 +288,7 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	}()
 	sent := 0
 	for err := error(nil); err == nil; sent++ {
-		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
+		_, err = call("tcp", p.Addr(), answerTimeout, "INCR", "n")
 	}
 	wantThrough(t, p, int64(sent+1), "INCR", "n") // the proxy cuts no further reply
 	<-ended
@@ -315,7 +315,7 @@ func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	conn, replies := dial(t, p)
 	p.Lose(true)
 	send(t, conn, "INCR", "n")
-	if err := await(answerLimit, func() error {
+	if err := await(answerTimeout, func() error {
 		if p.Lost() == 0 {
 			return errors.New("no reply has been lost yet")
 		}
@@ -362,14 +362,14 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	p := startProxy(t, s)
 	wantThrough(t, p, "PONG", "PING")
 	s.Kill()
-	if got, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
+	if got, err := call("tcp", p.Addr(), answerTimeout, "PING"); err == nil {
 		t.Errorf("the reply of a killed server is %v; want an error", got)
 	}
 	restart(t, s)
 	wantThrough(t, p, "PONG", "PING")
 	p.Close()
 	p.Close()
-	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
+	if _, err := call("tcp", p.Addr(), answerTimeout, "PING"); err == nil {
 		t.Error("PING through a closed proxy succeeded; want an error")
 	}
 }

@@ -61,12 +61,12 @@ func (c *Cluster) Grow() (*Server, error) {
 		return nil, err
 	}
 	for i := range last {
-		if _, err := added.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[i]), c.bus(i)); err != nil {
+		if _, err := added.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[i]), c.busPort(i)); err != nil {
 			return nil, err
 		}
 	}
 	for _, n := range c.Nodes {
-		err := await(readyLimit, func() error {
+		err := await(readyTimeout, func() error {
 			known, err := n.Do("CLUSTER", "NODES")
 			text := fmt.Sprint(known)
 			if err == nil && (!strings.Contains(text, added.id()) || strings.Contains(text, "handshake")) {
@@ -78,7 +78,7 @@ func (c *Cluster) Grow() (*Server, error) {
 			return nil, n.explain(err)
 		}
 	}
-	return added, await(readyLimit, func() error {
+	return added, await(readyTimeout, func() error {
 		state, err := added.Do("CLUSTER", "INFO")
 		if err == nil && fieldsOf(state)["cluster_state"] != "ok" {
 			err = errors.New("the new node does not see all slots served yet")

@@ -13,10 +13,10 @@ import (
 const MasterName = "gate"
 
 const (
-	sentinels       = 3
-	quorum          = "2"    // Sentinels that must agree that the primary is down
-	downAfter       = "500"  // ms without a reply
-	failoverTimeout = "3000" // ms
+	sentinels             = 3
+	quorum                = "2"    // Sentinels that must agree that the primary is down
+	downAfterMillis       = "500"  // ms without a reply
+	failoverTimeoutMillis = "3000" // ms
 )
 
 // A SentinelGroup is a primary with a replica, watched by three Sentinels. Two of them must agree
@@ -104,7 +104,7 @@ func (s *SentinelGroup) launch() (err error) {
 	}
 	// Sentinels start last: at their start they query the primary for its replicas, and then only
 	// every 10 s.
-	if err := await(readyLimit, s.Replica.checkInSync); err != nil {
+	if err := await(readyTimeout, s.Replica.checkInSync); err != nil {
 		return s.Replica.explain(err)
 	}
 	for i := range sentinels {
@@ -115,7 +115,7 @@ func (s *SentinelGroup) launch() (err error) {
 		s.Sentinels = append(s.Sentinels, sentinel)
 	}
 	for _, sentinel := range s.Sentinels {
-		if err := await(readyLimit, sentinel.checkSentinelReady); err != nil {
+		if err := await(readyTimeout, sentinel.checkSentinelReady); err != nil {
 			return sentinel.explain(err)
 		}
 	}
@@ -211,8 +211,8 @@ func sentinelRecipe(host, primaryPort, own, source string) recipe {
 			text = "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
 		}
 		text += fmt.Sprintf("sentinel monitor %s %s %s %s\n", MasterName, host, primaryPort, quorum) +
-			fmt.Sprintf("sentinel down-after-milliseconds %s %s\n", MasterName, downAfter) +
-			fmt.Sprintf("sentinel failover-timeout %s %s\n", MasterName, failoverTimeout) +
+			fmt.Sprintf("sentinel down-after-milliseconds %s %s\n", MasterName, downAfterMillis) +
+			fmt.Sprintf("sentinel failover-timeout %s %s\n", MasterName, failoverTimeoutMillis) +
 			fmt.Sprintf("sentinel announce-ip %s\n", own)
 		args := []string{conf, "--sentinel", "--dir", dir, "--bind", own,
 			"--port", strconv.Itoa(port), "--unixsocket", filepath.Join(dir, "redis.sock"),

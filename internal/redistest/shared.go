@@ -11,14 +11,14 @@ import (
 )
 
 var (
-	isShared, isClusterShared bool // whether they were started; read by Main after all tests
+	isServerStarted, isClusterStarted bool // whether they were started; read by Main after all tests
 
 	shared = sync.OnceValues(func() (*Server, error) {
-		isShared = true
+		isServerStarted = true
 		return Launch()
 	})
 	sharedCluster = sync.OnceValues(func() (*Cluster, error) {
-		isClusterShared = true
+		isClusterStarted = true
 		return LaunchCluster()
 	})
 )
@@ -56,12 +56,12 @@ func Main(m *testing.M, path string) {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()
-	if isShared {
+	if isServerStarted {
 		if s, err := shared(); err == nil {
 			s.Close()
 		}
 	}
-	if isClusterShared {
+	if isClusterStarted {
 		if c, err := sharedCluster(); err == nil {
 			c.Close()
 		}

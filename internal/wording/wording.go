@@ -54,8 +54,8 @@ func Size(n int64) string {
 
 // Plain returns a text from a user, in quotes if it would be misread without them.
 func Plain(text string) string {
-	odd := func(c rune) bool { return c == ' ' || c == ',' || c == ';' || c == '"' || !unicode.IsPrint(c) }
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, odd) {
+	needsQuotes := func(c rune) bool { return c == ' ' || c == ',' || c == ';' || c == '"' || !unicode.IsPrint(c) }
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, needsQuotes) {
 		return text
 	}
 	return strconv.Quote(text)

@@ -6,9 +6,9 @@ import "sync"
 
 // A Pool has goroutines that do tasks of one kind. Make one with New.
 type Pool[T any] struct {
-	do    func(T)
-	limit int
-	all   sync.WaitGroup
+	do         func(T)
+	maxRunning int
+	goroutines sync.WaitGroup
 
 	mu        sync.Mutex
 	idle      []chan task[T] // of each idle goroutine; the last of them worked most recently, and is used first
@@ -25,13 +25,13 @@ type task[T any] struct {
 const maxIdle = 1024
 
 // New returns a Pool that does at most limit tasks at a time.
-func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, limit: limit} }
+func New[T any](limit int, do func(T)) *Pool[T] { return &Pool[T]{do: do, maxRunning: limit} }
 
 // Start begins a task in a goroutine of the pool. It returns false if the limit of running tasks is
 // reached, or if the pool was stopped.
 func (p *Pool[T]) Start(argument T) bool {
 	p.mu.Lock()
-	if p.isStopped || p.running >= p.limit {
+	if p.isStopped || p.running >= p.maxRunning {
 		p.mu.Unlock()
 		return false
 	}
@@ -43,14 +43,14 @@ func (p *Pool[T]) Start(argument T) bool {
 		next <- task[T]{argument: argument}
 		return true
 	}
-	p.all.Add(1) // with mu held, so that Stop waits for it
+	p.goroutines.Add(1) // with mu held, so that Stop waits for it
 	p.mu.Unlock()
 	go p.work(make(chan task[T], 1), argument)
 	return true
 }
 
 func (p *Pool[T]) work(next chan task[T], argument T) {
-	defer p.all.Done()
+	defer p.goroutines.Done()
 	for {
 		p.do(argument)
 		if !p.becomeIdle(next) {
@@ -92,5 +92,5 @@ func (p *Pool[T]) Stop() {
 	}
 	p.idle = nil
 	p.mu.Unlock()
-	p.all.Wait()
+	p.goroutines.Wait()
 }
