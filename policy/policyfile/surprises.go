@@ -109,7 +109,9 @@ func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distingui
 // indexMatchers builds the index in which anyMatcher finds matchers by their paths.
 func (c *compiler) indexMatchers(matchers []*placedMatcher) {
 	c.byFirstSegment, c.startingWithPattern = make(map[string][]*placedMatcher), nil
-	bySpecificity := func(a, b *placedMatcher) int { return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.matcherIndex, b.matcherIndex)) }
+	bySpecificity := func(a, b *placedMatcher) int {
+		return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.matcherIndex, b.matcherIndex))
+	}
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
 		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
 			c.byFirstSegment[first.Text] = append(c.byFirstSegment[first.Text], m)
