@@ -88,12 +88,12 @@ type (
 		Value          string
 		RateLimit      *yamlLimit `yaml:"rate_limit"`
 		Descriptors    []yamlDescriptor
-		ShadowMode     bool           `yaml:"shadow_mode"`
-		QuotaMode      bool           `yaml:"quota_mode"`
-		DetailedMetric bool           `yaml:"detailed_metric"`
-		ValueToMetric  bool           `yaml:"value_to_metric"`
-		ShareThreshold bool           `yaml:"share_threshold"`
-		Metadata       map[string]any `yaml:"metadata"`
+		ShadowMode     bool `yaml:"shadow_mode"`
+		QuotaMode      bool `yaml:"quota_mode"`
+		DetailedMetric bool `yaml:"detailed_metric"`
+		ValueToMetric  bool `yaml:"value_to_metric"`
+		ShareThreshold bool `yaml:"share_threshold"`
+		Metadata       any  `yaml:"metadata"`
 	}
 	yamlLimit struct {
 		RequestsPerUnit uint32 `yaml:"requests_per_unit"`
@@ -240,6 +240,8 @@ func (l *loader) checkKeys(m map[any]any, at path, place string) {
 		}
 		if key != "metadata" {
 			l.checkValue(key, m[key], here)
+		} else if _, isMap := m[key].(map[any]any); !isMap && m[key] != nil {
+			l.warn(here, "metadata that are not a map have no effect; write a map, such as owner: web")
 		}
 	}
 }
@@ -373,7 +375,7 @@ func (l *loader) addLimit(y *yamlDescriptor, at path, levels parents) *Limit {
 	}
 	limit := &Limit{
 		Index: len(l.config.limits), Path: levels.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
-		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: levels.isValueInMetric, Metadata: plainMap(y.Metadata),
+		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: levels.isValueInMetric, Metadata: metadataOf(y.Metadata),
 		File: l.file, Line: l.positions.line(at),
 		domain: levels.domain.Name, domainIndex: levels.domain.index, keys: levels.keys, values: levels.values, isShared: levels.isShared,
 	}
@@ -424,16 +426,11 @@ func (l *loader) warnOfCollisions(n *node) {
 	}
 }
 
-// plainMap converts the maps inside metadata to maps with string keys, as JSON needs them.
-func plainMap(m map[string]any) map[string]any {
-	if m == nil {
-		return nil
-	}
-	plain := make(map[string]any, len(m))
-	for k, v := range m {
-		plain[k] = plainValue(v)
-	}
-	return plain
+// metadataOf returns metadata with string keys in all maps, as JSON needs them. It returns nil if
+// the value is not a map.
+func metadataOf(value any) map[string]any {
+	m, _ := plainValue(value).(map[string]any)
+	return m
 }
 
 func plainValue(v any) any {

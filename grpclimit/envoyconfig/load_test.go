@@ -212,6 +212,14 @@ func TestHostileFilesNeedLittleMemory(t *testing.T) {
 	}
 }
 
+// envoyproxy/ratelimit ignores such metadata.
+func TestMetadataThatAreNoMapHaveAWarning(t *testing.T) {
+	c := load(t, "domain: a\ndescriptors: [{key: k, metadata: 1.2.3.4, rate_limit: {unit: day, requests_per_unit: 1}}]")
+	if w := c.Warnings(); len(w) != 1 || !strings.Contains(w[0].Text, "not a map") {
+		t.Errorf("the warnings are %v; want one about the metadata", w)
+	}
+}
+
 func TestMetadataMayHaveAnyKeys(t *testing.T) {
 	c := load(t, "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}, metadata: {owner: {team: web}, list: [1, {a: b}], ratio: 1.5}}]")
 	m := c.Limits()[0].Metadata
