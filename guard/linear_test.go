@@ -384,11 +384,7 @@ func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	const n, block = 2, 5
-	stores, recorders := recordedStores(t, n, server.URL(), guard.Options{
-		Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: block} },
-		Lease:  guard.LeaseOptions{Life: 10 * time.Millisecond}, Instances: n,
-	})
+	const n, block, groups = 2, 5, 4
 	spends := func(rng *rand.Rand) []operation {
 		limit := rng.IntN(2) // the limits that are leased
 		switch rng.IntN(12) {
@@ -399,19 +395,34 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		}
 		return []operation{{limit: limit, mode: penstock.Spend, cost: 1}}
 	}
-	lostBefore := make([]int64, n) // units that each instance's leases had lost before this history
-	idle := func() int64 {
-		units := int64(n * block)
-		for i, w := range recorders { // add the units that neither the store nor a lease has any more
-			s := stores[i].(*guard.Guarded).Stats().Lease
-			units += w.lostUnits.Swap(0) + s.Expired + s.Lost - lostBefore[i]
-			lostBefore[i] = s.Expired + s.Lost
+	fromLeases := 0 // answers
+	life := 10 * time.Millisecond
+	for range groups {
+		stores, recorders := recordedStores(t, n, server.URL(), guard.Options{
+			Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: block} },
+			Lease:  guard.LeaseOptions{Life: life}, Instances: n,
+		})
+		lostBefore := make([]int64, n) // units that each instance's leases had lost before this history
+		idle := func() int64 {
+			units := int64(n * block)
+			for i, w := range recorders { // add the units that neither the store nor a lease has any more
+				s := stores[i].(*guard.Guarded).Stats().Lease
+				units += w.lostUnits.Swap(0) + s.Expired + s.Lost - lostBefore[i]
+				lostBefore[i] = s.Expired + s.Lost
+			}
+			return units
 		}
-		return units
+		sources := historyTest{
+			name: fmt.Sprintf("leases of %v", life), histories: seeds(100) / groups, calls: 40, idle: idle,
+			stores: stores, batch: spends, pause: 400 * time.Microsecond,
+		}.check(t)
+		fromLeases += sources[penstock.FromLease]
+		if sources[penstock.FromLease] < sources[penstock.FromStore]/10 {
+			life *= 4 // on a busy machine, the store may take longer to answer than a short lease lives
+		}
 	}
-	sources := historyTest{name: "leases", histories: seeds(100), calls: 40, idle: idle, stores: stores, batch: spends, pause: 400 * time.Microsecond}.check(t)
-	if sources[penstock.FromLease] == 0 && slices.Max(lostBefore) == 0 { // on a busy machine, all leases may expire unused
-		t.Error("no lease has answered, and none has expired; want leases")
+	if fromLeases == 0 {
+		t.Error("no lease has answered; want leases")
 	}
 }
 
