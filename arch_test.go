@@ -73,11 +73,12 @@ var mayImport = []struct {
 	{"internal/redistest", nil},
 	{"internal/gatetest", []string{"httplimit", "memstore", "policy", "policy/policyfile"}},
 	{"internal/simulation", nil},
-	{"redisstore/internal/clienttest", []string{".", "internal/effort", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
+	{"internal/eventually", nil},
+	{"redisstore/internal/clienttest", []string{".", "internal/effort", "internal/eventually", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.
-var mayTest = []string{"storetest", "internal/redistest", "internal/gatetest", "redisstore/internal/clienttest"}
+var mayTest = []string{"storetest", "internal/eventually", "internal/redistest", "internal/gatetest", "redisstore/internal/clienttest"}
 
 // mayRequire are the modules that go.mod may require directly. Each of them becomes a dependency of
 // every program that imports this module. So a new one needs a reason in docs/decisions.

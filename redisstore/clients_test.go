@@ -23,8 +23,6 @@ var (
 	remaining  = clienttest.Remaining
 	wantReason = clienttest.WantReason
 	within     = clienttest.Within
-	eventually = clienttest.Eventually
-	await      = clienttest.Await
 )
 
 // clientsOfURLs makes clients of URLs.

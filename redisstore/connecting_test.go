@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
@@ -28,10 +29,10 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 		_, err := store.Decide(within(t, 30*time.Millisecond), charges)
 		return err
 	}
-	eventually(t, 10*time.Second, call)
+	eventually.NoError(t, call)
 	clienttest.CutAll(t, p, func() { _ = call() })
 	p.Delay(100 * time.Millisecond) // each new connection
-	eventually(t, 10*time.Second, call)
+	eventually.NoError(t, call)
 }
 
 // A full server sends its error before any command. If the context of a call ends while rueidis
@@ -72,7 +73,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	defer client.Close()
 	store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
-	eventually(t, 10*time.Second, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
+	eventually.NoError(t, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
 	isFull.Store(true)
 	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
@@ -143,13 +144,13 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					return err
 				}
 				if row.isConnected {
-					eventually(t, 10*time.Second, call)
+					eventually.NoError(t, call)
 					isDown.Store(true)
 					if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 						t.Fatal(err)
 					}
 				}
-				await(t, "a connection to be made", func() bool { _ = call(); return dialing.Load()+open.Load() > 0 })
+				eventually.True(t, "a connection is made", func() bool { _ = call(); return dialing.Load()+open.Load() > 0 })
 				if err := store.Close(); err != nil {
 					t.Errorf("Close: %v; want no error", err)
 				}

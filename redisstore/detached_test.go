@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -258,15 +259,15 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
 		return err
 	}
-	eventually(t, 10*time.Second, call)
+	eventually.NoError(t, call)
 	isDialStuck.Store(true)
 	server.Pause() // then a call is abandoned, and its connection is closed
-	await(t, "a connection to be closed", func() bool { _ = call(); return closing.Load() > 0 })
+	eventually.True(t, "a connection is closed", func() bool { _ = call(); return closing.Load() > 0 })
 	server.Resume()
 	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a connection to be dialed", func() bool { _ = call(); return dialing.Load() > 0 })
+	eventually.True(t, "a connection is dialed", func() bool { _ = call(); return dialing.Load() > 0 })
 	var all sync.WaitGroup
 	for range 100 {
 		all.Go(func() {
@@ -277,7 +278,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	}
 	all.Wait() // it would never end if a caller dialed
 	close(release)
-	eventually(t, 10*time.Second, call)
+	eventually.NoError(t, call)
 }
 
 // No caller dials a connection to a Cluster or behind Sentinels either. When all connections are
@@ -318,7 +319,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 				return err
 			}
 			for i := range 30 { // enough keys for all servers
-				eventually(t, 10*time.Second, func() error { return call(i, time.Second) })
+				eventually.NoError(t, func() error { return call(i, time.Second) })
 			}
 			isDialStuck.Store(true)
 			for _, n := range nodes {
@@ -326,7 +327,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			await(t, "a connection to be dialed", func() bool { _ = call(0, 20*time.Millisecond); return dialing.Load() > 0 })
+			eventually.True(t, "a connection is dialed", func() bool { _ = call(0, 20*time.Millisecond); return dialing.Load() > 0 })
 			var all sync.WaitGroup
 			for i := range 100 {
 				all.Go(func() {
@@ -338,7 +339,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 			all.Wait() // it would never end if a caller dialed
 			close(release)
 			for i := range 30 {
-				eventually(t, 20*time.Second, func() error { return call(i, time.Second) })
+				eventually.NoError(t, func() error { return call(i, time.Second) })
 			}
 		})
 	}

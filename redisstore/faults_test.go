@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -141,7 +142,7 @@ func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 			t.Errorf("a batch that was granted left %d units under \"a\" and %d under \"b\"; want 7 and 9", a, b)
 		}
 	case errors.Is(err, context.Canceled):
-		await(t, "the units to be refunded", func() bool {
+		eventually.True(t, "the units are refunded", func() bool {
 			return remaining(t, store, "a", limit) == 10 && remaining(t, store, "b", limit) == 10
 		})
 	default:
@@ -204,7 +205,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 			_, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)})
 			ended <- err
 		}()
-		await(t, "the refund to hang", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
+		eventually.True(t, "the refund hangs", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("try %d: %v; want context.Canceled only", try, err)
@@ -212,7 +213,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 		hanging := stuck.hanging.Load()
 		close(stuck.released)
 		if hanging == 1 {
-			await(t, "the units to be refunded", func() bool {
+			eventually.True(t, "the units are refunded", func() bool {
 				return remaining(t, newStore(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
 			})
 			return
@@ -244,7 +245,7 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	await(t, "the batches above MaxOutliving to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
+	eventually.True(t, "the batches above MaxOutliving end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
 		t.Errorf("Close returned %v, and %d refunds still run; want no error and none", err, stuck.hanging.Load())
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
@@ -30,7 +31,7 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	if err := sentinel.Failover(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the promoted replica to decide", func() bool {
+	eventually.True(t, "the promoted replica decides", func() bool {
 		_, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slowRefill("l", 10), 1)})
 		info := must(t, promoted, "INFO", "replication").(string)
 		return err == nil && strings.Contains(info, "role:master")
@@ -52,7 +53,7 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 		t.Errorf("a caller whose deadline passed: %v; want the reason late", err)
 	}
 	close(client.Proceed)
-	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })
+	eventually.True(t, "the script is loaded", func() bool { return s.Scripts().Loaded == 1 })
 	if left := remaining(t, s, "k", slowRefill("l", 10)); left != 10 {
 		t.Errorf("%d of 10 units are left; want all", left)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -45,7 +46,7 @@ func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
 			if err := s.WriteSummary(ctx, "i00", "short", time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "a summary to expire", func() bool {
+			eventually.True(t, "a summary expires", func() bool {
 				all, _, err = s.ReadSummaries(ctx)
 				return err == nil && len(all) == instances-2
 			})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
@@ -54,7 +55,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 		t.Errorf("after an instance has left, %d instances are counted; want 4", n)
 	}
 	heartbeat("short", time.Millisecond)
-	await(t, "the registration with a short life to end", func() bool { return heartbeat("i0", time.Hour) == 4 })
+	eventually.True(t, "the registration with a short life ends", func() bool { return heartbeat("i0", time.Hour) == 4 })
 	if ttl, err := server.Do("PTTL", prefix+"1{%@}instances"); err != nil || ttl.(int64) < 3_500_000 || ttl.(int64) > 3_600_000 {
 		t.Errorf("the TTL is %v ms, %v; want 3500000 to 3600000", ttl, err)
 	}

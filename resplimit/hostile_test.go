@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -82,7 +83,7 @@ func TestHostileInputIsContained(t *testing.T) {
 		conn.Close()
 		other.expect(fmt.Sprintf("ECHO %d", i), fmt.Sprint(i))
 	}
-	await(t, "only the other client is connected", func() bool { return s.Connections() == 1 })
+	eventually.True(t, "only the other client is connected", func() bool { return s.Connections() == 1 })
 	t.Logf("%d inputs, %d replies", len(inputs), replies)
 	if len(inputs) < 100 || replies < 20_000 {
 		t.Errorf("%d inputs got %d replies; want at least 100 and 20,000", len(inputs), replies)

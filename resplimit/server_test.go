@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
@@ -172,7 +173,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), "1", "1", "60"))
 	}
 	client.send(pipeline.String())
-	await(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
+	eventually.True(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
 	if n := s.workers.Running(); n != 4 {
 		t.Errorf("besides the goroutine of the connection, %d goroutines decide; want 4", n)
 	}
@@ -196,7 +197,7 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i%20), "1", "1", "60"))
 	}
 	client.send(pipeline.String())
-	await(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
+	eventually.True(t, "decisions are in flight", func() bool { return store.inFlight.Load() >= 5 })
 	store.once.Do(func() { close(store.release) })
 	for i := range 40 {
 		if got, want := client.reply(), fmt.Sprintf("[0 2 %d -1 %d]", 1-i/20, 60+i/20*60); got != want {
@@ -206,7 +207,7 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	if n := store.most.Load(); n != 5 {
 		t.Errorf("at most %d decisions were in flight at the same time; want 5", n)
 	}
-	await(t, "no job counts for the bound", func() bool { return s.extraJobs.Load() == 0 })
+	eventually.True(t, "no job counts for the bound", func() bool { return s.extraJobs.Load() == 0 })
 }
 
 // A panic in a store that decides lists gives each command an error.
@@ -401,24 +402,13 @@ func TestRuleIsCalledByItsName(t *testing.T) {
 	}
 }
 
-// await waits until a condition holds, and fails the test after testLimit. The text condition
-// describes it.
-func await(t *testing.T, condition string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testLimit); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after %v this does not hold: %s", testLimit, condition)
-		}
-	}
-}
-
 func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 2, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{})
 	idle, busy := connect(t, addr), connect(t, addr)
 	idle.expect("PING", "+PONG")
 	busy.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
-	await(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
+	eventually.True(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
 
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -452,7 +442,7 @@ func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	s, addr := serve(t, store, nil, Options{})
 	client := connect(t, addr)
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
-	await(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
+	eventually.True(t, "a decision is in flight", func() bool { return store.inFlight.Load() == 1 })
 	s.Close()
 	if n := store.inFlight.Load(); n != 0 || s.Connections() != 0 {
 		t.Errorf("after Close, %d decisions are in flight and %d clients are connected; want 0 of both", n, s.Connections())
@@ -471,7 +461,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	third.expectEnd()
 	first.Close()
-	await(t, "one client is connected", func() bool { return s.Connections() == 1 })
+	eventually.True(t, "one client is connected", func() bool { return s.Connections() == 1 })
 	connect(t, addr).expect("PING", "+PONG")
 }
 
@@ -500,9 +490,9 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 			t.Parallel()
 			s, addr := serve(t, memstore.New(memstore.Options{}), nil, c.options)
 			client := connect(t, addr)
-			await(t, "the client is connected", func() bool { return s.lastID.Load() == 1 })
+			eventually.True(t, "the client is connected", func() bool { return s.lastID.Load() == 1 })
 			c.act(client)
-			await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
+			eventually.True(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
 		})
 	}
 }
@@ -529,8 +519,8 @@ func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
 		}
 		defer conn.Close()
 		io.WriteString(conn, part)
-		await(t, "the client is connected", func() bool { return s.lastID.Load() == int64(i+1) })
-		await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
+		eventually.True(t, "the client is connected", func() bool { return s.lastID.Load() == int64(i+1) })
+		eventually.True(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
 	}
 }
 
@@ -681,7 +671,7 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 			}
 		}
 	}
-	await(t, "all clients are connected", func() bool { return s.Connections() == n })
+	eventually.True(t, "all clients are connected", func() bool { return s.Connections() == n })
 	bytesOfEach := (memoryInUse() - before) / n
 	t.Logf("an idle connection takes %d bytes, in the server and the client together", bytesOfEach)
 	if bytesOfEach > 16<<10 {
@@ -690,7 +680,7 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 	for _, c := range conns {
 		c.Close()
 	}
-	await(t, "no client is connected, and their goroutines have ended", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
+	eventually.True(t, "no client is connected, and their goroutines have ended", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
 }
 
 // The test's clients send as much as they may without completing a command.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -90,7 +91,7 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	if err := group.Failover(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return runSeries("to find the new primary", 1, busyCallers).ByStore == busyCallers }, "the store decides after the failover")
+	eventually.True(t, "the store decides after the failover", func() bool { return runSeries("to find the new primary", 1, busyCallers).ByStore == busyCallers })
 	checkSeries("after a failover", 3)
 	stopDuringCalls(t, group.Primary, program.Process)
 	checkSeries("while the program is stopped for two seconds", 3)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -157,20 +158,10 @@ func (c *child) spent() (grants []grant, leased int) {
 func (c *child) awaitLeased(t *testing.T, more int) {
 	t.Helper()
 	_, had := c.spent()
-	eventually(t, func() bool {
+	eventually.True(t, "the child spends units of its lease", func() bool {
 		_, leased := c.spent()
 		return leased >= had+more
-	}, "the child spends units of its lease")
-}
-
-// eventually returns when ok returns true. The test fails if that takes 30 s.
-func eventually(t *testing.T, ok func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("this did not happen within 30 s: " + what)
-		}
-	}
+	})
 }
 
 // usedDaily returns how many units of the daily limit are used, by the state of the store.
@@ -224,10 +215,10 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 			t.Errorf("%d units are used, and the killed program has spent %d; want at most %d units of difference", used, len(grants), maxLease)
 		}
 		lost += used - len(grants)
-		eventually(t, func() bool {
+		eventually.True(t, "the slot of the killed program is free", func() bool {
 			hold, err := limiter.Acquire(t.Context(), "k")
 			return err == nil && hold.Release(t.Context()) == nil
-		}, "the slot of the killed program is free")
+		})
 		if usedDaily(t, store) > int(daily.Limit().Count)*3/4 {
 			reset(t, store)
 		}

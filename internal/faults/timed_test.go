@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -99,7 +100,7 @@ func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 				forwardJumps++
 			}
 			grantedBefore := granted.Load()
-			eventually(t, func() bool { return granted.Load() >= grantedBefore+2*burst }, fmt.Sprint("units are admitted while the clock is ahead by ", to))
+			eventually.True(t, fmt.Sprint("units are admitted while the clock is ahead by ", to), func() bool { return granted.Load() >= grantedBefore+2*burst })
 		}
 	}
 	cancel()

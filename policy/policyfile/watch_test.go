@@ -22,6 +22,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/linkedfolders"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/internal/jwttest"
@@ -95,16 +96,6 @@ func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, l
 		}
 	})
 	return w
-}
-
-// eventually waits for a condition.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after a minute this is not yet true: %s", what)
-		}
-	}
 }
 
 // replace replaces a file atomically.
@@ -219,7 +210,7 @@ func TestChangesAreLoaded(t *testing.T) {
 					t.Fatalf("version %s is loaded; want v1", v)
 				}
 				method.change(t, dir)
-				eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+				eventually.True(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
 				changeAgain(t, w)
 			})
 		}
@@ -234,7 +225,7 @@ func changeAgain(t *testing.T, w *Watcher) {
 	name, err := filepath.EvalSymlinks(w.path)
 	must(t, err)
 	replace(t, name, version("v3"))
-	eventually(t, "the second change is loaded", func() bool { return versionOf(w) == "v3" })
+	eventually.True(t, "the second change is loaded", func() bool { return versionOf(w) == "v3" })
 }
 
 func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
@@ -273,11 +264,11 @@ func TestMissingFolderIsFoundAgain(t *testing.T) {
 	must(t, os.Mkdir(dir+"/a", 0o700))
 	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: reports.notify}, loadPlain)
 	must(t, os.RemoveAll(dir+"/a"))
-	eventually(t, "the absence is reported", func() bool { return len(reports.all()) > 0 })
-	eventually(t, "the parent folder is watched", func() bool { return slices.Contains(w.folderWatcher.WatchList(), realName(t, dir)) })
+	eventually.True(t, "the absence is reported", func() bool { return len(reports.all()) > 0 })
+	eventually.True(t, "the parent folder is watched", func() bool { return slices.Contains(w.folderWatcher.WatchList(), realName(t, dir)) })
 	must(t, os.MkdirAll(dir+"/a/b", 0o700))
 	write(t, dir+"/a/b/p.yaml", version("v2"))
-	eventually(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
+	eventually.True(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
 }
 
 func inSubfolderOf(t *testing.T, dir string) string {
@@ -305,14 +296,14 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 	w.mu.Lock() // no load until the old folder is removed
 	must(t, os.Rename(dir+"/a", dir+"/old"))
 	must(t, os.Rename(dir+"/new", dir+"/a"))
-	eventually(t, "the old folder is no longer watched", func() bool { return !isWatched() })
+	eventually.True(t, "the old folder is no longer watched", func() bool { return !isWatched() })
 	w.mu.Unlock()
-	eventually(t, "the new folder is watched", isWatched)
+	eventually.True(t, "the new folder is watched", isWatched)
 	if w.Rules() != before {
 		t.Error("rules with the same text replaced the old ones; want that the old ones stay")
 	}
 	replace(t, dir+"/a/p.yaml", version("v2"))
-	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+	eventually.True(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
 }
 
 func TestBrokenFileChangesNothing(t *testing.T) {
@@ -325,7 +316,7 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 		w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		replace(t, name, text)
-		eventually(t, "the failure is reported", func() bool { return len(reports.all()) == 1 })
+		eventually.True(t, "the failure is reported", func() bool { return len(reports.all()) == 1 })
 		if r := reports.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
 			t.Errorf("file %.60q: reported %+v; want an ErrInvalid, a time, and the number of old rules, 1", text, r)
 		}
@@ -333,7 +324,7 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 			t.Errorf("file %.60q changed the rules; want the old ones", text)
 		}
 		replace(t, name, version("v2"))
-		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) == 2 })
+		eventually.True(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) == 2 })
 		if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 			t.Errorf("file %.60q: reported %q; want a failure, then a load", text, got)
 		}
@@ -358,7 +349,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 			t.Error("rules with the same text replaced the old ones; want that the old ones stay")
 		}
 		replace(t, name, version("v2"))
-		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 0 })
+		eventually.True(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 0 })
 		if got := reports.outcomes(); !slices.Equal(got, []string{"loaded"}) {
 			t.Errorf("reported %q; want one load", got)
 		}
@@ -375,12 +366,12 @@ func TestAbsenceIsReportedOnce(t *testing.T) {
 	})
 	before := w.Rules()
 	must(t, os.Remove(name))
-	eventually(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
+	eventually.True(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
 	if r := reports.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
 		t.Errorf("reported %v; want one ErrNotExist, and the old rules in force", r)
 	}
 	replace(t, name, version("v1")) // the text is the old one, but the return of the file must be reported
-	eventually(t, "the return is reported", func() bool { return len(reports.all()) > 1 })
+	eventually.True(t, "the return is reported", func() bool { return len(reports.all()) > 1 })
 	if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("reported %q; want a failure, then a load", got)
 	}
@@ -406,15 +397,15 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		}
 		before := w.Rules()
 		replace(t, dir+"/keys/public.pem", jwttest.PublicPEM(pairs["EdDSA"][1]))
-		eventually(t, "the new key is used", func() bool { return accepted(1) && !accepted(0) })
+		eventually.True(t, "the new key is used", func() bool { return accepted(1) && !accepted(0) })
 		between := w.Rules()
 		replace(t, dir+"/lists/bad.txt", "192.0.2.2\n")
-		eventually(t, "the new list is loaded", func() bool { return w.Rules() != between })
+		eventually.True(t, "the new list is loaded", func() bool { return w.Rules() != between })
 
 		must(t, os.Mkdir(dir+"/more", 0o700)) // a folder that only the changed policy names
 		write(t, dir+"/more/bad.txt", "192.0.2.3\n")
 		replace(t, dir+"/p.yaml", version("v2")+"deny:\n  ip: {file: more/bad.txt}\n")
-		eventually(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
+		eventually.True(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
 		if poll == never {
 			w.mu.Lock()
 			watched := w.folderWatcher.WatchList()
@@ -426,7 +417,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		}
 		between = w.Rules()
 		replace(t, dir+"/more/bad.txt", "192.0.2.4\n")
-		eventually(t, "the list of the changed policy is loaded", func() bool { return w.Rules() != between })
+		eventually.True(t, "the list of the changed policy is loaded", func() bool { return w.Rules() != between })
 		if w.Rules() == before {
 			t.Error("the first rules are in force again; want those of the changed policy")
 		}
@@ -440,9 +431,9 @@ func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	name := writeFirstPolicy(t, dir)
 	w := newWatcher(t, name, often, WatchOptions{Notify: reports.notify}, loadPlain)
 	replace(t, name, version("v2")+"deny:\n  ip: {file: "+elsewhere+"/bad.txt}\n")
-	eventually(t, "the failure is reported", func() bool { return len(reports.all()) > 0 })
+	eventually.True(t, "the failure is reported", func() bool { return len(reports.all()) > 0 })
 	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
-	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 1 })
+	eventually.True(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(reports.all()) > 1 })
 	if got := reports.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("reported %q; want a failure, then a load", got)
 	}
@@ -457,7 +448,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
 	}
-	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
+	eventually.True(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
 	if loads := len(reports.all()); loads > changes/10 {
 		t.Errorf("%d changes took %d loads; want at most %d", changes, loads, changes/10)
 	}
@@ -482,7 +473,7 @@ func TestConstantChangesDoNotDelayALoadForever(t *testing.T) {
 	})
 	for _, v := range []string{"v2", "v3"} {
 		replace(t, dir+"/p.yaml", version(v))
-		eventually(t, "the change is loaded", func() bool { return versionOf(w) == v })
+		eventually.True(t, "the change is loaded", func() bool { return versionOf(w) == v })
 	}
 	close(stop)
 	wg.Wait()
@@ -561,7 +552,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		}
 		// The loader only offers a swap, and does not wait for it.
 		want := fmt.Sprintf("%d.%[1]d", swaps)
-		eventually(t, "the last version is loaded", func() bool { wantOneVersion(); return versionOf(w) == want })
+		eventually.True(t, "the last version is loaded", func() bool { wantOneVersion(); return versionOf(w) == want })
 		t.Logf("counted: %d swaps of two files together (%d loads, of which %d read a mixture)", swaps, loads.Load(), mixed.Load())
 	}
 }
@@ -610,7 +601,7 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	w.mu.Lock()
 	isRestless = false
 	w.mu.Unlock()
-	eventually(t, "the final files are loaded", func() bool {
+	eventually.True(t, "the final files are loaded", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return versionOf(w) == fmt.Sprint("v", v)
@@ -676,7 +667,7 @@ func TestReloadWhileFilesChange(t *testing.T) {
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
 	}
-	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
+	eventually.True(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
 	close(done)
 	wg.Wait()
 	t.Logf("counted: %d loads while the file changed", reloads.Load())
@@ -717,12 +708,12 @@ func TestKeysAreRefreshedForTheRulesInForce(t *testing.T) {
 		t.Error("the first rules reject a token that their key has signed")
 	}
 	replace(t, dir+"/p.yaml", version("v2")+tokens)
-	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+	eventually.True(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
 	second := w.Policy()
 	if !accepts(second.Rules, token) {
 		t.Error("the second rules reject a token that their key has signed")
 	}
-	eventually(t, "the first rules have stopped reading keys", func() bool { return ended(first) })
+	eventually.True(t, "the first rules have stopped reading keys", func() bool { return ended(first) })
 	if ended(second) {
 		t.Error("the rules in force have stopped reading keys; want that they continue")
 	}
@@ -831,7 +822,7 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 			t.Fatal(err)
 		}
 		write("b")
-		eventually(t, "the callback panics", func() bool { return calls.Load() > 0 })
+		eventually.True(t, "the callback panics", func() bool { return calls.Load() > 0 })
 		write("c")
 		if err := w.Reload(); err != nil || versionOf(w) != "c" {
 			t.Errorf("after a panic of %s: Reload returns %v, and %s is in force; want c", callback, err, versionOf(w))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/goredis"
@@ -84,14 +85,14 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), aw
 			return count == keys || source == penstock.FromClosed && count > 0
 		}
 	}
-	await(t, "the store decides", decidedBy(penstock.FromStore))
+	eventually.True(t, "the store decides", decidedBy(penstock.FromStore))
 	fault()
-	await(t, "the store does not answer", decidedBy(penstock.FromClosed))
+	eventually.True(t, "the store does not answer", decidedBy(penstock.FromClosed))
 	if err := awaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	await(t, "the store decides again", decidedBy(penstock.FromStore))
+	eventually.True(t, "the store decides again", decidedBy(penstock.FromStore))
 	t.Logf("the store decides again %v after the promotion", time.Since(begin))
 	for k := range keys {
 		d, err := direct.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Plan: limit, Mode: penstock.Peek}})
@@ -104,13 +105,4 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), aw
 		}
 	}
 	t.Logf("counted: %d calls answered around a failover (%d without the store)", answers[penstock.FromStore]+answers[penstock.FromClosed], answers[penstock.FromClosed])
-}
-
-func await(t *testing.T, what string, ready func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after 30s, this is still not true: %s", what)
-		}
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -55,7 +56,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	if _, err := s.Decide(context.Background(), []penstock.Charge{{Key: "a", Plan: limit, Cost: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	Await(t, "the store to know the layout of the Cluster", func() bool { return s.Node([]penstock.Charge{{Key: "a", Plan: limit}}) != "" })
+	eventually.True(t, "the store knows the layout of the Cluster", func() bool { return s.Node([]penstock.Charge{{Key: "a", Plan: limit}}) != "" })
 	found := make(map[string]bool)
 	for i := range 300 {
 		charge := penstock.Charge{Key: fmt.Sprint("key", i), Plan: limit, Cost: 1}

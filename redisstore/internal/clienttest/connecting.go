@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -23,7 +24,7 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 		_, err := store.Decide(Within(t, patience), charges)
 		return err
 	}
-	Eventually(t, 10*time.Second, func() error { return call(time.Second) })
+	eventually.NoError(t, func() error { return call(time.Second) })
 
 	CutAll(t, p, func() { _ = call(time.Second) })
 	p.Lose(true) // loses the replies to HELLO too, so connecting takes long
@@ -38,7 +39,7 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 		}()
 	}
 	lost := p.Lost()
-	Await(t, "an answer to HELLO to be lost", func() bool { return p.Lost() > lost })
+	eventually.True(t, "an answer to HELLO is lost", func() bool { return p.Lost() > lost })
 	for i := range 10 {
 		if err := call(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("call %d with a deadline of 10 ms: %v; want an ErrUnavailable", i, err)

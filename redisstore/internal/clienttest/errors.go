@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/storetest"
@@ -62,7 +63,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 				}
 			}
 			fault.end(t, s)
-			Eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
+			eventually.NoError(t, func() error { return store.Ping(t.Context()) })
 			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, SlowRefill("new", 5): 5} {
 				if got := Remaining(t, store, "k", limit); got != want {
 					t.Errorf("after the fault, the limit %q has %d units left; want %d", limit.Name(), got, want)
@@ -93,7 +94,7 @@ func makeBusy(t *testing.T, s *redistest.Server) {
 		_, _ = s.Do("EVAL", "while true do end", "0")
 	}()
 	t.Cleanup(func() { <-ended })
-	Eventually(t, 5*time.Second, func() error {
+	eventually.NoError(t, func() error {
 		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
 			return fmt.Errorf("not busy yet: %v", err)
 		}
@@ -119,7 +120,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 	restarted := make(chan error, 1)
 	go func() { restarted <- s.Restart() }()
 	for i, store := range stores {
-		Eventually(t, 10*time.Second, func() error {
+		eventually.NoError(t, func() error {
 			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			if err == nil {
 				t.Fatalf("store %d: the server decided; want LOADING, but it had loaded its data before the call", i)
@@ -135,7 +136,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 		t.Fatal(err)
 	}
 	for _, store := range stores {
-		Eventually(t, 5*time.Second, func() error {
+		eventually.NoError(t, func() error {
 			_, err := store.Decide(t.Context(), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			return err
 		})
@@ -173,7 +174,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	for _, node := range slices.Concat(replicas, killedPrimaries) {
 		node.Kill()
 	}
-	Eventually(t, 20*time.Second, func() error {
+	eventually.NoError(t, func() error {
 		if info := Must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
 			return errors.New("the living node does not report cluster_state:fail yet")
 		}
@@ -251,7 +252,7 @@ func rightsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
 	charge := []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)}
-	Eventually(t, 10*time.Second, func() error { // the layout is queried in the background
+	eventually.NoError(t, func() error { // the layout is queried in the background
 		if store.Node(charge) == "" {
 			return errors.New("the store does not know the layout of the Cluster")
 		}

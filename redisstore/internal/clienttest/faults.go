@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -90,7 +91,7 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	// Peek until every server knows the script, and every client knows its servers.
 	for i := range chargedKeys {
 		for _, s := range []penstock.Store{direct, store} {
-			Eventually(t, 5*time.Second, func() error {
+			eventually.NoError(t, func() error {
 				_, err := s.Decide(Within(t, time.Second), []penstock.Charge{{Key: key(i), Plan: limit, Mode: penstock.Peek}})
 				return err
 			})
@@ -132,7 +133,7 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	if charged < least {
 		t.Errorf("%d of %d calls have charged; want %d or more, because the proxies lose replies, not commands", charged, lostCalls, least)
 	}
-	Eventually(t, 10*time.Second, func() error { // the client recovers
+	eventually.NoError(t, func() error { // the client recovers
 		_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend(key(0), limit, 1)})
 		return err
 	})
@@ -231,19 +232,19 @@ func everyCallEnds(t *testing.T, suite Suite) {
 			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
 				t.Parallel()
 				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
-				Eventually(t, 5*time.Second, load.wantDecisions)
+				eventually.NoError(t, load.wantDecisions)
 				load.hasFault.Store(true)
 				if err := fault.begin(s); err != nil {
 					t.Fatal(err)
 				}
-				Eventually(t, 10*time.Second, load.wantFailures)
+				eventually.NoError(t, load.wantFailures)
 				time.Sleep(fault.lasts)
 				ended := time.Now()
 				if err := fault.end(s); err != nil {
 					t.Fatal(err)
 				}
 				load.answers.Store(0)
-				Eventually(t, 5*time.Second, load.wantDecisions)
+				eventually.NoError(t, load.wantDecisions)
 				t.Logf("the store decided again %v after the fault; %d calls failed, and the slowest took %v", time.Since(ended), load.failures.Load(), time.Duration(load.slowest.Load()))
 			})
 		}
@@ -302,7 +303,7 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 	}
 	start := time.Now()
 	for i, m := range makers {
-		Eventually(t, 5*time.Second, func() error {
+		eventually.NoError(t, func() error {
 			_, err := stores[i].Decide(Within(t, time.Second), charge)
 			return err
 		})

@@ -85,31 +85,3 @@ func Within(t testing.TB, timeout time.Duration) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
-
-// Eventually calls check until it returns nil, and ends the test if that takes longer than the
-// timeout. The error of check tells what is missing.
-func Eventually(t testing.TB, timeout time.Duration, check func() error) {
-	t.Helper()
-	start := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Since(start) > timeout {
-			t.Fatalf("after %v, the check still fails: %v", timeout, err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// Await calls ready until it returns true, and ends the test after 20 s. event is the
-// text for what is awaited, such as "the script to be loaded".
-func Await(t testing.TB, event string, ready func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for %s", event)
-		}
-	}
-}

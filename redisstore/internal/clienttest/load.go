@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -230,7 +231,7 @@ func (c *CountingClient) callConcurrently(t *testing.T, s *redisstore.Store, cal
 			}
 		})
 	}
-	Await(t, "all callers to miss the script", func() bool { return s.Scripts().Missing >= missingBefore+callers })
+	eventually.True(t, "all callers miss the script", func() bool { return s.Scripts().Missing >= missingBefore+callers })
 	close(c.Proceed)
 	all.Wait()
 	return granted.Load()

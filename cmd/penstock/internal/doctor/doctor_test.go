@@ -16,6 +16,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -78,18 +79,6 @@ func do(t testing.TB, s *redistest.Server, commands ...string) {
 			t.Fatalf("Redis rejects %s: %v", c, err)
 		}
 	}
-}
-
-// eventually waits until check returns nil. After 20 s, the test fails with the error of check.
-func eventually(t *testing.T, check func() error) {
-	t.Helper()
-	var err error
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if err = check(); err == nil {
-			return
-		}
-	}
-	t.Fatal(err)
 }
 
 // fillStore makes decisions and registers two instances, so that the store has keys.
@@ -294,7 +283,7 @@ func TestEachFaultIsFound(t *testing.T) {
 func evict(t *testing.T, s *redistest.Server) {
 	do(t, s, "CONFIG SET maxmemory 3mb", "CONFIG SET maxmemory-policy allkeys-lru")
 	runInBackground(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		if text, _ := s.Do("INFO", "stats"); strings.Contains(fmt.Sprint(text), "evicted_keys:0\r") {
 			return errors.New("nothing was evicted yet")
 		}
@@ -336,7 +325,7 @@ func failSnapshot(t *testing.T, s *redistest.Server) {
 		t.Fatal(err)
 	}
 	do(t, s, "BGSAVE")
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		text, err := s.Do("INFO", "persistence")
 		if parseInfo(fmt.Sprint(text))["rdb_last_bgsave_status"] != "err" {
 			return fmt.Errorf("the snapshot has not failed yet: %v", err)
@@ -350,7 +339,7 @@ func lag(t *testing.T, s *redistest.Server) {
 	replica := redistest.Start(t)
 	host, port, _ := strings.Cut(s.Addr, ":")
 	do(t, replica, "REPLICAOF "+host+" "+port)
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		text, err := s.Do("INFO", "replication")
 		if !strings.Contains(fmt.Sprint(text), "state=online") {
 			return fmt.Errorf("the replica is not in sync: %v", err)
@@ -434,7 +423,7 @@ func TestClockDifferencesAreFound(t *testing.T) {
 	}
 	host, port, _ := net.SplitHostPort(primary.Addr)
 	do(t, s, "REPLICAOF "+host+" "+port)
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		if text, _ := primary.Do("INFO", "replication"); !strings.Contains(fmt.Sprint(text), "state=online") {
 			return errors.New("the replica is not online")
 		}
@@ -456,7 +445,7 @@ func TestBusyServerIsFound(t *testing.T) {
 		_, _ = s.Do("EVAL", "while true do end", "0")
 	}()
 	t.Cleanup(func() { _, _ = s.Do("SCRIPT", "KILL"); <-ended })
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
 			return fmt.Errorf("PING returns %v; want BUSY", err)
 		}
@@ -558,7 +547,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	do(t, c.Nodes[0], "DEBUG POPULATE 3000 other")
 	wantCheck("keys", Warning, "as many keys as the primaries have on average")
 	do(t, c.Nodes[0], "CLUSTER DELSLOTS 7 8")
-	eventually(t, func() error { // for a moment, a node may return its earlier slots
+	eventually.NoError(t, func() error { // for a moment, a node may return its earlier slots
 		if c := examined(t, url).worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "2 of 16384 slots have no primary") {
 			return fmt.Errorf("two slots have no primary, and the check of the topology is %+v", c)
 		}
@@ -566,7 +555,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	})
 	do(t, c.Nodes[0], "CLUSTER ADDSLOTS 7 8")
 	c.Nodes[3].Kill() // the replica of node 0
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		if text, _ := c.Nodes[0].Do("INFO", "replication"); !strings.Contains(fmt.Sprint(text), "connected_slaves:0") {
 			return errors.New("the replica is still connected")
 		}
@@ -574,7 +563,7 @@ func TestFaultsOfAClusterAreFound(t *testing.T) {
 	})
 	wantCheck("replication", Warning, "without a replica")
 	c.Nodes[0].Kill() // no replica can take over
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		if text, _ := c.Nodes[1].Do("CLUSTER", "INFO"); !strings.Contains(fmt.Sprint(text), "cluster_state:fail") {
 			return errors.New("the Cluster has not noticed")
 		}
@@ -603,7 +592,7 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 	}
 	s.Sentinels[1].Kill()
 	s.Sentinels[2].Kill()
-	eventually(t, func() error {
+	eventually.NoError(t, func() error {
 		r := examined(t, sentinelURL(s, ""))
 		if c := r.worst("topology"); c.Status != Failed || !strings.Contains(c.Summary, "cannot fail over") || c.Remedy == "" {
 			return fmt.Errorf("two of three Sentinels are down, and the check of the topology is %+v", c)

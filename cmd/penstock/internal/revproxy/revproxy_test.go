@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // patience is the longest time that a test waits.
@@ -517,16 +518,6 @@ func (l *logBuffer) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// await waits until a condition is true.
-func await(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for: %s", what)
-		}
-	}
-}
-
 func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -746,7 +737,7 @@ func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 			t.Fatalf("with a response started: %v, the request to the upstream still runs %v after the client left; want it canceled", hasStarted, patience)
 		}
 		if !hasStarted {
-			await(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
+			eventually.True(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
 		}
 		if got := log.String(); strings.Contains(got, "WARN") || strings.Contains(got, "ERROR") {
 			t.Errorf("with a response started: %v, the log is %s; want no warning and no error", hasStarted, got)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -41,7 +42,7 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 	}
 	b.mustSend("GET", "/", "X-Key: customer-4711")
 	var got adminapi.Offenders
-	await(t, "each instance to show both instances", func() bool {
+	eventually.True(t, "each instance to show both instances", func() bool {
 		got = getAdmin[adminapi.Offenders](b, "offenders")
 		hasOffender := len(got.Offenders) == 1 && got.Offenders[0].Count == 4 // of the 6 requests, 2 were admitted
 		return got.Instances == 2 && hasOffender && len(getAdmin[adminapi.Instances](a, "instances").Instances) == 2
@@ -61,7 +62,7 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 		t.Errorf("the explanation is %+v; want a denial", report)
 	}
 	redis.Kill()
-	await(t, "the state to report that the store fails", func() bool {
+	eventually.True(t, "the state to report that the store fails", func() bool {
 		a.mustSend("GET", "/", "X-Key: another")
 		state := getAdmin[adminapi.State](a, "state")
 		isStoreFailing := state.Store.IsFailing && state.Store.Reason != "" && state.Store.Breakers["default"] != "closed"
@@ -148,7 +149,7 @@ func TestResetAdmitsAgain(t *testing.T) {
 	b := startBeside(t, hello, flags)
 	awaitStatus := func(want int) {
 		t.Helper()
-		await(t, fmt.Sprintf("the status %d", want), func() bool { // instance a may cache the denial for a second
+		eventually.True(t, fmt.Sprintf("the status %d", want), func() bool { // instance a may cache the denial for a second
 			return a.mustSend("GET", "/", "X-Key: customer-4711").StatusCode == want
 		})
 	}
@@ -265,7 +266,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if status, answer := reset(); status != 200 {
 		t.Errorf("a reset returned %d %s; want 200", status, answer)
 	}
-	await(t, "the line in the audit file", func() bool { return strings.HasSuffix(readAuditFile(), "\n") })
+	eventually.True(t, "the line in the audit file", func() bool { return strings.HasSuffix(readAuditFile(), "\n") })
 	var line audit.Line
 	if err := json.Unmarshal([]byte(readAuditFile()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
 		t.Errorf("the line of the audit file is %s (error %v); want a successful reset with its reason and its actor", readAuditFile(), err)
@@ -288,5 +289,5 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: ") || !strings.Contains(answer, file) {
 		t.Errorf("/readyz?verbose is %s; want the audit file that cannot be written", answer)
 	}
-	await(t, "the error in the log", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
+	eventually.True(t, "the error in the log", func() bool { return r.log.Lines("level=ERROR", "the audit file cannot be written") != nil })
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // oncePerHour denies the second request of an address within an hour. Tests state the address in
@@ -131,7 +132,7 @@ func TestRulesThatForwardAuthCannotEnforceAreRejected(t *testing.T) {
 	replaceFile(t, flags["config"], oncePerHour)
 	r := start(t, nil, flags)
 	replaceFile(t, flags["config"], unenforceable)
-	await(t, "the reload to fail", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
+	eventually.True(t, "the reload to fail", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
 	if status := forwardAuth(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
 		t.Errorf("after a failed reload, the first request got %d; want 200", status)
 	}
@@ -295,7 +296,7 @@ func TestCallsOfRedisClientsAreCounted(t *testing.T) {
 		}
 		checkCounts("after 20 calls", counts)
 		replaceFile(t, all["config"], noLimits)
-		await(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
+		eventually.True(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
 		checkCounts("after a reload", counts)
 		r.doRedis("THROTTLE", "k", "13", "1", "3600") // the command of throttlecrab
 		checkCounts("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
@@ -358,7 +359,7 @@ func TestConnectedRedisClientsAreCounted(t *testing.T) {
 		defer conn.Close()
 		conns = append(conns, conn)
 	}
-	await(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
+	eventually.True(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
 	conns[0].Close()
-	await(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
+	eventually.True(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }

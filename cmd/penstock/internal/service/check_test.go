@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -243,10 +244,10 @@ rules:
 			} else {
 				server.Resume()
 			}
-			await(t, "settle to work again", func() bool {
+			eventually.True(t, "settle to work again", func() bool {
 				return callCheckAPI(t, r, testCallerToken, "/v1/settle", `{"id":"`+id+`","cancel":true}`).status == 200
 			})
-			await(t, "Redis to decide again", func() bool {
+			eventually.True(t, "Redis to decide again", func() bool {
 				return strings.Contains(callCheckAPI(t, r, testCallerToken, "/v1/check", `{"rule":"closed","key":"user:1"}`).text, `"source":"store"`)
 			})
 		})

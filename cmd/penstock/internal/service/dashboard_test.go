@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // The demo sends requests to itself. The dashboard shows its offender, which is denied. The
@@ -26,7 +27,7 @@ func TestDemoHasTrafficAndAnOffenderThatCanBeReset(t *testing.T) {
 		t.Fatalf("the offender got %d; want 429", status)
 	}
 	var top adminapi.Offenders
-	await(t, "other clients, and the offender on top", func() bool {
+	eventually.True(t, "other clients, and the offender on top", func() bool {
 		top = getAdmin[adminapi.Offenders](r, "offenders")
 		state := getAdmin[adminapi.State](r, "state")
 		hasOthers := len(state.Counts) > 3 // the offender alone has fewer series

@@ -23,6 +23,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -126,7 +127,7 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": dir}, reloadOn(reload))
 	awaitLog := func(text string) {
 		t.Helper()
-		await(t, text, func() bool { return strings.Contains(r.log.String(), text) })
+		eventually.True(t, text, func() bool { return strings.Contains(r.log.String(), text) })
 	}
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\nfoo: 1\n")
@@ -213,7 +214,7 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 		}
 		break
 	}
-	await(t, "the denied descriptor among the offenders", func() bool {
+	eventually.True(t, "the denied descriptor among the offenders", func() bool {
 		got := getAdmin[adminapi.Offenders](r, "offenders").Offenders
 		return len(got) > 0 && got[0].Rule == envoyrls.Group()
 	})
@@ -236,7 +237,7 @@ func TestPolicyDecidesForDomainsWithoutAFile(t *testing.T) {
 		}
 	}
 	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
-	await(t, "the reload to be rejected", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
+	eventually.True(t, "the reload to be rejected", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
 }
 
 // A descriptor with hits_addend may report units that were already used. With envoy-reports=force,

@@ -27,6 +27,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // An echo is a gRPC service for tests. It responds with what the function returns.
@@ -155,7 +156,7 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 		t.Errorf("a connection has more than %d health checks open; want the next one refused", maxProbes)
 	}
 	endFirst()
-	await(t, "room for another health check", func() bool { return watch(callContext(t)) == nil })
+	eventually.True(t, "room for another health check", func() bool { return watch(callContext(t)) == nil })
 }
 
 func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
@@ -328,7 +329,7 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 	if _, err := reflecting.Recv(); err == nil || err == io.EOF {
 		t.Errorf("during the drain, reflection ended with %v; want an error that is not EOF", err)
 	}
-	await(t, "the listener to close", func() bool {
+	eventually.True(t, "the listener to close", func() bool {
 		conn, err := net.Dial("tcp", r.GRPC)
 		if err == nil {
 			conn.Close()
@@ -386,20 +387,20 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 		defer conn.Close()
 		conns = append(conns, conn)
 	}
-	await(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
+	eventually.True(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
 	fourth, err := net.Dial("tcp", r.GRPC)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer fourth.Close()
-	await(t, "the limit to be logged", func() bool { return len(r.log.Lines("max_connections is reached", "address=grpc")) == 1 })
+	eventually.True(t, "the limit to be logged", func() bool { return len(r.log.Lines("max_connections is reached", "address=grpc")) == 1 })
 	if n := r.metric(series); n != "3" {
 		t.Errorf("%s clients are connected; want 3, the value of max_connections", n)
 	}
 	conns[0].Close()
-	await(t, "the fourth client to be served", func() bool { return r.metric(series) == "3" })
+	eventually.True(t, "the fourth client to be served", func() bool { return r.metric(series) == "3" })
 	conns[1].Close()
-	await(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
+	eventually.True(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }
 
 // Connections that do not use gRPC end after the header timeout. Other clients are served
@@ -452,7 +453,7 @@ func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 		conn.Connect()
 		clients = append(clients, conn)
 	}
-	await(t, "all clients to connect", func() bool { return r.metric("rate_limiter_grpc_connections") == strconv.Itoa(n) })
+	eventually.True(t, "all clients to connect", func() bool { return r.metric("rate_limiter_grpc_connections") == strconv.Itoa(n) })
 	for _, conn := range []*grpc.ClientConn{clients[0], clients[n-1], r.grpcClient(nil)} {
 		if answer, err := say(callContext(t), conn, "x"); answer != "X" {
 			t.Errorf("beside idle clients, the response is %q (error %v); want X", answer, err)

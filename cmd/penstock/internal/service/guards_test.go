@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -30,13 +31,13 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 		}
 		return n.(int64)
 	}
-	await(t, "the instance to be counted", func() bool { return countInstances() == 1 })
+	eventually.True(t, "the instance to be counted", func() bool { return countInstances() == 1 })
 	if n := r.metric("rate_limiter_instances"); n != "2" {
 		t.Errorf("the metric has %s instances; want 2, the value of min-instances", n)
 	}
 	const fromLeases = 300 // decisions
 	requests := 0
-	await(t, fmt.Sprint(fromLeases, " decisions by leases"), func() bool {
+	eventually.True(t, fmt.Sprint(fromLeases, " decisions by leases"), func() bool {
 		for range 100 {
 			if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
 				t.Fatalf("the response is %s; want 200", res.Status)
@@ -130,7 +131,7 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 			want := "service ok\nstore degraded: " + c.reason + "\npolicy ok\ndegraded: store\n"
 			for range 3 { // each check of /readyz follows a self-test
 				before := rejectedScripts(t, redis)
-				await(t, "a self-test", func() bool { return rejectedScripts(t, redis) > before })
+				eventually.True(t, "a self-test", func() bool { return rejectedScripts(t, redis) > before })
 				if body := readiness(); body != want {
 					t.Errorf("/readyz is %q; want %q", body, want)
 				}
@@ -139,7 +140,7 @@ func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 				t.Errorf("the log reports the end of the outage during the outage: %s", r.log)
 			}
 			do(c.fixes)
-			await(t, "the store to decide", func() bool { return readiness() == "service ok\nstore ok\npolicy ok\nok\n" })
+			eventually.True(t, "the store to decide", func() bool { return readiness() == "service ok\nstore ok\npolicy ok\nok\n" })
 			// No request was sent, so the self-test has noticed the end of the outage.
 			if n := len(r.log.Lines("level=INFO", "the store decides again")); n != 1 {
 				t.Errorf("%d lines report the end of the outage; want 1: %s", n, r.log)

@@ -180,16 +180,6 @@ func isTimeout(err error) bool {
 	return isNet && timeout.Timeout()
 }
 
-// await waits until a condition is true.
-func await(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited longer than %v for: %s", patience, what)
-		}
-	}
-}
-
 // ourPackages are parts of the names of packages whose goroutines must end with the service.
 var ourPackages = []string{"penstock/cmd", "net/http", "rueidis", "google.golang.org/grpc"}
 

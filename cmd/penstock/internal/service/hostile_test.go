@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // slowClients occupy a connection. Each client sends begin once, and then drip every 20 ms.
@@ -195,7 +197,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		io.WriteString(conn, "GET /out HTTP/1.1\r\nHost: h\r\n\r\n")
 		outside = append(outside, conn)
 	}
-	await(t, "the line about max_connections", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
+	eventually.True(t, "the line about max_connections", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
 	for i, conn := range inside { // connections within the limit are still served
 		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
@@ -253,7 +255,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 			t.Errorf("another client got %q; want ok", body)
 		}
 	}
-	await(t, "the reset requests to end", func() bool { return inFlight.Load() == 0 })
+	eventually.True(t, "the reset requests to end", func() bool { return inFlight.Load() == 0 })
 	const streams, others = 100, 1 // streams that a connection may have open, and requests of the other client
 	if bound := int64(streams*connections + others); most.Load() > bound {
 		t.Errorf("%d requests were in flight at once; want at most %d on %d connections", most.Load(), bound, connections)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 func TestPasswordGuessesThroughTheProxyAreLimited(t *testing.T) {
@@ -150,7 +152,7 @@ rules:
 			t.Helper()
 			reader := bufio.NewReader(conn)
 			var res *http.Response
-			await(t, "the slot to be free", func() bool {
+			eventually.True(t, "the slot to be free", func() bool {
 				var err error
 				io.WriteString(conn, request)
 				if res, err = http.ReadResponse(reader, nil); err != nil {
@@ -181,7 +183,7 @@ rules:
 			conn.Close()
 		}
 		var stream *http.Response
-		await(t, "the slot to be free", func() bool {
+		eventually.True(t, "the slot to be free", func() bool {
 			request, _ := http.NewRequest("GET", "http://"+r.Listen, nil)
 			request.Header.Set("X-API-Key", "a")
 			go func() { next <- "data: 0\n" }()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -47,7 +48,7 @@ rules:
 		t.Helper()
 		const state, decisions = `rate_limiter_breaker_state{node="default"}`, `rate_limiter_decisions_total{source="store"}`
 		for _, path := range []string{"/open", "/closed", "/local"} {
-			await(t, when+", Redis to decide again", func() bool {
+			eventually.True(t, when+", Redis to decide again", func() bool {
 				before := r.metric(decisions)
 				return sendTwice(path) == "200 429" && r.metric(decisions) != before && r.metric(state) == "0"
 			})

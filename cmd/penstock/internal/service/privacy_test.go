@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -76,7 +77,7 @@ rules:
 	// sendUntilCounted sends the requests again and again, because denials are cached for a second.
 	sendUntilCounted := func(series string) {
 		t.Helper()
-		await(t, series, func() bool {
+		eventually.True(t, series, func() bool {
 			sendAll()
 			n := r.metric(series)
 			return n != "" && n != "0"

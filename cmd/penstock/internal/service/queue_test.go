@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // withObservedStore makes the service call observe with the first charge of each batch, and with
@@ -57,7 +58,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 			}
 		}()
 	}
-	await(t, "a request to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
+	eventually.True(t, "a request to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 	<-reached
 	r.wait()
 }
@@ -109,7 +110,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			case <-time.After(patience):
 				t.Fatalf("client %d got no decision within %v", i, patience)
 			}
-			await(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
+			eventually.True(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
 				t.Errorf("while the queue is full, another client got %s; want 429", res.Status)
 			}
@@ -117,7 +118,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 			if err := <-ended; err == nil {
 				t.Errorf("client %d got a response before its turn", i)
 			}
-			await(t, "the client to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+			eventually.True(t, "the client to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 		}
 		if n := r.metric(`rate_limiter_requests_total{algorithm="leaky-bucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(clients) {
 			t.Errorf("%s requests are counted as abandoned; want %d", n, clients)
@@ -155,7 +156,7 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 			}
 			ended <- struct{}{}
 		}()
-		await(t, want+" requests to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == want })
+		eventually.True(t, want+" requests to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == want })
 	}
 	sendAndWait("http://"+r.API+"/auth/forward", http.Header{
 		"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {"/queue"}, "X-Forwarded-Host": {"example.com"}, "X-Forwarded-For": {"192.0.2.1"},
@@ -164,5 +165,5 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	leave()
 	<-ended
 	<-ended
-	await(t, "both requests to leave the queue", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+	eventually.True(t, "both requests to leave the queue", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 }

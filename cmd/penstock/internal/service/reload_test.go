@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 func TestWarningsOfAPolicyAreLogged(t *testing.T) {
@@ -147,7 +148,7 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 		t.Error("the metrics have a series of rule one, or none of rule two; want rule two alone")
 	}
 	replaceFile(t, flags["config"], one) // without a signal
-	await(t, "the changed file to be reloaded", func() bool {
+	eventually.True(t, "the changed file to be reloaded", func() bool {
 		return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), `rule="one"`)
 	})
 	t.Logf("counted: %d broken policies that changed nothing", len(broken))
@@ -174,7 +175,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 		reloadAndWait(reload)
 		// The watcher may also load this file or one before it, at any time. So the test counts how
 		// often each file was loaded, and expects that many times the lines of the file.
-		await(t, fmt.Sprintf("%d of %d mistakes in the log", c.logged, c.mistakes), func() bool {
+		eventually.True(t, fmt.Sprintf("%d of %d mistakes in the log", c.logged, c.mistakes), func() bool {
 			loads, mistakeLines, moreLines := 0, 0, 0
 			for _, loaded := range cases {
 				loads = len(r.log.Lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", loaded.mistakes)))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -29,7 +30,7 @@ func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
 	if err := redis.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a decision by the store", func() bool {
+	eventually.True(t, "a decision by the store", func() bool {
 		r.mustSend("GET", "/")
 		return r.metric(`rate_limiter_decisions_total{source="store"}`) != "0"
 	})
@@ -47,7 +48,7 @@ func TestReloadLoadsScriptsBeforeItTakesEffect(t *testing.T) {
 	// The new policy has three more limits, each with another algorithm.
 	replaceFile(t, flags["config"], strings.ReplaceAll(bucketPolicy, "1000/d", "1000/d, algorithm: sliding-log}, {rate: 900/m, algorithm: sliding-window}, {rate: 800/h, algorithm: fixed-window"))
 	reload <- os.Interrupt
-	await(t, "the reload", func() bool { return len(r.log.Lines("policy reloaded")) > 0 })
+	eventually.True(t, "the reload", func() bool { return len(r.log.Lines("policy reloaded")) > 0 })
 	for range 3 {
 		r.mustSend("GET", "/")
 	}
@@ -68,7 +69,7 @@ func TestMissingRightToLoadScriptsIsLoggedOnce(t *testing.T) {
 		reload <- os.Interrupt
 		r.mustSend("GET", "/")
 	}
-	await(t, "the reloads", func() bool { return len(r.log.Lines("policy reloaded")) == 2 })
+	eventually.True(t, "the reloads", func() bool { return len(r.log.Lines("policy reloaded")) == 2 })
 	if lines := r.log.Lines("level=WARN", "scripts could not be loaded", "needs=+script|load"); len(lines) != 1 {
 		t.Errorf("the missing right is logged %d times; want once: %s", len(lines), r.log)
 	}

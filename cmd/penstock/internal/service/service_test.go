@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -137,14 +138,14 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 		<-arrived
 	}
 	r.stop()
-	await(t, "readiness to fail", func() bool {
+	eventually.True(t, "readiness to fail", func() bool {
 		status, body, _ := get("http://" + r.Admin + "/readyz")
 		return status == 503 && body == "down: service\n"
 	})
 	if status, _, err := get("http://" + r.Admin + "/livez"); status != 200 {
 		t.Errorf("during the drain, /livez is %d (error %v); want 200", status, err)
 	}
-	await(t, "new connections to be refused", func() bool {
+	eventually.True(t, "new connections to be refused", func() bool {
 		conn, err := net.Dial("tcp", r.Listen)
 		if err == nil {
 			conn.Close()
@@ -172,7 +173,7 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 func TestRequestsAreServedDuringTheDrainDelay(t *testing.T) {
 	r := start(t, hello, map[string]string{"drain-delay": "1s"})
 	r.stop()
-	await(t, "readiness to fail", func() bool {
+	eventually.True(t, "readiness to fail", func() bool {
 		status, _, _ := get("http://" + r.Admin + "/readyz")
 		return status == 503
 	})
@@ -243,7 +244,7 @@ func TestServiceFindsAStoreThatStartsLater(t *testing.T) {
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the store to be found", func() bool {
+	eventually.True(t, "the store to be found", func() bool {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
 		return body == "service ok\nstore ok\npolicy ok\nok\n"
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry/fakecollector"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -91,7 +92,7 @@ func TestTracesOfCallersAreContinued(t *testing.T) {
 		}
 
 		// Read the log and the spans.
-		await(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxyTrace) })
+		eventually.True(t, "the line of the denial", func() bool { return strings.Contains(r.log.String(), "trace_id="+proxyTrace) })
 		r.wait() // the remaining spans are exported at the end
 		spans := c.Spans()
 		spansOf := func(trace, name string) (found []string) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // An authority signs certificates for tests.
@@ -132,7 +133,7 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 	if err := os.WriteFile(a.path("cert.pem"), []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the broken file to be noticed", func() bool {
+	eventually.True(t, "the broken file to be noticed", func() bool {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
 			t.Fatalf("the server presents certificate %d (error %v); want certificate 2", n, err)
 		}
@@ -143,10 +144,10 @@ func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
 		t.Fatal(err)
 	}
 	series := fmt.Sprintf("\nrate_limiter_certificate_expiry_timestamp_seconds{listener=\"listen\"} %v\n", float64(renewed.NotAfter.Unix()))
-	await(t, "the expiry of the new certificate in the metrics, before a client connects", func() bool {
+	eventually.True(t, "the expiry of the new certificate in the metrics, before a client connects", func() bool {
 		return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), series)
 	})
-	await(t, "the new certificate", func() bool {
+	eventually.True(t, "the new certificate", func() bool {
 		n, err := a.serial(r.Listen, &tls.Config{})
 		if err != nil {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/penstock/penstock/grpclimit/envoyxds"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // A controlPlane is a control plane for tests. It sends its configurations to each client, and
@@ -98,7 +99,7 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	if reply := <-p.replies; reply.VersionInfo != "1" || !strings.Contains(reply.GetErrorDetail().GetMessage(), "invalid rate limit unit") {
 		t.Errorf("the client's reply is %v; want a NACK with the mistake, and version 1 still in force", reply)
 	}
-	await(t, "the failed reload in the log", func() bool {
+	eventually.True(t, "the failed reload in the log", func() bool {
 		return strings.Contains(r.log.String(), "reload of Envoy's rate limits failed") && strings.Contains(r.log.String(), "invalid rate limit unit")
 	})
 	if answer, err = client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
@@ -132,5 +133,5 @@ func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 
 	stranger := newAuthority(t)
 	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-ca": stranger.path("ca.pem")})
-	await(t, "the rejected certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
+	eventually.True(t, "the rejected certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
 }

@@ -1,0 +1,36 @@
+// Package eventually is for tests that wait for something that another goroutine or process does.
+package eventually
+
+import (
+	"testing"
+	"time"
+)
+
+const (
+	timeout = time.Minute // so long that only a test that hangs reaches it, also on a busy machine
+	pause   = time.Millisecond
+)
+
+// True waits until the condition is true, and ends the test if that takes longer than a minute. The
+// text event describes it, such as "the server accepts connections".
+func True(t testing.TB, event string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(timeout); !condition(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %v in vain for this: %s", timeout, event)
+		}
+	}
+}
+
+// NoError calls check until it returns no error. If that takes longer than a minute, NoError ends
+// the test with the last error of check.
+func NoError(t testing.TB, check func() error) {
+	t.Helper()
+	end := time.Now().Add(timeout)
+	for err := check(); err != nil; err = check() {
+		if time.Now().After(end) {
+			t.Fatalf("after %v, there is still this error: %v", timeout, err)
+		}
+		time.Sleep(pause)
+	}
+}
