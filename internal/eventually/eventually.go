@@ -17,7 +17,7 @@ func True(t testing.TB, event string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(timeout); !condition(); time.Sleep(pause) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain for this: %s", timeout, event)
+			t.Fatalf("the test waited %v, without success, for: %s", timeout, event)
 		}
 	}
 }
