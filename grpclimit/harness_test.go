@@ -26,7 +26,7 @@ import (
 )
 
 // patience is the longest time that a test waits.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func rulesOf(t testing.TB, text string) func() *policy.Rules {
 	t.Helper()

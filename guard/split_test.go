@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -169,11 +170,7 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	const units, spends = 1999, 2100 // more spends than units, so all units are granted
 	limit := compiled(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: units, Period: 365 * 24 * time.Hour})
 	decide(t, store, penstock.Charge{Key: "k", Plan: limit, Mode: penstock.Reset})
-	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("after 20 s, the client still does not know the slots of the Cluster")
-		}
-	}
+	eventually.True(t, "the client knows the slots of the Cluster", func() bool { return redis.Node(one(limit, "k")) != "" })
 	clear(decisions)
 	var granted, calls atomic.Int64
 	var all sync.WaitGroup

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is the longest time that a test waits for a request of the client.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A controlPlane passes the requests of the client to the test, and the responses of the test to
 // the client.

@@ -118,7 +118,7 @@ func from(address string, q *authv3.CheckRequest) *authv3.CheckRequest {
 // check sends a CheckRequest. It checks the properties that every response must have.
 func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckRequest) *authv3.CheckResponse {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	answer, err := client.Check(ctx, q)
 	if err != nil {

@@ -345,7 +345,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 	if err := <-served; err != fastgrpc.ErrServerClosed {
 		t.Errorf("Serve returned %v; want ErrServerClosed", err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+	for deadline := time.Now().Add(time.Minute); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines run; want %d, as before the test\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])

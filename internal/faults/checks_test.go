@@ -95,7 +95,7 @@ func (e *experiment) checkBounds() {
 
 // used returns how many units of a key are used, by the state of the store.
 func (e *experiment) used(direct *redisstore.Store, k limitKey) int {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	d, err := direct.Decide(ctx, []penstock.Charge{{Key: k.key, Plan: guardedLimits[k.limit].plan, Mode: penstock.Peek}})
 	if err != nil {

@@ -283,7 +283,7 @@ func forRequests(n int) func(*experiment) {
 // long.
 func (e *experiment) await(what string, ok func() bool) {
 	e.Helper()
-	const timeout = 30 * time.Second
+	const timeout = time.Minute
 	for end := time.Now().Add(timeout); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			e.Fatalf("after %v, still waiting for %s; decisions so far: %v; errors so far:\n%s", timeout, what, e.load, e.errors())

@@ -280,7 +280,7 @@ func (s *runningService) sendBody(t *testing.T, method, target string, keys []st
 		t.Fatal(err)
 	}
 	defer connection.Close()
-	connection.SetDeadline(time.Now().Add(30 * time.Second))
+	connection.SetDeadline(time.Now().Add(time.Minute))
 	if keys == nil {
 		keys = []string{"one"}
 	}

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is the longest time that a test waits for a command or a process.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // command runs a command line in this process. It returns the exit status, standard output and
 // standard error.

@@ -119,7 +119,7 @@ func writeCertificate(t *testing.T) (cert, key string) {
 // which the counts of keys come last.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		res, err := http.Get("http://" + p.admin + "/metrics")
 		if err != nil {
 			t.Fatal(err)

@@ -56,7 +56,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 				{{Key: "k", Plan: some, Mode: penstock.Reset}},
 				{Spend("k", some, 1), Spend("k", SlowRefill("new", 5), 1)}, {Spend("k", some, 1), Spend("k", full, 1)},
 			} {
-				d, err := store.Decide(Within(t, 5*time.Second), batch)
+				d, err := store.Decide(Within(t, time.Minute), batch)
 				WantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Plan.Name()), err, fault.reason)
 				if d.Allowed {
 					t.Errorf("%v of %s: allowed, with the error %v; want not allowed", batch[0].Mode, batch[0].Plan.Name(), err)
@@ -158,9 +158,9 @@ func wrongLogin(t *testing.T, suite Suite) {
 			t.Parallel()
 			client := suite.One(t, s.Addr, Options{User: login.user, Password: login.password})
 			store := NewStore(t, client, redisstore.Options{})
-			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
+			_, err := store.Decide(Within(t, time.Minute), []penstock.Charge{Spend("k", SlowRefill("d", 9), 1)})
 			WantReason(t, "decide", err, penstock.ReasonPermissionDenied)
-			WantReason(t, "ping", store.Ping(Within(t, 5*time.Second)), penstock.ReasonPermissionDenied)
+			WantReason(t, "ping", store.Ping(Within(t, time.Minute)), penstock.ReasonPermissionDenied)
 			if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
 				t.Errorf("%v; want an error that does not show the password", err)
 			}
@@ -183,7 +183,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	store := NewStore(t, suite.Cluster(t, []string{c.Nodes[0].Addr}, Options{NoRetries: true}), redisstore.Options{})
 	found := make(map[penstock.Reason]int)
 	for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
-		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), SlowRefill("d", 9), 1)})
+		_, err := store.Decide(Within(t, time.Minute), []penstock.Charge{Spend(fmt.Sprint("k", i), SlowRefill("d", 9), 1)})
 		var e *penstock.StoreError
 		if !errors.As(err, &e) {
 			t.Fatalf("key %d: %v; want a StoreError", i, err)

@@ -293,9 +293,9 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 	for i, m := range makers {
 		stores[i] = NewStore(t, m.Client(t), redisstore.Options{})
 		for range 3 {
-			_, err := stores[i].Decide(Within(t, 5*time.Second), charge)
+			_, err := stores[i].Decide(Within(t, time.Minute), charge)
 			WantReason(t, m.Name, err, penstock.ReasonUnreachable)
-			WantReason(t, m.Name+" ping", stores[i].Ping(Within(t, 5*time.Second)), penstock.ReasonUnreachable)
+			WantReason(t, m.Name+" ping", stores[i].Ping(Within(t, time.Minute)), penstock.ReasonUnreachable)
 		}
 	}
 	if err := s.Restart(); err != nil {

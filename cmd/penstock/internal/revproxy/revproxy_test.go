@@ -31,7 +31,7 @@ import (
 )
 
 // patience is the longest time that a test waits.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // startProxy starts a proxy for an upstream, and returns its URL.
 func startProxy(t *testing.T, o revproxy.Options, upstream string) string {

@@ -24,7 +24,7 @@ import (
 )
 
 // patience is the longest time that a test waits.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A testService is a service that runs in a test.
 type testService struct {
