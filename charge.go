@@ -53,8 +53,8 @@ type Charge struct {
 	Holder string
 }
 
-// MinCost returns how many units must fit into the limit for the charge to be granted. For a Draw
-// they are at most one, and for the other modes Cost.
+// MinCost returns the fewest units that must fit into the limit for the charge to be granted: Cost,
+// or at most one for a Draw. For modes that are never denied, it returns Cost too.
 func (c *Charge) MinCost() int64 {
 	if c.Mode == Draw {
 		return min(c.Cost, 1)

@@ -80,7 +80,7 @@ func TestUnknownReasonMeansThatChargesMayHaveBeenMade(t *testing.T) {
 	reasonByName := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {
 		if other, isTaken := reasonByName[r.String()]; isTaken {
-			t.Errorf("the reasons %d and %d have the same name, %q; want different reasonByName", r, other, r)
+			t.Errorf("the reasons %d and %d have the same name, %q; want different names", r, other, r)
 		}
 		reasonByName[r.String()] = r
 	}

@@ -25,8 +25,8 @@ func CalendarWindow(unit algorithm.CalendarUnit, zone *time.Location) *algorithm
 	return algorithm.CalendarWindow(unit, zone)
 }
 
-// SubWindow returns the algorithm of a sliding window that has n parts (1 to 60). No interval of a
-// Period has more than Count units.
+// SubWindow returns the algorithm of a sliding window that has n parts (1 to 60). It admits at most
+// Count units in any interval that is one Period long.
 func SubWindow(n int) *algorithm.Algorithm { return algorithm.SubWindow(n) }
 
 // A Limit says how often something may happen. Make one with PerSecond, PerMinute and so on, with

@@ -9,8 +9,7 @@ import (
 )
 
 // A Limiter enforces one or several limits together. It allows a request if all limits allow it,
-// and charges all of them or none. Many goroutines may use one Limiter at the same
-// time.
+// and charges all of them or none. Many goroutines may use one Limiter at the same time.
 //
 // Every method takes a context and the key that is charged: a user, an API key, an address. The
 // call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's
@@ -25,9 +24,9 @@ type Limiter struct {
 }
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
-// becomes the Group of each limit without a Group. So Limiters with different names share no
-// counters. On one store, Limiters with the same name share the counters of limits with the same
-// Name.
+// becomes the Group of each limit without a Group. On one store, Limiters with the same name share
+// the counters of limits with the same Name. Limiters with different names share no counters, unless
+// limits of both have the same Group.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)

@@ -52,6 +52,8 @@ func wantAllowed(t *testing.T, remaining int64) func(penstock.Decision, error) {
 	}
 }
 
+const noneLeft = 0 // units that remain
+
 // wantDenied is like wantAllowed for a decision that is denied.
 func wantDenied(t *testing.T, remaining int64, retryAfter time.Duration) func(penstock.Decision, error) {
 	t.Helper()
@@ -98,10 +100,10 @@ func TestAllowSpendsUntilNothingIsLeft(t *testing.T) {
 	for left := int64(2); left >= 0; left-- {
 		wantAllowed(t, left)(l.Allow(ctx, "alice"))
 	}
-	wantDenied(t, 0, 100*time.Millisecond)(l.Allow(ctx, "alice"))
+	wantDenied(t, noneLeft, 100*time.Millisecond)(l.Allow(ctx, "alice"))
 	wantAllowed(t, 2)(l.Allow(ctx, "bob"))
 	clock.pass(100*time.Millisecond - time.Microsecond)
-	wantDenied(t, 0, time.Microsecond)(l.Allow(ctx, "alice"))
+	wantDenied(t, noneLeft, time.Microsecond)(l.Allow(ctx, "alice"))
 	clock.pass(time.Microsecond)
 	wantAllowed(t, 0)(l.Allow(ctx, "alice"))
 }
@@ -124,7 +126,7 @@ func TestPeekSpendsNothing(t *testing.T) {
 	}
 	wantAllowed(t, 0)(l.Allow(ctx, "alice"))
 	for range 3 {
-		wantDenied(t, 0, time.Minute)(l.Peek(ctx, "alice"))
+		wantDenied(t, noneLeft, time.Minute)(l.Peek(ctx, "alice"))
 	}
 }
 
@@ -149,7 +151,7 @@ func TestResetForgetsOneKey(t *testing.T) {
 	}
 	wantAllowed(t, 2)(l.Reset(ctx, "alice"))
 	wantAllowed(t, 1)(l.Allow(ctx, "alice"))
-	wantDenied(t, 0, 30*time.Second)(l.Allow(ctx, "bob"))
+	wantDenied(t, noneLeft, 30*time.Second)(l.Allow(ctx, "bob"))
 }
 
 func TestDeniedBatchSpendsNothing(t *testing.T) {
@@ -161,7 +163,7 @@ func TestDeniedBatchSpendsNothing(t *testing.T) {
 		}
 	}
 	d, err := l.Allow(ctx, "alice")
-	wantDenied(t, 0, 24*time.Hour)(d, err)
+	wantDenied(t, noneLeft, 24*time.Hour)(d, err)
 	if d.Len() != 2 || d.Strictest() != 1 {
 		t.Errorf("the decision has %d statuses, and status %d is the strictest; want 2 statuses, and status 1", d.Len(), d.Strictest())
 	}
@@ -177,7 +179,7 @@ func TestLimitersOfOneNameShareCounters(t *testing.T) {
 	login := newLimiter(t, store, "login", penstock.PerMinute(2))
 	wantAllowed(t, 1)(search.Allow(ctx, "alice"))
 	wantAllowed(t, 0)(otherSearch.Allow(ctx, "alice"))
-	wantDenied(t, 0, 30*time.Second)(search.Allow(ctx, "alice"))
+	wantDenied(t, noneLeft, 30*time.Second)(search.Allow(ctx, "alice"))
 	wantAllowed(t, 1)(login.Allow(ctx, "alice"))
 }
 
@@ -306,7 +308,7 @@ func TestOneLimitMayBeChargedUnderSeveralKeys(t *testing.T) {
 	if d.Status(1).Remaining != 1 {
 		t.Errorf("bob has %d left; want 1", d.Status(1).Remaining)
 	}
-	wantDenied(t, 0, time.Minute)(store.Decide(t.Context(), charges))
+	wantDenied(t, noneLeft, time.Minute)(store.Decide(t.Context(), charges))
 }
 
 func TestALimitOfAPlanCanBeChangedAndCompiledAnew(t *testing.T) {
@@ -415,7 +417,7 @@ func TestDeniedErrorHasTheRetryAfter(t *testing.T) {
 
 // In synctest.Test, time passes only while all goroutines sleep, so waits can be measured exactly.
 
-func TestWaitersGoFirstComeFirstServed(t *testing.T) {
+func TestWaitReturnsAtTheTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(t, memstore.New(memstore.Options{}), "search", penstock.PerSecond(10).WithBurst(2))
 		start := time.Now()
@@ -425,7 +427,7 @@ func TestWaitersGoFirstComeFirstServed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := time.Since(start); got != turn {
-				t.Errorf("waiter %d was admitted after %v; want %v", i, got, turn)
+				t.Errorf("Wait %d returned after %v; want %v", i, got, turn)
 			}
 		}
 	})
@@ -491,7 +493,7 @@ func TestWaitFailsAtOnceIfItCannotSucceed(t *testing.T) {
 			if time.Since(start) != 0 {
 				t.Errorf("%s: the denied calls waited for %v; want 0", a.Name(), time.Since(start))
 			}
-			wantDenied(t, 0, time.Second)(l.Peek(ctx, "alice"))
+			wantDenied(t, noneLeft, time.Second)(l.Peek(ctx, "alice"))
 		}
 	})
 }
@@ -506,12 +508,12 @@ func TestCanceledWaitRefundsItsTurn(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- l.Wait(ctx, "alice") }()
 		synctest.Wait()
-		wantDenied(t, 0, 2*time.Second)(l.Peek(t.Context(), "alice"))
+		wantDenied(t, noneLeft, 2*time.Second)(l.Peek(t.Context(), "alice"))
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Fatalf("Wait returned %v; want context.Canceled", err)
 		}
-		wantDenied(t, 0, time.Second)(l.Peek(t.Context(), "alice"))
+		wantDenied(t, noneLeft, time.Second)(l.Peek(t.Context(), "alice"))
 	})
 }
 
@@ -584,7 +586,7 @@ func TestSettleCorrectsTheCostOnce(t *testing.T) {
 			wantAllowed(t, row.left)(d, err)
 			if debt := row.actual - 10; debt > 0 {
 				clock.pass(time.Duration(debt) * 100 * time.Millisecond)
-				wantDenied(t, 0, 100*time.Millisecond)(l.Peek(ctx, "alice"))
+				wantDenied(t, noneLeft, 100*time.Millisecond)(l.Peek(ctx, "alice"))
 			}
 			wantError(t, r.Settle(ctx, -1), penstock.ErrInvalid, "-1")
 		})
@@ -598,7 +600,7 @@ func TestCanceledReservationIsSpendableAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantDenied(t, 0, 6*time.Second)(l.Allow(ctx, "alice"))
+	wantDenied(t, noneLeft, 6*time.Second)(l.Allow(ctx, "alice"))
 	if err := r.Cancel(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -112,7 +112,9 @@ type Params [4]int64
 // A denial returns s itself with Keep = Unchanged. The exception is a state that had to be
 // repaired. A state is repaired when the clock has stepped back by more than MaxStall, or when the
 // state has windows of another length than the limit. A step that repairs the state sets Keep. The
-// store then saves the repaired state although nothing was granted.
+// store then saves the repaired state although nothing was granted. Otherwise each request would
+// repair the state to its own time, and the RetryAfter of the denial would never end. So a denied
+// Peek saves the repaired state too. A granted Peek has no RetryAfter, and saves nothing.
 type Step[S any] func(s S, p Params, r Request, now int64) (Outcome, S)
 
 // A stepper is a Step that takes pointers, and writes its outcome to out. Passing large values

@@ -24,8 +24,8 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 		for _, whole := range []Limit{{Count: 100, Period: 60_000_000}, {Count: 7, Period: 1_000_000, Burst: 13}, {Count: 1000, Period: 3_600_000_000, Burst: 64}} {
 			for n := int64(1); n <= 7; n++ {
 				want := capacity(a, whole)
-				if share, ok := a.Share(whole, n); !ok || capacity(a, share)*n < want || capacity(a, share)*n > want+n {
-					t.Errorf("%s: each of %d shares of %+v is %+v, %v; want that together they admit %d to %d", a.Title(), n, whole, share, ok, want, want+n)
+				if share, ok := a.Share(whole, n); !ok || capacity(a, share)*n < want || capacity(a, share)*n > want+n-1 {
+					t.Errorf("%s: each of %d shares of %+v is %+v, %v; want that together they admit %d to %d", a.Title(), n, whole, share, ok, want, want+n-1)
 				}
 				sum := int64(0)
 				for i := range n {

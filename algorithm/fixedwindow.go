@@ -21,11 +21,11 @@ var fixedWindowLua string
 //	        used
 //	Time    O(1)
 //	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
-//	Clock   after a step back, used units count until their window ends. The window ends at the
-//	        latest when the next window by the present clock ends, or a Period and 5 s from now if
-//	        that time is later. So a step back never adds a third Count to the two that the bound
-//	        allows around a boundary. If Force used more than the Count, the window may last for k
-//	        Periods, where k·Count covers the used units
+//	Clock   after a step back, used units count until their window ends. Its end is at most that of
+//	        the window after the current one, or a Period and 5 s from now if that is later. So a
+//	        step back never adds a third Count to the two that the bound allows around a boundary.
+//	        If Force used more than the Count, the window may last for k Periods, where k·Count
+//	        covers the used units
 //
 // When the limit changes, the units used in the current window stay used. A window of another
 // length ends at its own end or after k windows of the present limit, whichever comes first.

@@ -134,7 +134,7 @@ type subject struct {
 	bound           func(l Limit, apart int64) int64            // the most cost that is admitted within apart, in µs; nil: another law checks it
 	boundOfVariants func(variants []variant, apart int64) int64 // the most cost that is admitted within apart, if the limit changes from variant to variant
 	shortestWindow  int64                                       // the shortest window of a calendar, in µs
-	grain           func(Limit) int64                           // a shift of all times by this much, in µs, changes no outcome; 0: every shift may
+	grain           func(Limit) int64                           // a shift of all times by a multiple of this, in µs, changes no outcome; 0: there is no such shift
 
 	limits []Limit // limits that the laws use; nil: any
 
@@ -1520,7 +1520,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		if delay := after.ResetAfter - before.ResetAfter; delay < 0 || delay > 2 {
 			return r.lawError("all would have left after %d µs under %+v, and now after %d; want at most 2 µs later", before.ResetAfter, old, after.ResetAfter)
 		}
-	case "slidingwindow": // the weights of both windows are rounded against the caller: by 3 µs, and by a tick at each end
+	case "slidingwindow": // times are rounded to ticks of the old limit and of the new one, against the caller
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
 		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // the finer the ticks, the fewer units of a window can be counted
 		most = min(capacity, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
@@ -1909,8 +1909,8 @@ func TestClocksBehindSelectAWindow(t *testing.T) {
 	prove(t, clocksBehindSelectAWindow, calendarSubjects())
 }
 
-// Converting a level to other parts never decreases the level. The level increases by less than two
-// parts, and by less than one part if doubles are exact.
+// Converting a level to other parts never decreases the level. The level increases by less than one
+// part if doubles are exact, and otherwise by at most slightly more than two parts.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	roll := seeded(seed, 0)

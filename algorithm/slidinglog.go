@@ -23,14 +23,14 @@ var slidingLogLua string
 //	Clock   after a step back of up to 5 s, grants are dated ahead of the clock by no more than the
 //	        step; after a longer step, the used units count from now
 //
-// The running sum makes every entry unique: two grants in one microsecond are two entries. The
-// sums of a few entries show how much is used, and when enough is free. A Refund returns the newest
-// cost first.
+// The running sum makes every entry unique: two grants in one microsecond are two entries. The used
+// units are the difference of two sums. A binary search over the sums finds the grant that must
+// expire before a request fits. A Refund returns the newest cost first.
 //
-// Each limit counts the grants of its own Period. When Period changes, or several limits use one
-// counter, a grant is kept for the longest Period under which this grant or an earlier one was
-// made. So such limits admit at most Count in every interval of length Period, for each of their
-// Periods.
+// When several limits use one counter, or Period changes, each limit counts all grants of its last
+// Period, whichever limit made them. A grant is kept for the longest Period under which this grant
+// or an earlier one was made. So such limits admit at most Count in every interval of length
+// Period, for each of their Periods.
 var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
 	Title("sliding-log"), Collection(), CanRefund(), Divisible(splitCount), Bounded(slidingExactly))
@@ -53,7 +53,7 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	if n := len(s.grants); n > 0 {
 		last = s.grants[n-1]
 	}
-	repaired := last.at-now > MaxStall
+	needsRepair := last.at-now > MaxStall
 	expired := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at > now-period })
 	if expired > 0 {
 		base = s.grants[expired-1].sum
@@ -69,12 +69,12 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 		enough := last.sum + r.leastCost() - count
 		i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= enough })
 		at := s.grants[i].at
-		if repaired {
+		if needsRepair {
 			at = min(at, now)
 		}
 		out.RetryAfter = at + period - now
 	}
-	if r.Mode == Force {
+	if r.Mode == Force { // at most Max/2 units are used, so that sums stay at most Max after a rebase
 		granted = min(granted, Max/2-min(used, Max/2))
 		after = used + granted
 	}
@@ -82,19 +82,19 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
 	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-	savesRepair := repaired && (r.Mode != Peek || !out.OK())
+	savesRepair := needsRepair && (r.Mode != Peek || !out.OK())
 	if after == used && !savesRepair && r.Mode != Reset {
-		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
+		out.ResetAfter = resetOfLog(last.at, period, now, needsRepair, used)
 		out.Keep = Unchanged
 		return out, s
 	}
 	next := trim(s, expired, now)
-	if repaired {
+	if needsRepair {
 		next = gatherGrants(next, now)
 	}
 	if after > used {
 		at, keep := max(now, last.at), period
-		if repaired {
+		if needsRepair {
 			at = now
 		}
 		// No grant is dropped before an earlier one.
@@ -120,11 +120,11 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 }
 
 // resetOfLog is the ResetAfter of a log that stays as it is. last is the time of the newest grant.
-func resetOfLog(last, period, now int64, repaired bool, used int64) int64 {
+func resetOfLog(last, period, now int64, needsRepair bool, used int64) int64 {
 	if used == 0 {
 		return 0
 	}
-	if repaired {
+	if needsRepair {
 		last = min(last, now)
 	}
 	return last + period - now

@@ -33,15 +33,15 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
   local sum, last = 0, now -- of the newest grant
   local expired = 0 -- how many grants have expired
-  local base, kept = 0, 0 -- of the last expired grant: its sum, and until when it is kept
+  local base, baseuntil = 0, 0 -- of the last expired grant: its sum, and until when it is kept
   if newest[1] then
     sum, last = fromsum(newest[1]), tonumber(newest[2])
     expired = call('ZCOUNT', key, '-inf', text(now - period))
   end
-  local repaired = last - now > MAXSTALL
+  local needsrepair = last - now > MAXSTALL
   if expired > 0 then
     local latest = call('ZRANGE', key, expired - 1, expired - 1, 'WITHSCORES')
-    base, kept = fromsum(latest[1]), tonumber(latest[2]) + fromkeep(latest[1])
+    base, baseuntil = fromsum(latest[1]), tonumber(latest[2]) + fromkeep(latest[1])
   end
   local used = sum - base
 
@@ -53,7 +53,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     -- The request fits once the grants up to this sum have expired.
     local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
     local _, at = findsum(key, enough, expired)
-    if repaired then
+    if needsrepair then
       at = math.min(at, now)
     end
     retry = at + period - now
@@ -65,60 +65,60 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
 
   remaining = math.max(count - after, 0)
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if after == used and not (needsrepair and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
-      reset = (repaired and now or last) + period - now
+      reset = (needsrepair and now or last) + period - now
     end
     return granted, remaining, retry, reset, 0, keep
   end
-  local at = repaired and now or math.max(now, last) -- the time of the entry that will be the newest
-  local keeping = 0 -- how long the newest stored grant is kept
+  local at = needsrepair and now or math.max(now, last) -- the time of the entry that will be the newest
+  local storedkeep = 0 -- how long the newest stored grant is kept
   if newest[1] then
-    keeping = fromkeep(newest[1])
-    if repaired then -- grants after now are merged into one, dated now
+    storedkeep = fromkeep(newest[1])
+    if needsrepair then -- grants after now are merged into one, dated now
       for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
-        keeping = math.max(keeping, fromkeep(member))
+        storedkeep = math.max(storedkeep, fromkeep(member))
       end
       local past = call('ZCOUNT', key, '-inf', text(now))
       if past > 0 then
         local before = call('ZRANGE', key, past - 1, past - 1, 'WITHSCORES')
-        keeping = math.max(keeping, before[2] + fromkeep(before[1]) - now)
+        storedkeep = math.max(storedkeep, before[2] + fromkeep(before[1]) - now)
       end
       last = now
     end
   end
-  local length = keeping -- how long the entry that will be the newest is kept
+  local newkeep = storedkeep -- how long the entry that will be the newest is kept
   if after > used then
-    length = math.max(period, last + keeping - at) -- no grant is dropped before an earlier one
+    newkeep = math.max(period, last + storedkeep - at) -- no grant is dropped before an earlier one
     if not newest[1] or after == 0 then
-      length = period
+      newkeep = period
     end
   elseif after > 0 and after < used then
     local member
     _, at, member = findsum(key, base + after, expired)
-    if repaired and at > now then
+    if needsrepair and at > now then
       at = now
     else
-      length = fromkeep(member)
+      newkeep = fromkeep(member)
     end
   end
   if after > 0 then
     reset = at + period - now
-    keep = math.max(reset, at + length - now)
+    keep = math.max(reset, at + newkeep - now)
   else
     keep = 0
   end
-  return granted, remaining, retry, reset, 0, keep, now, expired, base, kept, sum, used, after, repaired, at, length, keeping
+  return granted, remaining, retry, reset, 0, keep, now, expired, base, baseuntil, sum, used, after, needsrepair, at, newkeep, storedkeep
 end
 
 -- Writes what slidinglog decided. The arguments are the results of slidinglog from keep on.
-local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, after, repaired, at, length, keeping)
+local function slidinglog_save(key, keep, now, expired, base, baseuntil, sum, used, after, needsrepair, at, newkeep, storedkeep)
   if keep == 0 then
     call('DEL', key)
     return
   end
   local dropped, floor = expired, base
-  if expired > 1 and kept > now then -- another limit needs some expired grants: find the first of them
+  if expired > 1 and baseuntil > now then -- another limit needs some expired grants: find the first of them
     local high = expired - 1
     dropped = 0
     while dropped < high do
@@ -135,8 +135,8 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
     call('ZREMRANGEBYRANK', key, 0, dropped - 1)
     call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
   end
-  if repaired and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
-    call('ZADD', key, text(now), tomember(sum, keeping))
+  if needsrepair and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
+    call('ZADD', key, text(now), tomember(sum, storedkeep))
   end
   if after > used then
     if sum + after - used > MAX then -- count the sums from base on
@@ -150,9 +150,9 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
       end
       sum = sum - base
     end
-    call('ZADD', key, text(at), tomember(sum + after - used, length))
+    call('ZADD', key, text(at), tomember(sum + after - used, newkeep))
   elseif after < used then
     call('ZREMRANGEBYRANK', key, (findsum(key, base + after, 0)), -1)
-    call('ZADD', key, text(at), tomember(base + after, length))
+    call('ZADD', key, text(at), tomember(base + after, newkeep))
   end
 end

@@ -96,12 +96,13 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 		if never(r, count) {
 			out.RetryAfter = Never
 		} else if !fits {
-			// The units of one window must fade until there is room. This window is the previous one. If the
-			// current units alone leave no room, it is the current window after its end. units is how many
-			// units fade. windows is how many windows end before.
-			room, windows, units := count-r.leastCost(), int64(0), previous
-			if room < current {
-				windows, room, units = 1, room+current, current
+			// The request fits once at most mayStay units of the fading window count. The previous window
+			// fades from start on. If the current units alone leave no room, the current window must fade,
+			// from its end on. units is how many units the fading window has. elapsed is how long it must
+			// fade, in ticks.
+			mayStay, windows, units := count-r.leastCost()-current, int64(0), previous
+			if mayStay < 0 {
+				mayStay, windows, units = mayStay+current, 1, current
 				if width != period || units > count {
 					tick = cdiv(width, Max/max(count, units))
 				} else {
@@ -109,7 +110,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 				}
 				ticks = cdiv(width, tick)
 			}
-			elapsed := ticks - (room-current)*ticks/units
+			elapsed := ticks - mayStay*ticks/units
 			if elapsed == ticks {
 				windows, elapsed = windows+1, 0
 			}

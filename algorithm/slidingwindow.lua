@@ -56,12 +56,13 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
-      -- The units of one window must fade until there is room. This window is the previous one. If
-      -- the current units alone leave no room, it is the current window after its end. units is how
-      -- many units fade. windows is how many windows end before.
-      local room, windows, units = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
-      if room < current then
-        windows, room, units = 1, room + current, current
+      -- The request fits once at most maystay units of the fading window count. The previous window
+      -- fades from start on. If the current units alone leave no room, the current window must fade,
+      -- from its end on. units is how many units the fading window has. elapsed is how long it must
+      -- fade, in ticks.
+      local maystay, windows, units = count - (mode == DRAW and math.min(cost, 1) or cost) - current, 0, previous
+      if maystay < 0 then
+        maystay, windows, units = maystay + current, 1, current
         if width ~= period or units > count then
           tick = cdiv(width, div(MAX, math.max(count, units)))
         else
@@ -69,7 +70,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
         end
         ticks = cdiv(width, tick)
       end
-      local elapsed = ticks - div((room - current) * ticks, units)
+      local elapsed = ticks - div(maystay * ticks, units)
       if elapsed == ticks then
         windows, elapsed = windows + 1, 0
       end

@@ -31,8 +31,9 @@ const MaxParts = 60
 // When Period or n changes, used units stay used until they expire as before, or for k Periods of
 // the present limit, whichever is sooner. k·Count is the smallest multiple of Count that covers
 // them. The next grant moves them into parts of the present limit, as if they were spent now. So
-// limits that share one counter admit at most the largest Count at first. In addition, for each
-// pair of Period and n in use, they admit at most the Count of its limit in each such Period.
+// limits that share one counter admit at most the largest Count at first. In addition, each of them
+// admits at most its Count in each of its Periods. Limits with the same Period and n are one limit
+// here, with the largest of their Counts.
 func SubWindow(n int) *Algorithm {
 	return Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {

@@ -33,11 +33,10 @@ var tokenBucketLua string
 // at most the largest Burst + w·the largest rate in an interval of length w. If they book, the
 // interval begins with the booking.
 //
-// The level is converted to the parts of the requested limit and rounded up, against the caller. So
-// the first grant after one of another limit costs less than one part too much. If the product of
-// the two numbers of parts exceeds 2^52, this grant costs less than two parts too much. A level is
-// at most 2^52 parts, and the excess is dropped. 2^52 parts are at least twice the largest Burst
-// that the present rate allows.
+// The level is converted to the parts of the requested limit and rounded up, against the caller.
+// Rounding adds less than one part to the used tokens. If the product of the two numbers of parts
+// exceeds 2^52, it adds less than three parts. A level is at most 2^52 parts, and the excess is
+// dropped. 2^52 parts are at least twice the largest Burst that the present rate allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
 	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
@@ -120,7 +119,7 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 		granted = min(r.Cost, (Max-level)/parts)
 		level += granted * parts
 	case Refund:
-		granted = min(r.Cost, level/parts) // whole tokens only, but a rest of the cost empties the bucket
+		granted = min(r.Cost, level/parts) // whole tokens; a larger cost returns the last fraction of a token too
 		level = shrink(level, r.Cost, parts)
 	default: // Reset
 		level = 0
@@ -173,9 +172,10 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 	return level - (now-at)*rate, now, 0, repaired
 }
 
-// convert changes a level from parts of 1/old token to parts of 1/parts token. It rounds up, to at
-// most Max. If rest·parts is too large to be exact, convert computes in doubles, as the twin must.
-// The error of doubles is less than two of the new parts.
+// convert returns level·parts/old, rounded up, and at most Max. A level in parts of 1/old token
+// becomes a level in parts of 1/parts token. LeakyBucket passes rates as old and parts, so that a
+// queue empties in the same time at the new rate. If rest·parts is too large to be exact, convert
+// computes in doubles, as the twin must. The result is then less than three parts too large.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {
