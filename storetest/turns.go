@@ -277,7 +277,7 @@ func checkLimitsInTurn(t *lawTest) {
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
 					// With a long period, the state of a small bucket cannot count the units of the large bucket.
-					// This matters most if Split divides the small bucket into 32 shards.
+					// This matters most if Split divides the small bucket into 32 parts.
 					c.limit.Period = refillTime / 256
 				}
 			}
