@@ -57,9 +57,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       retry = NEVER
     elseif not fits then
       -- The request fits once at most maystay units of the fading window count. The previous window
-      -- fades from start on. If the current units alone leave no room, the current window must fade,
-      -- from its end on. units is how many units the fading window has. elapsed is how long it must
-      -- fade, in ticks.
+      -- fades from start on. If the current units alone leave no room, the current window must
+      -- fade, from its end on. units is how many units the fading window has. elapsed is how long
+      -- it must fade, in ticks.
       local maystay, windows, units = count - (mode == DRAW and math.min(cost, 1) or cost) - current, 0, previous
       if maystay < 0 then
         maystay, windows, units = maystay + current, 1, current
