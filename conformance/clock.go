@@ -25,24 +25,24 @@ type systemClock struct{}
 func (systemClock) now() int64               { return time.Now().Unix() }
 func (systemClock) advance(*rand.Rand) error { return nil }
 
-// A setClock does not advance while a request is decided. Both services use it:
+// The time of a manualClock changes only when advance is called. Both services use it:
 // envoyproxy/ratelimit reads the second from a file, and Penstock uses the clock of its Redis.
-type setClock struct {
+type manualClock struct {
 	file   string // that envoyproxy/ratelimit reads
 	second int64
 	redis  []*redistest.Clock // of the Redis servers of both services
 }
 
-func (c *setClock) now() int64 { return c.second }
+func (c *manualClock) now() int64 { return c.second }
 
-func (c *setClock) advance(r *rand.Rand) error {
+func (c *manualClock) advance(r *rand.Rand) error {
 	c.second = nextSecond(r, c.second)
 	return c.set(time.Duration(pick(r, []int{0, 1, 500_000, 999_999})) * time.Microsecond)
 }
 
 // set sets the clocks of both services to the current second, plus a fraction of a second for
 // Redis.
-func (c *setClock) set(fraction time.Duration) error {
+func (c *manualClock) set(fraction time.Duration) error {
 	if err := os.WriteFile(c.file, []byte(strconv.FormatInt(c.second, 10)), 0o600); err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (c *setClock) set(fraction time.Duration) error {
 	return nil
 }
 
-// lastSecond is where clocks stop to advance: in 2096. Penstock can count until 2112.
+// lastSecond is where clocks stop: in 2096. Penstock can count until 2112.
 const lastSecond = 4_000_000_000
 
 // nextSecond returns the second of the next request: often the same second or the next one, and
@@ -65,7 +65,7 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 		return second
 	case n == 0:
 		// The first second of the next window, or the last one of this window.
-		window := windowSeconds[pick(r, unitNames[1:])]
+		window := windowSeconds[pick(r, unitNames[1:])] // 0 is the number of no unit
 		nextWindow := (second/window + 1) * window
 		return max(second, nextWindow-int64(r.IntN(2)))
 	case n <= 3:
@@ -75,7 +75,8 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 }
 
 // buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file that the
-// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module.
+// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module. source is the
+// folder of the module that requires envoyproxy/ratelimit, and has the changed file in clock.
 func (o *oracle) buildClocked(source string) error {
 	module, err := runGo(source, "list", "-m", "-f", "{{.Dir}}", modulePath)
 	if err != nil {

@@ -37,8 +37,8 @@ type comparison struct {
 	// rightRules are the rules that predict the answers of the right service.
 	rightRules rules
 
-	// hasOwnClock is true if the right service computes the end of a window without hits from the
-	// system's clock, which the comparison cannot set.
+	// hasOwnClock is true if the right service uses the system's clock for the end of a window that
+	// has no hits. The comparison cannot set this clock.
 	hasOwnClock bool
 
 	// wrap returns a responder that sends requests by another protocol. nil: gRPC.

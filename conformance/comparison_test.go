@@ -18,7 +18,7 @@ import (
 // firstSecond is where clocks of tests begin: 15 January 2027.
 const firstSecond = 1_800_000_000
 
-// A steppedClock is a setClock without services.
+// A steppedClock is a manualClock without services.
 type steppedClock struct{ second int64 }
 
 func (c *steppedClock) now() int64 { return c.second }

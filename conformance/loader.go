@@ -132,7 +132,8 @@ func (l *peerLoader) load(text string) (result loadResult, err error) {
 	if err := l.encoder.Encode([]byte(text)); err != nil {
 		return loadResult{}, err
 	}
-	return result, l.decoder.Decode(&result)
+	err = l.decoder.Decode(&result)
+	return result, err
 }
 
 func (l *peerLoader) stop() {

@@ -133,7 +133,7 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	clock := &setClock{file: filepath.Join(dir, "clock")}
+	clock := &manualClock{file: filepath.Join(dir, "clock")}
 	c.clock = clock
 	p.oracle.clockFile = clock.file
 	defer func() { p.oracle.clockFile = "" }()

@@ -26,7 +26,8 @@ type model struct {
 	// a name have the value of the constant several instead; see findShared.
 	identities map[string]string
 
-	// denied has the second in which charges were last denied together, by the limits of the charges.
+	// denied has the second in which the charges of an entry of the deny cache were last denied. Its
+	// keys are those of the entries; see markCached.
 	denied map[string]int64
 
 	// These are about the last request, by descriptor.

@@ -75,11 +75,12 @@ func (s *service) start(dir string, environment []string, program string, args .
 
 // awaitHealth waits until both listeners respond.
 func (s *service) awaitHealth() error {
+	client := &http.Client{Timeout: answerTimeout}
 	for end := time.Now().Add(startTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if s.hasEnded() {
 			return errors.New("the process has ended")
 		}
-		response, err := http.Get("http://" + s.http + "/healthcheck")
+		response, err := client.Get("http://" + s.http + "/healthcheck")
 		if err == nil {
 			response.Body.Close()
 			if response.StatusCode != http.StatusOK {
