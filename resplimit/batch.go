@@ -122,8 +122,8 @@ func (s *Server) decideLists(b *batch) {
 	}
 }
 
-// reserve returns how many of n jobs may be decided now as one list: at least one. It adds the
-// others to extraJobs, which MaxParallel bounds.
+// reserve returns how many of n jobs may be decided now as one list: at least one. It adds those
+// after the first to extraJobs, which MaxParallel bounds.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
 	if over := min(s.extraJobs.Add(others)-int64(s.options.MaxParallel), others); over > 0 {

@@ -28,16 +28,19 @@ type client struct {
 }
 
 func newClient(s *Server, conn net.Conn) *client {
-	c := &client{server: s, conn: conn, reader: newReader(conn), id: s.lastID.Add(1), isAuthenticated: true}
+	c := &client{server: s, conn: conn, reader: newReader(conn), id: s.lastID.Add(1)}
+	c.setAuthDeadline()
 	c.reset()
 	return c
 }
+
+func (c *client) setAuthDeadline() { c.authDeadline = time.Now().Add(c.server.options.ReadTimeout) }
 
 // reset puts the client into the state of a new one. A client that has not authenticated keeps its
 // deadline for AUTH.
 func (c *client) reset() {
 	if c.isAuthenticated {
-		c.authDeadline = time.Now().Add(c.server.options.ReadTimeout)
+		c.setAuthDeadline()
 	}
 	c.respVersion, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
 }

@@ -21,7 +21,7 @@ func exchange(t *testing.T, addr, input string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(testLimit))
+	conn.SetDeadline(time.Now().Add(testTimeout))
 	io.WriteString(conn, input+encode("QUIT")) // an error is no failure, because the server may have closed the connection
 	output, err := io.ReadAll(conn)
 	if e, ok := err.(net.Error); ok && e.Timeout() {

@@ -78,8 +78,8 @@ type testClient struct {
 	replies *bufio.Reader
 }
 
-// testLimit ends a test that hangs.
-const testLimit = time.Minute
+// testTimeout ends a test that hangs.
+const testTimeout = time.Minute
 
 func connect(t testing.TB, addr string) *testClient {
 	t.Helper()
@@ -88,7 +88,7 @@ func connect(t testing.TB, addr string) *testClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(testLimit))
+	conn.SetDeadline(time.Now().Add(testTimeout))
 	return &testClient{conn, t, bufio.NewReader(conn)}
 }
 
@@ -111,7 +111,7 @@ func (client *testClient) send(text string) {
 
 func (client *testClient) reply() string {
 	client.t.Helper()
-	client.SetDeadline(time.Now().Add(testLimit))
+	client.SetDeadline(time.Now().Add(testTimeout))
 	text, err := readReply(client.replies)
 	if err != nil {
 		client.t.Fatalf("read a reply: %v", err)
@@ -143,7 +143,7 @@ func (client *testClient) expectEnd() {
 	if text, err := readReply(client.replies); err == nil {
 		client.t.Errorf("the server sends a further reply %q; want that it closes the connection", text)
 	} else if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-		client.t.Errorf("the connection is still open after %v; want that the server closes it", testLimit)
+		client.t.Errorf("the connection is still open after %v; want that the server closes it", testTimeout)
 	}
 }
 

@@ -65,7 +65,7 @@ func TestHostileInputIsContained(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(testLimit))
+		conn.SetDeadline(time.Now().Add(testTimeout))
 		go func() {
 			io.WriteString(conn, input) // the server may close before it has read all
 			conn.(*net.TCPConn).CloseWrite()
@@ -73,7 +73,7 @@ func TestHostileInputIsContained(t *testing.T) {
 		for r := bufio.NewReader(conn); ; replies++ {
 			_, err := readReply(r)
 			if e, ok := err.(net.Error); ok && e.Timeout() {
-				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: there is no reply for %v; want one, or that the connection is closed", seed, i, input, testLimit)
+				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: there is no reply for %v; want one, or that the connection is closed", seed, i, input, testTimeout)
 			} else if strings.HasPrefix(fmt.Sprint(err), "a reply begins") {
 				t.Fatalf("PENSTOCK_SEED=%d, input %d, %.60q: %v; want a well-formed reply", seed, i, input, err)
 			} else if err != nil {

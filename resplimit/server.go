@@ -109,7 +109,7 @@ type Server struct {
 	lastID  atomic.Int64
 	workers *workers.Pool[func()] // decide for connections
 
-	extraJobs atomic.Int64 // jobs of lists that are being decided, without one job of each list
+	extraJobs atomic.Int64 // jobs in lists that are being decided; the first job of each list does not count
 
 	isClosing atomic.Bool // set with mu held
 

@@ -42,7 +42,8 @@ func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
 		decisions.Add(1)
 		return memory.Decide(ctx, charges)
 	})
-	_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerSecond(10)), Options{Credentials: []Credential{{"ann", "secret"}, {"default", "other"}, {"", "token"}}})
+	credentials := []Credential{{"ann", "secret"}, {"default", "other"}, {"", "token"}} // a token is for any user
+	_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerSecond(10)), Options{Credentials: credentials})
 	lines := []string{"CL.THROTTLE a 1 1 1", "THROTTLE a 1 1 1", "PENSTOCK.CHECK search a", "DEL a", "UNLINK a b", "PING", "ECHO a", "INFO", "CLIENT ID", "CLIENT SETNAME a",
 		"COMMAND", "CONFIG GET save", "SELECT 0", "CLUSTER INFO", "NONESUCH"}
 	client := connect(t, addr)
@@ -72,7 +73,7 @@ func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
 }
 
 func TestAConnectionMayTryFewPasswords(t *testing.T) {
-	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}, ReadTimeout: 2 * testLimit})
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}, ReadTimeout: 2 * testTimeout})
 	for _, line := range []string{"AUTH wrong", "HELLO 3 AUTH default wrong"} {
 		client := connect(t, addr)
 		for range maxWrongPasswords {
@@ -128,7 +129,7 @@ func (g *gatheringStore) Decide(ctx context.Context, charges []penstock.Charge) 
 	}
 	select {
 	case <-g.release:
-	case <-time.After(testLimit):
+	case <-time.After(testTimeout):
 	case <-ctx.Done():
 		return penstock.Decision{}, ctx.Err()
 	}
@@ -467,7 +468,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 func TestSlowClientsAreDisconnected(t *testing.T) {
 	short := Options{IdleTimeout: 50 * time.Millisecond, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
-	long := Options{IdleTimeout: testLimit, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
+	long := Options{IdleTimeout: testTimeout, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
 	authenticated := long
 	authenticated.Credentials = []Credential{{"", "token"}}
 	for name, c := range map[string]struct {
@@ -499,7 +500,7 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 
 // A TLS handshake gets the time of a command, and not the longer time of an idle client.
 func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
-	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, IdleTimeout: testLimit, ReadTimeout: 50 * time.Millisecond})
+	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, IdleTimeout: testTimeout, ReadTimeout: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -594,11 +595,11 @@ func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
 }
 
 // repeat sends a text until the server closes the connection. It fails the test if the server still
-// reads after testLimit.
+// reads after testTimeout.
 func repeat(client *testClient, text string) {
 	for {
 		if _, err := io.WriteString(client, text); errors.Is(err, os.ErrDeadlineExceeded) {
-			client.t.Errorf("the server still reads after %v; want that it closes the connection", testLimit)
+			client.t.Errorf("the server still reads after %v; want that it closes the connection", testTimeout)
 			return
 		} else if err != nil {
 			return
@@ -686,7 +687,7 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 // The test's clients send as much as they may without completing a command.
 func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
 	effort.WithoutRace(t)
-	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, ReadTimeout: testLimit})
+	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, ReadTimeout: testTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}

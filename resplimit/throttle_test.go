@@ -25,9 +25,10 @@ type redisCell struct {
 	expires map[string]int64 // when each key is forgotten, in ms; nil: no key is forgotten early
 }
 
-// throttle returns the five integers of the reply. The time now is in ns. isRounded tells for each
-// integer whether a part of a second below 1 ms was cut off. This package rounds such a part up.
-func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now int64) (reply [5]int64, isRounded [5]bool) {
+// throttle returns the five integers of the reply. The time now is in ns. isCut tells for each
+// integer whether redis-cell cuts off a part of a second below 1 ms. This package rounds such a
+// part up.
+func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now int64) (reply [5]int64, isCut [5]bool) {
 	interval := int64(float64(period*1e9) / float64(count))
 	tolerance, increment := interval*(maxBurst+1), interval*quantity
 	tat, isKnown := r.tats[key]
@@ -41,7 +42,7 @@ func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now 
 	if wait := tat + increment - tolerance - now; wait > 0 {
 		reply[0], ttl = 1, tat-now
 		if quantity <= maxBurst+1 {
-			reply[3], isRounded[3] = cellSeconds(wait)
+			reply[3], isCut[3] = cellSeconds(wait)
 		}
 	} else {
 		r.tats[key] = tat + increment
@@ -52,13 +53,13 @@ func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now 
 	if next := tolerance - ttl; next > -interval {
 		reply[2] = next / interval
 	}
-	reply[4], isRounded[4] = cellSeconds(ttl)
-	return reply, isRounded
+	reply[4], isCut[4] = cellSeconds(ttl)
+	return reply, isCut
 }
 
 // cellSeconds returns a time in seconds as redis-cell does: rounded up, but a part of a second
-// below 1 ms is cut off. Then isRounded is true.
-func cellSeconds(ns int64) (s int64, isRounded bool) {
+// below 1 ms is cut off. isCut tells whether there was such a part.
+func cellSeconds(ns int64) (s int64, isCut bool) {
 	s, rest := ns/1e9, ns%1e9
 	if rest >= 1e6 {
 		return s + 1, false
@@ -121,7 +122,7 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 		if quantity == 1 && random.IntN(2) == 0 {
 			line = strings.TrimSuffix(line, " 1")
 		}
-		want, isRounded := model.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
+		want, isCut := model.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 		if module := callModule(line, now.Now()); module != "" {
 			wantOfModule, _ := moduleModel.throttle(key, maxBurst, count, period, quantity, now.Now().UnixNano())
 			if module != fmt.Sprint(wantOfModule) {
@@ -132,7 +133,7 @@ func TestThrottleRepliesLikeRedisCell(t *testing.T) {
 			}
 		}
 		for k := range want {
-			if isRounded[k] {
+			if isCut[k] {
 				want[k]++
 				rounded++
 			}
