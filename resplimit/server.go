@@ -249,8 +249,9 @@ func reject(conn net.Conn, isFull bool) {
 	conn.Close()
 }
 
-// rejectTimeout bounds the time of writing to a client that is rejected.
-const rejectTimeout = 5 * time.Millisecond
+// rejectTimeout bounds the time of writing to a client that is rejected. A new socket does not make
+// the write wait. But a short timeout could pass before the write begins if the machine is busy.
+const rejectTimeout = time.Second
 
 // Connections returns how many clients are connected.
 func (s *Server) Connections() int {
