@@ -271,7 +271,8 @@ func (c *call) decideRound(ctx context.Context) error {
 // beginRound returns the request of a round.
 func (c *call) beginRound() admission.Request {
 	c.compose()
-	// Into is nil, so Admit makes a new Admission: guards may use its context after this call.
+	// Request.Into is nil, so that each Admission is new memory: guards may use the context in it even
+	// after Done.
 	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
 }
 
@@ -304,7 +305,6 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 	for _, i := range c.pending {
 		it := &c.items[i]
 		switch {
-		case it.origin != undecided: // it was decided in an earlier round
 		case it.batch > 0:
 			shadow, ok := a.ShadowDecision(it.batch - 1)
 			c.setResult(it, &shadow, ok)

@@ -34,7 +34,7 @@ func IsEndpoint(path string) bool {
 // NewHandler serves the HTTP endpoints of envoyproxy/ratelimit:
 //
 //   - /json decides a RateLimitRequest in proto3 JSON, with any method. The status is 200 if the
-//     overall code is OK, 429 if it is OVER_LIMIT, and 400 if the request fails.
+//     overall code is OK, and 429 if it is OVER_LIMIT. Errors have status 400, 413 or 500.
 //   - /healthcheck returns 200, or 500 if the service is not healthy.
 //   - /rlconfig lists the limits.
 func NewHandler(e *Engine, o HandlerOptions) http.Handler {

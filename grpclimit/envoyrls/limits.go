@@ -29,7 +29,7 @@ type compiledConfig struct {
 type overrides struct {
 	mu     sync.RWMutex
 	limits map[Override]*limit
-	events map[string]*policy.Limit // by domain: what stands for all its overrides in events
+	events map[string]*policy.Limit // by domain: the one limit that events name for all overrides of the domain
 }
 
 // The bounds of the caches that requests fill, in entries. To compile a dropped limit again takes a
@@ -149,7 +149,7 @@ func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 // because clients choose them without bound.
 const overrideName = "override"
 
-// overrideLimit returns what stands for all overrides of a domain in events.
+// overrideLimit returns the limit that events name for all overrides of a domain.
 func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	return &policy.Limit{
 		Rule: &policy.Rule{Name: domain}, Name: overrideName, Policy: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,

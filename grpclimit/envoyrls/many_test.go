@@ -81,7 +81,7 @@ descriptors:
 					m := &list[i]
 					want, wantErr := single.DecideMessage(t.Context(), m.Request, nil)
 					if status.Convert(m.Err).String() != status.Convert(wantErr).String() || m.Err == nil && string(m.Response) != string(want) {
-						t.Fatalf("seed %d, mode %v, round %d, message %d: %x, %v; want %x, %v as for a single message", seed, mode, round, i, m.Response, m.Err, want, wantErr)
+						t.Fatalf("PENSTOCK_SEED=%d, mode %v, round %d, message %d: %x, %v; want %x, %v as for a single message", seed, mode, round, i, m.Response, m.Err, want, wantErr)
 					}
 				}
 			}

@@ -3,7 +3,6 @@ package envoyrls_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,12 +61,8 @@ func (m model) send(r *envoyrls.Request) string {
 	return overall + strings.Join(all, ", ")
 }
 
-// To repeat a run, set PENSTOCK_SEED to the seed of its failure message.
 func TestModeExactEqualsTheModel(t *testing.T) {
 	seed := effort.Seed()
-	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
-		seed, _ = strconv.ParseUint(text, 10, 64)
-	}
 	const yaml = `
 domain: d
 descriptors:

@@ -131,6 +131,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			return invalid("%s", evaluation.Unclear)
 		case evaluation.ListMatch == policy.DenyListed:
 			c.items = append(c.items, item{descriptorIndex: i, kind: refuse})
+			continue
 		case evaluation.ListMatch == policy.AllowListed:
 			continue
 		}
