@@ -58,7 +58,8 @@ const policyHead = `# Made by penstock migrate envoy-ratelimit.
 #   - If several rules match a descriptor, the one with the most conditions applies. Of rules with
 #     equally many conditions, the first applies. A rule also applies to descriptors with further
 #     entries, unless another rule matches those entries too.
-#   - If no rule for the value of an entry matches the next entry, a rule for all values can apply.
+#   - A rule for all values of an entry also applies to a value that has rules of its own, if none
+#     of these matches. In the files, it does not.
 #   - A descriptor in deny is always denied, even if it has further entries.
 `
 
@@ -213,7 +214,7 @@ func kindOf(key string, n int) string {
 	kind := b.String()
 	const longest = 16 // characters
 	kind = strings.Trim(kind[:min(len(kind), longest)], "-")
-	if kind == "" || kind == "first-of" || kind == "all-of" { // the last two look like words of the file
+	if kind == "" || kind == "first-of" || kind == "all-of" { // policy files have the words first_of and all_of
 		return fmt.Sprintf("entry-%d", n+1)
 	}
 	return kind
