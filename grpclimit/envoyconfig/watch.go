@@ -232,9 +232,21 @@ func (w *Watcher) reload(isForced bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.follow()
+	err := w.loadAndNotifyLocked(isForced)
+	for n := 0; w.follow() && n < maxRereads; n++ {
+		err = w.loadAndNotifyLocked(false) // files of a new folder may have changed before it was watched
+	}
+	return err
+}
+
+// maxRereads is how often a reload reads the files again because it has found new folders. Polling
+// finds later changes.
+const maxRereads = 3
+
+// loadAndNotifyLocked calls loadLocked, and then Notify if it is due.
+func (w *Watcher) loadAndNotifyLocked(isForced bool) error {
 	previous := w.lastErr
 	isNew, err := w.loadLocked(isForced)
-	w.follow()
 	isRepeated := !isForced && err != nil && previous != nil && err.Error() == previous.Error()
 	if isNew && !isRepeated {
 		defer panicked.Recover("the result of a reload is reported")
@@ -283,10 +295,10 @@ func (w *Watcher) apply(files []File) error {
 }
 
 // follow watches every folder on the path to the files. It ignores errors, because polling finds
-// the changes.
-func (w *Watcher) follow() {
+// the changes. isNew tells whether it watches a folder that was not watched before.
+func (w *Watcher) follow() (isNew bool) {
 	if w.notices == nil {
-		return
+		return false
 	}
 	folders := slices.Clone(w.folders)
 	for _, name := range append([]string{w.dir}, w.folders...) {
@@ -303,7 +315,7 @@ func (w *Watcher) follow() {
 	watched := w.notices.WatchList()
 	for _, name := range folders {
 		if !slices.Contains(watched, name) {
-			_ = w.notices.Add(name)
+			isNew = w.notices.Add(name) == nil || isNew
 		}
 	}
 	for _, name := range watched {
@@ -311,4 +323,5 @@ func (w *Watcher) follow() {
 			_ = w.notices.Remove(name)
 		}
 	}
+	return isNew
 }
