@@ -15,8 +15,9 @@ import (
 type shadow struct {
 	piggyback.Batch
 	event      Event
-	start      time.Time
-	hasOwnCall bool // to the store; if false, the call of the enforced batch may decide the shadow
+	start      time.Time // by the store's clock
+	sent       time.Time // for the latency, which is always real time
+	hasOwnCall bool      // to the store; if false, the call of the enforced batch may decide the shadow
 }
 
 // shadows are decided independently of each other.
@@ -40,7 +41,7 @@ func (a *Admission) beginShadows() *shadows {
 	ctx := a.call.Context
 	for i := range batches {
 		item := &s.list[i]
-		item.start = a.controller.now()
+		item.start, item.sent = a.controller.now(), time.Now()
 		item.Charges = batches[i].Charges
 		item.DecideAlone = func() {
 			item.hasOwnCall = true
@@ -126,6 +127,6 @@ func (a *Admission) observeShadow(batch *policy.Shadow, s *shadow) {
 		e.Outcome = ShadowDenied
 	}
 	e.Context = a.call.Context
-	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, batch.Charges
+	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.sent), d, batch.Charges
 	a.controller.options.Observe(e)
 }
