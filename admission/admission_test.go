@@ -243,6 +243,7 @@ rules:
 	sendNext := func(path, limit string) int64 {
 		return post(t.Context(), server, jsonRequest{Path: path, ID: "next"}).Remaining[limit]
 	}
+	// Each row of a path begins with the units that the row before it has left.
 	for _, row := range []struct {
 		name, path, limit string
 		end               jsonRequest // how the request ends

@@ -48,7 +48,7 @@ type scratch struct {
 // A Rejection describes why a request was rejected.
 type Rejection struct {
 	Rule       string        // empty if no rule rejected it
-	Policies   []string      // public names of the limits that denied the request
+	Policies   []string      // public names of the limits that denied the request; see policy.Limit.Policy
 	RetryAfter time.Duration // not rounded; 0 if unknown, penstock.Never if a retry cannot succeed
 	Detail     string        // what is wrong with a malformed request, without any text of the client
 }

@@ -16,7 +16,7 @@ type Event struct {
 	Rule, Limit, Algorithm, Key string
 
 	// Context is the context of the request, for observers that read its values, such as the span of a
-	// trace. Context may be nil in events of transports that are not part of this module.
+	// trace. A Controller always sets it. Transports that make events of their own may leave it nil.
 	Context context.Context
 
 	Outcome Outcome

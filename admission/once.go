@@ -40,7 +40,9 @@ func (a *Admission) addOnceCharge() error {
 		return errTooManyCharges
 	}
 	for i := range v.Charges {
-		v.Charges[i].Patience = 0 // a repeat could not distinguish a turn that has come from one that was abandoned
+		// If the first request could wait, a repeat could not know whether that request was served in the
+		// end, or left and got its units back.
+		v.Charges[i].Patience = 0
 	}
 	a.onceName = digest(a.request.ID, v.Charges)
 	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}

@@ -119,8 +119,8 @@ func (a *Admission) Settle(cost int64) error {
 	return nil
 }
 
-// A grant is a charge that was made, or a slot that may have been taken. A grant may have to be
-// corrected.
+// A grant is a charge that Done may have to correct: it was made, or it takes a slot that the store
+// may have given. If the caller corrects charges instead, TakeGrants returns them as Grants.
 type grant struct {
 	charge          penstock.Charge
 	limit           *policy.Limit

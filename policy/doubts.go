@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Doubts returns why a request is not counted as the client that it names. The reasons are why its
-// token is rejected, and which of its values the policy does not list. The reasons contain no
-// secrets. Call it right after Evaluate.
+// Doubts returns why rules ignored some of the values that identify the client: its token is
+// rejected, or the policy does not list a value. The reasons contain no secrets. Call Doubts right
+// after Evaluate.
 func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {

@@ -21,7 +21,7 @@ import (
 //     case. So %41 becomes A, and %3a becomes a colon. Nothing is decoded twice: %252F does not
 //     change
 //   - is UTF-8 without ASCII control characters when decoded. Other encodings, also Latin-1 and
-//     overlong UTF-8, are rejected. Unicode is not normalised
+//     overlong UTF-8, are rejected. Unicode is not normalized
 //
 // A dot segment that only some servers see is rejected, such as /..;x/ with a parameter or /..%2F
 // with an encoded slash.

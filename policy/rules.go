@@ -19,7 +19,7 @@ type Rules struct {
 	settings       map[string][]limitSettings // by rule
 	byName         map[string]*Rule
 
-	identifying []string // headers that identify the client, except those that preflights also have
+	identifying []string // headers of tokens, identities and lists, except inPreflights: no CORS preflight has one
 }
 
 // A Rule says how the requests that it matches are limited.

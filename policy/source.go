@@ -29,7 +29,7 @@ const (
 	KindClaim           // a claim of the verified token
 	KindSegment         // a named segment of the path that a rule matched
 	KindTier            // the name of the client's tier
-	KindIdentity        // the key by an Identity
+	KindIdentity        // the key that an Identity finds
 )
 
 // kindWords are the words that begin a source in a policy file. A kind without a word cannot be
@@ -64,8 +64,8 @@ func (k Kind) IsNamed() bool {
 	return false
 }
 
-// A Source is where a text comes from: a part of the request, a claim of its token, or its key by
-// an Identity.
+// A Source is where a text comes from: a part of the request, a claim of its token, or the key that
+// an Identity finds.
 type Source struct {
 	Kind     Kind
 	Name     string    // of the header, cookie and so on; empty for kinds without names

@@ -25,7 +25,7 @@ type Spec struct {
 	Tokens      Tokens
 
 	// Identities are further identities, besides those of the rules. A request with a header of any
-	// identity is not treated as a CORS preflight, which few rules limit.
+	// identity is not treated as a CORS preflight. Only rules that name OPTIONS limit preflights.
 	Identities []*Identity
 
 	Paths Paths // how paths are read before they are matched

@@ -16,8 +16,8 @@ func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 	t.Parallel()
-	// A lenient server may find the text jwt anywhere in a header, but the text token only after
-	// Bearer.
+	// The constant jwt looks like a JSON Web Token, so lenient servers may find it anywhere in a
+	// header. The constant token does not, so servers find it only after Bearer.
 	const token, jwt = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
 	type lines = map[string][]string
 	type cookies = map[string][]string
