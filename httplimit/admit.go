@@ -107,15 +107,10 @@ func checkHostAndMethod(r *http.Request) (host string, err error) {
 		http.MethodOptions, http.MethodTrace:
 		return "", errMethodCase
 	}
-	if strings.ContainsFunc(r.Method, func(c rune) bool { return !isTokenChar(c) }) { // net/http does not check the method of HTTP/2
+	if r.Method != "" && !policy.IsToken(r.Method) { // net/http does not check the method of HTTP/2
 		return "", errMethod
 	}
 	return host, nil
-}
-
-// isTokenChar reports whether a token may contain the character (RFC 9110, 5.6.2).
-func isTokenChar(c rune) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", c)
 }
 
 // prepare makes an admitted request ready to be served, and sets the headers about its limits.
