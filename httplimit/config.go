@@ -223,7 +223,7 @@ func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
 		case text == "*" && len(c.Origins) > 1:
 			report(&c.Origins[i], "* is every origin; keep it alone, or remove it")
 		case text == "*" && c.Credentials:
-			report(&c.Credentials, "credentials cannot be combined with origin \"*\": any page could read answers as its visitor; name the origins")
+			report(&c.Credentials, "credentials cannot be combined with origin \"*\": any page could send its visitor's cookies and read the response; name the origins")
 		case text == "*":
 		case text == "null":
 			report(&c.Origins[i], "null is the origin of every sandboxed page, of any author; name the origins")

@@ -327,7 +327,8 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		var lost atomic.Bool
 		memory := memstore.New(memstore.Options{})
 		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			if lost.Load() && len(charges) == 1 && charges[0].Plan.Algorithm().NeedsHolder() && charges[0].Mode == penstock.Spend {
+			isRenewal := len(charges) == 1 && charges[0].Plan.Algorithm().NeedsHolder() && charges[0].Mode == penstock.Spend
+			if lost.Load() && isRenewal {
 				return penstock.Single(penstock.Status{RetryAfter: time.Second}), nil
 			}
 			return memory.Decide(ctx, charges)

@@ -70,11 +70,15 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 		store.IsDown.Store(true)
 		h := gate.Middleware(respond(200))
 		for _, c := range []struct {
-			path       string
-			statuses   []int
-			outcomes   []admission.Outcome
-			source     penstock.Source
-			rateLimits []string // the RateLimit headers of all responses; r is at most the capacity of the limit, and t of an empty share is the time until its next unit
+			path     string
+			statuses []int
+			outcomes []admission.Outcome
+			source   penstock.Source
+
+			// rateLimits are the RateLimit headers of all responses. r is at most the capacity of the limit.
+			// While a share has units, t is the time until it is full. When it is empty, t is the time in
+			// which the limit, not its ceiling, refills a unit. For a denial, t is RetryAfter.
+			rateLimits []string
 		}{
 			{path: "/open", statuses: []int{200, 200, 200}, outcomes: []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, source: penstock.FromOpen},
 			{path: "/ceiling", statuses: []int{200, 200, 200, 429}, outcomes: []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
@@ -136,7 +140,7 @@ func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 	for mode, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
 		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + mode + "}, {rate: 1/h, on_failure: " + mode + "}]}\n"
 		want := []string{"in-flight"}
-		if mode != "local" { // with local, the second failed call opens the breaker: the shadow is not charged, so there is no refund
+		if mode != "local" { // with local there are two requests: with a shadow, their failed calls would open the breaker before the refunds
 			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
 			want = append(want, "tried")
 		}

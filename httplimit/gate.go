@@ -150,9 +150,9 @@ type compiledRules struct {
 	rules        *policy.Rules
 	paths        policy.Paths
 	headers      *quotaheaders.Writer
-	bodies       *bodies
-	cors         *cors // nil: no page of another origin may read the Gate's own responses
-	deniedStatus int   // of the response to a denied request
+	bodies       *bodies // of rejections
+	cors         *cors   // nil: no page of another origin may read the Gate's own responses
+	deniedStatus int     // of the response to a denied request
 	proxies      *clientaddress.Proxies
 	maxWaiting   int
 	policies     quotaheaders.Policies // the contents of RateLimit-Policy
