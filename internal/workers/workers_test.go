@@ -2,7 +2,7 @@ package workers
 
 import (
 	"runtime"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 )
@@ -10,13 +10,19 @@ import (
 func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 10
-		var running, mostRunning, sum atomic.Int64
+		var mu sync.Mutex
+		running, mostRunning, sum := 0, 0, 0
 		release := make(chan struct{})
 		p := New(limit, func(n int) {
-			mostRunning.Store(max(mostRunning.Load(), running.Add(1)))
+			mu.Lock()
+			running++
+			mostRunning = max(mostRunning, running)
+			mu.Unlock()
 			<-release
-			running.Add(-1)
-			sum.Add(int64(n))
+			mu.Lock()
+			defer mu.Unlock()
+			running--
+			sum += n
 		})
 		wantSum := 0
 		for range 3 { // from the second round on, kept goroutines do the tasks
@@ -36,10 +42,10 @@ func TestPoolDoesAllTasksAndKeepsItsLimit(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		if mostRunning.Load() != limit || sum.Load() != int64(wantSum) {
-			t.Errorf("at most %d tasks ran at a time, and the sum of their arguments is %d; want %d and %d", mostRunning.Load(), sum.Load(), limit, wantSum)
-		}
 		p.Stop()
+		if mostRunning != limit || sum != wantSum {
+			t.Errorf("at most %d tasks ran at a time, and the sum of their arguments is %d; want %d and %d", mostRunning, sum, limit, wantSum)
+		}
 		if p.Start(1) {
 			t.Error("Start returns true after Stop; want false")
 		}
