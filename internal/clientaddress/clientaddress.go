@@ -19,9 +19,9 @@ import (
 // X-Forwarded-For and Forwarded are lists. Each proxy appends the address of its own peer. So the
 // list is read from the right. The first address that is not trusted is the client: that client may
 // have forged everything to the left of its address. If all addresses are trusted, the leftmost is
-// the client. If an element that is read before the client is no address, such as "unknown" or a
-// name like _hidden, the peer is the client. The peer is also the client if the first maxHops
-// addresses or maxListBytes bytes from the right do not contain it.
+// the client. Elements that are read before the client must be addresses. If one is not, such as
+// "unknown" or a name like _hidden, the peer is the client. The peer is also the client if the
+// first maxHops addresses or maxListBytes bytes from the right do not contain it.
 //
 // Any other header must have one line with one address. If it does not, the peer is the client.
 // Proxies must overwrite such a header, because a client can send it too.

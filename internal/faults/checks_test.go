@@ -199,7 +199,7 @@ func (e *experiment) checkWaiting() {
 const slack = 200 * time.Millisecond
 
 // recoverySlack is how long a group of servers may take after a fault until it decides for all
-// instances. The clients must find the new primary, breakers probe every second, and the machine
+// instances. The clients must find the new primary, breakers pause for up to 8 s, and the machine
 // may be busy.
 const recoverySlack = 10 * time.Second
 

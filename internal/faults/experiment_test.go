@@ -75,7 +75,7 @@ type fault struct {
 
 	decidedBy        decider           // source of decisions during the fault
 	wantErrors       []penstock.Reason // reasons of errors that instances must see
-	isStoreCalled    bool              // breakers stay closed, so the store gets all calls: it rejects those of some limits, and replies fast
+	isStoreCalled    bool              // breakers stay closed, because the error does not show that the store is unhealthy; so the store gets all calls
 	hasUnseenCharges bool              // the store charges some calls whose replies are lost
 	isPartial        bool              // the store makes some decisions during the fault
 	dataLosses       int               // how often the store starts without its data, in each cycle

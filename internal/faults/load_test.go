@@ -113,9 +113,10 @@ func (l *load) decisionsInPhase(instance, limit int, source penstock.Source) int
 	return l.sincePhase[answerSource{instance: instance, limit: limit, source: source}]
 }
 
-// pickLocked picks the key of the next request on instance i. After every overload times as many
-// requests for a limit as a key has units, the oldest key is replaced. Every fourth key is for the
-// first instance alone before the fault, and for the others alone during and after it.
+// pickLocked picks the key of the next request on instance i. Each time that a limit has had
+// overload·units requests, its oldest key is replaced; units is the number of units of a key. Every
+// fourth key is for the first instance alone before the fault, and for the others alone during and
+// after it.
 func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	limit := rng.IntN(len(guardedLimits))
 	l.picked[limit]++

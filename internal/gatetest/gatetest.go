@@ -262,7 +262,11 @@ func start(t *testing.T, service Service, rules *policy.Rules) *runningService {
 	}
 	t.Cleanup(func() { listener.Close() })
 	s := &runningService{address: listener.Addr().String(), waiting: make(chan struct{}), release: make(chan struct{})}
-	go service(gate, func() { s.waiting <- struct{}{}; <-s.release })(listener)
+	serve := service(gate, func() {
+		s.waiting <- struct{}{}
+		<-s.release
+	})
+	go serve(listener)
 	return s
 }
 

@@ -34,9 +34,9 @@ type Batch struct {
 // DecideAlone.
 func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 
-// Key is the context key of *Batches. The contexts of this module that can hold batches answer this
-// key in their own Value method, even without batches. Then a lookup never walks through their
-// parents.
+// Key is the context key of *Batches. Each context of this module that can hold batches has a Value
+// method that handles this key, and does not look it up in the parent context even if there are no
+// batches.
 type Key struct{}
 
 // Offered returns the shadows that may be decided together with charges. If charges is not the same

@@ -101,7 +101,7 @@ type Policy struct {
 // parameters q and w are
 //
 //	TokenBucket     the burst, and the time in which the bucket fills
-//	LeakyBucket     the length of the queue plus 1, and the time in which so many requests leave
+//	LeakyBucket     the length of the queue plus 1, and the time in which that many requests leave
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //

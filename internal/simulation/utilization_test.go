@@ -144,8 +144,8 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	var loads []*steadyLoad
 	for _, instances := range []int{1, 2, 4} {
 		for _, perSecond := range []float64{150, 180, 210, 240} {
-			// The limit below admits 300 units in 11 sub-windows of 100 ms: units become free one
-			// sub-window after the period of 10.
+			// The period of the limit below has 10 sub-windows of 100 ms. Units become free one sub-window
+			// later, so 300 units are admitted in 11 sub-windows.
 			const longRun = 300 * 10.0 / 11 // units per second
 			loads = append(loads, &steadyLoad{instances: instances, ratio: perSecond / longRun, maxCost: 1, requests: 3000, lease: 50,
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
