@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
@@ -30,11 +31,11 @@ var clientsOfURLs = clienttest.Library{
 	Name: "url",
 	One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		t.Helper()
-		return dial(urlOf("redis", addr, o))(t)
+		return dialURL(t, urlOf("redis", addr, o), o.ReplyTimeout)
 	},
 	Cluster: func(t testing.TB, addrs []string, o clienttest.Options) redisstore.Client {
 		t.Helper()
-		return dial(urlOf("redis+cluster", strings.Join(addrs, ","), o))(t)
+		return dialURL(t, urlOf("redis+cluster", strings.Join(addrs, ","), o), o.ReplyTimeout)
 	},
 	Socket: func(t testing.TB, path string) redisstore.Client { t.Helper(); return dial("unix://" + path)(t) },
 }
@@ -72,16 +73,21 @@ func rueidisClient(t testing.TB, option rueidis.ClientOption) redisstore.Client 
 }
 
 func dial(url string) func(t testing.TB) redisstore.Client {
-	return func(t testing.TB) redisstore.Client {
-		t.Helper()
-		option, err := redisstore.ParseURL(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := redisstore.Dial(option)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
+	return func(t testing.TB) redisstore.Client { t.Helper(); return dialURL(t, url, 0) }
+}
+
+// dialURL makes a client of a URL. A connection of it waits for a reply as long as that of a URL
+// does, or for replyTimeout if that is longer.
+func dialURL(t testing.TB, url string, replyTimeout time.Duration) redisstore.Client {
+	t.Helper()
+	option, err := redisstore.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
 	}
+	option.ConnWriteTimeout = max(option.ConnWriteTimeout, replyTimeout)
+	c := redisstore.Dial(option)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // suite is the tests that redisstore/goredis runs too, with its own clients.

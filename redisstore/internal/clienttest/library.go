@@ -20,7 +20,7 @@ type Library struct {
 // Options of a client. The zero value is the library's default.
 type Options struct {
 	User, Password string
-	ReplyTimeout   time.Duration // for libraries that have a timeout of their own
+	ReplyTimeout   time.Duration // for libraries that have a timeout of their own; rueidis has at least 1 s
 	NoRetries      bool          // switches off the library's own retries
 }
 

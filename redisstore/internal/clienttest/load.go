@@ -79,7 +79,7 @@ func WantLoadedOnly(t *testing.T, s *redisstore.Store) {
 // loadedLimits decides with limits whose scripts were loaded before.
 func loadedLimits(t *testing.T, suite Suite) {
 	server := redistest.Start(t)
-	s := NewStore(t, suite.One(t, server.Addr, Options{NoRetries: true}), redisstore.Options{})
+	s := NewStore(t, suite.One(t, server.Addr, Options{NoRetries: true, ReplyTimeout: longReplyTimeout}), redisstore.Options{})
 	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func loadOnACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	for _, server := range servers {
 		Must(t, server, "SCRIPT", "FLUSH")
 	}
-	client := &CountingClient{Client: suite.Cluster(t, cluster.Addrs(), Options{})}
+	client := &CountingClient{Client: suite.Cluster(t, cluster.Addrs(), Options{ReplyTimeout: longReplyTimeout})}
 	s := NewStore(t, client, redisstore.Options{Prefix: NewPrefix()})
 	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ type CountingClient struct {
 func oneCallerLoads(t *testing.T, suite Suite) {
 	callers := suite.MaxInFlight
 	server := redistest.Start(t)
-	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
+	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true, ReplyTimeout: longReplyTimeout})}
 	s := suite.Open(t, client)
 	for round := range int64(2) { // first with a new store, then with a server that has lost its scripts
 		if got := client.callConcurrently(t, s, callers, SlowRefill("l", 1000)); got != callers {
@@ -164,7 +164,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	callers := suite.MaxInFlight
 	server := redistest.Start(t)
 	Must(t, server, "ACL", "SETUSER", "default", "-script|load")
-	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
+	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true, ReplyTimeout: longReplyTimeout})}
 	s := suite.Open(t, client)
 	limit := SlowRefill("l", 1000)
 	err := s.Load(t.Context(), limit)
@@ -185,7 +185,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 
 // wrongDigest loads a script with a digest that is not its own.
 func wrongDigest(t *testing.T, suite Suite) {
-	client := suite.One(t, redistest.Start(t).Addr, Options{})
+	client := suite.One(t, redistest.Start(t).Addr, Options{ReplyTimeout: longReplyTimeout})
 	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
 	if err == nil || !strings.Contains(err.Error(), "SHA-1") {
 		t.Errorf("a script with a wrong digest: %v; want an error about its SHA-1", err)
