@@ -93,6 +93,9 @@ func (s *scriptLoader) try(ctx context.Context) {
 	s.mu.Lock()
 	limits, changes := s.limits, s.changes
 	s.mu.Unlock()
+	if changes == 0 { // the policy is not loaded yet, so its scripts are not known
+		return
+	}
 	loadCtx, cancel := context.WithTimeout(ctx, scriptsTimeout)
 	defer cancel()
 	err := s.Load(loadCtx, limits...)

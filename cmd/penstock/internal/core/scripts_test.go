@@ -88,6 +88,40 @@ func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 	})
 }
 
+// The store is down at the start, and the policy takes long to load. Until the scripts of its
+// limits are loaded, the store gets no batch.
+func TestStoreGetsNoBatchBeforeThePolicyIsLoaded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var isDown atomic.Bool
+		isDown.Store(true)
+		c, client := newStuckCore(t, &isDown)
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		c.scripts.storeDownAtStart(penstock.ErrUnavailable)
+		go func() {
+			c.scripts.retry(ctx)
+			close(ended)
+		}()
+		time.Sleep(time.Second) // the policy is loaded meanwhile
+		if !c.scripts.isRejecting.Load() {
+			t.Error("before the policy is loaded, batches are sent to the store; want them rejected")
+		}
+		began := time.Now()
+		c.scripts.load(ctx, []*penstock.Plan{penstock.PerDay(9).MustCompile()})
+		if took := time.Since(began); took != 0 {
+			t.Errorf("while the store is down, the start took %v; want no time", took)
+		}
+		isDown.Store(false)
+		client.answer <- nil
+		synctest.Wait()
+		if c.scripts.isRejecting.Load() {
+			t.Error("after the scripts are loaded, batches are rejected; want them sent to the store")
+		}
+		end()
+		<-ended
+	})
+}
+
 // While the store is down, a reload does not wait. Its scripts are loaded once the store is up
 // again.
 func TestReloadDoesNotWaitWhileTheStoreIsDown(t *testing.T) {
