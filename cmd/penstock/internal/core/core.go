@@ -59,15 +59,14 @@ type Options struct {
 // A Core decides requests for all servers of one process. Open makes one, Close ends it.
 type Core struct {
 	Options
-	Store penstock.Store // with its guards
-
-	backend store         // the store without its guards
-	scripts *scriptLoader // nil: the store is memory
-	rules   *rules
-
-	guarded  *guard.Guarded     // Store, if it is not memory; else nil
+	Store    penstock.Store     // with its guards
 	Activity *activity.Recorder // what happened in this instance
-	fleet    fleet
+
+	guarded *guard.Guarded // the same value as Store, for the state of the guards; nil: the store is memory
+	backend store          // the store without its guards
+	scripts *scriptLoader  // nil: the store is memory
+	rules   *rules
+	fleet   fleet
 
 	health            health
 	failOpen          failOpenReporter
@@ -140,7 +139,9 @@ func (c *Core) open(ctx context.Context) error {
 		c.Metrics.AddStore(c.storeHealth)
 	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
-	c.Metrics.Loaded(time.Now()) // set early: if the policy cannot be loaded, the process ends
+	// Loaded comes before the file is watched, because it would hide a reload that has failed. It may
+	// come early: if the policy cannot be loaded, the process ends.
+	c.Metrics.Loaded(time.Now())
 	if c.rules, err = c.openRules(ctx); err != nil {
 		return err
 	}
@@ -288,7 +289,7 @@ func isEnforcedDecision(e *admission.Event) bool {
 	case admission.ShadowAllowed, admission.ShadowDenied, admission.DeniedNewIdentity:
 		return false
 	}
-	hasNoDecision := e.Err != nil && e.Source == penstock.FromStore // and no guard decided instead
+	hasNoDecision := e.Err != nil && e.Source == penstock.FromStore // as Event.Source defines
 	return e.Rule != "" && !hasNoDecision
 }
 

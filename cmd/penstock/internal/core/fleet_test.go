@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -40,13 +41,8 @@ func openDemo(t *testing.T, store string, more map[string]string) *Core {
 // awaitName waits until an instance is registered, and returns its name.
 func awaitName(t *testing.T, c *Core) string {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if name := c.fleet.name.Load(); name != nil {
-			return *name
-		}
-	}
-	t.Fatal("the instance was not registered within 20 s")
-	return ""
+	eventually.True(t, "the instance to be registered", func() bool { return c.fleet.name.Load() != nil })
+	return *c.fleet.name.Load()
 }
 
 // deny reports a denied request of the key.

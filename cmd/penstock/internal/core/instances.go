@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// An instanceReporter is the Server of the guards. It logs heartbeats that the store rejects, at
-// most once a minute. It does not log an outage, which has log lines of its own.
+// An instanceReporter is the Server of the guards. It logs heartbeats that fail because a right is
+// missing or a key is corrupt, at most once a minute. It does not log an outage, which has log lines
+// of its own.
 type instanceReporter struct {
 	guard.Server
 	core *Core
@@ -23,8 +24,7 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 		r.core.fleet.name.Store(&instance)
 	}
 	e := penstock.AsStoreError(err)
-	hasStoreRejected := e != nil && !e.IsStoreFault && e.Reason != penstock.ReasonLate
-	if !hasStoreRejected {
+	if e == nil || e.IsStoreFault { // no error of the store, or an outage
 		return n, err
 	}
 	if _, isDue := r.line.Due(); isDue {
