@@ -154,9 +154,13 @@ func openListener(ctx context.Context, address string) (net.Listener, error) {
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return config.Listen(ctx, "unix", path) // fails if the path has another kind of file
 	}
-	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
 		conn.Close()
 		return nil, fmt.Errorf("another process listens on %s", path)
+	}
+	if !isAbandoned(err) {
+		return nil, fmt.Errorf("another process may listen on %s: %w; if none does, remove the file", path, err)
 	}
 	if err := os.Remove(path); err != nil {
 		return nil, err
