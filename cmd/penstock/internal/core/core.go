@@ -62,7 +62,7 @@ type Core struct {
 	Store    penstock.Store     // with its guards
 	Activity *activity.Recorder // what happened in this instance
 
-	guarded *guard.Guarded // the same value as Store, for the state of the guards; nil: the store is memory
+	guarded *guard.Guarded // the same value as Store; nil: the store is memory
 	backend store          // the store without its guards
 	scripts *scriptLoader  // nil: the store is memory
 	rules   *rules

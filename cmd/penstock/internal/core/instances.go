@@ -9,9 +9,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// An instanceReporter is the Server of the guards. It logs heartbeats that fail because a right is
-// missing or a key is corrupt, at most once a minute. It does not log an outage, which has log lines
-// of its own.
+// An instanceReporter is the Server of the guards. At most once a minute, it logs heartbeats that
+// fail because a right is missing or a key is corrupt. An outage has log lines of its own.
 type instanceReporter struct {
 	guard.Server
 	core *Core

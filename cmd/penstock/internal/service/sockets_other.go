@@ -2,6 +2,6 @@
 
 package service
 
-// isAbandoned reports whether the error of a connection to a socket shows that no process listens on
-// it. The kinds of errors cannot be told apart here, so it is true for each.
+// isAbandoned reports whether no process listens on a socket, by the error of a connection to it.
+// The kinds of errors cannot be told apart here, so it is true for each.
 func isAbandoned(err error) bool { return err != nil }
