@@ -138,8 +138,8 @@ func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 	}
 }
 
-// Callers may state a kept limit with rates of their own. All of these plans count as one limit,
-// also after a reload.
+// The commands of Redis clients state the rates of the limit that is kept for CL.THROTTLE. All of
+// these plans count as one limit, also after a reload.
 func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	f.Keep(penstock.PerSecond(1).WithName("kept").MustCompile())
@@ -154,14 +154,14 @@ func TestKeptLimitsHaveTheirNames(t *testing.T) {
 	}
 }
 
-func TestGlobalLimitsHaveNoOffendersAndKeysNeedNames(t *testing.T) {
+func TestKeysOfGlobalLimitsAndKeysWithoutNamesAreNotRecorded(t *testing.T) {
 	f := newFixture(t, "rules: [{name: all, per: global, limits: [{rate: 2/h}]}]", Options{Names: plainNames})
 	for range 5 {
 		f.decide("a")
 	}
 	f.Tick(time.Second, noCounters)
 	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
-		t.Errorf("a limit that all clients share has the offenders %+v; want none", a.Tops)
+		t.Errorf("a limit that all clients share has the active keys %+v; want none", a.Tops)
 	} else if n, _ := a.Denied.Count(); n != 0 {
 		t.Errorf("a limit that all clients share has %v different keys that were denied; want none", n)
 	}

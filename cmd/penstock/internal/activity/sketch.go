@@ -157,7 +157,7 @@ func (i *Item) Bounds() (least, most uint64) {
 		return least, most
 	}
 	sample := float64(i.Largest)
-	unseen := float64(i.Error) * sample // variance of what the item may have had before it was kept
+	unseen := float64(i.Error) * sample // variance of the weight that the item may have had before the sketch kept it
 	below := math.Sqrt(2 * doubt * i.Variance)
 	above := doubt*sample + math.Sqrt(doubt*doubt*sample*sample+2*doubt*(i.Variance+unseen))
 	return uint64(max(0, float64(least)-below)), sum(most, uint64(above))

@@ -159,7 +159,7 @@ func read[T any](f *fixture, path string, headers ...string) (body T) {
 	return body
 }
 
-const operator = "Authorization: Bearer " + token
+const operatorHeader = "Authorization: Bearer " + token
 
 func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 	local, remote := newFixture(t, nil), newFixture(t, func(o *Options) { o.IsLocal = false })
@@ -171,18 +171,18 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		status int
 	}{
 		{f: local, status: 200},
-		{f: local, header: operator, status: 200},
-		{f: local, header: operator + "0", status: 401},
+		{f: local, header: operatorHeader, status: 200},
+		{f: local, header: operatorHeader + "0", status: 401},
 		{f: local, header: "Authorization: Basic x", status: 401},
 		{f: local, header: "Authorization: Bearer ", status: 401},
 		{f: remote, status: 401},
-		{f: remote, header: operator, status: 200},
+		{f: remote, header: operatorHeader, status: 200},
 		{f: remote, header: "Authorization: Bearer 0123456789abcdeF", status: 401},
 		{f: remote, header: "Authorization: bearer", status: 401},
 		{f: remote, header: "Cookie: token=" + token, status: 401},
 		{f: locked, status: 403},
 		{f: locked, header: "Authorization: Bearer ", status: 401},
-		{f: locked, header: operator, status: 401},
+		{f: locked, header: operatorHeader, status: 401},
 		{f: local, header: "Origin: http://127.0.0.1:9180", status: 200},
 		{f: local, header: "Origin: http://evil.example", status: 403},
 		{f: local, header: "Origin: null", status: 403},
@@ -207,7 +207,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} {
 			for _, path := range []string{"state", "key?key=a", "nothing"} {
 				tried++
-				if w := f.send(method, path, operator); w.Code != 405 {
+				if w := f.send(method, path, operatorHeader); w.Code != 405 {
 					t.Errorf("%s %s: status %d; want 405", method, path, w.Code)
 				}
 			}
@@ -259,10 +259,10 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 	const name = "customer-4711-alice"
 	for _, c := range []struct{ identities, header, shown, identity string }{
 		{identities: ShowMasked, shown: ShowMasked, identity: "key:cu…ce#"},
-		{identities: ShowMasked, header: operator, shown: ShowMasked, identity: "key:cu…ce#"},
+		{identities: ShowMasked, header: operatorHeader, shown: ShowMasked, identity: "key:cu…ce#"},
 		{identities: ShowFull, shown: ShowMasked, identity: "key:cu…ce#"},
-		{identities: ShowFull, header: operator, shown: ShowFull, identity: "key:" + name},
-		{identities: ShowOff, header: operator, shown: ShowOff},
+		{identities: ShowFull, header: operatorHeader, shown: ShowFull, identity: "key:" + name},
+		{identities: ShowOff, header: operatorHeader, shown: ShowOff},
 	} {
 		f := newFixture(t, func(o *Options) { o.Identities = c.identities })
 		f.spend("api.hour", "key:"+name, 14)
@@ -280,7 +280,7 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 		}
 		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
 			body := f.get(path, c.header).Body.String()
-			hasOffender := strings.HasPrefix(path, "offenders") && strings.Contains(body, `"count"`)
+			hasOffender := strings.HasPrefix(path, "offenders") && !strings.Contains(body, `"offenders":[]`)
 			if strings.Contains(body, "4711") != (hasOffender && c.shown == ShowFull) {
 				t.Errorf("%s with %q: %s is %s; want the identity only in full lists of offenders", c.identities, c.header, path, body)
 			}
@@ -368,7 +368,7 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true"); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
 		t.Errorf("an address has the limits %+v; want one shadow", got.Limits)
 	}
-	if got := read[Key](f, "key?key=ip:2001:db8::1"); got.Identity != "ip:2001:db8::/64" && got.Identity != "ip:2001:db8::" {
+	if got := read[Key](f, "key?key=ip:2001:db8::1"); got.Identity != "ip:2001:db8::/64" {
 		t.Errorf("an IPv6 address is counted as %s; want its /64 network", got.Identity)
 	}
 	if got := read[Key](f, "key?key=key:fresh"); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
@@ -585,10 +585,10 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 		{want: "none"},
 		{header: "Authorization: Bearer guess", want: "wrong"},
 		{header: "Authorization: Basic x", want: "wrong"},
-		{header: operator},
+		{header: operatorHeader},
 		{isReset: true, want: "none"},
 		{isReset: true, header: "Authorization: Bearer guess", want: "wrong"},
-		{isReset: true, header: operator},
+		{isReset: true, header: operatorHeader},
 	} {
 		var got []string
 		f := newFixture(t, func(o *Options) {
@@ -600,7 +600,7 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 			headers = nil
 		}
 		if c.isReset {
-			f.post(resetAll, headers...)
+			f.post(resetAllBody, headers...)
 		} else {
 			f.get("rules", headers...)
 		}

@@ -20,7 +20,7 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 		f := newFixture(t, withDenials)
 		s := startLive(t, f)
 		read := func(path string) chan Denial {
-			conn, response := s.open(t, path, operator)
+			conn, response := s.open(t, path, operatorHeader)
 			t.Cleanup(func() { conn.Close() })
 			if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
 				t.Fatalf("%s: status %d; want 200 with a stream of events", path, response.StatusCode)
@@ -88,8 +88,8 @@ func TestSlowReadersOfDenialsDelayNobody(t *testing.T) {
 				t.Fatalf("a reader gets %s; want 200", response.Status)
 			}
 		}
-		full, response := s.open(t, "denials")
-		defer full.Close()
+		refused, response := s.open(t, "denials")
+		defer refused.Close()
 		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
 			t.Errorf("a reader above the maximum gets %d; want 503 with Retry-After", response.StatusCode)
 		}

@@ -129,8 +129,8 @@ func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 			slow, _ := s.open(t, "events") // reads the headers, and nothing more
 			defer slow.Close()
 		}
-		full, response := s.open(t, "events")
-		defer full.Close()
+		refused, response := s.open(t, "events")
+		defer refused.Close()
 		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
 			t.Errorf("a reader above the maximum gets %d; want 503 with Retry-After", response.StatusCode)
 		}

@@ -31,8 +31,8 @@ func newAudit(req *http.Request) Audit {
 
 // record sets the result in the audit line of a write, and passes the line to Options.Audit.
 func (h *Handler) record(a *Audit, err error) {
-	isRefused := StatusOf(err) != http.StatusServiceUnavailable // the status if the store fails
-	a.End(err, isRefused)
+	hasStoreFailed := err != nil && StatusOf(err) == http.StatusServiceUnavailable
+	a.End(err, !hasStoreFailed)
 	h.Audit(*a)
 }
 
@@ -76,7 +76,7 @@ func (h *Handler) requireOperator(v Viewer) error {
 	case len(h.Token) == 0:
 		return refuse(http.StatusForbidden, "writes need an operator token, and this service has none; set operator_token")
 	}
-	h.AuthFailed(tokenIsMissing)
+	h.AuthFailed(tokenIsMissing) // ViewerOf has refused a wrong token
 	return refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
 }
 
@@ -87,8 +87,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, err
 	}
-	name := h.Name(key)
-	a.Ref, a.Key = h.ref(name), mask(key)
+	a.Ref, a.Key = h.ref(h.Name(key)), mask(key)
 	limits, err := h.limitsToReset(key, wanted)
 	if err != nil {
 		return nil, err

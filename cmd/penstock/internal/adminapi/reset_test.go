@@ -29,14 +29,14 @@ func (f *fixture) post(body string, headers ...string) *httptest.ResponseRecorde
 	return w
 }
 
-const resetAll = `{"key": "key:customer-4711", "reason": "support-4711"}`
+const resetAllBody = `{"key": "key:customer-4711", "reason": "support-4711"}`
 
-// used returns how many units the key of resetAll has used of a limit.
+// used returns how many units the key of resetAllBody has used of a limit.
 func (f *fixture) used(limit string) int64 {
 	f.t.Helper()
 	header := ""
 	if !f.options.IsLocal {
-		header = operator
+		header = operatorHeader
 	}
 	for _, l := range read[Key](f, "key?all=true&key=key:customer-4711", header).Limits {
 		if l.Limit == limit && l.Tier != "premium" {
@@ -53,7 +53,7 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		reset     []string // the limits that are reset
 		hour, day int64    // units that are used afterwards
 	}{
-		{body: resetAll, reset: []string{"api.hour", "api.day"}},
+		{body: resetAllBody, reset: []string{"api.hour", "api.day"}},
 		{body: `{"key": "key:customer-4711", "rule": "api", "reason": "r"}`, reset: []string{"api.hour", "api.day"}},
 		{body: `{"key": "key:customer-4711", "rule": "api", "limit": "hour", "reason": "r"}`, reset: []string{"api.hour"}, day: 3},
 		{body: `{"key": "key:customer-4711", "rule": "api", "limit": "day", "reason": "r"}`, reset: []string{"api.day"}, hour: 10},
@@ -62,7 +62,7 @@ func TestResetAppliesToAllLimitsOfAKeyOrToOne(t *testing.T) {
 		f := newFixture(t, nil)
 		f.spend("api.hour", "key:customer-4711", 12)
 		f.spend("api.day", "key:customer-4711", 3)
-		w := f.post(c.body, operator)
+		w := f.post(c.body, operatorHeader)
 		var done keylimits.Reset
 		if err := json.Unmarshal(w.Body.Bytes(), &done); err != nil || w.Code != 200 {
 			t.Fatalf("the reset %s returns %d %s; want 200 with JSON", c.body, w.Code, w.Body)
@@ -90,7 +90,7 @@ func TestResetByRef(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:customer-4711", 12)
 	ref := read[Offenders](f, "offenders").Offenders[0].Ref
-	w := f.post(fmt.Sprintf(`{"ref": %q, "reason": "support-4711"}`, ref), operator)
+	w := f.post(fmt.Sprintf(`{"ref": %q, "reason": "support-4711"}`, ref), operatorHeader)
 	if w.Code != 200 || f.used("hour") != 0 || strings.Contains(w.Body.String(), "customer") {
 		t.Errorf("the response is %d %s; want 200 with the identity masked, and the limit reset", w.Code, w.Body)
 	}
@@ -112,30 +112,30 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		status  int
 	}{
 		{status: 401},
-		{headers: []string{operator + "x"}, status: 401},
+		{headers: []string{operatorHeader + "x"}, status: 401},
 		{headers: []string{"Authorization: Bearer "}, status: 401},
 		{headers: []string{"Cookie: token=" + token}, status: 401},
 		{change: func(o *Options) { o.IsLocal = false }, status: 401},
 		{change: func(o *Options) { o.Token = nil }, status: 403},
-		{change: func(o *Options) { o.Token = nil }, headers: []string{"Authorization: Bearer "}, status: 401},
-		{headers: []string{operator, "Origin: http://evil.example"}, status: 403},
-		{headers: []string{operator, "Sec-Fetch-Site: cross-site"}, status: 403},
-		{headers: []string{operator, "Origin: null"}, status: 403},
-		{headers: []string{operator, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"}, status: 403},
-		{headers: []string{operator, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, status: 403},
-		{headers: []string{operator, "Content-Type: text/plain"}, status: 415},
-		{headers: []string{operator, "Content-Type: application/x-www-form-urlencoded"}, status: 415},
-		{headers: []string{operator, "Content-Type: "}, status: 415},
+		{change: func(o *Options) { o.Token = nil }, headers: []string{"Authorization: Bearer "}, status: 401}, // a header of a wrong form is a wrong token
+		{headers: []string{operatorHeader, "Origin: http://evil.example"}, status: 403},
+		{headers: []string{operatorHeader, "Sec-Fetch-Site: cross-site"}, status: 403},
+		{headers: []string{operatorHeader, "Origin: null"}, status: 403},
+		{headers: []string{operatorHeader, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate"}, status: 403},
+		{headers: []string{operatorHeader, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, status: 403},
+		{headers: []string{operatorHeader, "Content-Type: text/plain"}, status: 415},
+		{headers: []string{operatorHeader, "Content-Type: application/x-www-form-urlencoded"}, status: 415},
+		{headers: []string{operatorHeader, "Content-Type: "}, status: 415},
 	} {
 		f := newFixture(t, c.change)
 		f.spend("api.hour", "key:customer-4711", 5)
-		w := f.post(resetAll, c.headers...)
+		w := f.post(resetAllBody, c.headers...)
 		if w.Code != c.status || f.used("hour") != 5 {
 			t.Errorf("with %v: the response is %d %s, and %d units are used; want %d, and 5 units", c.headers, w.Code, w.Body, f.used("hour"), c.status)
 		}
 		tried++
 		for _, method := range []string{"GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"} {
-			if w := f.send(method, resetPath, operator); w.Code != 405 && w.Code != 401 || f.used("hour") != 5 {
+			if w := f.send(method, resetPath, operatorHeader); w.Code != 405 && w.Code != 401 || f.used("hour") != 5 {
 				t.Errorf("%s returns %d %s; want 401 or 405, and nothing reset", method, w.Code, w.Body)
 			}
 			tried++
@@ -155,9 +155,9 @@ func TestMalformedResetsAreRejected(t *testing.T) {
 	for body, want := range map[string]string{
 		"":                                       "400 the body is not of the form",
 		"[]":                                     "400 the body is not of the form",
-		resetAll + resetAll:                      "400 the body is not of the form",
-		resetAll + "]":                           "400 the body is not of the form",
-		resetAll + "}":                           "400 the body is not of the form",
+		resetAllBody + resetAllBody:              "400 the body is not of the form",
+		resetAllBody + "]":                       "400 the body is not of the form",
+		resetAllBody + "}":                       "400 the body is not of the form",
 		`{"key": "key:a", "reason": "r", "x":1}`: "400 the body is not of the form",
 		`{"key": "key:a"}`:                       "400 the reason must have",
 		`{"key": "key:a", "reason": " "}`:        "400 the reason must have",
@@ -171,7 +171,7 @@ func TestMalformedResetsAreRejected(t *testing.T) {
 		`{"ref": "0123456789abcdef", "reason": "r"}`:                       "404 no offender",
 		`{"key": "` + strings.Repeat("x", 2*maxBody) + `", "reason": "r"}`: "400 the body",
 	} {
-		w := f.post(body, operator)
+		w := f.post(body, operatorHeader)
 		status, text, _ := strings.Cut(want, " ")
 		if fmt.Sprint(w.Code) != status || !strings.Contains(w.Body.String(), text) {
 			t.Errorf("the reset %.60s returns %d %s; want %s", body, w.Code, w.Body, want)
@@ -191,24 +191,24 @@ func TestResetNeedsTheStore(t *testing.T) {
 	local := penstock.Wrap(failing, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailLocal, Instances: func() int { return 1 }}))
 	for _, store := range []penstock.Store{failing, local} {
 		f := newFixture(t, func(o *Options) { o.Store = store })
-		if w := f.post(resetAll, operator); w.Code != 503 || len(f.audits) != 1 || f.audits[0].Problem == "" {
+		if w := f.post(resetAllBody, operatorHeader); w.Code != 503 || len(f.audits) != 1 || f.audits[0].Problem == "" {
 			t.Errorf("the response is %d %s, and the audit lines are %+v; want 503, and one line with the problem", w.Code, w.Body, f.audits)
 		}
 	}
 }
 
-// Nothing counts under a masked key, so its numbers would be those of no client.
+// No counter has a masked key, so the numbers of such a key would always be 0.
 func TestMaskedKeysAreRejected(t *testing.T) {
 	f := newFixture(t, withDenials)
 	for _, name := range []string{"key:customer-4711", "ip:192.0.2.1"} {
 		const isOperator = false
 		masked := f.masks.Of(isOperator, name)
 		for _, path := range []string{"key?key=", "denials?key="} {
-			if w := f.get(path+url.QueryEscape(masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
+			if w := f.get(path+url.QueryEscape(masked), operatorHeader); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
 				t.Errorf("%s%s returns %d %s; want 400 with the advice to use the ref", path, masked, w.Code, w.Body)
 			}
 		}
-		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operator); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
+		if w := f.post(fmt.Sprintf(`{"key": %q, "reason": "r"}`, masked), operatorHeader); w.Code != 400 || !strings.Contains(w.Body.String(), "use its ref") {
 			t.Errorf("the reset of %s returns %d %s; want 400 with the advice to use the ref", masked, w.Code, w.Body)
 		}
 	}
@@ -221,7 +221,7 @@ func FuzzResets(f *testing.F) {
 		f.Add(body)
 	}
 	f.Fuzz(func(t *testing.T, body string) {
-		if w := x.post(body, operator); w.Code >= 500 {
+		if w := x.post(body, operatorHeader); w.Code >= 500 {
 			t.Errorf("the body %q gets %d %s; want a status below 500", body, w.Code, w.Body)
 		}
 		if w := x.post(body); w.Code != 401 {

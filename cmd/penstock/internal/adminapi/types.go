@@ -42,8 +42,8 @@ type Upstream struct {
 	Latency Latency `json:"latency" doc:"the time until the headers of a response. A call fails if it gets no response, or a status of 500 or more"`
 }
 
-// A Latency is how long calls took in the last 10 seconds. A true quantile is at most the number
-// shown, and at least four fifths of it.
+// A Latency is how long calls took in the last 10 seconds. Its quantiles have the accuracy of
+// activity.Times.
 type Latency struct {
 	Calls  uint64 `json:"calls_10s"`
 	Failed uint64 `json:"failed_10s"`
