@@ -74,8 +74,8 @@ func (t *Timing) tick(at time.Duration) {
 }
 
 // Times are the durations of the calls in a span of time. A quantile is the upper end of a counter.
-// The true value is smaller, by at most a fifth or 1 µs. Only calls of 67 s or more take longer than
-// their counter's end. Without calls, all are 0.
+// The true value is smaller, by at most a fifth or 1 µs, unless it is 67 s or more. Without calls,
+// all are 0.
 type Times struct {
 	Calls, Failed uint64
 	P50, P95, P99 time.Duration
