@@ -16,6 +16,7 @@ type sketch struct {
 	heap    []int32 // indexes of entries; the lightest first
 	table   table   // indexes of entries by hash
 	total   uint64  // weight of all events
+	gap     uint64  // the largest gap of a sample; at most 1: every event was added
 }
 
 // An entry is an item of a sketch. Its name is an array, so that a new item allocates no memory.
@@ -25,7 +26,7 @@ type entry struct {
 	weight   uint64
 	error    uint64  // the weight is too large by at most this
 	variance float64 // of the weight, because events are sampled
-	largest  uint64  // the largest weight of one sample; 0: every event was added
+	heaviest uint64  // the largest weight of one event
 	place    int32   // in the heap
 	length   uint8   // of the name
 	name     [MaxName]byte
@@ -41,7 +42,7 @@ func newSketch(size int) *sketch {
 // add adds weight to an item. It returns the item if it is new; the caller sets its limit and name.
 // A sample stands for gap events, so its weight is a multiple of gap.
 func (s *sketch) add(hash, weight, gap uint64) (added *entry) {
-	s.total = sum(s.total, weight)
+	s.total, s.gap = sum(s.total, weight), max(s.gap, gap)
 	n := s.table.find(hash)
 	switch {
 	case n >= 0:
@@ -56,13 +57,12 @@ func (s *sketch) add(hash, weight, gap uint64) (added *entry) {
 		added = &s.entries[n]
 		s.table.remove(added.hash)
 		s.table.put(hash, n)
-		added.hash, added.error, added.variance, added.largest = hash, added.weight, 0, 0
+		added.hash, added.error, added.variance, added.heaviest = hash, added.weight, 0, 0
 	}
 	e := &s.entries[n]
-	e.weight = sum(e.weight, weight)
+	e.weight, e.heaviest = sum(e.weight, weight), max(e.heaviest, weight/gap)
 	if gap > 1 {
 		e.variance += float64(weight) * float64(weight)
-		e.largest = max(e.largest, weight)
 	}
 	s.fixHeap(e.place)
 	return added
@@ -98,7 +98,7 @@ func (s *sketch) swap(a, b int32) {
 
 func (s *sketch) reset() {
 	clear(s.entries)
-	s.entries, s.heap, s.total = s.entries[:0], s.heap[:0], 0
+	s.entries, s.heap, s.total, s.gap = s.entries[:0], s.heap[:0], 0, 0
 	s.table.clear()
 }
 
@@ -111,12 +111,17 @@ func (s *sketch) clone() sketch {
 	return c
 }
 
-// top returns the items of the sketch, the heaviest first.
+// top returns the items of the sketch, the heaviest first. If the gap has changed, an item may have
+// had events that were not added even if all of its samples had the gap 1.
 func (s *sketch) top() *Top {
 	t := &Top{Total: s.total, Items: make([]Item, len(s.entries))}
 	for i := range s.entries {
 		e := &s.entries[i]
-		t.Items[i] = Item{e.limit.Rule, e.limit.Name, string(e.name[:e.length]), e.weight, e.error, e.variance, e.largest}
+		largest := uint64(0)
+		if s.gap > 1 {
+			largest = e.heaviest * s.gap
+		}
+		t.Items[i] = Item{e.limit.Rule, e.limit.Name, string(e.name[:e.length]), e.weight, e.error, e.variance, largest}
 	}
 	if len(s.entries) == cap(s.entries) {
 		t.Floor = s.weightAt(0)
@@ -142,7 +147,7 @@ type Item struct {
 	Weight   uint64  // at least the weight that was added
 	Error    uint64  // Weight is too large by at most this
 	Variance float64 // of the weight, because events were sampled
-	Largest  uint64  // the largest weight of one sample; 0: every event was added
+	Largest  uint64  // the largest weight that a sample may have; 0: every event was added
 }
 
 // doubt is for items whose events are sampled. By Chernoff's bounds, the true weight of an item is
