@@ -13,6 +13,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -178,8 +179,11 @@ func (s *Summary) pack(items, keys int) (string, error) {
 	return out.String(), err
 }
 
-// cut returns at most the first maxField bytes of a text.
-func cut(text string) string { return text[:min(len(text), maxField)] }
+// cut returns at most the first maxField bytes of a text. It cuts between characters: JSON would
+// replace a part of a character by a longer one.
+func cut(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxField)], "")
+}
 
 func packDistinct(d Distinct, keys int) packedDistinct {
 	d.Cut(keys)

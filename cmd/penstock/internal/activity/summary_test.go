@@ -72,6 +72,18 @@ func TestParsedSummaryEqualsTheWrittenOne(t *testing.T) {
 	}
 }
 
+func TestLongFieldsAreCutBetweenCharacters(t *testing.T) {
+	s := New(Options{}).Summary()
+	s.Health = strings.Repeat("x", maxField-1) + "é"
+	text, err := s.Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read, err := ParseSummary(text); err != nil || read.Health != strings.Repeat("x", maxField-1) {
+		t.Errorf("a long field is read as %+v, %v; want all of its characters that fit", read, err)
+	}
+}
+
 // forge packs JSON as a summary with the right version and checksum.
 func forge(plain string) string {
 	var out bytes.Buffer
