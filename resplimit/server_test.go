@@ -90,6 +90,7 @@ func TestVersionThreeHasItsOwnTypes(t *testing.T) {
 	client.expect("CONFIG GET save", "[]")
 	client.expect("HELLO 3", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
 	client.expect("CONFIG GET save", "{}")
+	client.expect("CLIENT ID", "1")
 	client.expect("COMMAND DOCS", "{}")
 	client.expect("COMMAND", "[]")
 	client.expect("COMMAND COUNT", "0")
@@ -380,6 +381,16 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 		_, addr := serve(t, nil, controllerOf(t, newFailingStore(penstock.ReasonTimeout), mode, day), Options{})
 		connect(t, addr).expect("PENSTOCK.CHECK search user:1", want)
 	}
+}
+
+func TestPanicOfANamedRuleIsContained(t *testing.T) {
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("for the test") })
+	_, addr := serve(t, nil, controllerOf(t, store, guard.FailOpen, penstock.PerMinute(60)), Options{})
+	client := connect(t, addr)
+	if got := client.do("PENSTOCK.CHECK search user:1"); !strings.HasPrefix(got, "-") {
+		t.Errorf("the reply is %q; want an error", got)
+	}
+	client.expect("PING", "+PONG")
 }
 
 func TestRuleIsCalledByItsName(t *testing.T) {
