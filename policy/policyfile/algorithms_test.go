@@ -52,6 +52,27 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 	}
 }
 
+// A candidate has the burst of its limit, also with a custom algorithm.
+func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
+	step := func(int64, algorithm.Params, algorithm.Request, int64) (algorithm.Outcome, int64) {
+		return algorithm.Outcome{Remaining: 1}, 0
+	}
+	prepare := func(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Period, l.Burst}, nil }
+	withBurst := algorithm.Define("withburst", "", step, prepare, algorithm.Title("with-burst"), algorithm.Burst(algorithm.BurstIsSpecial))
+	text := "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 7, algorithm: with-burst, candidate: {rate: 2/s}}]}]\n"
+	config, err := Parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{withBurst}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if burst := p.Rules.Rules()[0].Limits[0].Candidate.Variants[0].Limit().Burst; burst != 7 {
+		t.Errorf("the candidate has the burst %d; want 7, as the limit", burst)
+	}
+}
+
 func TestUnregisteredAlgorithmsAreUnknown(t *testing.T) {
 	if err := mistakesOf("p.yaml", customAlgorithmPolicy, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
 		t.Errorf("the error is %v; want one that names the unknown algorithm", err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -70,7 +71,7 @@ func (l *LimitConfig) shape() shape {
 
 // candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
 // are those of the limit, if they fit.
-func (l *LimitConfig) candidateShape() shape {
+func (c *compiler) candidateShape(l *LimitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
 		timezone: &config.Timezone}
@@ -93,15 +94,20 @@ func (l *LimitConfig) candidateShape() shape {
 	if config.SubWindows == 0 && *s.algorithm == "sub-window" {
 		s.subWindows = &l.SubWindows
 	}
-	if !config.Burst.isSet() && !isCalendar && hasBurst(*s.algorithm) {
+	if !config.Burst.isSet() && !isCalendar && c.hasBurst(*s.algorithm) {
 		s.burst = &l.Burst
 	}
 	return s
 }
 
-// hasBurst reports whether a limit of an algorithm may have a burst.
-func hasBurst(algorithm string) bool {
-	return algorithm == "" || algorithm == "token-bucket" || algorithm == "gcra" || algorithm == "leaky-bucket"
+// hasBurst reports whether a limit may have a burst. word is what the file has as its algorithm, or
+// "" for the default.
+func (c *compiler) hasBurst(word string) bool {
+	if word == "" {
+		return true // token-bucket
+	}
+	a := c.algorithms[word]
+	return a != nil && a.BurstUse() != algorithm.BurstUnused
 }
 
 // compileShape compiles the limit's variants: one for all tiers, or one for each.
@@ -225,7 +231,7 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
 	candidate.Guard = shadowSettings(l.Guard)
-	c.compileShape(&candidate, config.candidateShape(), l.Name+candidateSuffix)
+	c.compileShape(&candidate, c.candidateShape(config), l.Name+candidateSuffix)
 	candidate.Name = l.Name + candidateSuffix
 	if !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
 		c.fail(at, "the limit's name %q is too long for a candidate, whose name is %d letters longer; shorten it", l.Name, len(candidateSuffix))
