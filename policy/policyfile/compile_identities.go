@@ -8,6 +8,28 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
+func (c *compiler) compileIdentities() {
+	for i := range c.config.Identities {
+		e := &c.config.Identities[i]
+		_, isSource := sourceWords[e.Name]
+		switch {
+		case isSource || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
+			c.fail(&e.Name, "%q is a reserved word; give the identity another name", e.Name)
+		case !isIdentityName(e.Name):
+			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
+		}
+		c.identities[e.Name] = &identityState{entry: e}
+	}
+	for i := range c.config.Identities {
+		id := c.compileIdentity(c.identities[c.config.Identities[i].Name])
+		c.spec.Identities = append(c.spec.Identities, id)
+	}
+}
+
+func isIdentityName(s string) bool {
+	return policy.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
+}
+
 // An identityState is the state of compiling a named identity. It detects identities that refer to
 // themselves.
 type identityState struct {
