@@ -84,18 +84,10 @@ func load(path string, o Options) (*Policy, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)
 	}
-	config, parseErr := Parse(path, text, os.LookupEnv, o)
-	if parseErr == nil {
-		return config.Compile()
-	}
-	// Compile what could be read, so that all mistakes are reported together. The mistakes of Compile
-	// include those of Parse.
-	p, err := config.Compile()
-	if err == nil {
-		p.Close()
-		return nil, parseErr
-	}
-	return nil, err
+	// Compile also checks what could be read of a file with mistakes. Its error includes those of
+	// Parse.
+	config, _ := Parse(path, text, os.LookupEnv, o)
+	return config.Compile()
 }
 
 // The bounds of a policy.
