@@ -801,12 +801,7 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 	for _, callback := range []string{"Notify", "Ready"} {
 		path := filepath.Join(t.TempDir(), "rules.yaml")
-		write := func(name string) {
-			if err := os.WriteFile(path, []byte(version(name)), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		write("a")
+		replace(t, path, version("a"))
 		var calls atomic.Int32
 		fail := func(name string) {
 			if calls.Add(1) == 1 && name == callback {
@@ -821,9 +816,9 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write("b")
+		replace(t, path, version("b"))
 		eventually.True(t, "the callback panics", func() bool { return calls.Load() > 0 })
-		write("c")
+		replace(t, path, version("c"))
 		if err := w.Reload(); err != nil || versionOf(w) != "c" {
 			t.Errorf("after a panic of %s: Reload returns %v, and %s is in force; want c", callback, err, versionOf(w))
 		}
