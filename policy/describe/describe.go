@@ -49,10 +49,14 @@ const (
 // continues in the next line, indented by two spaces. Without texts, line writes nothing.
 func (p *printer) line(label string, texts ...string) {
 	for _, text := range texts {
-		for hasMore := true; hasMore; label, text = "", "  "+text {
-			var line string
-			line, text, hasMore = wrap(text)
+		for {
+			line, rest, hasMore := wrap(text)
 			fmt.Fprintf(p, "%-*s%s\n", textColumn, label+"  ", line)
+			label = ""
+			if !hasMore {
+				break
+			}
+			text = "  " + rest
 		}
 	}
 }

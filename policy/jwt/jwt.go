@@ -222,8 +222,8 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 	return c.Claims, nil
 }
 
-// chooseKeys returns the keys that may have signed a token: those of its algorithm, and of its key
-// ID if both have one.
+// chooseKeys returns the keys that may have signed a token. They fit the token's algorithm. If both
+// a key and the token have a key ID, the two IDs are equal.
 func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error) {
 	if _, ok := token.Header["crit"]; ok {
 		return nil, errors.New("token's header has \"crit\", and no critical extension is supported")

@@ -43,7 +43,7 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 	if config.InFlight.isSet() && c.isWritten(cost) {
 		c.fail(cost, "in_flight counts each request as one; remove cost")
 	}
-	c.checkCost(l, cost, c.placeOf(config, cost))
+	c.checkCost(l, cost, c.placeOf(config, cost), "the limit")
 }
 
 // compileMethodCosts compiles the costs by method.
@@ -78,7 +78,7 @@ func (c *compiler) checkUnits(p any, n int64) int64 {
 	return n
 }
 
-// compileCostFields compiles header, body, min, max and actual.
+// compileCostFields checks header, body, min and max, and compiles header and actual.
 func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	hasHeader := cost.Header != ""
 	hasMax, hasMin := cost.Max != 0 || c.isWritten(&cost.Max), cost.Min != 0 || c.isWritten(&cost.Min)
@@ -102,6 +102,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	if cost.Body < 0 {
 		c.fail(&cost.Body, "the size is %d; write the number of bytes for one unit, as in 64KB", cost.Body)
 	}
+	// Cost.Header is a header of the request, and CostHeader is one of the response.
 	l.Cost.Header = textproto.CanonicalMIMEHeaderKey(cost.Header)
 	if cost.Actual != "" {
 		if !policy.IsToken(cost.Actual) {
@@ -111,26 +112,20 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	}
 }
 
-// checkCost reports a cost that the limit can never admit.
-func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any) {
+// checkCost reports a cost that the limit can never admit. what is the limit in the message: the
+// limit itself, its candidate or its ceiling.
+func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any, what string) {
+	// The largest cost that is certain: that of a method, or the least that a header or a body can cost.
+	certainCost := l.Cost.Units
+	if cost.Header != "" || cost.Body != 0 {
+		certainCost = l.Cost.Min
+	}
+	for _, units := range l.Cost.Methods {
+		certainCost = max(certainCost, units)
+	}
 	for i := range l.Variants {
-		capacity := l.Variants[i].Capacity()
-		certainCost := l.Cost.Units // the largest cost that some requests always have
-		if cost.Header != "" || cost.Body != 0 {
-			certainCost = l.Cost.Min
-		}
-		for _, units := range l.Cost.Methods {
-			certainCost = max(certainCost, units)
-		}
-		if certainCost > capacity {
-			limitText := "the limit"
-			switch at.(type) { // the type of the place tells which limit has this capacity
-			case *CandidateConfig:
-				limitText = "the candidate"
-			case *string:
-				limitText = "the ceiling"
-			}
-			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", certainCost, limitText, capacity)
+		if capacity := l.Variants[i].Capacity(); certainCost > capacity {
+			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", certainCost, what, capacity)
 			return
 		}
 	}

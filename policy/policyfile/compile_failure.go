@@ -84,7 +84,7 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 		c.fail(at, "%s", reason(err))
 		return
 	}
-	c.checkCost(&policy.Limit{Variants: []*penstock.Plan{plan}, Cost: l.Cost}, &config.Cost, at)
+	c.checkCost(&policy.Limit{Variants: []*penstock.Plan{plan}, Cost: l.Cost}, &config.Cost, at, "the ceiling")
 	l.Guard.Ceiling = plan.Limit()
 }
 

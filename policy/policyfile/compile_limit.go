@@ -251,7 +251,7 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	if l.Patience > 0 {
 		candidate.Patience = min(l.Patience, maxPatience(&candidate))
 	}
-	c.checkCost(&candidate, &config.Cost, at)
+	c.checkCost(&candidate, &config.Cost, at, "the candidate")
 	return &candidate
 }
 

@@ -167,6 +167,7 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	lineText, column := lineOf(text, at.Line), at.Column-1
 	isOpen := strings.Contains(syntax.Message, "did not find expected ',' or") // a bracket is not closed
 	before := head(lineText, column)
+	// The parser stops where a line begins, or at the colon after the name of the next field.
 	isNextField := strings.TrimSpace(before) == "" || strings.HasPrefix(lineText[len(before):], ":")
 	if isOpen && isNextField && at.Line > syntax.ContextMark.Line {
 		at.Line, at.Column = endBefore(text, at.Line) // the bracket is missing there

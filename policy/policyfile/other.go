@@ -6,11 +6,11 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Decode reads a YAML file of another kind into *target, which is a struct, with the bounds and
-// the messages of policies. The tags of the fields name the keys, as in a Section. Decode replaces
-// no variables. ifEmpty is the message about a file without values. The error is Errors.
-// The values without mistakes are read nevertheless, so that the caller can check them. If a list
-// of pointers has an item without a value, that item is nil.
+// Decode reads a YAML file of another kind into *target, which is a struct. The size and the depth
+// of the file are bounded as for policies. The yaml tags of the fields name the keys. Decode
+// replaces no variables. ifEmpty is the message about a file without values. The error has the type
+// Errors. The values without mistakes are read nevertheless, so that the caller can check them. If
+// a list of pointers has an item without a value, that item is nil.
 func Decode(name string, text []byte, target any, ifEmpty string) (*Places, error) {
 	d := &decoder{reporter: newReporter(name), ifEmpty: ifEmpty}
 	if root := d.parse(text); root != nil {
