@@ -115,7 +115,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 // checkCost reports a cost that the limit can never admit. what is the limit in the message: the
 // limit itself, its candidate or its ceiling.
 func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any, what string) {
-	// The largest cost that is certain: that of a method, or the least that a header or a body can cost.
+	// The largest cost that is certain: that of a method, or the least by a header or a body.
 	certainCost := l.Cost.Units
 	if cost.Header != "" || cost.Body != 0 {
 		certainCost = l.Cost.Min
