@@ -64,7 +64,7 @@ func (c *conn) handleWindowUpdate(f *http2.WindowUpdateFrame) error {
 	}
 	s := c.streams[f.StreamID]
 	if s == nil {
-		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
+		if c.isUnopenedLocked(f.StreamID) {
 			return connectionError{http2.ErrCodeProtocol, "WINDOW_UPDATE has the number of a stream that was not opened"}
 		}
 		return c.spendAllowance(1)
@@ -94,7 +94,7 @@ func (c *conn) handleReset(f *http2.RSTStreamFrame) error {
 	defer c.mu.Unlock()
 	if s := c.streams[f.StreamID]; s != nil {
 		c.removeLocked(s)
-	} else if f.StreamID > c.lastID || f.StreamID%2 == 0 {
+	} else if c.isUnopenedLocked(f.StreamID) {
 		return connectionError{http2.ErrCodeProtocol, "RST_STREAM has the number of a stream that was not opened"}
 	}
 	return c.spendAllowance(1)

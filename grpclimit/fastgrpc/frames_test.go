@@ -34,9 +34,14 @@ type rawClient struct {
 func dialRaw(t testing.TB, address string, settings ...http2.Setting) *rawClient {
 	t.Helper()
 	r := connectRaw(t, address)
+	r.begin(settings...)
+	return r
+}
+
+// begin sends the preface and the client's settings.
+func (r *rawClient) begin(settings ...http2.Setting) {
 	r.write([]byte(http2.ClientPreface))
 	r.logError(r.WriteSettings(settings...))
-	return r
 }
 
 // connectRaw connects, and sends nothing.

@@ -2,8 +2,11 @@ package fastgrpc_test
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -14,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
@@ -148,4 +152,49 @@ func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// inBubble runs a test with a server and one client, under synctest.
+func inBubble(t *testing.T, o fastgrpc.Options, test func(t *testing.T, server *fastgrpc.Server, r *rawClient)) {
+	synctest.Test(t, func(t *testing.T) {
+		if o.Methods == nil {
+			o.Methods = map[string]fastgrpc.Handler{method: handle}
+		}
+		server, err := fastgrpc.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := bufconn.Listen(1 << 16)
+		served := make(chan struct{})
+		go func() {
+			server.Serve(bubbleListener{l})
+			close(served)
+		}()
+		conn, err := l.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		test(t, server, newRaw(t, conn))
+		conn.Close()
+		server.Close()
+		<-served
+	})
+}
+
+// A bubbleListener accepts connections in memory. Their timeouts are those of package net.
+type bubbleListener struct{ *bufconn.Listener }
+
+func (l bubbleListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return bubbleConn{conn}, err
+}
+
+type bubbleConn struct{ net.Conn }
+
+func (c bubbleConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
 }

@@ -90,7 +90,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	if id <= c.lastID {
 		return c.handleTrailersLocked(id, isEnd)
 	}
-	if c.drainState == final {
+	if c.drainState >= final {
 		return c.spendAllowance(1) // the GOAWAY has told the client that this stream is not served
 	}
 	c.lastID = id
@@ -237,10 +237,10 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		c.creditLocked()
 	}
 	switch {
-	case s == nil && (f.StreamID > c.lastID || f.StreamID%2 == 0):
+	case s == nil && c.isUnopenedLocked(f.StreamID):
 		return connectionError{http2.ErrCodeProtocol, "DATA has the number of a stream that was not opened"}
 	case s == nil:
-		return c.spendAllowance(1) // the stream was refused or cancelled
+		return c.spendAllowance(1) // the stream was refused or cancelled, or the GOAWAY excludes it
 	case s.hasRequestEnded:
 		c.abortLocked(s, http2.ErrCodeStreamClosed)
 		return c.spendAllowance(costOfMistake)
@@ -273,6 +273,13 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return c.spendAllowance(1)
 	}
 	return nil
+}
+
+// isUnopenedLocked tells whether the client has certainly not opened a stream. After the second
+// GOAWAY this is not known: lastID does not grow, and the client may have opened streams that the
+// GOAWAY excludes.
+func (c *conn) isUnopenedLocked(id uint32) bool {
+	return id%2 == 0 || id > c.lastID && c.drainState < final
 }
 
 // creditLocked opens the connection's window by the bytes that were received, except those that
