@@ -167,54 +167,36 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 }
 
 func TestStalledResponseIsCancelled(t *testing.T) {
-	_, address := startFast(t, fastgrpc.Options{WriteTimeout: 100 * time.Millisecond, ReadTimeout: 100 * time.Millisecond})
-	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	r.call(1, "x")
-	if got := r.outcome(1); got != "reset CANCEL" {
-		t.Errorf("the outcome is %q; want %q", got, "reset CANCEL")
-	}
-}
-
-func TestSlowClientsAreDisconnected(t *testing.T) {
-	_, address := startFast(t, fastgrpc.Options{ReadTimeout: 100 * time.Millisecond, IdleTimeout: 200 * time.Millisecond, KeepAlive: 100 * time.Millisecond})
-	t.Run("no preface", func(t *testing.T) {
-		if got := connectRaw(t, address).outcome(1); got != "closed" {
-			t.Errorf("the outcome is %q; want %q", got, "closed")
-		}
-	})
-	t.Run("half a frame", func(t *testing.T) {
-		r := dialRaw(t, address)
-		r.write([]byte{0, 0, 8, 6}) // the length and the type of a ping
-		if got := r.outcome(1); got != "closed" {
-			t.Errorf("the outcome is %q; want %q", got, "closed")
-		}
-	})
-	t.Run("half a request", func(t *testing.T) {
-		r := dialRaw(t, address)
-		r.headers(1, false, fields())
+	inBubble(t, fastgrpc.Options{}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+		r.begin(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		r.call(1, "x")
 		if got := r.outcome(1); got != "reset CANCEL" {
 			t.Errorf("the outcome is %q; want %q", got, "reset CANCEL")
 		}
 	})
-	t.Run("no answer to a ping", func(t *testing.T) {
-		r := dialRaw(t, address)
-		r.call(1, "wait", "grpc-timeout", "1M")
-		if got := r.outcome(1); got != "closed" {
-			t.Errorf("the outcome is %q; want %q", got, "closed")
-		}
-	})
-	t.Run("idle", func(t *testing.T) {
-		if got := dialRaw(t, address).outcome(1); got != "goaway NO_ERROR" {
-			t.Errorf("the outcome is %q; want %q", got, "goaway NO_ERROR")
-		}
-	})
-	t.Run("HTTP/1.1", func(t *testing.T) {
-		r := connectRaw(t, address)
-		r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"))
-		if got := r.outcome(1); got != "goaway PROTOCOL_ERROR" && got != "closed" {
-			t.Errorf("the outcome is %q; want %q or %q", got, "goaway PROTOCOL_ERROR", "closed")
-		}
-	})
+}
+
+func TestSlowClientsAreDisconnected(t *testing.T) {
+	for name, c := range map[string]struct {
+		send func(*rawClient)
+		want string
+	}{
+		"no preface":          {send: func(*rawClient) {}, want: "closed"},
+		"half a frame":        {send: func(r *rawClient) { r.begin(); r.write([]byte{0, 0, 8, 6}) }, want: "closed"}, // the length and the type of a ping
+		"half a request":      {send: func(r *rawClient) { r.begin(); r.headers(1, false, fields()) }, want: "reset CANCEL"},
+		"no answer to a ping": {send: func(r *rawClient) { r.begin(); r.call(1, "wait", "grpc-timeout", "1H") }, want: "closed"},
+		"idle":                {send: func(r *rawClient) { r.begin() }, want: "goaway NO_ERROR"},
+		"HTTP/1.1":            {send: func(r *rawClient) { r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n")) }, want: "goaway PROTOCOL_ERROR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, fastgrpc.Options{}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+				c.send(r)
+				if got := r.outcome(1); got != c.want {
+					t.Errorf("the outcome is %q; want %q", got, c.want)
+				}
+			})
+		})
+	}
 }
 
 // The messages of 200 incomplete calls would take 3 MB. The server keeps at most 1 MB, and refuses

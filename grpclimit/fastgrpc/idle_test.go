@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
@@ -59,24 +58,8 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 // A request can arrive in parts after its connection was idle for longer than ReadTimeout. The time
 // of the request begins with its first part.
 func TestRequestInPartsAfterAnIdleTimeIsAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		server, err := fastgrpc.New(fastgrpc.Options{ReadTimeout: time.Second, Methods: map[string]fastgrpc.Handler{method: handle}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		listener := bufconn.Listen(1 << 16)
-		served := make(chan struct{})
-		go func() {
-			server.Serve(listener)
-			close(served)
-		}()
-		conn, err := listener.Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := newRaw(t, conn)
-		r.write([]byte(http2.ClientPreface))
-		r.logError(r.WriteSettings())
+	inBubble(t, fastgrpc.Options{ReadTimeout: time.Second}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+		r.begin()
 		r.call(1, "x")
 		if got := r.outcome(1); got != good {
 			t.Errorf("the outcome of the first call is %q; want %q", got, good)
@@ -88,9 +71,6 @@ func TestRequestInPartsAfterAnIdleTimeIsAnswered(t *testing.T) {
 		if got := r.outcome(3); got != good {
 			t.Errorf("the outcome of the call in two parts is %q; want %q", got, good)
 		}
-		conn.Close()
-		server.Close()
-		<-served
 	})
 }
 
