@@ -27,12 +27,10 @@ type exchange struct {
 	isBodyClosed bool // Close was called
 
 	// Only the handler's goroutine uses the fields below.
-	header      http.Header
-	trailers    []string // keys of header that are sent after the body
-	hasHeader   bool     // WriteHeader was called
-	isCommitted bool     // the header was sent
-	isAborted   bool     // the handler has panicked, so end cancels the stream
-	status      int      // of HTTP
+	header    http.Header
+	trailers  []string // keys of header that are sent after the body
+	hasHeader bool     // WriteHeader was called, and has sent the header
+	isAborted bool     // the handler has panicked, so end cancels the stream
 }
 
 var errCancelled = errors.New("the client has cancelled the call")
@@ -40,7 +38,7 @@ var errCancelled = errors.New("the client has cancelled the call")
 // startExchangeLocked starts a goroutine in which the fallback serves a stream.
 func (c *conn) startExchangeLocked(s *stream, r *request, hasRequestEnded bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
-	e := &exchange{stream: s, cancel: cancel, hasRequestEnded: hasRequestEnded, header: make(http.Header), status: http.StatusOK}
+	e := &exchange{stream: s, cancel: cancel, hasRequestEnded: hasRequestEnded, header: make(http.Header)}
 	s.exchange, s.hasRequestEnded, s.isRunning = e, hasRequestEnded, true
 	request := &http.Request{
 		Method: r.method, URL: &url.URL{Path: r.path}, RequestURI: r.path, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header),
@@ -165,39 +163,30 @@ func (e *exchange) dropBodyLocked() {
 // Header returns the header of the response. Trailers are set in it after WriteHeader.
 func (e *exchange) Header() http.Header { return e.header }
 
-// WriteHeader sets the status of the response.
+// WriteHeader sends the status and the header of the response.
 func (e *exchange) WriteHeader(code int) {
 	if e.hasHeader {
 		return
 	}
-	e.hasHeader, e.status = true, code
+	e.hasHeader = true
 	for _, names := range e.header["Trailer"] {
 		for name := range strings.SplitSeq(names, ",") {
 			e.trailers = append(e.trailers, http.CanonicalHeaderKey(strings.TrimSpace(name)))
 		}
 	}
-	e.commit(false)
-}
-
-// commit sends the header.
-func (e *exchange) commit(isEnd bool) {
-	if e.isCommitted {
-		return
-	}
-	e.isCommitted = true
 	c := e.stream.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.isOver {
 		return
 	}
-	block := appendStatus(c.newBlockLocked(), e.status)
+	block := appendStatus(c.newBlockLocked(), code)
 	for name, values := range e.header {
 		if name != "Trailer" && !e.isTrailer(name) {
 			block = appendFields(block, name, values)
 		}
 	}
-	c.outgoing = appendHeaders(c.outgoing, block, e.stream.id, isEnd)
+	c.outgoing = appendHeaders(c.outgoing, block, e.stream.id, false)
 }
 
 func (e *exchange) isTrailer(name string) bool {

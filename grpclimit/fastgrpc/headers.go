@@ -186,7 +186,8 @@ type refusal struct {
 	status     *status.Status
 }
 
-// check returns why the request is refused, or nil. Most texts are those of grpc-go.
+// check returns why the request is refused, or nil. Most texts are those of grpc-go. A corrupt
+// request gets RST_STREAM instead: handleHeaders refuses it before check.
 func (r *request) check() *refusal {
 	switch {
 	case r.isTooLarge:

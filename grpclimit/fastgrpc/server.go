@@ -282,7 +282,7 @@ func (s *Server) removeListener(l net.Listener) {
 }
 
 // serveConn serves a connection in a goroutine of its own. If the server has too many connections,
-// begin closes this one.
+// serveConn closes this one.
 func (s *Server) serveConn(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()
