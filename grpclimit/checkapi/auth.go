@@ -37,10 +37,13 @@ func (f AuthFailure) String() string {
 // AuthFailures returns all reasons why tokens are refused.
 func AuthFailures() []AuthFailure { return []AuthFailure{NoToken, WrongToken, NotOperator} }
 
-// authFailureOf returns why a call with these values of the header Authorization was refused.
-func authFailureOf(headers []string, f *failure) AuthFailure {
+// authFailureOf returns the reason for an error of authorize. headers are the values of the header
+// Authorization.
+func authFailureOf(headers []string, err error) AuthFailure {
 	switch {
-	case f.code == codes.PermissionDenied:
+	case err == errWebPage:
+		return NoToken
+	case asFailure(err).code == codes.PermissionDenied:
 		return NotOperator
 	case len(headers) == 0:
 		return NoToken

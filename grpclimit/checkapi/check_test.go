@@ -283,20 +283,26 @@ func withLargeBody(r *http.Request) *http.Request {
 
 func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
 	const body = `{"rule":"search","key":"user:42"}`
-	anonymous := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken, o.AllowAnonymous = nil, nil, true })
+	failures := ""
+	anonymous := newService(t, func(o *Options) {
+		o.CallerToken, o.OperatorToken, o.AllowAnonymous = nil, nil, true
+		o.AuthFailed = func(f AuthFailure) { failures += f.String() }
+	})
 	for _, c := range []struct {
-		path   string
-		header string
-		status int
-		want   string
+		path    string
+		header  string
+		status  int
+		want    string
+		failure string // the call of AuthFailed; "": none
 	}{
 		{path: "/v1/check", header: "X: y", status: 200},
-		{path: "/v1/peek", header: "X: y", status: 403, want: "set operator-token there"},
-		{path: "/v1/check", header: "Origin: https://example.com", status: 403, want: "web pages may not call this"},
-		{path: "/v1/check", header: "Authorization: Bearer " + callerToken, status: 401, want: "this service has no tokens"},
+		{path: "/v1/peek", header: "X: y", status: 403, want: "set operator-token there", failure: "not_operator"},
+		{path: "/v1/check", header: "Origin: https://example.com", status: 403, want: "web pages may not call this", failure: "no_token"},
+		{path: "/v1/check", header: "Authorization: Bearer " + callerToken, status: 401, want: "this service has no tokens", failure: "wrong_token"},
 	} {
-		if w := anonymous.send("", c.path, body, c.header); w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
-			t.Errorf("AllowAnonymous: %s with the header %s: %d %s; want status %d with %q", c.path, c.header, w.Code, w.Body, c.status, c.want)
+		failures = ""
+		if w := anonymous.send("", c.path, body, c.header); w.Code != c.status || !strings.Contains(w.Body.String(), c.want) || failures != c.failure {
+			t.Errorf("AllowAnonymous: %s with the header %s: %d %s, failure %q; want status %d with %q, failure %q", c.path, c.header, w.Code, w.Body, failures, c.status, c.want, c.failure)
 		}
 	}
 	withoutTokens := newService(t, func(o *Options) { o.CallerToken, o.OperatorToken = nil, nil })

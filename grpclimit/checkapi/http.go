@@ -53,11 +53,10 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := s.authorize(r, m.needs); err != nil {
-		f := asFailure(err)
-		if f.code == codes.Unauthenticated {
+		if asFailure(err).code == codes.Unauthenticated {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		}
-		s.options.AuthFailed(authFailureOf(r.Header["Authorization"], f))
+		s.options.AuthFailed(authFailureOf(r.Header["Authorization"], err))
 		writeFailure(w, err)
 		return
 	}
@@ -102,10 +101,12 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Service) authorize(r *http.Request, needs permission) error {
 	tokens := r.Header["Authorization"]
 	if len(tokens) == 0 && r.Header["Origin"] != nil {
-		return failf(codes.PermissionDenied, "web pages may not call this without a token; call it from a program")
+		return errWebPage
 	}
 	return s.tokens.authorize(tokens, needs)
 }
+
+var errWebPage = failf(codes.PermissionDenied, "web pages may not call this without a token; call it from a program")
 
 // readQuery reads the query of a call: status=429, or nothing.
 func readQuery(u *url.URL) (hasStatus429 bool, err error) {

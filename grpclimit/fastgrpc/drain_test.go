@@ -31,7 +31,7 @@ func TestCallsAfterTheLastGoAwayAreIgnored(t *testing.T) {
 	for name, hasOpenCall := range map[string]bool{"with an open call": true, "without an open call": false} {
 		t.Run(name, func(t *testing.T) {
 			var handled atomic.Int64
-			release := make(chan struct{})
+			var release chan struct{} // made in the bubble
 			options := fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: func(ctx context.Context, call *fastgrpc.Call) error {
 				handled.Add(1)
 				<-release
