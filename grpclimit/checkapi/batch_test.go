@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/memstore"
@@ -92,42 +94,55 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 	}
 }
 
-// Parallel bounds the goroutines of one batch, and MaxParallel those of all batches.
+// Parallel bounds the goroutines of one batch, and MaxParallel those of all batches. Each decision
+// takes a millisecond, so that all goroutines that may decide do so at the same time.
 func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
-	inner := memstore.New(memstore.Options{})
-	var mu sync.Mutex
-	inFlight, maxInFlight, decisions := 0, 0, 0
-	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		mu.Lock()
-		inFlight++
-		maxInFlight = max(maxInFlight, inFlight)
-		decisions++
-		mu.Unlock()
-		defer func() {
+	synctest.Test(t, func(t *testing.T) {
+		inner := memstore.New(memstore.Options{})
+		var mu sync.Mutex
+		inFlight, maxInFlight, decisions := 0, 0, 0
+		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			mu.Lock()
-			inFlight--
+			inFlight++
+			maxInFlight = max(maxInFlight, inFlight)
+			decisions++
 			mu.Unlock()
-		}()
-		return inner.Decide(ctx, charges)
-	})
-	s := newServiceOn(t, store, newClock(), func(o *Options) { o.Parallel, o.MaxParallel = 8, 10 })
-	var checks []string
-	for i := range 200 {
-		checks = append(checks, fmt.Sprintf(`{"rule":"search","key":"user:%d"}`, i))
-	}
-	var calls sync.WaitGroup
-	for range 3 {
-		calls.Go(func() {
-			if w := s.send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
-				t.Errorf("a batch: %d %.300s; want 200 and no error", w.Code, w.Body)
-			}
+			time.Sleep(time.Millisecond)
+			defer func() {
+				mu.Lock()
+				inFlight--
+				mu.Unlock()
+			}()
+			return inner.Decide(ctx, charges)
 		})
-	}
-	calls.Wait()
-	if maxInFlight > 13 || decisions != 600 {
-		t.Errorf("%d decisions were made, up to %d at the same time; want 600, and at most 13 at the same time: MaxParallel and one for each batch", decisions, maxInFlight)
-	}
-	if n := s.parallel.Load(); n != 0 {
-		t.Errorf("after the batches, %d goroutines are still counted; want 0", n)
-	}
+		s := newServiceOn(t, store, newClock(), func(o *Options) { o.Parallel, o.MaxParallel = 8, 10 })
+		var checks []string
+		for i := range 200 {
+			checks = append(checks, fmt.Sprintf(`{"rule":"search","key":"user:%d"}`, i))
+		}
+		// send sends a number of batches in parallel, and returns how many decisions were in flight at
+		// most.
+		send := func(batches int) int {
+			maxInFlight = 0
+			var calls sync.WaitGroup
+			for range batches {
+				calls.Go(func() {
+					if w := s.send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
+						t.Errorf("a batch: %d %.300s; want 200 and no error", w.Code, w.Body)
+					}
+				})
+			}
+			calls.Wait()
+			return maxInFlight
+		}
+		if n := send(1); n != 8 {
+			t.Errorf("one batch made up to %d decisions at the same time; want 8, as Parallel", n)
+		}
+		if n := send(3); n != 13 || decisions != 800 {
+			t.Errorf("three batches made up to %d decisions at the same time, and all batches made %d; want 13, MaxParallel and one for each batch, and 800", n, decisions)
+		}
+		if n := s.parallel.Load(); n != 0 {
+			t.Errorf("after the batches, %d goroutines are still counted; want 0", n)
+		}
+	})
 }

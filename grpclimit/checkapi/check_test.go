@@ -163,7 +163,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"attributes":{"headers":{"A":"1\r\n2"}}}`:                             "the value of A is malformed",
 		`{"attributes":{"headers":{"Host":"a"}}}`:                               "write the host as attributes.host",
 		`{"attributes":{"path":"search"}}`:                                      "attributes.path: write what the client sent",
-		`{"attributes":{"path":"/a?b"}}`:                                        "",
+		`{"attributes":{"path":"/a?b"}}`:                                        "attributes.path: path: \"?\" at offset 2 ends a path",
 		`{"attributes":{"path":"/%zz"}}`:                                        "attributes.path: ",
 		`{"attributes":{"path":"/a%2f..%2fb"}}`:                                 "attributes.path: ",
 		`{"attributes":{"query":"?a"}}`:                                         "attributes.query: ",
@@ -205,9 +205,6 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"\udc00\ud800"}`:                                                "half of a surrogate pair",
 	} {
 		w := s.send(callerToken, "/v1/check", body)
-		if want == "" { // the service must not panic; it may accept the request
-			continue
-		}
 		answer := objectOf(t, w.Body.String())
 		codesOfStatus := map[int]string{400: "invalid_argument", 404: "not_found", 409: "failed_precondition invalid_argument"}[w.Code]
 		if !strings.Contains(answer["detail"].(string), want) || !strings.Contains(codesOfStatus, answer["code"].(string)) {

@@ -179,7 +179,7 @@ func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 		if !want.Allowed {
 			denied++
 		}
-		if got.Allowed != want.Allowed || got.RetryAfterMs != inMS(want.RetryAfter()) {
+		if got.Allowed != want.Allowed || got.RetryAfterMs != inMS(want.RetryAfter()) || len(got.Limits) != len(plans) {
 			t.Fatalf("call %d: the service decides %v; the bare store decides %v", i, got, want)
 		}
 		for j, l := range got.Limits {
