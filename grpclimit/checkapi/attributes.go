@@ -55,7 +55,10 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 }
 
 func (a *attributes) Address() netip.Addr { return a.address }
-func (a *attributes) BodySize() int64     { return max(a.bodySize, 0) }
+
+// BodySize returns 0 for a size that is not stated, because it does not become known later.
+// obstacleTo refuses the request if a limit charges by the size.
+func (a *attributes) BodySize() int64 { return max(a.bodySize, 0) }
 
 // readAttributes validates attributes and converts them to the form that rules read.
 func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, error) {

@@ -242,8 +242,8 @@ func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (va
 // maxInteger is the largest integer that every JSON parser reads exactly.
 const maxInteger = 1<<53 - 1
 
-// wholeNumber parses a JSON number that is whole: 3, 3.0 or 3e0. A number outside ±maxInteger
-// becomes maxInteger + 1.
+// wholeNumber parses a JSON number that is whole: 3, 3.0 or 3e0. For a number outside ±maxInteger,
+// n may be maxInteger + 1 instead.
 func wholeNumber(text string) (n int64, ok bool) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return n, true
@@ -251,7 +251,7 @@ func wholeNumber(text string) (n int64, ok bool) {
 	f, err := strconv.ParseFloat(text, 64)
 	switch {
 	case f > maxInteger || f < -maxInteger:
-		return maxInteger + 1, text != ""
+		return maxInteger + 1, true
 	case err != nil || f != math.Trunc(f):
 		return 0, false
 	}

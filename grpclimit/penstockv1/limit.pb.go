@@ -119,7 +119,8 @@ func (x *CheckRequest) GetRequestId() string {
 	return ""
 }
 
-// Attributes describe a request. It does not have the attributes that are missing here.
+// Attributes describe a request. A field that is not set means that the request has no such
+// attribute.
 type Attributes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The method, such as GET.
