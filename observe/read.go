@@ -25,7 +25,7 @@ func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
 // Rules returns all Rules, including Other.
 func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.seriesByRule.Load())) }
 
-// A Sum is a kind of total: the number of all requests that have one of several outcomes.
+// A Sum is one of the totals of requests. Each total adds the requests of several outcomes.
 type Sum uint8
 
 // The sums. Each request is counted in either Passed or Rejected. Decisions of shadows are counted
