@@ -25,8 +25,8 @@ func (r *rawClient) awaitGoAways(n int) {
 }
 
 // A client that does not answer the ping gets the second GOAWAY after a pause. Until the client has
-// read it, the client may send calls that the GOAWAY excludes, and frames of these calls. The server
-// ignores them, because the client may send such calls again on another connection.
+// read this GOAWAY, it may send calls that the GOAWAY excludes. The server ignores all frames of
+// these calls, because the client may send the calls again on another connection.
 func TestCallsAfterTheLastGoAwayAreIgnored(t *testing.T) {
 	for name, hasOpenCall := range map[string]bool{"with an open call": true, "without an open call": false} {
 		t.Run(name, func(t *testing.T) {
