@@ -220,7 +220,7 @@ func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 
 func TestWindowsIgnorePatience(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).With(penstock.AnchoredWindow).MustCompile()
 	patient := spend("k", limit, 1)
 	patient.Patience = time.Minute
@@ -231,7 +231,7 @@ func TestWindowsIgnorePatience(t *testing.T) {
 
 func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).MustCompile()
 	for range 2 {
 		decide(t, cache, spend("k", limit, 1))
@@ -257,7 +257,7 @@ func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 
 func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
@@ -275,7 +275,7 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 func TestRefundAndResetForgetDenials(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
-		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 		limit, other := penstock.PerDay(10).MustCompile(), penstock.PerHour(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
 		for range 2 {
@@ -325,7 +325,7 @@ func TestDenialThatARefundOvertookIsNotCached(t *testing.T) {
 		go func() { done <- decide(t, cache, spend("k", limit, 1)) }()
 		time.Sleep(time.Millisecond) // the store has denied, and its answer is in flight
 		decide(t, store, refund("k", limit, 1))
-		// Only refunds through the cache make it forget denials. This one needs no units.
+		// Only a refund through the cache makes the cache forget denials, even if its cost is 0.
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
 			t.Fatal(err)
 		}
@@ -371,7 +371,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 	sinceMidnightUTC := time.Since(time.Now().UTC().Truncate(24 * time.Hour))
 	zone := time.FixedZone("noon", int((12*time.Hour - sinceMidnightUTC).Seconds()))
 	calendar := penstock.CalendarWindow(algorithm.Day, zone)
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 	for i, pair := range [][2]penstock.Limit{
 		{penstock.PerDay(10), penstock.PerDay(20)},
 		{penstock.PerDay(10).WithBurst(5), penstock.PerDay(10).WithBurst(20)},
@@ -395,7 +395,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 
 func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
 	slots, rate := penstock.InFlight(1, time.Minute).MustCompile(), penstock.PerDay(1).MustCompile()
 	hold := func(holder string) penstock.Charge {
 		return penstock.Charge{Key: "k", Plan: slots, Cost: 1, Holder: holder}
@@ -461,7 +461,7 @@ func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 			d, err := store.Decide(ctx, charges)
 			d.Source = source
 			return d, err
-		}), guard.DenyOptions{})
+		}), guard.DenyOptions{MaxAge: time.Hour})
 		for range 3 {
 			decide(t, cache, spend("k", penstock.PerDay(1).MustCompile(), 1))
 		}
@@ -478,7 +478,7 @@ func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 func TestErrorsAreNotCached(t *testing.T) {
 	t.Parallel()
 	store := newCountingStore()
-	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).MustCompile()
 	decide(t, cache, spend("k", limit, 1))
 	store.onCall = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }

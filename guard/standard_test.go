@@ -289,37 +289,39 @@ func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 }
 
 func TestStandardHasABreakerForEachNode(t *testing.T) {
-	store := &nodesStore{Store: memstore.New(memstore.Options{})}
-	g := standard(t, store, guard.Options{Server: store})
-	defer g.Close()
-	limit := compiled(t, penstock.PerHour(1_000_000))
-	call := func(key string) penstock.Source {
-		d, err := g.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit, Cost: 1}})
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) { // so that a slow machine does not see more probes
+		store := &nodesStore{Store: memstore.New(memstore.Options{})}
+		g := standard(t, store, guard.Options{Server: store})
+		defer g.Close()
+		limit := compiled(t, penstock.PerHour(1_000_000))
+		call := func(key string) penstock.Source {
+			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit, Cost: 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d.Source
 		}
-		return d.Source
-	}
-	for range 20 {
-		if source := call("dead"); source != penstock.FromFallback {
-			t.Errorf("the key of a dead node was decided by %v; want by the fallback", source)
+		for range 20 {
+			if source := call("dead"); source != penstock.FromFallback {
+				t.Errorf("the key of a dead node was decided by %v; want by the fallback", source)
+			}
 		}
-	}
-	callsBefore := store.calls.Load()
-	for range 20 {
-		if source := call("alive"); source != penstock.FromStore {
-			t.Errorf("the key of a live node was decided by %v; want by the store", source)
+		callsBefore := store.calls.Load()
+		for range 20 {
+			if source := call("alive"); source != penstock.FromStore {
+				t.Errorf("the key of a live node was decided by %v; want by the store", source)
+			}
+			call("dead")
 		}
-		call("dead")
-	}
-	if n := store.calls.Load() - callsBefore; n > 25 {
-		t.Errorf("the store was called %d times for 40 decisions; want at most 25, since the breaker of the dead node is open", n)
-	}
-	for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after 20 s, Instances returns %d; want 7, as Heartbeat does", g.Instances())
+		if n := store.calls.Load() - callsBefore; n > 25 {
+			t.Errorf("the store was called %d times for 40 decisions; want at most 25, since the breaker of the dead node is open", n)
 		}
-	}
+		for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("after 20 s, Instances returns %d; want 7, as Heartbeat does", g.Instances())
+			}
+		}
+	})
 }
 
 // A nodesStore has a node for each key. The node of the key "dead" is dead.
