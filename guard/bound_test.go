@@ -36,12 +36,11 @@ type admitted struct {
 	units int64
 }
 
-// newFleet returns n instances. Each of them counts known instances, so that its share of the limit
-// in an outage is 1/known.
-func newFleet(n, known int, limit *penstock.Plan) *fleet {
+// newFleet returns n instances. In an outage, the share of each is the limit divided by counted.
+func newFleet(n, counted int, limit *penstock.Plan) *fleet {
 	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
-		f.instances = append(f.instances, guard.Fallback(guard.FallbackOptions{Instances: func() int { return known }})(f.faulty))
+		f.instances = append(f.instances, guard.Fallback(guard.FallbackOptions{Instances: func() int { return counted }})(f.faulty))
 	}
 	return f
 }
@@ -175,27 +174,27 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// Let n instances each have a share of 1/known in an outage. In any interval they admit at most
-// n/known of the limit's burst and of its rate. Rounding adds at most n units, for any load.
+// Let n instances each have a share of 1/counted in an outage. In any interval they admit at most
+// n/counted of the limit's burst and of its rate. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := randomBucket(random)
 		n := 1 + random.IntN(12)
-		known := max(1, n+random.IntN(5)-2)
-		f := newFleet(n, known, compiled(t, limit))
-		load := f.load(random, perSecond*float64(n)/float64(known))
+		counted := max(1, n+random.IntN(5)-2)
+		f := newFleet(n, counted, compiled(t, limit))
+		load := f.load(random, perSecond*float64(n)/float64(counted))
 		maxCost := 1 + random.Int64N(3)
 		decideAnywhere := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(maxCost)) }
 		load.arriveFor(2*time.Second, decideAnywhere)
 		f.setFault(alwaysDown)
 		start := time.Now()
 		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, decideAnywhere)
-		factor := float64(n) / float64(known)
+		factor := float64(n) / float64(counted)
 		got, bound := f.maxBeyondRate(start, factor*perSecond), factor*burst+float64(n)
 		if got > bound+tolerance {
-			t.Errorf("%d instances with shares for %d, limit %v: %.3f units beyond the rate; the bound is %.3f", n, known, limit, got, bound)
+			t.Errorf("%d instances with shares for %d, limit %v: %.3f units beyond the rate; the bound is %.3f", n, counted, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
 		if calls := f.calls.Load(); calls != f.decisions {

@@ -61,7 +61,8 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	return append(all, b.clockForwardBound())
 }
 
-// noMoreOfOneInstance is the text of bounds that only several instances can exceed.
+// noMoreOfOneInstance is the text of a bound if one instance admits nothing beyond the limit, but
+// several instances may.
 const noMoreOfOneInstance = "no more, with one instance"
 
 type bounds struct {

@@ -222,7 +222,7 @@ type circuit struct {
 	next         penstock.Store
 	options      *BreakerOptions
 	pause        atomic.Pointer[pause] // nil while closed
-	isWatched    atomic.Bool           // a watcher runs, until the circuit is closed
+	isWatched    atomic.Bool           // a watcher runs
 	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
 	hasCalls     atomic.Bool           // a call came since inUseLocked last ran
 	seenAt       time.Time             // when inUseLocked last found hasCalls set; guarded by breaker.mu

@@ -22,7 +22,7 @@ type trace struct {
 	limits   []*penstock.Plan
 	cache    *guard.DenyCache // around store
 	store    *memstore.Store
-	twin     *memstore.Store // gets the same charges, at the same times, without a cache
+	uncached *memstore.Store // gets the same charges, at the same times, without a cache
 	step     int
 	timeStep time.Duration // pauses are multiples of it; with 1 µs, both stores round all times alike
 	log      []string
@@ -37,7 +37,7 @@ type trace struct {
 
 func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOptions) *trace {
 	r := rand.New(rand.NewPCG(seed, 1))
-	tr := &trace{t: t, seed: seed, timeStep: timeStep, rand: r, store: memstore.New(memstore.Options{}), twin: memstore.New(memstore.Options{})}
+	tr := &trace{t: t, seed: seed, timeStep: timeStep, rand: r, store: memstore.New(memstore.Options{}), uncached: memstore.New(memstore.Options{})}
 	tr.cache = guard.NewDenyCache(tr.store, o)
 	algorithms := []*algorithm.Algorithm{
 		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
@@ -144,14 +144,22 @@ func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 
 const logLength = 12
 
-// mode returns a random mode, mostly Spend. It returns Reset or Refund only if canFreeUnits is set.
-func (tr *trace) mode(canFreeUnits bool) penstock.Mode {
-	switch n := tr.rand.IntN(40); {
-	case n == 0 && canFreeUnits:
+// anyMode returns a random mode, mostly Spend.
+func (tr *trace) anyMode() penstock.Mode {
+	switch tr.rand.IntN(40) {
+	case 0:
 		return penstock.Reset
-	case n <= 2 && canFreeUnits:
+	case 1, 2:
 		return penstock.Refund
-	case n == 3:
+	case 3:
+		return penstock.Force
+	}
+	return penstock.Spend
+}
+
+// spendingMode returns Spend, or sometimes Force. These modes free no units.
+func (tr *trace) spendingMode() penstock.Mode {
+	if tr.rand.IntN(40) == 0 {
 		return penstock.Force
 	}
 	return penstock.Spend
@@ -172,8 +180,8 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
 			for tr.step = range steps {
 				tr.pause()
-				charges := tr.charges(tr.mode(true))
-				d, want := tr.decide(tr.cache, charges), tr.decide(tr.twin, charges)
+				charges := tr.charges(tr.anyMode())
+				d, want := tr.decide(tr.cache, charges), tr.decide(tr.uncached, charges)
 				tr.note(d, charges)
 				tr.compare(charges, d, want)
 			}
@@ -248,16 +256,15 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 			freed := time.Now().Add(-time.Hour) // when units last came back
 			for tr.step = range steps {
 				tr.pause()
-				if mode := tr.mode(true); mode == penstock.Refund || mode == penstock.Reset {
+				if mode := tr.anyMode(); mode == penstock.Refund || mode == penstock.Reset {
 					tr.decide(tr.store, tr.charges(mode)) // not through the cache
 					freed = time.Now()
 					continue
 				}
-				charges := tr.charges(tr.mode(false))
-				peeks := make([]penstock.Charge, len(charges))
-				copy(peeks, charges)
-				for i := range peeks {
-					peeks[i].Cost, peeks[i].Mode = costToPeek(&peeks[i])
+				charges := tr.charges(tr.spendingMode())
+				var peeks []penstock.Charge
+				for _, c := range charges {
+					peeks = append(peeks, asPeek(c))
 				}
 				truth := tr.decide(tr.store, peeks)
 				d := tr.decide(tr.cache, charges)
@@ -283,12 +290,13 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", cached, wrong, latest)
 }
 
-// costToPeek returns the cost and mode of a Peek that is allowed exactly if c would be.
-func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
+// asPeek returns a Peek that is allowed exactly if c would be.
+func asPeek(c penstock.Charge) penstock.Charge {
 	if c.Mode == penstock.Draw {
-		return min(c.Cost, 1), penstock.Peek
+		c.Cost = min(c.Cost, 1)
 	}
-	return c.Cost, penstock.Peek
+	c.Mode = penstock.Peek
+	return c
 }
 
 // seeds returns how many seeds a run tries: a third of n, because each run has new seeds, and 20

@@ -162,9 +162,6 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 		}
 		if share := f.shareOf(c.Plan, n); share != nil {
 			one := [1]penstock.Charge{{Key: c.Key, Plan: share, Cost: cost, Mode: mode, Holder: cmp.Or(c.Holder, anonymous)}}
-			if mode == penstock.Refund {
-				one[0].Holder = c.Holder
-			}
 			local, err := f.local.Decide(context.Background(), one[:]) // a charge is not counted if the memory is full
 			if err == nil && mode == penstock.Force && n > 1 && share.Algorithm().CanBook() {
 				f.capDebt(&one[0], local.Status(0))
@@ -190,8 +187,8 @@ func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 // the refunds of capDebt.
 const anonymous = "\x00anonymous"
 
-// mirrorMode returns what to charge to the local memory for a granted charge. The mode Peek means
-// nothing.
+// mirrorMode returns what to charge to the local memory for a granted charge. If it returns the
+// mode Peek, there is nothing to charge.
 func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, cost int64) {
 	switch c.Mode {
 	case penstock.Spend, penstock.Force:

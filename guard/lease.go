@@ -43,9 +43,9 @@ type LeaseOptions struct {
 // This time is a Life, or the rest of the window if that is shorter, less the time that the store
 // takes to answer. (For a SubWindow, it is the rest of a part.) A block is at most Settings.Lease.
 // A block is also at most a quarter of the Burst (TokenBucket) or Count, divided by the number of
-// instances. If this bound is below 2 units, nothing is leased. The demand of a key is measured
-// from its second request within one or two Lives. Requests of the key go to the store until this
-// demand has been measured for a quarter of a Life.
+// instances. If this bound is below 2 units, nothing is leased. A key that is seen twice within
+// one or two Lives is measured from then on. Its requests go to the store until its demand has been
+// measured for a quarter of a Life.
 //
 // A draw costs more than a request that goes to the store. So nothing is drawn for a key whose
 // block would be below 4 units and below the largest that the limit allows. Nothing is drawn for a

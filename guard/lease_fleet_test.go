@@ -29,7 +29,7 @@ type leaseFleet struct {
 	mu        sync.Mutex
 	admitted  []admission
 	drawn     int64 // units that the store granted to draws
-	lostUnits int64 // those of drawn whose answers did not arrive
+	lostUnits int64 // drawn units whose answers did not arrive
 	crashes   int
 	pauses    int
 }
@@ -42,7 +42,7 @@ type admission struct {
 // newLeaseFleet returns a fleet whose n instances count each other. It starts no instance.
 func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseOptions) *leaseFleet {
 	o.Instances = func() int { return n }
-	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: compiled(t, limit.Limit()), start: time.Now(), options: o}
+	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: limit, start: time.Now(), options: o}
 }
 
 func (f *leaseFleet) admit(at time.Time, units int64) {

@@ -81,7 +81,7 @@ func spendRepeatedly(t testing.TB, store penstock.Store, charges []penstock.Char
 
 func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newFaulty()
+		store := newCountingStore()
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
@@ -96,7 +96,7 @@ func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 // Most keys occur once. Such keys must not fill the table.
 func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		const keys = 20_000
 		const maxMistaken = keys / 1000 // keys that are tracked because their hash is similar to another key's
@@ -121,7 +121,7 @@ func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 
 func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newFaulty()
+		store := newCountingStore()
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		leased, _ := spendRepeatedly(t, l, one(compiled(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
 		if draws := l.Stats().Draws; leased > 0 || store.calls.Load() != 100 || draws != 0 {

@@ -46,9 +46,10 @@ type SplitOptions struct {
 //   - Units forced beyond the limit are debts of the shards that took them. The other shards still
 //     grant.
 //   - Concurrency: the hash of the Holder selects the first shard of a hold. Later calls look for
-//     the hold there first. If another shard lent the hold, a renewal when the first shard has room
-//     again takes slots of both shards, for one Period. A hold must not change its cost. A hold of
-//     more slots than a shard has takes equal parts of all shards, or is denied.
+//     the hold there first. Suppose that this shard had no room, so another shard lent the hold.
+//     If the first shard has room at a renewal, the hold has slots in both shards for one Period.
+//     A hold must not change its cost. A hold of more slots than a shard has takes equal parts of
+//     all shards, or is denied.
 //   - An AnchoredWindow begins at the first charge of each shard.
 //   - After a change of SplitInto, some or all counters start anew. So up to the whole limit is
 //     admitted once more.
@@ -59,7 +60,8 @@ type SplitOptions struct {
 //     grant about 7 units more if 150 units become 50 in 8 shards. These units and the units used
 //     before never exceed A together.
 //   - Limits that use one counter must have the same SplitInto. If one of them has fewer units than
-//     SplitInto, it has fewer shards, and the rates of the limits add up.
+//     SplitInto, it has fewer shards than the others. Then all of them together admit up to the sum
+//     of their rates.
 //
 // In a batch of several charges, each split charge is replaced by one of its shards. The batch is
 // still all or nothing. As long as only split limits deny it, it is sent again with other shards.

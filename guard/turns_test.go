@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/storetest"
 )
 
@@ -150,7 +151,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 			for seed := range uint64(3) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 11))
-					store := newFaulty()
+					store := memstore.New(memstore.Options{})
 					o := guard.LeaseOptions{Limits: leaseUpTo(100), Instances: func() int { return instances }}
 					var leases []*guard.Lease
 					for range instances {

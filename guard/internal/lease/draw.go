@@ -127,7 +127,7 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 	if pending.err != nil {
 		return d, pending.err
 	}
-	if pending.isDenied && cost == 1 {
+	if pending.isDenied && cost == 1 { // the RetryAfter of a denied Draw is that of one unit
 		return pending.denial, nil
 	}
 	k.mu.Lock()
@@ -189,7 +189,7 @@ func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (pens
 // not worth a draw, or if the block is too small for the cost.
 func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.Duration, cost int64) *draw {
 	hasFreeBlock := p.blocks[0].left == 0 || p.blocks[1].left == 0
-	if k.refundsInFlight > 0 || now < p.bypassUntil || !hasFreeBlock {
+	if k.callerRefunds > 0 || now < p.bypassUntil || !hasFreeBlock {
 		return nil
 	}
 	block := l.blockSizeOf(p, now)
@@ -314,7 +314,7 @@ func (l *Store) receiveLocked(
 		}
 	}
 	if extra != nil {
-		k.pendingRefunds++
+		k.leaseRefunds++
 		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
 	}
 	b.refundTime = max((b.expires-sent)/16, 2*p.roundTrip) // long enough for a slow answer, and a small part of the block's life
@@ -417,7 +417,7 @@ func (l *Store) removeBlockLocked(k *leasedKey, p *pool, b *block, now time.Dura
 	if len(r.charges) == 0 {
 		return refunds
 	}
-	k.pendingRefunds++
+	k.leaseRefunds++
 	return append(refunds, r)
 }
 
@@ -455,7 +455,7 @@ func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 		k.counts.returned += returned
 		k.counts.expired += r.units - returned
 	}
-	if k.pendingRefunds--; k.pendingRefunds == 0 && k.refundsEnded != nil {
+	if k.leaseRefunds--; k.leaseRefunds == 0 && k.refundsEnded != nil {
 		close(k.refundsEnded)
 		k.refundsEnded = nil
 	}
@@ -502,11 +502,11 @@ func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (pe
 			continue
 		}
 		k.mu.Lock()
-		k.refundsInFlight++
+		k.callerRefunds++
 		k.mu.Unlock()
 		defer func() {
 			k.mu.Lock()
-			k.refundsInFlight--
+			k.callerRefunds--
 			k.mu.Unlock()
 		}()
 		if l.returnUnused(ctx, k) != nil {
@@ -549,7 +549,7 @@ func (k *leasedKey) pendingDoneLocked() <-chan struct{} {
 			return p.draw.done
 		}
 	}
-	if k.pendingRefunds == 0 {
+	if k.leaseRefunds == 0 {
 		return nil
 	}
 	if k.refundsEnded == nil {

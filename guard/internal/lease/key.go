@@ -14,14 +14,14 @@ import (
 type leasedKey struct {
 	name keyName
 
-	mu              sync.Mutex
-	isGone          bool // removed from its stripe
-	pools           []*pool
-	first           [1]*pool // saves an allocation for a single pool
-	counts          counts
-	refundsInFlight int           // Refunds and Resets by callers; while there are any, nothing is drawn
-	pendingRefunds  int           // refunds of leased units that are in flight
-	refundsEnded    chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
+	mu            sync.Mutex
+	isGone        bool // removed from its stripe
+	pools         []*pool
+	first         [1]*pool // saves an allocation for a single pool
+	counts        counts
+	callerRefunds int           // Refunds and Resets by callers; while there are any, nothing is drawn
+	leaseRefunds  int           // refunds of leased units that are in flight
+	refundsEnded  chan struct{} // closed when leaseRefunds is 0; nil if no caller waits
 }
 
 // maxPools is the largest number of combinations of limits that are leased under one key.
@@ -124,7 +124,7 @@ func (k *leasedKey) markGoneIfIdle(l *Store, now time.Duration) bool {
 		return false
 	}
 	defer k.mu.Unlock()
-	if k.refundsInFlight > 0 || k.pendingRefunds > 0 {
+	if k.callerRefunds > 0 || k.leaseRefunds > 0 {
 		return false
 	}
 	for _, p := range k.pools {
