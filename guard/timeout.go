@@ -37,9 +37,9 @@ type TimeoutOptions struct {
 //
 // A decision that takes longer ends with an error that wraps penstock.ErrUnavailable. Its charges
 // may have been made. If InFlight decisions are in flight, a further decision is not sent, and ends
-// with an error of ReasonShed. A call has less than After if the caller had its own deadline, or if
-// the call was not the first of its decision. A breaker ignores timeouts of calls that had less
-// than half of After.
+// with an error of ReasonShed. A call has less than After if the caller had its own deadline, if
+// AnswerBy set an earlier time, or if the call was not the first of its decision. A breaker ignores
+// timeouts of calls that had less than half of After.
 func Timeout(o TimeoutOptions) penstock.Decorator {
 	return o.timeout(&deadline.Set{After: o.after()})
 }
@@ -81,17 +81,17 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		}
 		return penstock.Decision{}, t.errShed
 	}
-	after := t.deadlines.After
-	if after < 0 {
+	if t.deadlines.After < 0 {
 		return t.next.Decide(ctx, charges)
 	}
-	left := after
 	bounded, isOwn := t.deadlines.Of(ctx)
 	if isOwn {
 		defer bounded.End()
 		ctx = bounded
-	} else if left = bounded.Left(); left <= 0 {
-		return penstock.Decision{}, errTooLate(after)
+	}
+	left := bounded.Left()
+	if left <= 0 {
+		return penstock.Decision{}, errTooLate
 	}
 	d, err := t.next.Decide(ctx, charges)
 	return d, t.errorOf(ctx, bounded, left, err)
@@ -113,7 +113,7 @@ func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
 	defer t.inFlight.Add(-n)
 	left := bounded.Left()
 	if left <= 0 {
-		many.Fail(calls, errTooLate(t.deadlines.After))
+		many.Fail(calls, errTooLate)
 		return
 	}
 	many.Decide(ctx, t.next, calls)
@@ -128,7 +128,6 @@ func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, leftAt
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	after := t.deadlines.After
 	switch deadline.CallerErr(ctx) {
 	case context.Canceled:
 		return err
@@ -136,10 +135,10 @@ func (t *timeout) errorOf(ctx context.Context, bounded *deadline.Context, leftAt
 		leftAtCall -= bounded.Left()
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
-			err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer within %v: %w", after, err))
+			err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer within %v: %w", leftAtCall.Round(100*time.Microsecond), err))
 		}
 	}
-	if leftAtCall < after/2 {
+	if leftAtCall < t.deadlines.After/2 {
 		err = withoutFault(err)
 	}
 	return err
@@ -162,8 +161,8 @@ func withoutFault(err error) error {
 
 // errTooLate is the error of a decision whose deadline passed before the store was called. The call
 // that used up the time has reported the store's health.
-func errTooLate(after time.Duration) error {
-	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("%v have passed before the store was called: %w", after, context.DeadlineExceeded))
+var errTooLate = func() error {
+	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("the deadline passed before the store was called: %w", context.DeadlineExceeded))
 	e.IsStoreFault = false
 	return e
-}
+}()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -209,6 +210,30 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 			t.Errorf("a canceled caller gets %v; want context.Canceled", err)
 		}
 	})
+}
+
+// A store that had less than half of the timeout is not at fault, also if AnswerBy set the earlier
+// time.
+func TestEarlyAnswerTimeIsNoFaultOfTheStore(t *testing.T) {
+	for answerBy, isStoreFault := range map[time.Duration]bool{
+		10 * time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hang))
+			_, err := store.Decide(guard.AnswerBy(t.Context(), time.Now().Add(answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
+			if e := penstock.AsStoreError(err); e == nil || e.Reason != penstock.ReasonTimeout || e.IsStoreFault != isStoreFault {
+				t.Errorf("with AnswerBy in %v, the error is %+v; want ReasonTimeout, and IsStoreFault %v", answerBy, err, isStoreFault)
+			}
+			if want := fmt.Sprint("no answer within ", min(answerBy, 250*time.Millisecond)); !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("with AnswerBy in %v, the error is %q; want it to contain %q", answerBy, err, want)
+			}
+		})
+	}
+	store := guard.Timeout(guard.TimeoutOptions{})(newCountingStore())
+	_, err := store.Decide(guard.AnswerBy(t.Context(), time.Now().Add(-time.Second)), one(penstock.PerSecond(1).MustCompile(), "k"))
+	if e := penstock.AsStoreError(err); e == nil || e.Reason != penstock.ReasonLate || e.IsStoreFault {
+		t.Errorf("with AnswerBy in the past, the error is %+v; want ReasonLate, which is no fault of the store", err)
+	}
 }
 
 // A caller with little time gets the fallback's answer while there is time to send it.
