@@ -176,7 +176,7 @@ func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision
 func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	l := forced.Plan.Limit()
 	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
-	if over := int64(used) - 2*(l.Burst+1); over > 0 {
+	if over := int64(used) - 2*forced.Plan.Capacity(); over > 0 {
 		refund := [1]penstock.Charge{*forced}
 		refund[0].Mode, refund[0].Cost = penstock.Refund, min(over, forced.Cost)
 		f.local.Decide(context.Background(), refund[:])

@@ -402,8 +402,8 @@ func TestFallbackOfABucketRemembersAtMostTwiceItsShare(t *testing.T) {
 		retryAfter time.Duration // for one unit, after 60 units were used
 	}{
 		{instances: 1, retryAfter: 41 * hour}, // 60 used, the Burst of 20, and 1 unit an hour
-		{instances: 2, retryAfter: 26 * hour}, // 22 used, the Burst of 10, and half a unit an hour
-		{instances: 4, retryAfter: 32 * hour}, // 12 used, the Burst of 5, and a quarter of a unit an hour
+		{instances: 2, retryAfter: 22 * hour}, // 20 used, the Burst of 10, and half a unit an hour
+		{instances: 4, retryAfter: 24 * hour}, // 10 used, the Burst of 5, and a quarter of a unit an hour
 	} {
 		inner := newFaulty()
 		store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return c.instances }})(inner)
