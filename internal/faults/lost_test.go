@@ -26,13 +26,13 @@ var lost = []fault{
 	{
 		id: "F15", name: "replies lost",
 		route: lossy,
-		begin: lose((*redistest.Proxy).Lose, true), end: lose((*redistest.Proxy).Lose, false),
+		begin: lose((*redistest.Proxy).DropReplies, true), end: lose((*redistest.Proxy).DropReplies, false),
 		wantErrors: unknown, hasUnseenCharges: true,
 	},
 	{
 		id: "F15", name: "connections lost with their replies",
 		route: lossy,
-		begin: lose((*redistest.Proxy).Cut, true), end: lose((*redistest.Proxy).Cut, false),
+		begin: lose((*redistest.Proxy).CutOnReply, true), end: lose((*redistest.Proxy).CutOnReply, false),
 		wantErrors: unknown, hasUnseenCharges: true,
 	},
 }

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"reflect"
@@ -37,6 +38,20 @@ func startProxy(t *testing.T, s *Server) *Proxy {
 	t.Helper()
 	p, err := NewProxy("unix", s.Socket)
 	return mustStart(t, p, err)
+}
+
+// awaitLoss waits until a connection has lost a reply. On a busy machine, a client may give up
+// before its command has reached the server.
+func awaitLoss(t *testing.T, p *Proxy) {
+	t.Helper()
+	if err := await(answerTimeout, func() error {
+		if p.Losses() == 0 {
+			return errors.New("no reply has been lost yet")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func dial(t *testing.T, p *Proxy) (net.Conn, *bufio.Reader) {

@@ -21,16 +21,17 @@ type Proxy struct {
 	goroutines sync.WaitGroup
 	lost       atomic.Int64
 
-	mu                  sync.Mutex
-	network, upstream   string
-	isLosing, isCutting bool
-	firstLost           chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
-	onlyMatching        []byte        // the argument of Only, in lower case
-	firstReplyDelay     time.Duration // of the first reply of a connection
-	blockedIPs          []string      // of clients
-	blockedChanged      chan struct{} // closed when blocked changes
-	conns               map[net.Conn]struct{}
-	isClosed            bool
+	mu                sync.Mutex
+	network, upstream string
+	isDropping        bool
+	isCutting         bool
+	firstLost         chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
+	onlyMatching      []byte        // the argument of Only, in lower case
+	firstReplyDelay   time.Duration // of the first reply of a connection
+	blockedIPs        []string      // of clients
+	blockedChanged    chan struct{} // closed when blockedIPs changes
+	conns             map[net.Conn]struct{}
+	isClosed          bool
 }
 
 // NewProxy listens on a free loopback port, and forwards everything to the server at upstream. The
@@ -48,16 +49,18 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 // Addr returns the host:port that clients dial.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose makes the proxy discard replies, until Lose(false). The connection stays open, and the
-// caller waits until its deadline.
-func (p *Proxy) Lose(isOn bool) { p.set(func() { p.isLosing = isOn }) }
+// DropReplies makes the proxy discard replies, until DropReplies(false). The connection stays open,
+// and the caller waits until its deadline.
+func (p *Proxy) DropReplies(isOn bool) { p.set(func() { p.isDropping = isOn }) }
 
-// Cut makes the proxy close a client's connection when the server replies to it, until Cut(false).
-// So the connection ends after the server has run the command. Cut has priority over Lose.
-func (p *Proxy) Cut(isOn bool) { p.set(func() { p.isCutting = isOn }) }
+// CutOnReply makes the proxy close a client's connection when the server replies to it, until
+// CutOnReply(false). So the connection ends after the server has run the command. CutOnReply has
+// priority over DropReplies.
+func (p *Proxy) CutOnReply(isOn bool) { p.set(func() { p.isCutting = isOn }) }
 
-// CutOnce cuts one connection at its next reply, as Cut does. The wait for this reply begins at a
-// random time within 4 ms. CutOnce gives up after 20 ms without a reply, or when stop is closed.
+// CutOnce cuts one connection at its next reply, as CutOnReply does. The wait for this reply begins
+// at a random time within 4 ms. CutOnce gives up after 20 ms without a reply, or when stop is
+// closed.
 func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	select {
 	case <-stop:
@@ -74,9 +77,9 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	p.set(func() { p.isCutting, p.firstLost = false, nil })
 }
 
-// Only makes Lose and Cut affect only connections whose client has sent this text, in upper or
-// lower case. So handshakes still work. With an empty text, all connections are affected. Replies
-// that are in flight when the client sends the text may be lost too.
+// Only makes DropReplies and CutOnReply affect only connections whose client has sent this text, in
+// upper or lower case. So handshakes still work. With an empty text, all connections are affected.
+// Replies that are in flight when the client sends the text may be lost too.
 func (p *Proxy) Only(text string) {
 	p.set(func() { p.onlyMatching = bytes.ToLower([]byte(text)) })
 }
@@ -99,8 +102,8 @@ func (p *Proxy) Block(clients ...string) {
 // Delay delays the first reply of each new connection, so that only opening a connection is slow.
 func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.firstReplyDelay = by }) }
 
-// Lost returns how many connections have lost a reply.
-func (p *Proxy) Lost() int64 { return p.lost.Load() }
+// Losses returns how many connections have lost a reply.
+func (p *Proxy) Losses() int64 { return p.lost.Load() }
 
 // Close ends the listener and all connections; a second call does nothing.
 func (p *Proxy) Close() {
@@ -193,8 +196,8 @@ type link struct {
 	client, server  net.Conn
 	firstReplyDelay time.Duration
 
-	// hasMatched is true if a request has matched Only. A reply clears hasMatched while Lose and Cut
-	// are both off. hasMatched is guarded by proxy.mu.
+	// hasMatched is true if a request has matched Only. A reply clears hasMatched while DropReplies
+	// and CutOnReply are both off. hasMatched is guarded by proxy.mu.
 	hasMatched bool
 
 	hasLostReply bool // a reply was discarded; used only by forwardReplies
@@ -278,12 +281,12 @@ func (l *link) decideFate() fate {
 	case p.isCutting && isAffected:
 		p.recordLossLocked()
 		return disconnected
-	case p.isLosing && isAffected:
+	case p.isDropping && isAffected:
 		p.recordLossLocked()
 		l.hasLostReply = true
 		return discarded
 	}
-	if !p.isLosing && !p.isCutting {
+	if !p.isDropping && !p.isCutting {
 		l.hasMatched = false
 	}
 	return passed

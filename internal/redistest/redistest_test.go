@@ -213,10 +213,11 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 
 	p, key := proxies[1], setOwnKey(t, c.Nodes[1])
 	p.Only("INCR")
-	p.Lose(true)
+	p.DropReplies(true)
 	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", key); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("INCR through a proxy that loses replies: %v; want a timeout", err)
 	}
+	awaitLoss(t, p)
 	wantReply(t, c.Nodes[1], "2", "GET", key)
 }
 
@@ -237,23 +238,24 @@ func TestProxyLosesRepliesNotCommands(t *testing.T) {
 	p := startProxy(t, s)
 	wantThrough(t, p, int64(1), "INCR", "n")
 
-	p.Lose(true)
+	p.DropReplies(true)
 	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", "n"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("INCR with Lose: %v; want a timeout", err)
+		t.Errorf("INCR with DropReplies: %v; want a timeout", err)
 	}
+	awaitLoss(t, p)
 	wantReply(t, s, "2", "GET", "n")
-	p.Lose(false)
+	p.DropReplies(false)
 
-	p.Cut(true)
+	p.CutOnReply(true)
 	if _, err := call("tcp", p.Addr(), answerTimeout, "INCR", "n"); !errors.Is(err, io.EOF) {
-		t.Errorf("INCR with Cut: %v; want EOF", err)
+		t.Errorf("INCR with CutOnReply: %v; want EOF", err)
 	}
 	wantReply(t, s, "3", "GET", "n")
-	p.Cut(false)
+	p.CutOnReply(false)
 
 	wantThrough(t, p, int64(4), "INCR", "n")
-	if p.Lost() != 2 {
-		t.Errorf("%d connections lost a reply; want 2", p.Lost())
+	if p.Losses() != 2 {
+		t.Errorf("%d connections lost a reply; want 2", p.Losses())
 	}
 }
 
@@ -262,7 +264,7 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	s := Start(t)
 	p := startProxy(t, s)
 	p.Only("incr")
-	p.Cut(true)
+	p.CutOnReply(true)
 	wantThrough(t, p, "PONG", "PING")
 	if _, err := call("tcp", p.Addr(), answerTimeout, "INCR", "n"); !errors.Is(err, io.EOF) {
 		t.Errorf("INCR, which matches Only: %v; want EOF", err)
@@ -282,7 +284,7 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		for p.Lost() == 0 { // each call gives up after 20 ms
+		for p.Losses() == 0 { // each CutOnce gives up after 20 ms
 			p.CutOnce(stop)
 		}
 	}()
@@ -292,8 +294,8 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	}
 	wantThrough(t, p, int64(sent+1), "INCR", "n") // the proxy cuts no further reply
 	<-ended
-	if p.Lost() != 1 {
-		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), sent)
+	if p.Losses() != 1 {
+		t.Errorf("%d replies were lost; want the last of %d", p.Losses(), sent)
 	}
 	close(stop)
 	p.CutOnce(stop)
@@ -307,23 +309,16 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	}
 }
 
-// If such a connection got another reply, the client would take it for the lost one.
+// If a connection that lost a reply got another one, the client would take it for the lost one.
 func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := startProxy(t, s)
 	conn, replies := dial(t, p)
-	p.Lose(true)
+	p.DropReplies(true)
 	send(t, conn, "INCR", "n")
-	if err := await(answerTimeout, func() error {
-		if p.Lost() == 0 {
-			return errors.New("no reply has been lost yet")
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	p.Lose(false)
+	awaitLoss(t, p)
+	p.DropReplies(false)
 	send(t, conn, "PING")
 	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
@@ -338,7 +333,7 @@ func TestMatchMayArriveInPieces(t *testing.T) {
 	s := Start(t)
 	p := startProxy(t, s)
 	p.Only("EVALSHA")
-	p.Cut(true)
+	p.CutOnReply(true)
 	conn, replies := dial(t, p)
 	for _, piece := range []string{"PI", "NG\r\n", "eva", "lsh", "a x 0\r\n"} {
 		if _, err := conn.Write([]byte(piece)); err != nil {

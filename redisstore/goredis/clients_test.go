@@ -117,7 +117,7 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	target.Proxies[0].Only("EVALSHA")
-	target.Proxies[0].Cut(true)
+	target.Proxies[0].CutOnReply(true)
 	if err := script.Run(t.Context(), client, []string{"counter"}).Err(); err == nil {
 		t.Error("the call succeeded; want an error, because its reply was lost")
 	}

@@ -27,7 +27,7 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 	eventually.NoError(t, func() error { return call(time.Second) })
 
 	CutAll(t, p, func() { _ = call(time.Second) })
-	p.Lose(true) // loses the replies to HELLO too, so connecting takes long
+	p.DropReplies(true) // loses the replies to HELLO too, so connecting takes long
 	patient, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
 	var waiting atomic.Int64
@@ -38,8 +38,8 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 			_, _ = store.Heartbeat(patient, "i", time.Minute)
 		}()
 	}
-	lost := p.Lost()
-	eventually.True(t, "an answer to HELLO is lost", func() bool { return p.Lost() > lost })
+	lost := p.Losses()
+	eventually.True(t, "an answer to HELLO is lost", func() bool { return p.Losses() > lost })
 	for i := range 10 {
 		if err := call(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("call %d with a deadline of 10 ms: %v; want an ErrUnavailable", i, err)
@@ -54,9 +54,9 @@ func DeadlinesWhileConnecting(t *testing.T, library Library) {
 // connection, which the proxy then closes.
 func CutAll(t testing.TB, p *redistest.Proxy, call func()) {
 	t.Helper()
-	p.Cut(true)
+	p.CutOnReply(true)
 	for range 10 { // more calls than a client has connections
 		call()
 	}
-	p.Cut(false)
+	p.CutOnReply(false)
 }

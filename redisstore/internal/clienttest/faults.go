@@ -24,8 +24,8 @@ type loss struct {
 }
 
 var losses = []loss{
-	{"silence", (*redistest.Proxy).Lose},
-	{"end of the connection", (*redistest.Proxy).Cut},
+	{"silence", (*redistest.Proxy).DropReplies},
+	{"end of the connection", (*redistest.Proxy).CutOnReply},
 }
 
 // A Target is a server, or a Cluster, behind proxies that can lose the replies to scripts.
