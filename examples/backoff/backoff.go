@@ -12,8 +12,8 @@ import (
 var backoffLua string
 
 // Backoff admits one unit, then pauses for Period. Each further unit doubles the pause, at most
-// Burst times. If no unit comes for as long as the last pause after its end, the next pause is
-// Period again. Use it for attempts that should become rarer, such as logins.
+// Burst times. A pause is followed by a time of the same length. If no unit comes in that time, the
+// next pause is Period again. Use it for attempts that should become rarer, such as logins.
 var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
 	if l.Count != 1 {
 		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")

@@ -206,7 +206,7 @@ func (e *experiment) end() {
 	}
 	for p, fallback := range fallbacks {
 		bound := totalBound(fallback, e.seconds, passed)
-		fmt.Printf("%-7s let %d through; at most %v may pass in %.1f s\n", fallback, e.totals[p], bound, passed.Seconds())
+		fmt.Printf("%-7s let %d through in %.1f s; the bound: %v\n", fallback, e.totals[p], passed.Seconds(), bound)
 		if !bound.isUnlimited && e.totals[p] > bound.units {
 			e.addFailure("%s let %d through; at most %v may pass in %v", fallback, e.totals[p], bound, passed)
 		}

@@ -2,9 +2,10 @@
 // Redis is killed, stopped, flushed and failed over. Second by second it prints how many requests
 // the limit of each fallback (open, closed and local) lets through, and how many may pass.
 //
-// The command fails if more requests pass than may, or if the fallback does not allow a response.
-// Without -short, two more things must hold. In each second, the p99 of decisions is at most 100 ms
-// above the deadline. Within a second after its return, Redis makes all decisions again.
+// The command fails if more requests pass than may, or if a response has a status that the fallback
+// of its limit does not give. Without -short, two more things must hold. In each second, the p99 of
+// decisions is at most 100 ms above the deadline. Within a second after its return, Redis makes all
+// decisions again.
 package main
 
 import (
@@ -95,29 +96,10 @@ func run(binary string, short bool, save string) (failures []string, err error) 
 	}
 	defer withSentinel.end()
 	withSentinel.wait(phase)
-	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
+	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, sentinel.AwaitFailover)
 	withSentinel.wait(phase)
 	withSentinel.end()
 	return append(onSingle.failures, withSentinel.failures...), errors.Join(onSingle.err, withSentinel.err)
-}
-
-// awaitPromotion waits until all Sentinels name the replica as the primary.
-func awaitPromotion(s *redistest.SentinelGroup) error {
-	named := 0 // how many Sentinels name the replica
-	for end := time.Now().Add(15 * time.Second); named < len(s.Sentinels); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			return errors.New("the Sentinels have not made the replica the primary after 15 s")
-		}
-		reply, err := s.Sentinels[named].Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", redistest.MasterName)
-		address, isAddress := reply.([]any) // host and port
-		if err != nil || !isAddress || len(address) != 2 {
-			continue
-		}
-		if fmt.Sprint(address[0], ":", address[1]) == s.Replica.Addr {
-			named++
-		}
-	}
-	return nil
 }
 
 func build(dir string) (string, error) {

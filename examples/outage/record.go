@@ -11,7 +11,7 @@ import (
 // since the start.
 type record struct {
 	Rate, Burst, Requested, Instances int
-	Policies                          []string
+	OnFailure                         []string // on_failure of each limit
 	Seconds                           []recordedSecond
 	Events                            []recordedEvent
 }
@@ -38,7 +38,7 @@ func (s *recordedSecond) add(admitted int64, b bound) {
 }
 
 func (r record) save(file string) error {
-	r.Rate, r.Burst, r.Requested, r.Instances, r.Policies = rate, burst, requested, instances, fallbacks[:]
+	r.Rate, r.Burst, r.Requested, r.Instances, r.OnFailure = rate, burst, requested, instances, fallbacks[:]
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err

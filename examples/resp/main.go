@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	addr := flag.String("addr", "", "address to serve at after the example, such as 127.0.0.1:6380")
+	addr := flag.String("addr", "", "serve at this `address`, such as 127.0.0.1:6380, until the program is interrupted; default: end after the calls")
 	flag.Parse()
 
 	store := memstore.New(memstore.Options{}) // or a redisstore: then all copies share the limits

@@ -51,11 +51,15 @@ func mutantsOf(tree, pattern string) ([]mutant, error) {
 		if err != nil {
 			return nil, err
 		}
-		edits := editsOfLua(text)
-		if strings.HasSuffix(file, ".go") {
-			if edits, err = editsOfGo(text); err != nil {
-				return nil, err
-			}
+		var edits []edit
+		switch filepath.Ext(file) {
+		case ".go":
+			edits, err = editsOfGo(text)
+		case ".lua":
+			edits = editsOfLua(text)
+		}
+		if err != nil {
+			return nil, err
 		}
 		for _, e := range edits {
 			all = append(all, applyEdit(name, text, e))
@@ -68,8 +72,7 @@ func mutantsOf(tree, pattern string) ([]mutant, error) {
 func applyEdit(file string, text []byte, e edit) mutant {
 	changed := bytes.Join([][]byte{text[:e.from], []byte(e.replacement), text[e.to:]}, nil)
 	start := bytes.LastIndexByte(text[:e.from], '\n') + 1
-	// linesTo returns the text from the beginning of the edited line to the end of the line that
-	// contains the offset end.
+	// linesTo returns the lines of a text, from the edited one to the one with the offset end.
 	linesTo := func(text []byte, end int) string {
 		if i := bytes.IndexByte(text[end:], '\n'); i >= 0 {
 			end += i

@@ -13,7 +13,7 @@ import (
 // experiment with several limits.
 type outageRecord struct {
 	Rate, Burst, Requested, Instances int
-	OnFailure                         []string `json:"Policies"` // on_failure of each limit
+	OnFailure                         []string // on_failure of each limit
 	Seconds                           []struct {
 		At       float64  // end of the second, in seconds since the start
 		Admitted []int64  // requests that each limit admitted

@@ -59,8 +59,7 @@ func TestFailedBuildIsAFailure(t *testing.T) {
 	}
 }
 
-// TestRunsOfOnePackageAreKeptApart is about packages that make test runs twice at the same time:
-// with the race detector and without it.
+// "make test" runs some packages twice at the same time: with the race detector and without it.
 func TestRunsOfOnePackageAreKeptApart(t *testing.T) {
 	var out strings.Builder
 	s := newSummary(&out)
