@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -217,6 +218,26 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
 	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "Denied now by api.hour") {
 		t.Errorf("the page of a key by its ref is %s; want the masked key, denied by api.hour", page)
+	}
+}
+
+// Limits that all clients share are named as denying too, so the time must include them.
+func TestDenialLastsAsLongAsItsLongestLimit(t *testing.T) {
+	denies := func(retryMS int64) keylimits.Limit {
+		return keylimits.Limit{Kind: keylimits.Enforced, IsDenied: true, RetryMS: retryMS}
+	}
+	for _, c := range []struct {
+		own, global []keylimits.Limit
+		want        int64
+	}{
+		{own: []keylimits.Limit{denies(2000), denies(3000)}, want: 3000},
+		{own: []keylimits.Limit{denies(2000)}, global: []keylimits.Limit{denies(7000)}, want: 7000},
+		{global: []keylimits.Limit{denies(7000), denies(-1)}, want: -1},
+		{own: []keylimits.Limit{{Kind: keylimits.Shadow, IsDenied: true, RetryMS: 9000}}, want: 0},
+	} {
+		if got := denialOf(&adminapi.Key{Limits: c.own, Global: c.global}); got != c.want {
+			t.Errorf("with %+v and the global limits %+v, the denial lasts %d ms; want %d", c.own, c.global, got, c.want)
+		}
 	}
 }
 

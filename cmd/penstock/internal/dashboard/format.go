@@ -227,10 +227,10 @@ func countsOf(l adminapi.Limit) limitCounts {
 	return c
 }
 
-// denialOf returns how long the enforced limits of a key deny a request of one unit, in
-// milliseconds. -1 means forever.
+// denialOf returns how long the enforced limits of a key, and those that all clients share, deny a
+// request of one unit, in milliseconds. -1 means forever.
 func denialOf(k *adminapi.Key) (ms int64) {
-	for _, l := range k.Limits {
+	for _, l := range slices.Concat(k.Limits, k.Global) {
 		if l.IsDenied && l.Kind == keylimits.Enforced && ms >= 0 {
 			if ms = max(ms, l.RetryMS); l.RetryMS < 0 {
 				ms = -1
