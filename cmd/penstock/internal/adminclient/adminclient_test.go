@@ -90,7 +90,6 @@ func TestClientReachesTheInstance(t *testing.T) {
 		t.Fatal(err)
 	}
 	secure.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}
-	secure.Config.ErrorLog, plain.Config.ErrorLog = nil, nil
 	secure.StartTLS()
 	socketPath := filepath.Join(t.TempDir(), "a.sock")
 	socket.Listener.Close()

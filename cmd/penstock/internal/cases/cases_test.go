@@ -82,7 +82,8 @@ var trueCases = map[string][]string{
 	"cases begin with free slots": {"send: GET /slots", "times: 2, hold: true, expect: allowed"},
 }
 
-// head returns the fields of a case as lines. Several fields are in braces.
+// head returns the fields of a case as lines. Several fields are in braces: send, and then start or
+// headers.
 func head(fields string) string {
 	if inner, ok := strings.CutPrefix(fields, "{"); ok {
 		return strings.NewReplacer(", start", "\n    start", ", headers", "\n    headers").Replace(strings.TrimSuffix(inner, "}"))

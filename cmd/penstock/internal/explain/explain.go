@@ -136,7 +136,9 @@ func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 
 // addRules adds the rules that match the request, and why each applies or does not.
 func (r *Report) addRules(inspection *httplimit.Inspection) {
-	mostSpecific := "" // the last enforced rule without always, or else the first shadow rule without it
+	// Besides the rules with always, at most one enforced rule and one shadow rule apply. The enforced
+	// one is named, if there is one.
+	mostSpecific := ""
 	for _, rule := range inspection.Evaluation.Matched {
 		if !rule.Always && (mostSpecific == "" || !rule.Shadow) {
 			mostSpecific = rule.Name

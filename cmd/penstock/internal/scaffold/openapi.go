@@ -269,8 +269,9 @@ func urlOf(server *yaml.Node) string {
 	return ""
 }
 
-// requiredBases returns the indexes in d.bases of the paths that requests must begin with so that a
-// rule matches them. The servers of an operation require none if one of them has the path "".
+// requiredBases returns the paths of servers, as indexes in d.bases, without which no rule matches
+// the requests of some operation. An operation needs no such path if one of its servers has the
+// path "".
 func (d *description) requiredBases() (indexes []int) {
 	for i, base := range d.bases {
 		requires := func(o operation) bool { return slices.Contains(o.bases, base) && !slices.Contains(o.bases, "") }
@@ -470,12 +471,15 @@ func (p part) join(q part) part {
 func makeGroups(operations []operation) []*group {
 	common := commonPrefix(operations)
 	var all []*group
-	byPattern := make(map[string]*group) // by the pattern without the server's base path
-	byPath := make(map[string]*group)    // by the pattern with the base path: only one group has it
+	byPattern := make(map[string]*group)
+	// A full pattern begins with the path of a server. Two patterns may have one full pattern, such
+	// as /v1/users/** with the server path "", and /users/** with the server path /v1. They then
+	// share a group.
+	byFullPattern := make(map[string]*group)
 	for _, o := range operations {
 		pattern, name := patternOf(o.segments, common)
 		for _, base := range o.bases {
-			g := byPath[base+pattern]
+			g := byFullPattern[base+pattern]
 			if g == nil {
 				g = byPattern[pattern]
 			}
@@ -484,7 +488,7 @@ func makeGroups(operations []operation) []*group {
 				byPattern[pattern] = g
 				all = append(all, g)
 			}
-			byPath[base+pattern] = g
+			byFullPattern[base+pattern] = g
 			g.add(o, base, pattern)
 		}
 	}

@@ -94,8 +94,8 @@ func isHeader(name string) bool {
 	return headerName.MatchString(name) && !strings.EqualFold(name, "Host")
 }
 
-// ErrOption is wrapped by the errors for a wrong value of Per or Rate. In the text of these errors,
-// the name of the flag follows that of ErrOption.
+// ErrOption is wrapped by the errors for a wrong value of Per or Rate. Their text is the text of
+// ErrOption, the name of the flag, and what is wrong.
 var ErrOption = errors.New("a bad value for")
 
 // identityOf reads Options.Per. It returns the identity that the rules limit, and the header that
