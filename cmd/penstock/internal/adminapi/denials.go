@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 )
 
 // A Denial is a request that this instance has denied.
@@ -74,17 +74,10 @@ func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-func roundUpToMS(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
-}
-
 func (h *Handler) denialOf(v Viewer, d *denials.Denial) Denial {
 	name := h.Name(d.Key)
 	one := Denial{Time: d.Time.UTC(), Rule: d.Rule, Limit: d.Limit, Identity: h.identity(v, name), Ref: h.ref(name), Outcome: d.Outcome.String(), Source: d.DecidedBy(),
-		RetryMS: roundUpToMS(d.RetryAfter), TraceID: d.TraceID, Skipped: d.Skipped}
-	if d.RetryAfter == penstock.Never {
-		one.RetryMS = -1
-	}
+		RetryMS: keylimits.Milliseconds(d.RetryAfter), TraceID: d.TraceID, Skipped: d.Skipped}
 	if h.shown(v) == ShowOff {
 		one.Ref = ""
 	}

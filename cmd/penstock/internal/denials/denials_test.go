@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -175,16 +176,12 @@ func TestLinesOfTheLogMaskKeys(t *testing.T) {
 			r.Log(ctx, c.mode, log.Logger(), identities(c.show))
 		}()
 		if c.mode != LogOff {
-			for len(*r.readers.Load()) == 0 {
-				time.Sleep(time.Millisecond)
-			}
+			eventually.True(t, "the log reads denials", func() bool { return len(*r.readers.Load()) > 0 })
 		}
 		for range 20 {
 			r.Observe(denied(t, "login", "key:customer-4711"))
 		}
-		for c.lines > 0 && len(log.Lines("request denied")) < c.lines {
-			time.Sleep(time.Millisecond)
-		}
+		eventually.True(t, "the log has its lines", func() bool { return len(log.Lines("request denied")) >= c.lines })
 		stop()
 		<-ended
 		lines := log.Lines("request denied")

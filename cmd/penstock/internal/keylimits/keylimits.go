@@ -212,7 +212,7 @@ func (l *Limit) Charge() penstock.Charge {
 
 func (l *Limit) fill(s penstock.Status) {
 	l.Used, l.Left = max(l.plan.Capacity()-s.Remaining, 0), s.Remaining
-	l.ResetMS, l.RetryMS, l.IsDenied = milliseconds(s.ResetAfter), milliseconds(s.RetryAfter), s.RetryAfter > 0
+	l.ResetMS, l.RetryMS, l.IsDenied = Milliseconds(s.ResetAfter), Milliseconds(s.RetryAfter), s.RetryAfter > 0
 }
 
 // IsInUse reports whether the limit, as it was read, has counted something or denies.
@@ -243,8 +243,8 @@ func (l *Limit) DenyCacheTTL() time.Duration {
 // them.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
-// milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
-func milliseconds(d time.Duration) int64 {
+// Milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
+func Milliseconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1
 	}

@@ -28,9 +28,9 @@ type Rule = observe.Rule
 // Metrics are the metrics of one process. Many goroutines may call its methods at the same time.
 type Metrics struct {
 	*penstockprom.Metrics
-	registry     *prometheus.Registry
-	authFailures *prometheus.CounterVec
-	storeProbes  prometheus.Histogram
+	registry         *prometheus.Registry
+	respAuthFailures *prometheus.CounterVec // of Redis clients
+	storeProbes      prometheus.Histogram
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
@@ -52,11 +52,11 @@ const (
 // the trace of a request for exemplars; nil: there are none.
 func New(version string, traceID func(context.Context) string) *Metrics {
 	m := &Metrics{
-		Metrics:      penstockprom.New(penstockprom.Options{TraceID: traceID}),
-		registry:     prometheus.NewRegistry(),
-		authFailures: newAuthFailures(),
-		storeProbes:  newStoreProbes(),
-		failed:       make(map[ConfigSource]bool),
+		Metrics:          penstockprom.New(penstockprom.Options{TraceID: traceID}),
+		registry:         prometheus.NewRegistry(),
+		respAuthFailures: newRESPAuthFailures(),
+		storeProbes:      newStoreProbes(),
+		failed:           make(map[ConfigSource]bool),
 	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",

@@ -86,7 +86,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	calls.Count("a.B", 1)
 	calls.AuthFailed("no_token")
 	m.AddRESP(func() int { return 8 })
-	m.AuthFailed(resplimit.AuthFailures()[0])
+	m.RESPAuthFailed(resplimit.AuthFailures()[0])
 	m.AddAPI()(checkapi.AuthFailures()[1])
 	const hasToken = true
 	m.AddAdmin()(hasToken)

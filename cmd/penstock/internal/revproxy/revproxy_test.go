@@ -26,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 	"github.com/penstock/penstock/internal/eventually"
 )
@@ -496,26 +497,9 @@ func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
 	t.Logf("counted: %d requests, each with its own response", clients*each)
 }
 
-// A logBuffer is a log in memory, of all levels.
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *logBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+// debugLogger returns a logger that writes all levels to a log.
+func debugLogger(log *logbuffer.Buffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
@@ -548,8 +532,8 @@ func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 		{name: "its status is 99", upstream: listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), status: 502, detail: "the upstream did not answer"},
 		{name: "it speaks no TLS", upstream: strings.Replace(slow, "http:", "https:", 1), status: 502, detail: "the upstream did not answer"},
 	} {
-		var log logBuffer
-		o := revproxy.Options{Log: log.logger(), ConnectTimeout: patience, HeaderTimeout: patience}
+		var log logbuffer.Buffer
+		o := revproxy.Options{Log: debugLogger(&log), ConnectTimeout: patience, HeaderTimeout: patience}
 		if c.status == 504 {
 			o.HeaderTimeout = 50 * time.Millisecond
 		}
@@ -577,8 +561,8 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 func TestIncompleteResponseIsNotPassedAsComplete(t *testing.T) {
 	for _, head := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
 		up := listen(t, func(conn net.Conn) { fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n", head) })
-		var log logBuffer
-		res, err := http.Get(startProxy(t, revproxy.Options{Log: log.logger()}, up))
+		var log logbuffer.Buffer
+		res, err := http.Get(startProxy(t, revproxy.Options{Log: debugLogger(&log)}, up))
 		if err == nil {
 			_, err = io.ReadAll(res.Body)
 			res.Body.Close()
@@ -600,8 +584,8 @@ func TestSkippedLinesAreCountedByText(t *testing.T) {
 			fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
 		}
 	})
-	var log logBuffer
-	url := startProxy(t, revproxy.Options{Log: log.logger()}, up)
+	var log logbuffer.Buffer
+	url := startProxy(t, revproxy.Options{Log: debugLogger(&log)}, up)
 	request := func() {
 		if res, err := http.Get(url); err == nil {
 			io.Copy(io.Discard, res.Body)
@@ -696,9 +680,9 @@ func TestLogDoesNotQuoteResponses(t *testing.T) {
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: SECRET\r\n\r\n",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: A\r\n\r\n0\r\nSECRET\r\n\r\n",
 	} {
-		var log logBuffer
+		var log logbuffer.Buffer
 		up := listen(t, func(conn net.Conn) { io.WriteString(conn, response) })
-		if res, err := http.Get(startProxy(t, revproxy.Options{Log: log.logger()}, up)); err == nil {
+		if res, err := http.Get(startProxy(t, revproxy.Options{Log: debugLogger(&log)}, up)); err == nil {
 			io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
@@ -711,8 +695,8 @@ func TestLogDoesNotQuoteResponses(t *testing.T) {
 func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 	for _, hasStarted := range []bool{false, true} {
 		arrived, ended := make(chan struct{}), make(chan struct{})
-		var log logBuffer
-		site := startProxy(t, revproxy.Options{Log: log.logger()}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		var log logbuffer.Buffer
+		site := startProxy(t, revproxy.Options{Log: debugLogger(&log)}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			if hasStarted {
 				io.WriteString(w, "x")
 				http.NewResponseController(w).Flush()

@@ -141,7 +141,7 @@ func (s *service) respAuthFailed() func(resplimit.AuthFailure, net.Addr) {
 		lines[i].Every = refusalLogInterval
 	}
 	return func(f resplimit.AuthFailure, peer net.Addr) {
-		s.metrics.AuthFailed(f)
+		s.metrics.RESPAuthFailed(f)
 		s.Log.Debug("a Redis client was refused", "reason", f.String(), "client", peer.String())
 		if skipped, isDue := lines[f].Due(); isDue {
 			s.Log.Warn("a Redis client was refused: its caller_token is missing or wrong", "reason", f.String(), "unlogged", skipped)
