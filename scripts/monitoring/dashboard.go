@@ -306,17 +306,17 @@ func layout(rows []row) (placed []any) {
 		}
 		y++
 		var inside []any
-		x, height := 0, 0
+		x, lineHeight := 0, 0 // lineHeight is that of the highest panel in the line
 		for _, p := range r.panels {
-			height = p.height() // all panels of a row have the same height
 			if x+p.width > gridColumns {
-				x, y = 0, y+height
+				x, y, lineHeight = 0, y+lineHeight, 0
 			}
 			id++
-			inside = append(inside, p.object(id, object{"h": height, "w": p.width, "x": x, "y": y}))
+			inside = append(inside, p.object(id, object{"h": p.height(), "w": p.width, "x": x, "y": y}))
 			x += p.width
+			lineHeight = max(lineHeight, p.height())
 		}
-		y += height
+		y += lineHeight
 		if r.isCollapsed {
 			header["panels"] = inside
 			inside = nil

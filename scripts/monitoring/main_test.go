@@ -90,6 +90,22 @@ func TestAlertsAreComplete(t *testing.T) {
 	}
 }
 
+// A line of panels is as high as its highest panel.
+func TestPanelsOfDifferentHeightsDoNotOverlap(t *testing.T) {
+	number := panel{title: "number", width: statWidth}
+	line := panel{title: "chart", width: gridColumns - statWidth}
+	for _, rows := range [][]row{
+		{{panels: []panel{line, number, line}}},
+		{{panels: []panel{line, number}}, {title: "next"}},
+	} {
+		placed := layout(rows)
+		last := placed[len(placed)-1].(object)["gridPos"].(object)
+		if y, want := last["y"].(int), 1+line.height(); y != want {
+			t.Errorf("below a line with a chart and a number, y is %d; want %d", y, want)
+		}
+	}
+}
+
 // box is the place of a panel, in units of Grafana's grid.
 type box struct{ X, Y, W, H int }
 
