@@ -32,7 +32,11 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 		return err
 	}
 	l := &rateLimitTrial{dir: dir, recipesDir: recipesDir, store: redis.URL(), grpc: freeAddress()}
-	defer func() { l.penstock.end() }()
+	defer func() {
+		if l.penstock != nil { // nil after a failed start
+			l.penstock.end()
+		}
+	}()
 	if err := l.startPenstock(); err != nil {
 		return err
 	}
