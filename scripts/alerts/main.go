@@ -357,8 +357,8 @@ func isFilledIn(description string) bool {
 	return !isError && !strings.Contains(description, "<no value>") && !strings.Contains(description, "{{")
 }
 
-// awaitFiring waits until all alerts in firing fire, and none of those in quiet. Its messages name
-// the event before.
+// awaitFiring waits until all alerts in firing fire, and none of those in quiet. event is what has
+// just happened, for messages.
 func (e *experiment) awaitFiring(event string, firing, quiet []string) error {
 	begin := time.Now()
 	var current []string // the alerts that fire

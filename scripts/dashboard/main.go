@@ -97,7 +97,7 @@ func run(penstock, folder string) error {
 	}
 	traffic := &trafficControl{redis: redis, target: instances[0].listen}
 	go traffic.send(ctx)
-	prefixedAddress, err := serve(stripPrefix("/penstock/", instances[0].admin))
+	prefixedAddress, err := serve(prefixProxy("/penstock/", instances[0].admin))
 	if err != nil {
 		return err
 	}
@@ -138,13 +138,13 @@ func (s *redisServer) start() error {
 	if err := s.process.Start(); err != nil {
 		return err
 	}
-	for range 500 { // 500 × 10 ms = 5 s
+	for range 6000 { // 6000 × 10 ms = 1 min
 		if conn, err := net.Dial("unix", s.socket); err == nil {
 			return conn.Close()
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return errors.New("redis-server did not listen on its socket within 5 s")
+	return errors.New("redis-server did not listen on its socket within a minute")
 }
 
 func (s *redisServer) stop() {
@@ -268,10 +268,10 @@ func (c *trafficControl) send(ctx context.Context) {
 	}
 }
 
-// stripPrefix returns a proxy that removes a prefix from the paths of requests, and sends the
+// prefixProxy returns a proxy that removes a prefix from the paths of requests, and sends the
 // requests to an address. The prefix ends with a slash, which stays. The header Host becomes the
 // address. The proxy logs no errors, because pages close their event streams.
-func stripPrefix(prefix, address string) http.Handler {
+func prefixProxy(prefix, address string) http.Handler {
 	return http.StripPrefix(prefix[:len(prefix)-1], &httputil.ReverseProxy{
 		FlushInterval: -1, // flush after each write
 		ErrorLog:      log.New(io.Discard, "", 0),

@@ -45,8 +45,9 @@ type recipe struct {
 	// makeLenient changes the first file in the way that its comments describe. Then requests pass
 	// while Penstock is killed or hangs. nil: the proxy cannot do that.
 	makeLenient func(text string) string
-	// lenientCanDeny is true if on_failure: closed denies requests even in the lenient recipe.
-	lenientCanDeny bool
+	// isClosedWhenLenient is true if, while the store does not answer, limits with on_failure: closed
+	// deny requests even in the lenient recipe.
+	isClosedWhenLenient bool
 
 	checks func(*row) // further checks of this recipe, while the store answers; nil: none
 }
@@ -102,9 +103,9 @@ var recipes = []recipe{
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
-		args:           envoyArgs("envoy-grpc.yaml"),
-		lenientCanDeny: true,
-		checks:         checkContextExtensions,
+		args:                envoyArgs("envoy-grpc.yaml"),
+		isClosedWhenLenient: true,
+		checks:              checkContextExtensions,
 	},
 }
 

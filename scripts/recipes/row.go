@@ -281,7 +281,7 @@ func (r *row) checkWithoutStore() (open, closed string) {
 	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q; want 200 without RateLimit", a.status, a.header["Ratelimit"])
 	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
-	if r.recipe.lenientCanDeny {
+	if r.recipe.isClosedWhenLenient {
 		c := r.lenient.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 		r.expect(c.status == "503", "with the lenient recipe and without the store, on_failure: closed got %s; want 503", c.status)
 	}
