@@ -42,13 +42,20 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 			calls, listed = append(calls, &memory[i]), append(listed, item)
 		}
 	}
+	storeCtx := ctx
+	if len(listed) == 1 {
+		// A list of one is decided by Decide, which records the store's error in this context.
+		storeCtx = &listed[0].Admission.call
+	}
 	start := c.now()   // by the store's clock
 	sent := time.Now() // for the latency, which is always real time
-	many.Decide(ctx, c.store, calls)
+	many.Decide(storeCtx, c.store, calls)
 	latency := time.Since(sent)
 	for i, item := range listed {
 		a, call := item.Admission, calls[i]
-		a.call.storeErr = call.Cause
+		if call.Cause != nil {
+			a.call.storeErr = call.Cause
+		}
 		outcome, err := a.applyDecision(call.Decision, start, latency, call.Err)
 		item.Outcome, item.Err = a.end(outcome), err
 	}

@@ -2,11 +2,14 @@ package admission_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/flaky"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -40,6 +43,40 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 				}
 				item.Admission.Done(admission.Result{})
 			}
+		}
+	}
+}
+
+// The events of a list have the error of the store, however long the list is.
+func TestEventsOfAListHaveTheErrorOfTheStore(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	settings := func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: guard.FailClosed} }
+	store := flaky.New(memstore.New(memstore.Options{}))
+	store.IsDown.Store(true)
+	for _, hasFallback := range []bool{true, false} {
+		for length := 1; length <= 3; length++ {
+			t.Run(fmt.Sprintf("HasFallback %t, %d requests", hasFallback, length), func(t *testing.T) {
+				seen := new(events)
+				c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{
+					HasFallback: hasFallback, Settings: settings, Observe: seen.add,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var list []*admission.Admittance
+				for range length {
+					list = append(list, &admission.Admittance{Request: admission.Request{Direct: directCall(t, guard.FailClosed, 1)}})
+				}
+				c.AdmitMany(t.Context(), list)
+				for _, item := range list {
+					item.Admission.Done(admission.Result{})
+				}
+				for _, e := range seen.take() {
+					if !errors.Is(e.Err, flaky.ErrDown) {
+						t.Errorf("the event %v has the error %v; want that of the store", e.Outcome, e.Err)
+					}
+				}
+			})
 		}
 	}
 }
