@@ -12,7 +12,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
 	if c.waiting.Add(1) > int64(a.request.MaxWaiting) {
 		c.waiting.Add(-1)
-		return a.denyWaiting(delay, latency), nil
+		return a.denyWaiting(delay, latency, a.hasQueue), nil
 	}
 	leaveQueue := sync.OnceFunc(func() { c.waiting.Add(-1) })
 	defer leaveQueue()
@@ -29,7 +29,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	select {
 	case <-turn:
 		if a.renewal.hasLostSlot() {
-			return a.denyWaiting(slotRetryAfter, latency), nil
+			return a.denyWaiting(slotRetryAfter, latency, a.hasSlot), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
 	case <-a.call.Done():
@@ -39,18 +39,25 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	}
 }
 
-// denyWaiting denies a request that was granted a later turn, but cannot wait for it.
-func (a *Admission) denyWaiting(retryAfter, latency time.Duration) Outcome {
+// denyWaiting denies a request that was granted a later turn, but cannot wait for it, or has lost a
+// slot. isDenying tells whether the limit of charge i denied it.
+func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying func(i int) bool) Outcome {
 	a.observeDecision(Denied, latency)
 	a.returnWaiting()
 	a.rejection.RetryAfter = retryAfter
 	for i, l := range a.evaluation.Limits {
-		if a.decision.Status(i).Wait > 0 {
+		if isDenying(i) {
 			a.rejectBy(l, retryAfter)
 		}
 	}
 	return Denied
 }
+
+// hasQueue tells whether charge i has a later turn.
+func (a *Admission) hasQueue(i int) bool { return a.decision.Status(i).Wait > 0 }
+
+// hasSlot tells whether charge i takes a slot.
+func (a *Admission) hasSlot(i int) bool { return isSlot(&a.evaluation.Charges[i]) }
 
 // returnWaiting returns all that was charged for a request that should have waited.
 func (a *Admission) returnWaiting() {

@@ -336,15 +336,19 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		gate, _ := gateWithoutFallback(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
 		served := 0
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
-		send := func() int {
+		send := func() *httptest.ResponseRecorder {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-			return w.Code
+			return w
 		}
 		send()
 		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
-		if status := send(); status != 429 || served != 1 {
-			t.Errorf("the request that lost its slot got status %d, and %d requests were served; want 429 and 1", status, served)
+		w := send()
+		if w.Code != 429 || served != 1 {
+			t.Errorf("the request that lost its slot got status %d, and %d requests were served; want 429 and 1", w.Code, served)
+		}
+		if body := w.Body.String(); !strings.Contains(body, `"violated-policies":["a.in-flight"]`) {
+			t.Errorf("the body is %s; want only the limit of slots as the violated policy", body)
 		}
 	})
 }
