@@ -25,11 +25,11 @@ func serverMemorySection(r *report) error {
 		return err
 	}
 	subjects = slices.DeleteFunc(subjects, func(s *subject) bool { return s.name == threeName })
-	together, err := penstockSubject(threeName, daily(false))
+	together, err := penstockSubject(threeName, daily)
 	if err != nil {
 		return err
 	}
-	separate, err := penstockSubject(threeName+", separate", daily(true))
+	separate, err := penstockSubject(threeName+", separate", dailySeparate)
 	if err != nil {
 		return err
 	}
@@ -89,19 +89,23 @@ func (r *measuredServer) memoryUsage() (int64, error) {
 	return 0, fmt.Errorf("RANDOMKEY returned only hot keys")
 }
 
-// daily returns a function that returns three token buckets, whose state does not expire during a
-// run. Redis has one string for all of them, or one for each if isSeparate is true.
-func daily(isSeparate bool) func(int64) []penstock.Limit {
-	return func(count int64) []penstock.Limit {
-		limits := three(count)
-		for i := range limits {
-			limits[i].Period = 24 * time.Hour
-			if isSeparate {
-				limits[i].Group = "group" + strconv.Itoa(i)
-			}
-		}
-		return limits
+// daily returns three token buckets, whose state does not expire during a run. Redis has one string
+// for all of them.
+func daily(count int64) []penstock.Limit {
+	limits := three(count)
+	for i := range limits {
+		limits[i].Period = 24 * time.Hour
 	}
+	return limits
+}
+
+// dailySeparate returns the limits of daily in separate groups, so Redis has a string for each.
+func dailySeparate(count int64) []penstock.Limit {
+	limits := daily(count)
+	for i := range limits {
+		limits[i].Group = "group" + strconv.Itoa(i)
+	}
+	return limits
 }
 
 // bytesPerKey charges the given number of cold keys in turn, until it has made coldKeys charges. It

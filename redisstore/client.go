@@ -11,9 +11,10 @@ import "context"
 // nothing ran.
 //
 // The callers of a Store return at their deadlines, because the Store calls its Client on other
-// goroutines. So a Client may dial and wait. The contexts of its calls are special. Err returns an
-// error as soon as the caller has left, and from then on the Client need not send the command. Done
-// is closed at most 5 s after the caller has left, or when the Store is closed.
+// goroutines. So a Client may dial and wait. (Sharded and Close are exceptions.) The contexts of
+// these calls are special. Err returns an error as soon as the caller has left, and from then on
+// the Client need not send the command. Done is closed at most 5 s after the caller has left, or
+// when the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
 	// keys[0]. An error reply of Redis is returned as a ReplyError. If EvalSha returns no error, the
@@ -30,7 +31,7 @@ type Client interface {
 	Load(ctx context.Context, key string, scripts []Script) error
 
 	// Sharded reports whether keys are spread over several servers. Then a script may only use keys of
-	// one hash tag.
+	// one hash tag. The caller of the Store waits for Sharded, so it must return when ctx ends.
 	Sharded(ctx context.Context) (bool, error)
 
 	// Ping returns nil if a server answers.

@@ -14,7 +14,8 @@ import (
 //
 // Limits survive jumps. After a jump forward, units are refilled as if the time had passed. After a
 // jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
-// still ends at its original time. algorithm.FixedWindow documents the latest time of this end.
+// still ends at its original time, but no later than the bound in the documentation of
+// algorithm.FixedWindow.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()

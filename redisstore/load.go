@@ -253,7 +253,8 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
 		pending, isMine := s.loads.begin(name)
-		s.loads.missing.Add(1) // after begin: a caller that is counted loads the script, or waits for it
+		// Tests rely on this order: a caller that Missing counts loads the script, or waits for it.
+		s.loads.missing.Add(1)
 		if isMine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
 			s.loads.end(name, pending, nil)

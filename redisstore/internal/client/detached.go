@@ -25,7 +25,8 @@ type Calls[S any] interface {
 
 // A Detached client returns from a call when the call's context ends, even if the wrapped client
 // does not. Some clients dial, close or wait for a connection beyond the deadline. So calls run on
-// separate goroutines, the workers. A call continues if its caller leaves.
+// separate goroutines, the workers. A call continues if its caller leaves. Sharded has no worker:
+// the wrapped client must end it by itself.
 type Detached[S any] struct {
 	next      Calls[S]
 	calls     *background.Group

@@ -227,7 +227,8 @@ func (c *Coalescer) next(ended *Flight) *Flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.flights = slices.DeleteFunc(c.flights, func(f *Flight) bool { return f == ended })
-	others := len(c.flights) // without the scripts for one caller
+	// Scripts for one caller do not count here: beside them, a flight of any size is sent.
+	others := len(c.flights)
 	if !c.shouldSendLocked(others) {
 		c.inFlight--
 		return nil

@@ -86,7 +86,7 @@ func (s *setup) occupy() (release func()) {
 // A result is what a caller got.
 type result struct {
 	decision penstock.Decision
-	isSent   bool
+	isSent   bool // the batch may have been sent
 	err      error
 	after    time.Duration // how long the caller waited for the result
 }
@@ -119,8 +119,8 @@ func (s *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
 	return results
 }
 
-// callWithin decides charges in the background, with a deadline. The deadline has no timer of its
-// own, like those of guard.Timeout.
+// callWithin decides charges in the background, with a deadline. Like the deadlines of
+// guard.Timeout, it has no timer of its own.
 func (s *setup) callWithin(after time.Duration, charges ...penstock.Charge) <-chan result {
 	results := make(chan result, 1)
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -294,12 +294,12 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 	for _, row := range []struct {
 		first int   // how many calls wait at first
-		sent  []int // waiters of each flight that is sent when two scripts have ended
+		sent  []int // waiters of each flight that is in flight after these calls
 		least int   // how many calls are needed for a further flight
 	}{
 		{first: 1, sent: []int{1}, least: secondFlightMinRequests},
 		{first: 15, sent: []int{15}, least: 15},
-		{first: 60, sent: []int{16, 44}, least: 2 * maxFlightMinRequests},
+		{first: 60, sent: []int{thirdFlightMinRequests, 44}, least: 2 * maxFlightMinRequests},
 	} {
 		inBubble(t, func(s *setup) {
 			release := s.occupy()
