@@ -119,9 +119,8 @@ func (e *missingRight) Error() string {
 
 func (e *missingRight) Unwrap() error { return e.reply }
 
-// reasonsByPrefix has the beginnings of error replies of Redis and Valkey. Redis before 7 puts a
-// script's errors behind "ERR Error running script … -CODE"; these match too. Some clients remove
-// the beginning "ERR ", so it is ignored.
+// reasonsByPrefix has the beginnings of error replies of Redis and Valkey. Some clients remove the
+// beginning "ERR ", so it is ignored.
 var reasonsByPrefix = []struct {
 	code   string
 	reason penstock.Reason
@@ -216,7 +215,7 @@ func repliesIn(err error) (replies []ReplyError) {
 func classifyReply(reply ReplyError) penstock.Reason {
 	text := strings.TrimPrefix(string(reply), "ERR ")
 	for _, c := range reasonsByPrefix {
-		if strings.HasPrefix(text, c.code) || strings.Contains(text, " -"+c.code) {
+		if strings.HasPrefix(text, c.code) {
 			return c.reason
 		}
 	}

@@ -34,15 +34,10 @@ type Server struct {
 	Lag      int64 // bytes that the slowest replica has not received
 }
 
-// infoLua replies the parts of INFO that a Server is made of. infoLua requests one part in each
-// call, because servers before Redis 7.0 take only one.
+// infoLua replies the parts of INFO that a Server is made of.
 var infoLua = luagen.CheckRights(`local call = redis.call
 RIGHTS
-local all = {}
-for i, section in ipairs({'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace'}) do
-  all[i] = call('INFO', section)
-end
-return table.concat(all)`)
+return call('INFO', 'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace')`)
 
 // Servers describes the server of the store, or every primary of a Cluster, in the order of their
 // addresses. Servers needs the right to INFO and, on a Cluster, the right to CLUSTER SLOTS. Decide
