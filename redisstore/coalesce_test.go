@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -125,22 +126,12 @@ func (g *coalescingTest) callIn(ctx context.Context, cancel context.CancelFunc, 
 	return call
 }
 
-// await returns when ready returns true. The test fails if that takes 20 s.
-func (g *coalescingTest) await(what string, ready func() bool) {
-	g.Helper()
-	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			g.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}
-
 // holdTwo starts two calls and keeps their scripts in flight, so that all other callers wait. It
 // returns the calls.
 func (g *coalescingTest) holdTwo() []*pendingCall {
 	g.Helper()
 	first := []*pendingCall{g.call("a", 1), g.call("b", 1)}
-	g.await("two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
+	eventually.True(g, "two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
 	return first
 }
 
@@ -152,14 +143,14 @@ func (g *coalescingTest) holdThree() []*pendingCall {
 	for i := range 16 { // thirdFlightMinRequests of package coalesce
 		calls = append(calls, g.call(fmt.Sprint("many", i), 1))
 	}
-	g.await("three scripts in flight", func() bool { return g.client.scripts.Load() == 3 })
+	eventually.True(g, "three scripts in flight", func() bool { return g.client.scripts.Load() == 3 })
 	return calls
 }
 
 // awaitWaiters returns when n callers wait.
 func (g *coalescingTest) awaitWaiters(n int) {
 	g.Helper()
-	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
+	eventually.True(g, fmt.Sprint(n, " callers wait"), func() bool { return redisstore.Waiting(g.store) == n })
 }
 
 // countGranted waits until the calls have ended, and returns how many of them were granted.
@@ -266,7 +257,7 @@ func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	}
 	g.awaitWaiters(10)
 	go g.client.pass(2)
-	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
+	eventually.True(g, "the third script", func() bool { return g.client.scripts.Load() == 3 })
 	leaver.cancel()
 	<-leaver.done
 	if !errors.Is(leaver.err, context.Canceled) {
@@ -294,7 +285,7 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	}
 	g.awaitWaiters(5)
 	go g.client.pass(2)
-	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
+	eventually.True(g, "the third script", func() bool { return g.client.scripts.Load() == 3 })
 	later := g.call("k", 1)
 	g.client.releases <- func(context.Context) error { return errors.New("the connection broke") }
 	for _, call := range together {
@@ -433,13 +424,13 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	for range 2 {
 		calls = append(calls, g.call("hot", 1))
 	}
-	g.await("two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
+	eventually.True(g, "two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
 	for range 20 {
 		calls = append(calls, g.call("hot", 1))
 	}
 	g.awaitWaiters(20)
 	calls = append(calls, g.call("another", 1))
-	g.await("another slot's script", func() bool { return g.client.scripts.Load() == 3 })
+	eventually.True(g, "another slot's script", func() bool { return g.client.scripts.Load() == 3 })
 	g.client.pass(4)
 	if granted := g.countGranted(calls); granted != 23 || g.client.scripts.Load() != 4 {
 		t.Errorf("%d of 23 calls were granted in %d scripts; want all in 4", granted, g.client.scripts.Load())
@@ -454,7 +445,7 @@ func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	for range 20 {
 		calls = append(calls, g.call("k", 1))
 	}
-	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
+	eventually.True(g, "20 scripts", func() bool { return client.scripts.Load() == 20 })
 	client.pass(20)
 	if granted := g.countGranted(calls); granted != 20 {
 		t.Errorf("%d of 20 calls were granted; want all", granted)
