@@ -22,6 +22,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -493,8 +494,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); gate.Waiting() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-	}
+	eventually.True(t, "the message waits", func() bool { return gate.Waiting() > 0 })
 	cancel()
 	if err := <-ended; status.Code(err) != codes.Canceled {
 		t.Errorf("a message that waited while its client left: %v; want CANCELLED", err)

@@ -58,6 +58,7 @@ type Gate struct {
 	writer        *quotaheaders.Writer          // writes the metadata about limits
 	lowerNames    sync.Map                      // from the name of a header in a rule to the same name in lower case
 	compiled      atomic.Pointer[compiledRules] // nil until policies is first called
+	sleeping      atomic.Int64                  // how many messages wait in sleep
 }
 
 // compiledRules are the rules in force, with what a Gate computes from them once.
@@ -147,7 +148,7 @@ func IsInfrastructure(method string) bool {
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
 
 // Waiting returns how many calls and messages wait.
-func (g *Gate) Waiting() int { return g.controller.Waiting() }
+func (g *Gate) Waiting() int { return g.controller.Waiting() + int(g.sleeping.Load()) }
 
 // A Call is one call, or one message of a stream.
 type Call struct {
