@@ -1,5 +1,6 @@
 // Package connectlimit limits calls to servers of connect-go (connectrpc.com/connect) by a policy.
-// Package grpclimit does the same for grpc-go. Its Gate is an interceptor of handlers:
+// Package grpclimit does the same for grpc-go. A [Gate] of connectlimit is an interceptor of
+// handlers:
 //
 //	gate, err := connectlimit.New(store, watcher.Rules, connectlimit.Options{})
 //	path, handler := shopv1connect.NewOrdersHandler(orders, connect.WithInterceptors(gate))

@@ -114,14 +114,11 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		answer, err := next(context.WithValue(ctx, admissionKey{}, a), request)
 		isDone = true
 		a.Done(admission.Result{Status: statusOf(err)})
-		var failed *connect.Error
-		switch {
-		case err == nil:
-			setFields(answer.Header(), fields)
-		case errors.As(err, &failed):
-			setFields(failed.Meta(), fields)
+		if err != nil {
+			return answer, withFields(err, fields)
 		}
-		return answer, err
+		setFields(answer.Header(), fields)
+		return answer, nil
 	}
 }
 
@@ -205,6 +202,33 @@ func setFields(header http.Header, fields map[string][]string) {
 		header[http.CanonicalHeaderKey(name)] = values
 	}
 }
+
+// withFields returns a handler's error with fields in the metadata of its connect.Error. The
+// handler's error stays as it is, because the handler may return it for several calls at the same
+// time.
+func withFields(err error, fields map[string][]string) error {
+	var failed *connect.Error
+	if len(fields) == 0 || !errors.As(err, &failed) || failed == nil || connect.IsWireError(err) {
+		return err // connect-go sends no metadata of errors from another server
+	}
+	shared := *failed // Meta makes a map if there is none, and must not do that in the handler's error
+	own := connect.NewError(failed.Code(), failed.Unwrap())
+	for _, detail := range failed.Details() {
+		own.AddDetail(detail)
+	}
+	maps.Copy(own.Meta(), shared.Meta())
+	setFields(own.Meta(), fields)
+	return &errorWithFields{error: err, own: own}
+}
+
+// An errorWithFields is a handler's error, with a connect.Error that replaces the handler's.
+type errorWithFields struct {
+	error
+	own *connect.Error
+}
+
+// Unwrap returns own first, so errors.As and connect-go find it before the handler's connect.Error.
+func (e *errorWithFields) Unwrap() []error { return []error{e.own, e.error} }
 
 // errorOf returns the error of a refused call.
 func errorOf(r *calls.Refusal) *connect.Error {

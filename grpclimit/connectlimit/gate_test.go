@@ -3,6 +3,7 @@ package connectlimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -313,6 +314,47 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 	}
 	if err := connectlimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("Settle outside a call: %v; want ErrInvalid", err)
+	}
+}
+
+// A handler may return one error for several calls. So the metadata about limits is in a copy of
+// the error: each client gets its own, and other interceptors still find the handler's error.
+func TestErrorsOfHandlersAreNotChanged(t *testing.T) {
+	shared := connect.NewError(connect.CodeNotFound, errors.New("no such item"))
+	shared.Meta().Set("X-Kind", "item")
+	detail, err := connect.NewErrorDetail(&errdetails.ErrorInfo{Reason: "NO_ITEM"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.AddDetail(detail)
+	var seen error // by an interceptor outside the gate
+	observe := connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			answer, err := next(ctx, r)
+			seen = err
+			return answer, err
+		}
+	})
+	for name, returned := range map[string]error{"the error": shared, "a wrapper": fmt.Errorf("buy: %w", shared)} {
+		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{name: hour, rate: 5/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
+		handler := connect.NewUnaryHandler(buyProcedure, func(context.Context, *connect.Request[text]) (*connect.Response[text], error) { return nil, returned },
+			connect.WithInterceptors(observe, gate))
+		server := httptest.NewServer(handler)
+		t.Cleanup(server.Close)
+		_, err := connect.NewClient[text, text](server.Client(), server.URL+buyProcedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
+		var failed *connect.Error
+		if !errors.As(err, &failed) || failed.Code() != connect.CodeNotFound || failed.Message() != "no such item" || len(failed.Details()) != 1 {
+			t.Fatalf("%s: the client gets %v; want the handler's error with its detail", name, err)
+		}
+		if !slices.Equal(field(err, "X-Kind"), []string{"item"}) || !slices.Equal(field(err, "RateLimit"), []string{`"r.hour";r=4;t=3600`}) {
+			t.Errorf("%s: the client gets the metadata %v; want X-Kind of the handler, and RateLimit", name, failed.Meta())
+		}
+		if len(shared.Meta()) != 1 {
+			t.Errorf("%s: the handler's error has the metadata %v; want only X-Kind", name, shared.Meta())
+		}
+		if !errors.Is(seen, returned) || seen.Error() != returned.Error() {
+			t.Errorf("%s: the other interceptor gets %v; want an error that is %v", name, seen, returned)
+		}
 	}
 }
 
