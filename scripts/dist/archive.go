@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// A folder has the files of an archive by their slash-separated names. Equal folders give archives
+// A fileSet has the files of an archive by their slash-separated names. Equal sets give archives
 // with equal bytes: files are in the order of their names, and all have the same time and no owner.
-type folder map[string]file
+type fileSet map[string]file
 
 // A file is a text, or a file on disk.
 type file struct {
@@ -43,7 +43,7 @@ func (f file) permissions() os.FileMode {
 
 // add adds the files of the folder dir on disk. Their names begin with name and a slash. The folder
 // dir must have no subfolders.
-func (c folder) add(name, dir string) error {
+func (c fileSet) add(name, dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		c[name+"/"+e.Name()] = file{path: filepath.Join(dir, e.Name())}
@@ -52,7 +52,7 @@ func (c folder) add(name, dir string) error {
 }
 
 // forEachFile calls do with each file, in the order of names. It stops at the first error.
-func (c folder) forEachFile(do func(name string, text []byte, mode os.FileMode) error) error {
+func (c fileSet) forEachFile(do func(name string, text []byte, mode os.FileMode) error) error {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		text, err := c[name].read()
 		if err == nil {
@@ -66,7 +66,7 @@ func (c folder) forEachFile(do func(name string, text []byte, mode os.FileMode) 
 }
 
 // write writes the files below a folder on disk.
-func (c folder) write(dir string, date time.Time) error {
+func (c fileSet) write(dir string, date time.Time) error {
 	return c.forEachFile(func(name string, text []byte, mode os.FileMode) error {
 		path := filepath.Join(dir, filepath.FromSlash(name))
 		if err := writeFile(path, bytes.NewReader(text), mode); err != nil {
@@ -78,7 +78,7 @@ func (c folder) write(dir string, date time.Time) error {
 }
 
 // writeTarGz writes the files to a compressed archive, below the folder top.
-func (c folder) writeTarGz(path, top string, date time.Time) error {
+func (c fileSet) writeTarGz(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	gz, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	if err != nil {
@@ -92,7 +92,7 @@ func (c folder) writeTarGz(path, top string, date time.Time) error {
 
 // writeTar writes an uncompressed archive of the files and their folders. Each name in the archive
 // begins with prefix.
-func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
+func (c fileSet) writeTar(to io.Writer, prefix string, date time.Time) error {
 	w := tar.NewWriter(to)
 	write := func(kind byte, name string, text []byte, mode os.FileMode) error {
 		h := &tar.Header{Typeflag: kind, Name: name, Size: int64(len(text)), Mode: int64(mode), ModTime: date, Format: tar.FormatUSTAR}
@@ -119,7 +119,7 @@ func (c folder) writeTar(to io.Writer, prefix string, date time.Time) error {
 }
 
 // writeZip writes the files to a zip archive, below the folder top.
-func (c folder) writeZip(path, top string, date time.Time) error {
+func (c fileSet) writeZip(path, top string, date time.Time) error {
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
 	err := c.forEachFile(func(name string, text []byte, mode os.FileMode) error {

@@ -35,8 +35,8 @@ type builder struct {
 func newBuilder(r release, work string) (*builder, error) {
 	b := &builder{release: r, work: work, pages: filepath.Join(work, "pages")}
 	proxy := filepath.Join(work, "proxy")
-	versions := moduleVersions(r.required)
-	if r.version != r.required { // a development version: no other module has it
+	versions := moduleVersions(r.rootVersion)
+	if r.version != r.rootVersion { // only cmd/penstock has a development version
 		versions["cmd/penstock"] = append(versions["cmd/penstock"], r.version)
 	}
 	if err := writeProxy(r.tree, proxy, versions, r.date); err != nil {
@@ -99,8 +99,8 @@ func (b *builder) binary(p platform) string {
 	return "penstock"
 }
 
-// checkSums returns an error if the file goSum does not have the sum of a module of a binary. For a
-// development version, it does not check the modules of this repository.
+// checkSums returns an error unless the file goSum has the sum of each module that a binary
+// contains. For a development version, it does not check the modules of this repository.
 func checkSums(info *buildinfo.BuildInfo, goSum string, isRelease bool) error {
 	text, err := os.ReadFile(goSum)
 	if err != nil {
@@ -121,7 +121,7 @@ func isOwnModule(path string) bool { return path == root || strings.HasPrefix(pa
 
 // contentOf builds the binary of a platform, and returns the files of the platform's archive. It
 // writes the list of the binary's components to the folder out.
-func (b *builder) contentOf(p platform, out string) (folder, error) {
+func (b *builder) contentOf(p platform, out string) (fileSet, error) {
 	binary, err := b.install(p)
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (b *builder) contentOf(p platform, out string) (folder, error) {
 	if err := os.WriteFile(filepath.Join(out, b.name(p)+".cdx.json"), components, 0o644); err != nil {
 		return nil, err
 	}
-	content := folder{
+	content := fileSet{
 		b.binary(p):            {path: binary, mode: 0o755},
 		"LICENSE":              {path: filepath.Join(b.tree, "LICENSE")},
 		"THIRD_PARTY_LICENSES": {text: licenses},
@@ -163,7 +163,7 @@ func (b *builder) name(p platform) string {
 }
 
 // writeArchive writes the archive of a platform to the folder out.
-func (b *builder) writeArchive(p platform, content folder, out string) error {
+func (b *builder) writeArchive(p platform, content fileSet, out string) error {
 	if p.os == "windows" {
 		return content.writeZip(filepath.Join(out, b.name(p)+".zip"), b.name(p), b.date)
 	}

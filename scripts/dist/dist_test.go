@@ -148,7 +148,7 @@ func TestArchivesDependOnTheirFilesOnly(t *testing.T) {
 	if err := os.WriteFile(program, []byte("program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	files := folder{"penstock": {path: program, mode: 0o755}, "doc/a": {text: []byte("a")}}
+	files := fileSet{"penstock": {path: program, mode: 0o755}, "doc/a": {text: []byte("a")}}
 	pack := func(name string) []byte {
 		path := filepath.Join(dir, name)
 		write := files.writeTarGz

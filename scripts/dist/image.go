@@ -22,8 +22,8 @@ import (
 // imageOf makes the container image of a platform. The image has only the program and the licenses.
 // It needs no files for time zones and CA roots, because the program contains them. The Dockerfile
 // makes the same image; a test compares both.
-func imageOf(r release, p platform, content folder) (v1.Image, error) {
-	files := folder{
+func imageOf(r release, p platform, content fileSet) (v1.Image, error) {
+	files := fileSet{
 		"usr/bin/penstock":              content["penstock"],
 		"licenses/LICENSE":              content["LICENSE"],
 		"licenses/THIRD_PARTY_LICENSES": content["THIRD_PARTY_LICENSES"],
@@ -79,7 +79,7 @@ type imager struct {
 }
 
 // add makes the image of a platform, and writes it as an archive for "docker load".
-func (i *imager) add(p platform, content folder, out string) error {
+func (i *imager) add(p platform, content fileSet, out string) error {
 	image, err := imageOf(i.release, p, content)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (i *imager) write(work, out string) error {
 	if err := path.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": i.number()})); err != nil {
 		return err
 	}
-	content := make(folder)
+	content := make(fileSet)
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

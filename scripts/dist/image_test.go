@@ -22,7 +22,7 @@ import (
 
 func testImage(t *testing.T) v1.Image {
 	t.Helper()
-	content := folder{
+	content := fileSet{
 		"penstock":             {text: []byte("program"), mode: 0o755},
 		"LICENSE":              {text: []byte("a")},
 		"THIRD_PARTY_LICENSES": {text: []byte("b")},

@@ -32,7 +32,7 @@ func newPackager(r release, work string) (*packager, error) {
 }
 
 // pack makes a .deb and an .rpm of the files in content.
-func (p *packager) pack(content folder, arch, work, out string) error {
+func (p *packager) pack(content fileSet, arch, work, out string) error {
 	stage := filepath.Join(work, "packages-"+arch)
 	files, err := p.packageFiles(content)
 	if err != nil {
@@ -74,8 +74,8 @@ func (p *packager) pack(content folder, arch, work, out string) error {
 // packageFiles returns the files that a package gets from the content of an archive. The
 // changelogs, the licenses and the man pages are compressed. nfpm reads all other files from the
 // tree.
-func (p *packager) packageFiles(content folder) (folder, error) {
-	files := make(folder)
+func (p *packager) packageFiles(content fileSet) (fileSet, error) {
+	files := make(fileSet)
 	debianChangelog := fmt.Sprintf("penstock (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- Penstock maintainers <penstock@users.noreply.github.com>  %s\n",
 		strings.Replace(p.number(), "-", "~", 1), p.number(), p.date.Format(time.RFC1123Z))
 	toCompress := map[string]file{

@@ -19,11 +19,11 @@ import (
 
 // A release is a commit with its version.
 type release struct {
-	tree     string // the commit's files
-	version  string // of the binary, such as v0.1.0
-	required string // version of the root module that cmd/penstock requires
-	commit   string // 40 hexadecimal digits
-	date     time.Time
+	tree        string // the commit's files
+	version     string // of the binary, such as v0.1.0
+	rootVersion string // of the root module, as cmd/penstock/go.mod requires it
+	commit      string // 40 hexadecimal digits
+	date        time.Time
 }
 
 // number returns the version without its v, as in the names of files.
@@ -57,7 +57,7 @@ func checkout(repository, version, tree string) (release, error) {
 	if err := unpack(bytes.NewReader(files), tree); err != nil {
 		return release{}, err
 	}
-	if r.required, err = requiredVersion(tree); err != nil {
+	if r.rootVersion, err = requiredVersion(tree); err != nil {
 		return release{}, err
 	}
 	if r.version == "" {
@@ -65,27 +65,27 @@ func checkout(repository, version, tree string) (release, error) {
 		if err != nil {
 			return release{}, err
 		}
-		r.version = versionOf(strings.Fields(string(tags)), r.required, commit)
+		r.version = versionOf(strings.Fields(string(tags)), r.rootVersion, commit)
 	}
 	switch {
 	case semver.Canonical(r.version) != r.version:
 		return release{}, fmt.Errorf("the version %q does not have the form v0.1.0", r.version)
-	case semver.Prerelease(r.version) == "" && r.version != r.required:
-		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; run make prepare VERSION=%s", r.version, root, r.required, r.version)
+	case semver.Prerelease(r.version) == "" && r.version != r.rootVersion:
+		return release{}, fmt.Errorf("the version is %s, but cmd/penstock/go.mod requires %s %s; run make prepare VERSION=%s", r.version, root, r.rootVersion, r.version)
 	}
 	return r, nil
 }
 
 // versionOf returns the first tag that is a version. If no tag is one, it returns a development
 // version with the commit.
-func versionOf(tags []string, required, commit string) string {
+func versionOf(tags []string, rootVersion, commit string) string {
 	for _, tag := range tags {
 		if semver.Canonical(tag) == tag {
 			return tag
 		}
 	}
 	// Without the g, the last part might be a number with a leading 0, which is invalid.
-	return fmt.Sprintf("%s-dev.%.12s", required, "g"+commit)
+	return fmt.Sprintf("%s-dev.%.12s", rootVersion, "g"+commit)
 }
 
 // requiredVersion returns the version of the root module that cmd/penstock requires.
