@@ -326,3 +326,16 @@ func TestPlainManifests(t *testing.T) {
 		}
 	}
 }
+
+// TestShippedPoliciesLimitEveryPath: a policy that comes with a package or with the compose file
+// must not leave paths unlimited.
+func TestShippedPoliciesLimitEveryPath(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"../../../packaging/policy.yaml", deploy + "/compose/policy/policy.yaml"} {
+		for _, path := range []string{"/", "/users", "/users/42/orders/"} {
+			if charges := explained(t, "--config", policy, path).Charges; len(charges) != 1 {
+				t.Errorf("%s: %d limits apply to a request for %s; want 1", policy, len(charges), path)
+			}
+		}
+	}
+}
