@@ -31,7 +31,7 @@ type RuleConfig struct {
 	Name          string         `yaml:"name" jsonschema:"The name of the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
 	Match         MatchConfig    `yaml:"match" jsonschema:"Which requests the rule matches. Default: all."`
 	Always        bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, in addition to the most specific rule."`
-	BeforeAuth    bool           `yaml:"before_auth" jsonschema:"Decides the rule in a separate call before a token is verified, so forged tokens cause at most as many signature checks as the rule admits. The rule always applies. Its limits are per ip or global."`
+	BeforeAuth    bool           `yaml:"before_auth" jsonschema:"Decides the rule in a separate call before a token is verified, so forged tokens cause at most as many signature checks as the rule admits. The rule always applies. Its limits use no claims and no tiers."`
 	Unlimited     bool           `yaml:"unlimited" jsonschema:"Instead of limits: the requests that the rule matches are not limited by less specific rules."`
 	Shadow        bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule does not replace less specific rules."`
 	Per           IdentityConfig `yaml:"per" jsonschema:"The identity of the rule's limits, unless a limit has its own."`
