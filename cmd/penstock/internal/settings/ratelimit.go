@@ -22,7 +22,7 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 	r.setRedis()
 	r.setBehavior()
 	for _, row := range Table {
-		if r.env[row.Env()] != "" {
+		if r.isGiven(row) {
 			delete(r.flags, row.Name)
 		}
 	}
@@ -53,6 +53,11 @@ type ratelimitTranslation struct {
 
 func (r *ratelimitTranslation) fail(name, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
+}
+
+// isGiven reports whether a variable of Penstock has the value of a setting, or names its file.
+func (r *ratelimitTranslation) isGiven(row Row) bool {
+	return r.env[row.Env()] != "" || row.IsSecret && r.env[row.Env()+"_FILE"] != ""
 }
 
 // get returns a variable, or the default that envoyproxy/ratelimit has for it.
@@ -134,7 +139,7 @@ func (r *ratelimitTranslation) setControlPlane() {
 	}
 }
 
-// setRedis makes the store's URL from the variables for Redis.
+// setRedis makes the store's URL from the variables for Redis, unless a variable of Penstock has it.
 func (r *ratelimitTranslation) setRedis() {
 	if kind := r.get("BACKEND_TYPE", "redis"); kind != "redis" {
 		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)
@@ -143,6 +148,16 @@ func (r *ratelimitTranslation) setRedis() {
 	if r.isTrue("REDIS_PERSECOND") {
 		r.fail("REDIS_PERSECOND", "a second Redis is not supported, because one store keeps all limits; omit the variable")
 	}
+	if r.env["REDIS_TIMEOUT"] != "" {
+		r.flags["store-timeout"] = r.env["REDIS_TIMEOUT"]
+	}
+	if !r.isGiven(Row{Name: "store", IsSecret: true}) {
+		r.setStore()
+	}
+}
+
+// setStore makes the store's URL.
+func (r *ratelimitTranslation) setStore() {
 	for _, name := range []string{"REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"} {
 		if text := r.get(name, ""); text != "" && text != "false" {
 			r.fail(name, "it is not supported; omit it, and name the authority of the server's certificate in SSL_CERT_FILE")
@@ -158,6 +173,8 @@ func (r *ratelimitTranslation) setRedis() {
 	case "SINGLE":
 		if isSocketPath {
 			u.Scheme, u.Host, u.Path = "unix", "", address
+		} else if host, database, ok := strings.Cut(address, "/"); ok {
+			u.Host, u.Path = host, "/"+database
 		}
 	case "CLUSTER":
 		u.Scheme += "+cluster"
@@ -168,22 +185,23 @@ func (r *ratelimitTranslation) setRedis() {
 		r.fail("REDIS_TYPE", "%q is unknown; write SINGLE, CLUSTER or SENTINEL", kind)
 	}
 	r.flags["store"] = u.String()
-	if r.env["REDIS_TIMEOUT"] != "" {
-		r.flags["store-timeout"] = r.env["REDIS_TIMEOUT"]
-	}
 }
 
 // redisAddress returns the parts of REDIS_URL. The address is the path of a socket, or a list of
-// host:port. REDIS_TLS and REDIS_AUTH take precedence.
+// host:port, or host:port/database. REDIS_TLS and REDIS_AUTH take precedence.
 func (r *ratelimitTranslation) redisAddress() (scheme string, user *url.Userinfo, address string) {
 	scheme, address = "redis", r.get("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")
 	if r.isTrue("REDIS_TLS") || strings.HasPrefix(address, "rediss://") {
 		scheme = "rediss"
 	}
-	if _, rest, ok := strings.Cut(address, "://"); ok {
+	_, rest, isURL := strings.Cut(address, "://")
+	if isURL {
 		address = rest
 	}
 	if before, after, ok := strings.Cut(address, "@"); ok {
+		if plain, err := url.PathUnescape(before); isURL && err == nil {
+			before = plain
+		}
 		user, address = userinfo(before), after
 	}
 	if auth := r.get("REDIS_AUTH", ""); auth != "" {

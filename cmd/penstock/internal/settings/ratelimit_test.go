@@ -26,6 +26,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379", map[string]string{"store": "redis://redis:6379"}},
 		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 REDIS_AUTH=pass REDIS_TLS=true", map[string]string{"store": "rediss://:pass@redis:6379"}},
 		{"REDIS_URL=redis://redis:6379 REDIS_AUTH=me:p@ss", map[string]string{"store": "redis://me:p%40ss@redis:6379"}},
+		{"REDIS_URL=redis://me:p%40ss@redis:6379/1", map[string]string{"store": "redis://me:p%40ss@redis:6379/1"}},
 		{"REDIS_URL=redis://old:x@redis:6379", map[string]string{"store": "redis://old:x@redis:6379"}},
 		{"REDIS_TYPE=CLUSTER REDIS_SOCKET_TYPE=tcp REDIS_URL=a:1,b:2", map[string]string{"store": "redis+cluster://a:1,b:2"}},
 		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1,b:2 REDIS_TIMEOUT=1s", map[string]string{"store": "redis+sentinel://a:1,b:2/main", "store-timeout": "1s"}},
@@ -59,6 +60,17 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
 	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
 		t.Errorf("the flags are %v, the notes %v, and the error %v; want no flag grpc, because PENSTOCK_GRPC is set, and one note", flags, notes, err)
+	}
+}
+
+// The store of Penstock's variables replaces all variables for the address of Redis, also those that
+// have no equivalent.
+func TestStoreOfPenstockReplacesThatOfRatelimit(t *testing.T) {
+	for _, variable := range []string{"PENSTOCK_STORE=redis://redis:6379", "PENSTOCK_STORE_FILE=/run/secrets/store"} {
+		flags, _, err := FromRatelimit([]string{variable, "REDIS_URL=other:6379", "REDIS_SENTINEL_AUTH=a", "REDIS_TLS_CACERT=/a", "REDIS_TIMEOUT=1s"})
+		if _, ok := flags["store"]; ok || err != nil || flags["store-timeout"] != "1s" {
+			t.Errorf("with %s the flags are %v (error %v); want no flag store, and store-timeout 1s", variable, flags, err)
+		}
 	}
 }
 
