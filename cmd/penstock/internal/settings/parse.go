@@ -300,8 +300,9 @@ func withoutUser(text string) string {
 	return text
 }
 
-// isSameAddress reports whether two addresses of this machine are certainly the same: the ports are
-// equal, and each host is a loopback address or stands for all addresses.
+// isSameAddress reports whether the service cannot listen on both addresses of this machine: the
+// ports are equal, and each host is a loopback address or stands for all addresses. Different
+// loopback addresses, such as 127.0.0.1 and 127.0.0.2, count as the same.
 func isSameAddress(a, b string) bool {
 	if strings.HasPrefix(a, "unix:") {
 		return a == b

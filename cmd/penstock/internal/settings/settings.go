@@ -238,7 +238,8 @@ func (s *Settings) NeedsPolicy() bool {
 // A Listener is a setting that has an address, and its value.
 type Listener struct{ Name, Address string }
 
-// CallerListeners returns the listeners where callers get decisions.
+// CallerListeners returns the listeners where callers get decisions. Callers are programs, such as
+// other proxies, which send calls about the requests of their clients.
 func (s *Settings) CallerListeners() []Listener {
 	all := []Listener{{"api", s.API}, {"grpc", s.GRPC}, {"resp", s.RESP}}
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
