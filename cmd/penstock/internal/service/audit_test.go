@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 )
 
-// unlogged counts the attempts that have no line, and no others.
+// The field "unlogged" of a line counts the refused resets before it that have no line.
 func TestRefusedResetsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -118,7 +118,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
 	s.metrics.AddRESP(resp.Connections)
 	return &server{
-		name: l.Name,
+		setting: l.Name,
 		serve: func(l net.Listener) error {
 			if config != nil {
 				l = tls.NewListener(l, config)

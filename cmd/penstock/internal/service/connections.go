@@ -115,7 +115,7 @@ func (l *limitedListener) Close() error {
 // connection, because http.Server needs some.
 type limitedTCP struct {
 	*net.TCPConn
-	socket  io.ReadWriter // reads and writes the connection
+	socket  io.ReadWriter // reads and writes the connection with less CPU; see package directsocket
 	release func()
 }
 
@@ -130,7 +130,7 @@ func (c *limitedTCP) Close() error {
 // A limitedUnix is a limitedTCP for Unix sockets.
 type limitedUnix struct {
 	*net.UnixConn
-	socket  io.ReadWriter // reads and writes the connection
+	socket  io.ReadWriter // reads and writes the connection with less CPU; see package directsocket
 	release func()
 }
 

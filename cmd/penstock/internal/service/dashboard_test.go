@@ -2,6 +2,7 @@ package service
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -80,7 +81,10 @@ func TestDashboardIsOnTheAdminAddress(t *testing.T) {
 		res.Body.Close()
 	}
 	remote := startBeside(t, hello, map[string]string{"admin-listen": "0.0.0.0:0"})
-	_, port, _ := strings.Cut(remote.Admin, "]:")
+	_, port, err := net.SplitHostPort(remote.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if status, text, err := get("http://127.0.0.1:" + port + "/"); status != http.StatusForbidden || !strings.Contains(text, "set operator_token") {
 		t.Errorf("without a token at 0.0.0.0, the dashboard returned %d %s (error %v); want 403", status, text, err)
 	}

@@ -1,6 +1,7 @@
 package service
 
-// A connectionBudget is how many connections of each kind may be open at the same time. It leaves
+// A connectionBudget is how many connections of each kind may be open at the same time. Clients send
+// requests to the proxy. Callers are programs that get decisions. The budget leaves
 // file descriptors for the store, files and health checks. Otherwise clients could use all
 // descriptors, and /livez could not respond.
 type connectionBudget struct {

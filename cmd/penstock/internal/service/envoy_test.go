@@ -216,7 +216,7 @@ func TestEnvoyExampleOfTheDocsIsTrue(t *testing.T) {
 	}
 	eventually.True(t, "the denied descriptor among the offenders", func() bool {
 		got := getAdmin[adminapi.Offenders](r, "offenders").Offenders
-		return len(got) > 0 && got[0].Rule == envoyrls.Group()
+		return len(got) > 0 && got[0].Rule == envoyrls.Group() // all limits of the files have this group as their rule
 	})
 	if text := r.log.String(); strings.Contains(text, "level=WARN") {
 		t.Errorf("the example of the docs causes a warning: %s", text)

@@ -33,8 +33,8 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// grpcServices make and register the services of the gRPC listener, one each. The listener adds
-// authentication, health by the service's name, reflection, metrics, recovery from panics and the
+// grpcServices make and register the services of the gRPC listener, one each. For all of them, the
+// listener adds authentication, health checks, reflection, metrics, recovery from panics and the
 // drain.
 var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 	(*service).registerCheck,
@@ -109,8 +109,8 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 			return nil, err
 		}
 	}
-	if s.wrap.services != nil {
-		s.wrap.services(grpcServer)
+	if s.testHooks.services != nil {
+		s.testHooks.services(grpcServer)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
 	healthServer := newHealth(names)
@@ -121,7 +121,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		allCodes = append(allCodes, code.String())
 	}
-	result := &server{name: l.Name, announceEnd: healthServer.Shutdown}
+	result := &server{setting: l.Name, announceEnd: healthServer.Shutdown}
 	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return result.listener.connections() })
 	if s.Settings.GRPCServer == settings.GRPCFast {
 		return result, s.serveFast(result, grpcServer, calls, authenticate, config)

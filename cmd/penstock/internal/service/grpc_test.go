@@ -52,7 +52,7 @@ func (e echo) register(r grpc.ServiceRegistrar) {
 }
 
 // withEcho adds an echo to the gRPC listener.
-func withEcho(e echo) func(*Options) { return func(o *Options) { o.wrap.services = e.register } }
+func withEcho(e echo) func(*Options) { return func(o *Options) { o.testHooks.services = e.register } }
 
 // grpcClient connects to the gRPC listener.
 func (r *testService) grpcClient(config *tls.Config, options ...grpc.DialOption) *grpc.ClientConn {
@@ -388,17 +388,19 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 		conns = append(conns, conn)
 	}
 	eventually.True(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
-	fourth, err := net.Dial("tcp", r.GRPC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fourth.Close()
+	fourth := r.grpcClient(nil)
+	fourth.Connect()
 	eventually.True(t, "the limit to be logged", func() bool { return len(r.log.Lines("max_connections is reached", "address=grpc")) == 1 })
 	if n := r.metric(series); n != "3" {
 		t.Errorf("%s clients are connected; want 3, the value of max_connections", n)
 	}
 	conns[0].Close()
-	eventually.True(t, "the fourth client to be served", func() bool { return r.metric(series) == "3" })
+	if _, err := healthpb.NewHealthClient(fourth).Check(callContext(t), &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Errorf("after another client has left, the fourth got %v; want it served", err)
+	}
+	if n := r.metric(series); n != "3" {
+		t.Errorf("%s clients are connected; want 3 with the fourth", n)
+	}
 	conns[1].Close()
 	eventually.True(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }
@@ -406,7 +408,7 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 // Connections that do not use gRPC end after the header timeout. Other clients are served
 // meanwhile.
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "200ms", "max-connections": "100"}, withEcho(capitalize))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	// A frame begins with its length (3 bytes), type (1), flags (1) and stream (4).
 	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"

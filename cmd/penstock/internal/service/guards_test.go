@@ -23,7 +23,7 @@ rules: [{name: all, per: global, limits: [{rate: 100000/d, algorithm: fixed-wind
 	redis := redistest.Start(t)
 	flags := map[string]string{"store": redis.URL(), "min-instances": "2"}
 	var c *core.Core
-	r := start(t, hello, limitedBy(t, policy, flags), func(o *Options) { o.wrap.core = func(made *core.Core) { c = made } })
+	r := start(t, hello, limitedBy(t, policy, flags), func(o *Options) { o.testHooks.core = func(made *core.Core) { c = made } })
 	countInstances := func() int64 {
 		n, err := redis.Do("ZCARD", "ps1{%@}instances") // the key of all registrations
 		if err != nil {

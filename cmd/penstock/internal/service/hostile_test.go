@@ -143,17 +143,19 @@ type endlessReader struct{}
 func (endlessReader) Read(p []byte) (int, error) { return len(p), nil }
 
 func TestUploadsAndStreamsMayLastLongerThanTheTimeouts(t *testing.T) {
-	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	const pause, pieces = 300 * time.Millisecond, 10 // an upload and a response take 3 s each, longer than each timeout
+	t.Parallel()
+	r := startBeside(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		if err != nil {
 			t.Errorf("the upload failed: %v", err)
 		}
-		for range 5 {
+		for range pieces {
 			fmt.Fprintf(w, "%d ", n)
 			http.NewResponseController(w).Flush()
-			time.Sleep(150 * time.Millisecond)
+			time.Sleep(pause)
 		}
-	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "600ms", "idle-timeout": "100ms"})
+	}), map[string]string{"header-timeout": "1s", "stall-timeout": "2s", "idle-timeout": "1s"})
 	for _, version := range []int{1, 2} {
 		protocols := new(http.Protocols)
 		protocols.SetHTTP1(version == 1)
@@ -161,9 +163,9 @@ func TestUploadsAndStreamsMayLastLongerThanTheTimeouts(t *testing.T) {
 		transport := &http.Transport{Protocols: protocols}
 		body, feed := io.Pipe()
 		go func() {
-			for range 10 { // the upload takes 1 s, longer than each timeout
+			for range pieces {
 				feed.Write(make([]byte, 1000))
-				time.Sleep(100 * time.Millisecond)
+				time.Sleep(pause)
 			}
 			feed.Close()
 		}()
@@ -172,8 +174,8 @@ func TestUploadsAndStreamsMayLastLongerThanTheTimeouts(t *testing.T) {
 			t.Fatalf("the upload by HTTP/%d got no response: %v", version, err)
 		}
 		text, err := io.ReadAll(res.Body)
-		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {
-			t.Errorf("the response by HTTP/%d is %q (error %v); want the size 10000 five times by HTTP/%d", res.ProtoMajor, text, err, version)
+		if err != nil || string(text) != strings.Repeat("10000 ", pieces) || res.ProtoMajor != version {
+			t.Errorf("the response by HTTP/%d is %q (error %v); want the size 10000 %d times by HTTP/%d", res.ProtoMajor, text, err, pieces, version)
 		}
 		transport.CloseIdleConnections()
 	}
@@ -240,7 +242,7 @@ func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 			return
 		}
 		io.WriteString(w, "ok")
-	}), nil, func(o *Options) { o.wrap.limits = countRequests })
+	}), nil, func(o *Options) { o.testHooks.limits = countRequests })
 	const resets = 20_000
 	const resetsPerConnection = 5000 // at most
 	sent, connections := 0, 0

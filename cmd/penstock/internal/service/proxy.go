@@ -53,8 +53,8 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 	})
 	s.onClose(proxy.Close)
 	handler := s.telemetry.Handler(gate.Middleware(proxy))
-	if s.wrap.limits != nil {
-		handler = s.wrap.limits(handler)
+	if s.testHooks.limits != nil {
+		handler = s.testHooks.limits(handler)
 	}
 	handler = s.countInFlight(limitHeader(gate, s.Settings.MaxHeader, handler))
 	config, err := s.tlsConfig("listen", clientFiles(s.Settings))

@@ -19,7 +19,7 @@ import (
 // the store's decision.
 func withObservedStore(observe func(penstock.Charge, penstock.Decision)) func(*Options) {
 	return func(o *Options) {
-		o.wrap.core = func(c *core.Core) {
+		o.testHooks.core = func(c *core.Core) {
 			store := c.Store
 			c.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				decision, err := store.Decide(ctx, charges)

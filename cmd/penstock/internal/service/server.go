@@ -11,7 +11,7 @@ import (
 
 // A server serves the connections of one listener. All kinds of servers start and end the same way.
 type server struct {
-	name     string // the setting that has its address
+	setting  string // the name of the setting that has its address
 	listener *limitedListener
 	idle     *idleList // connections that may be closed to make room for new ones; nil: none
 
@@ -23,9 +23,9 @@ type server struct {
 }
 
 // newServer makes a server for HTTP, or HTTPS if TLS is configured.
-func newServer(name string, http1 *http.Server) *server {
+func newServer(setting string, http1 *http.Server) *server {
 	return &server{
-		name: name,
+		setting: setting,
 		serve: func(l net.Listener) (err error) {
 			if http1.TLSConfig != nil {
 				err = http1.ServeTLS(l, "", "")
@@ -48,7 +48,7 @@ func (s *server) start(failed chan<- error) {
 	go func() {
 		defer close(s.ended)
 		if err := s.serve(s.listener); err != nil {
-			failed <- fmt.Errorf("%s %s: %w", s.name, s.listener.Addr(), err)
+			failed <- fmt.Errorf("%s %s: %w", s.setting, s.listener.Addr(), err)
 		}
 	}()
 }

@@ -57,11 +57,11 @@ type Options struct {
 	// Started is called with the addresses of the listeners once they accept requests.
 	Started func(Addresses)
 
-	wrap wrappers
+	testHooks testHooks
 }
 
-// wrappers are hooks for tests. Each may be nil.
-type wrappers struct {
+// testHooks let tests observe and change the service. Each may be nil.
+type testHooks struct {
 	core   func(*core.Core)                // changes the core before servers use it
 	limits func(http.Handler) http.Handler // wraps the handler that applies the limits
 
@@ -162,7 +162,8 @@ func (s *service) close() {
 // open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
 	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(s.Settings.CallerListeners()))
-	// clients and callers are equal, unless one is 0 because nothing listens for such connections.
+	// Clients and callers have equal shares, unless one is 0 because nothing listens for such
+	// connections.
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
 	}
@@ -202,8 +203,8 @@ func (s *service) open(runCtx context.Context) error {
 			return err
 		}
 	}
-	if s.wrap.core != nil {
-		s.wrap.core(s.core)
+	if s.testHooks.core != nil {
+		s.testHooks.core(s.core)
 	}
 	if s.Inherited != nil && !s.Settings.HasProxy() {
 		return fmt.Errorf("%w: systemd passes a socket for requests, but no upstream is set; set upstream, or disable the socket unit", settings.ErrInvalid)
@@ -245,14 +246,14 @@ func (s *service) openServers(runCtx context.Context, budget connectionBudget) e
 // listen opens the listener of a server. The listener has at most limit open connections.
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
 	l := s.Inherited
-	if l == nil || server.name != "listen" { // only the proxy's listener can be inherited
+	if l == nil || server.setting != "listen" { // only the proxy's listener can be inherited
 		var err error
 		if l, err = openListener(ctx, address); err != nil {
-			return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.name, s.Settings.Source(server.name), err, server.name)
+			return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.setting, s.Settings.Source(server.setting), err, server.setting)
 		}
 	}
 	s.onClose(func() { l.Close() })
-	server.listener = limitConnections(l, int(limit), s.connectionsFull(server.name, limit))
+	server.listener = limitConnections(l, int(limit), s.connectionsFull(server.setting, limit))
 	server.listener.idle = server.idle
 	s.servers = append(s.servers, server)
 	return nil
@@ -281,7 +282,7 @@ func (s *service) announce() {
 	policy.LogWarnings(s.Log)
 	var addresses Addresses
 	for _, server := range s.servers {
-		switch address := server.listener.Addr(); server.name {
+		switch address := server.listener.Addr(); server.setting {
 		case "listen":
 			addresses.Listen = address.String()
 		case "api":
@@ -328,7 +329,7 @@ func (s *service) makeDemoToken() {
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var attributes []any // of the log line
 	for _, server := range s.servers {
-		if server.name == "admin-listen" {
+		if server.setting == "admin-listen" {
 			attributes = append(attributes, "dashboard", urlOf(server.listener.Addr()))
 		}
 	}
@@ -382,7 +383,7 @@ func (s *service) drain(delay time.Duration) {
 	time.Sleep(delay)
 
 	serving := s.servers
-	if last := len(serving) - 1; serving[last].name == "admin-listen" {
+	if last := len(serving) - 1; serving[last].setting == "admin-listen" {
 		defer serving[last].close()
 		serving = serving[:last]
 	}

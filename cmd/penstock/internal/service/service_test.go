@@ -171,7 +171,8 @@ func TestDrainCompletesRequestsAndAcceptsNoNewOnes(t *testing.T) {
 }
 
 func TestRequestsAreServedDuringTheDrainDelay(t *testing.T) {
-	r := start(t, hello, map[string]string{"drain-delay": "1s"})
+	t.Parallel()
+	r := startBeside(t, hello, map[string]string{"drain-delay": "5s"}) // long enough for a request on a busy machine
 	r.stop()
 	eventually.True(t, "readiness to fail", func() bool {
 		status, _, _ := get("http://" + r.Admin + "/readyz")

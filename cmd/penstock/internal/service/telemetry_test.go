@@ -19,10 +19,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The ids in the headers of trace: the span, and the trace without its last two digits.
 const (
-	callerSpan  = "00f067aa0ba902b7"
-	tracePrefix = "4bf92f3577b34da6a3ce929d0e0e47"
+	callerSpan  = "00f067aa0ba902b7"               // the id of the span of each caller
+	tracePrefix = "4bf92f3577b34da6a3ce929d0e0e47" // the id of each trace without its last two digits
 )
 
 // trace returns the id and the header traceparent of a sampled trace, by its number.

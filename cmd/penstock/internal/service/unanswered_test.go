@@ -18,7 +18,7 @@ import (
 // returned.
 func withEndSignal(ended chan<- struct{}) func(*Options) {
 	return func(o *Options) {
-		o.wrap.limits = func(next http.Handler) http.Handler {
+		o.testHooks.limits = func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				defer func() { ended <- struct{}{} }()
 				next.ServeHTTP(w, r)
@@ -155,7 +155,7 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 1/d, on_failure: closed}]}
 `
 	r := start(t, hello, limitedBy(t, policy, nil), func(o *Options) {
-		o.wrap.core = func(c *core.Core) {
+		o.testHooks.core = func(c *core.Core) {
 			c.Store = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 				return penstock.Decision{}, fmt.Errorf("%w: the test's store rejects the charges", penstock.ErrInvalid)
 			})

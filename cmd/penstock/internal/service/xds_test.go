@@ -107,7 +107,8 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	}
 }
 
-// Both sides present certificates. The client's files have the latest one.
+// Both sides present certificates. The control plane has certificate 1. The files of the client have
+// certificate 2.
 func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	a := newAuthority(t)
 	certificate := a.issue(1)
