@@ -57,7 +57,8 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 	}
 }
 
-// A server accepts what acl prints, in each format, and the user can then do what its role does.
+// A server accepts what acl prints, in each format. penstock explain can then use each user, and no
+// user has other rights.
 func TestServersAcceptWhatACLPrints(t *testing.T) {
 	t.Setenv("PENSTOCK_PREFIX", "shop")
 	for _, role := range aclRoles {

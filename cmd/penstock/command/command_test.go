@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // TestMain runs the test binary as the penstock program, if BE_PENSTOCK is set.
@@ -362,16 +364,10 @@ func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost := regexp.MustCompile(`(?m)^rate_limiter_log_lines_lost_total [1-9]`)
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	eventually.True(t, "rate_limiter_log_lines_lost_total above 0", func() bool {
 		c.Process.Signal(syscall.SIGHUP) // makes it log why the reload failed
-		page := mustGet(t, "http://"+line.Admin+"/metrics")
-		if lost.MatchString(page) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("after %v, rate_limiter_log_lines_lost_total is 0; want more", patience)
-		}
-	}
+		return lost.MatchString(mustGet(t, "http://"+line.Admin+"/metrics"))
+	})
 	mustGet(t, "http://"+line.Listen+"/api/fares/estimate")
 	c.Process.Signal(syscall.SIGTERM)
 	if err := c.Wait(); err != nil {

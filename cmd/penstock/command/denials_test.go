@@ -10,9 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/internal/eventually"
 )
 
 // A lockedBuffer collects what a command prints. A test may read it while the command runs.
@@ -48,14 +48,11 @@ func TestDenialsAreFollowed(t *testing.T) {
 			}
 		})
 	}
-	start := time.Now()
-	for out.String() == "" || jsonOut.String() == "" {
-		if time.Since(start) > patience {
-			t.Fatalf("after %v the outputs are %q and %q; want a denial in each", patience, out, jsonOut)
-		}
+	eventually.True(t, "a denial in both outputs", func() bool {
 		f.request(t, "/login", "customer-4711")
 		f.request(t, "/near", "customer-4711")
-	}
+		return out.String() != "" && jsonOut.String() != ""
+	})
 	stop()
 	all.Wait()
 	line, _, _ := strings.Cut(out.String(), "\n")
@@ -124,10 +121,7 @@ func TestFollowingConnectsAgain(t *testing.T) {
 	go func() {
 		ended <- Run(ctx, []string{"denials", "-f", "--admin", server.Listener.Addr().String()}, out, errors)
 	}()
-	start := time.Now()
-	for strings.Count(out.String(), "\n") < 2 && time.Since(start) < patience {
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually.True(t, "two denials", func() bool { return strings.Count(out.String(), "\n") >= 2 })
 	stop()
 	if code := <-ended; code != exitOK || strings.Count(errors.String(), "trying again") < 2 {
 		t.Errorf("denials -f: exit status %d, %s; want %d, and two new connections", code, errors, exitOK)

@@ -2,13 +2,14 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -75,11 +76,11 @@ func TestDoctorSeesRunningInstances(t *testing.T) {
 	startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL())
 	other := writeFile(t, "other.yaml", "rules: [{name: a, unlimited: true}]\n")
 	startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+s.URL(), "--config="+other)
-	var out string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if _, out, _ = command("doctor", "--store-timeout", "1m", "--store", s.URL()); strings.Contains(out, "the instances have different policies: ") {
-			return
+	eventually.NoError(t, func() error {
+		_, out, _ := command("doctor", "--store-timeout", "1m", "--store", s.URL())
+		if !strings.Contains(out, "the instances have different policies: ") {
+			return fmt.Errorf("doctor does not see two policies:\n%s", out)
 		}
-	}
-	t.Errorf("doctor does not see two policies:\n%s", out)
+		return nil
+	})
 }

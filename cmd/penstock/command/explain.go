@@ -71,7 +71,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 		return err
 	}
 	defer p.Close()
-	p.Start(nil)
+	p.Start(nil) // reads the keys that verify tokens; if that fails, no token is valid
 	rules := p.Rules
 	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	descriptor, err := explain.ReadDescriptor(e.descriptor)

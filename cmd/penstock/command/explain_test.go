@@ -279,8 +279,8 @@ func TestExplainChargesNothing(t *testing.T) {
 	t.Logf("counted: %d explained requests that were not charged", 2*explanations)
 }
 
-// A split limit is charged to its shards only; its own key is never written.
-func TestExplainReadsAllShardsOfASplitLimit(t *testing.T) {
+// A split limit has several counters, and none under its own key.
+func TestExplainReadsAllCountersOfASplitLimit(t *testing.T) {
 	redis := redistest.Start(t)
 	config := writeFile(t, "rules.yaml", "rules: [{name: a, per: ip, limits: [{rate: 6/h, split_into: 3}, {rate: 100/d}, {name: slots, in_flight: 9, split_into: 2}]}]")
 	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")

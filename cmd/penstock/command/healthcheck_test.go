@@ -9,8 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -31,9 +31,10 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 	var code int
 	var errors string
-	for end := time.Now().Add(patience); code == 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	eventually.True(t, "a health check that fails", func() bool {
 		code, _, errors = command("healthcheck")
-	}
+		return code != 0
+	})
 	if code != 1 || !strings.Contains(errors, "not ready: status 503") {
 		t.Errorf("healthcheck while the service drains: exit status %d, %s; want %d with %q", code, errors, 1, "not ready: status 503")
 	}

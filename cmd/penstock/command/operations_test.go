@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"math/big"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -119,23 +119,12 @@ func writeCertificate(t *testing.T) (cert, key string) {
 // which the counts of keys come last.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		res, err := http.Get("http://" + p.admin + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		page, err := io.ReadAll(res.Body)
-		res.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(string(page), "\nrate_limiter_store_rule_keys{") {
-			return string(page)
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s, the metrics have no series rate_limiter_store_rule_keys:\n%s", page)
-		}
-	}
+	var page string
+	eventually.True(t, "the series rate_limiter_store_rule_keys", func() bool {
+		page = mustGet(t, "http://"+p.admin+"/metrics")
+		return strings.Contains(page, "\nrate_limiter_store_rule_keys{")
+	})
+	return page
 }
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {

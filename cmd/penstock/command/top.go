@@ -100,7 +100,7 @@ func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 
 const (
 	topInterval = 500 * time.Millisecond // between two reads of the state
-	topFull     = 2                      // every second read reads the whole state
+	topFull     = 2                      // one of so many reads is of the whole state
 	topTimeout  = 3 * time.Second        // for one read
 )
 

@@ -18,6 +18,7 @@ func newActivity(s settings.Settings) *activity.Recorder {
 	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit)}
 	if s.ShownIdentities != "off" {
 		names := redisstore.Options{Secret: s.KeyHashSecret}
+		// Each function that Names returns serves one goroutine.
 		o.Names = func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }
 	}
 	return activity.New(o)

@@ -41,7 +41,7 @@ func (d *doctor) readClock(ctx context.Context, s *server) {
 
 // checkClocks compares the clocks of the servers with each other and with this machine's.
 func (d *doctor) checkClocks(ctx context.Context) {
-	var least, most *server
+	var earliest, latest *server // the servers whose clocks are furthest behind and ahead
 	for _, s := range d.servers {
 		if s.client == nil {
 			continue
@@ -51,23 +51,23 @@ func (d *doctor) checkClocks(ctx context.Context) {
 			continue
 		}
 		d.judgeClock(s)
-		if least == nil || s.offset.by < least.offset.by {
-			least = s
+		if earliest == nil || s.offset.by < earliest.offset.by {
+			earliest = s
 		}
-		if most == nil || s.offset.by > most.offset.by {
-			most = s
+		if latest == nil || s.offset.by > latest.offset.by {
+			latest = s
 		}
 	}
-	if least == nil || least == most {
+	if earliest == nil || earliest == latest {
 		return
 	}
-	apart := most.offset.by - least.offset.by
-	margin := most.offset.margin + least.offset.margin
+	apart := latest.offset.by - earliest.offset.by
+	margin := latest.offset.margin + earliest.offset.margin
 	leastApart := apart - margin
 	if leastApart < clockTolerance {
 		return
 	}
-	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", most.address, least.address, rounded(apart), rounded(margin)),
+	c := Check{Name: "clock", Status: Warning, Summary: fmt.Sprintf("the clocks of %s and %s differ by %v ± %v", latest.address, earliest.address, rounded(apart), rounded(margin)),
 		Why: "at a failover the clock jumps by this difference: limits refill early, or stop refilling for up to 5 s", Remedy: "synchronize the servers' clocks, by chrony or another NTP client",
 		Facts: map[string]any{"apart_us": apart.Microseconds(), "error_us": margin.Microseconds()}}
 	if leastApart >= clockFault {
@@ -84,14 +84,14 @@ func (d *doctor) judgeClock(s *server) {
 		side = "behind"
 	}
 	c.Summary = fmt.Sprintf("%v ± %v %s this machine's clock", rounded(by), rounded(s.offset.margin), side)
-	switch least := by - s.offset.margin; { // the clocks differ by at least this much
-	case least >= clockFault:
+	switch leastApart := by - s.offset.margin; {
+	case leastApart >= clockFault:
 		c.Status = Failed
-	case least >= clockSkew:
+	case leastApart >= clockSkew:
 		c.Status = Warning
 	}
 	if c.Status != OK {
-		c.Why = "one of the two clocks is wrong; limits use the server's clock, so calendar windows may begin at the wrong time, and its correction is a jump"
+		c.Why = "one of the two clocks is wrong; limits use the server's clock, so calendar windows may begin at the wrong time. When the clock is corrected, it jumps"
 		c.Remedy = "on both machines: chronyc tracking, or timedatectl"
 	}
 	d.add(c)

@@ -24,7 +24,7 @@ func (s *Settings) SharedSecret() []byte {
 }
 
 // Identities returns how identities are shown. Instances with the same shared secret show the same
-// masks.
+// masks. The name of a key is how the store writes it.
 func (s *Settings) Identities(shared []byte) *redact.Identities {
 	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	masks := sha256.Sum256(append([]byte("penstock masks"), shared...))
