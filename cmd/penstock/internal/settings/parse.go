@@ -300,6 +300,19 @@ func withoutUser(text string) string {
 	return text
 }
 
+// addressOf returns the host and the port of an upstream, or "" if it is a Unix socket.
+func addressOf(upstream *url.URL) string {
+	switch {
+	case upstream.Scheme == "unix":
+		return ""
+	case upstream.Port() != "":
+		return upstream.Host
+	case upstream.Scheme == "https":
+		return net.JoinHostPort(upstream.Hostname(), "443")
+	}
+	return net.JoinHostPort(upstream.Hostname(), "80")
+}
+
 // isSameAddress reports whether the service cannot listen on both addresses of this machine: the
 // ports are equal, and each host is a loopback address or stands for all addresses. Different
 // loopback addresses, such as 127.0.0.1 and 127.0.0.2, count as the same.

@@ -150,7 +150,7 @@ func (s *Settings) check() error {
 		report("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
 	case s.Upstream != nil && s.Demo:
 		report("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
-	case s.Upstream != nil && isSameAddress(s.Listen, s.Upstream.Host):
+	case s.Upstream != nil && isSameAddress(s.Listen, addressOf(s.Upstream)):
 		report("upstream", "it is the service's own address (--listen is %s); change one of the ports", s.Listen)
 	}
 	for _, files := range []struct{ prefix, cert, key, caName, ca string }{

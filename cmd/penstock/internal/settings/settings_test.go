@@ -448,6 +448,26 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 	}
 }
 
+func TestUpstreamWithoutAPortIsNotTheServiceItself(t *testing.T) {
+	for _, row := range []struct {
+		listen, upstream string
+		isService        bool
+	}{
+		{listen: ":80", upstream: "http://localhost", isService: true},
+		{listen: "127.0.0.1:80", upstream: "h2c://127.0.0.1/base", isService: true},
+		{listen: ":443", upstream: "https://[::1]", isService: true},
+		{listen: ":80", upstream: "https://localhost", isService: false},
+		{listen: ":8080", upstream: "http://localhost", isService: false},
+		{listen: ":80", upstream: "http://example.com", isService: false},
+		{listen: ":80", upstream: "unix:/run/app.sock", isService: false},
+	} {
+		_, err := load(map[string]string{"listen": row.listen, "upstream": row.upstream})
+		if isService := strings.Contains(errorText(err), "it is the service's own address"); isService != row.isService {
+			t.Errorf("with --listen=%s and --upstream=%s, the error is %v; want that it is the service's own address: %t", row.listen, row.upstream, err, row.isService)
+		}
+	}
+}
+
 func TestServiceThatOnlyAnswersCallers(t *testing.T) {
 	for _, c := range []struct {
 		flags map[string]string
