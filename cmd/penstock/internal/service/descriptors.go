@@ -1,9 +1,9 @@
 package service
 
-// A connectionBudget is how many connections of each kind may be open at the same time. Clients send
-// requests to the proxy. Callers are programs that get decisions. The budget leaves
+// A connectionBudget is how many connections of each kind may be open at the same time. It leaves
 // file descriptors for the store, files and health checks. Otherwise clients could use all
-// descriptors, and /livez could not respond.
+// descriptors, and /livez could not respond. Clients send requests to the proxy; callers are
+// programs that get decisions.
 type connectionBudget struct {
 	clients  int64 // from clients to the proxy
 	upstream int64 // from the proxy to the upstream

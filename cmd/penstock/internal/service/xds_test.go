@@ -107,7 +107,7 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	}
 }
 
-// Both sides present certificates. The control plane has certificate 1. The files of the client have
+// Both sides present certificates. The control plane has certificate 1. The client's files have
 // certificate 2.
 func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	a := newAuthority(t)

@@ -139,7 +139,7 @@ func (r *ratelimitTranslation) setControlPlane() {
 	}
 }
 
-// setRedis makes the store's URL from the variables for Redis, unless a variable of Penstock has it.
+// setRedis sets the store's timeout, and the store's URL unless a variable of Penstock has it.
 func (r *ratelimitTranslation) setRedis() {
 	if kind := r.get("BACKEND_TYPE", "redis"); kind != "redis" {
 		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)

@@ -63,8 +63,8 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 	}
 }
 
-// The store of Penstock's variables replaces all variables for the address of Redis, also those that
-// have no equivalent.
+// The store of Penstock's variables replaces all variables for the address of Redis, also those
+// without an equivalent.
 func TestStoreOfPenstockReplacesThatOfRatelimit(t *testing.T) {
 	for _, variable := range []string{"PENSTOCK_STORE=redis://redis:6379", "PENSTOCK_STORE_FILE=/run/secrets/store"} {
 		flags, _, err := FromRatelimit([]string{variable, "REDIS_URL=other:6379", "REDIS_SENTINEL_AUTH=a", "REDIS_TLS_CACERT=/a", "REDIS_TIMEOUT=1s"})
