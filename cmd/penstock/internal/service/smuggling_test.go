@@ -319,7 +319,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 			upstream := startStrictUpstream(t)
 			limits := new(limitRecorder)
 			r := startBeside(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
-				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, func(o *Options) { o.testHooks.limits = limits.wrap })
+				"header-timeout": "1s", "idle-timeout": "200ms", "stall-timeout": "1s"}, func(o *Options) { o.testHooks.limits = limits.wrap })
 			conn := r.dial()
 			go io.WriteString(conn, attack.text)
 			answers := bufio.NewReader(conn)
