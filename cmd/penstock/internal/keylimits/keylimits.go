@@ -179,9 +179,8 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 func batches(limits []Limit) (all [][]*Limit) {
 	for i := range limits {
 		l := &limits[i]
-		sharesState := func(other *Limit) bool { return other.plan.ID() == l.plan.ID() && other.key == l.key }
 		hasRoom := func(batch []*Limit) bool {
-			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, sharesState)
+			return len(batch) < penstock.MaxCharges && !slices.ContainsFunc(batch, l.sharesState)
 		}
 		at := slices.IndexFunc(all, hasRoom)
 		if at < 0 {
@@ -190,6 +189,11 @@ func batches(limits []Limit) (all [][]*Limit) {
 		all[at] = append(all[at], l)
 	}
 	return all
+}
+
+// sharesState reports whether two limits have one state, as the tiers of a limit do.
+func (l *Limit) sharesState(other *Limit) bool {
+	return other.plan.ID() == l.plan.ID() && other.key == l.key
 }
 
 // names lists limits for an error, with their states in Redis if these are known.

@@ -166,6 +166,18 @@ func TestClearResetsWhatIsInUse(t *testing.T) {
 	}
 }
 
+// A limit of the policy and one of Envoy's files may have the same names, and count under different
+// keys. Both states are reset.
+func TestReadStatesKeepsEachKey(t *testing.T) {
+	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
+	a, _ := Find(rules, "key:a", "api")
+	b, _ := Find(rules, "key:b", "api")
+	states, err := ReadStates(t.Context(), store, slices.Concat(a[:1], b[:1]))
+	if err != nil || len(states) != 2 {
+		t.Errorf("the states of one limit under two keys are %s, %v; want 2", summary(states), err)
+	}
+}
+
 // A reset whose answer is lost is reported, because the limit may be cleared. The next limit is not
 // reset.
 func TestClearReportsALostAnswer(t *testing.T) {

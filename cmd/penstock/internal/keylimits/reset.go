@@ -62,7 +62,7 @@ func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (stat
 		return nil, err
 	}
 	for _, l := range limits {
-		i := slices.IndexFunc(states, func(other Limit) bool { return other.plan.ID() == l.plan.ID() })
+		i := slices.IndexFunc(states, func(other Limit) bool { return l.sharesState(&other) })
 		switch {
 		case i < 0:
 			states = append(states, l)
