@@ -145,6 +145,24 @@ for (const [name, base, options] of [
   await site.close();
 }
 
+// However often a page is hidden and shown, it has one stream of events.
+{
+  const site = await open(config.admin);
+  await site.context.addInitScript(() => {
+    const streams = window.streams = {opened: 0, open: new Set()};
+    window.EventSource = class extends EventSource {
+      constructor(url) { super(url); streams.opened++; streams.open.add(this); }
+      close() { super.close(); streams.open.delete(this); }
+    };
+  });
+  const page = await site.go("dashboard");
+  await page.locator("#live:has-text('live')").waitFor();
+  await page.evaluate(() => { for (let i = 0; i < 2; i++) document.dispatchEvent(new Event("visibilitychange")); });
+  await until("the page to follow events again, twice", () => page.evaluate(() => window.streams.opened === 3));
+  assert.equal(await page.evaluate(() => window.streams.open.size), 1);
+  await site.close();
+}
+
 // Without traffic the numbers do not change, and the pages show the numbers of the API.
 {
   await control("pause");

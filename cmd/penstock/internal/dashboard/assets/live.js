@@ -46,8 +46,11 @@ function keyAddress() {
   return "key?" + query;
 }
 
+// follow opens the stream of events, in place of one that is open.
 let source;
 function follow() {
+  source?.close();
+  if (document.hidden) return;
   source = new EventSource("api/v1/events");
   source.addEventListener("state", event => {
     const state = JSON.parse(event.data);
