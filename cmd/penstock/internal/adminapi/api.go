@@ -21,7 +21,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
-	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/policy"
 )
@@ -423,12 +422,8 @@ func (e encoded) serve(w http.ResponseWriter, req *http.Request) {
 
 // boundsOf returns the bounds of a limit.
 func boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
-	for _, b := range (guard.Options{Limits: rules.Settings, Instances: instances}).Bounds(plan) {
-		bound := Bound{When: b.When, Text: b.Text}
-		if b.Over != guard.Unbounded {
-			bound.Over = &b.Over
-		}
-		all = append(all, bound)
+	for _, b := range explain.BoundsOf(rules, plan, instances) {
+		all = append(all, Bound(b))
 	}
 	return all
 }

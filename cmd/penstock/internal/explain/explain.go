@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
@@ -103,7 +104,7 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 		if err != nil {
 			return nil, nil, err
 		}
-		c.Bounds = boundsOf(rules, evaluation.Charges[i].Plan, instances)
+		c.Bounds = BoundsOf(rules, evaluation.Charges[i].Plan, instances)
 		report.Charges = append(report.Charges, c)
 	}
 	for _, shadow := range evaluation.Shadows {
@@ -122,7 +123,8 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 	return report, evaluation.Charges, nil
 }
 
-func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
+// BoundsOf returns the bounds of a limit for a number of instances.
+func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	for _, b := range options.Bounds(limit) {
 		bound := Bound{When: b.When, Text: b.Text}
@@ -242,7 +244,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	r.Allowed = &d.Allowed
 	for i := range r.Charges {
 		c, s := &r.Charges[i], d.Status(i)
-		retry, turn := milliseconds(s.RetryAfter), milliseconds(s.Wait)
+		retry, turn := keylimits.Milliseconds(s.RetryAfter), keylimits.Milliseconds(s.Wait)
 		c.Remaining, c.RetryAfterMS = &s.Remaining, &retry
 		if c.WaitMS > 0 {
 			c.TurnAfterMS = &turn
@@ -260,14 +262,6 @@ func isCorruptKey(ctx context.Context, store penstock.Store, charge penstock.Cha
 func isCorrupt(err error) bool {
 	e := penstock.AsStoreError(err)
 	return e != nil && e.Reason == penstock.ReasonCorrupt
-}
-
-// milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
-func milliseconds(d time.Duration) int64 {
-	if d == penstock.Never {
-		return -1
-	}
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
 // Print writes the report as text.
