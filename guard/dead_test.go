@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -53,14 +55,10 @@ func newFourInstances(t *testing.T, store func() serverStore) (all []*guard.Guar
 		t.Cleanup(g.Close)
 		all = append(all, g)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if !slices.ContainsFunc(all, func(g *guard.Guarded) bool { return g.Instances() != fleetSize }) {
-			return all
-		}
-		if time.Now().After(end) {
-			t.Fatal("after 20 s, not every instance counts four instances")
-		}
-	}
+	eventually.True(t, "every instance counts four instances", func() bool {
+		return !slices.ContainsFunc(all, func(g *guard.Guarded) bool { return g.Instances() != fleetSize })
+	})
+	return all
 }
 
 // In virtual time the numbers are exact. The instances admit the limit, for any distribution of the
@@ -181,17 +179,12 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	}
 	waitForSource := func(source penstock.Source) time.Duration {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		eventually.True(t, fmt.Sprintf("every instance's last decision is by %v", source), func() bool {
 			mu.Lock()
-			isReached := !slices.ContainsFunc(last, func(s penstock.Source) bool { return s != source })
-			mu.Unlock()
-			if isReached {
-				return time.Since(start)
-			}
-			if time.Now().After(end) {
-				t.Fatalf("after 20 s, not every instance's last decision is by %v", source)
-			}
-		}
+			defer mu.Unlock()
+			return !slices.ContainsFunc(last, func(s penstock.Source) bool { return s != source })
+		})
+		return time.Since(start)
 	}
 	time.Sleep(1500 * time.Millisecond)
 	killedAt := time.Since(start)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -461,15 +462,9 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		h.recordLoss(since)
 	}
 	historyTest{name: "restarts", histories: seeds(10), calls: 12, idle: noneIdle, stores: stores, batch: spendsAndPeeks, disturb: restart}.check(t)
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		d := decide(t, stores[0], one(compiled(t, historyLimits[0]), "at last")...)
-		if d.Source == penstock.FromStore {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("20 s after the restart, a decision is by %v; want by the store", d.Source)
-		}
-	}
+	eventually.True(t, "after the restart, a decision is by the store", func() bool {
+		return decide(t, stores[0], one(compiled(t, historyLimits[0]), "at last")...).Source == penstock.FromStore
+	})
 }
 
 // behindProxy starts a proxy in front of a server. The proxy cuts only connections that have called

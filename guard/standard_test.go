@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -116,7 +117,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 	// last of them.
 	callUntil := func(phase string, source penstock.Source) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; {
+		eventually.NoError(t, func() error {
 			var got [32]penstock.Source
 			var all sync.WaitGroup
 			for i := range got {
@@ -128,13 +129,11 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if got[0] == source && got[len(got)-1] == source {
-				return
+			if first, last := got[0], got[len(got)-1]; first != source || last != source {
+				return fmt.Errorf("%s: the first call is decided by %v and the last by %v; want both by %v", phase, first, last, source)
 			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: after 20 s, the first call is decided by %v and the last by %v; want both by %v", phase, got[0], got[len(got)-1], source)
-			}
-		}
+			return nil
+		})
 	}
 	callUntil("at first", penstock.FromStore)
 	for range 2 {
@@ -316,11 +315,7 @@ func TestStandardHasABreakerForEachNode(t *testing.T) {
 		if n := store.calls.Load() - callsBefore; n > 25 {
 			t.Errorf("the store was called %d times for 40 decisions; want at most 25, since the breaker of the dead node is open", n)
 		}
-		for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("after 20 s, Instances returns %d; want 7, as Heartbeat does", g.Instances())
-			}
-		}
+		eventually.True(t, "Instances returns 7, as Heartbeat does", func() bool { return g.Instances() == 7 })
 	})
 }
 
