@@ -52,9 +52,6 @@ func begin(name, binary, store string, shouldCheckTimes bool) (*experiment, erro
 	return e, nil
 }
 
-// wait lets the load continue for a while.
-func (e *experiment) wait(d time.Duration) { time.Sleep(d) }
-
 // runOutage makes Redis fail for a while. Then runOutage waits until Redis makes all decisions
 // again.
 func (e *experiment) runOutage(what string, begin func(), duration time.Duration, end func() error) {
@@ -201,14 +198,14 @@ func (e *experiment) end() {
 	e.watcher.Wait()
 	e.load.end()
 	passed := time.Since(e.start)
-	for p, c := range e.load.take() {
-		e.totals[p] += c.admitted
+	for i, c := range e.load.take() {
+		e.totals[i] += c.admitted
 	}
-	for p, fallback := range fallbacks {
+	for i, fallback := range fallbacks {
 		bound := totalBound(fallback, e.seconds, passed)
-		fmt.Printf("%-7s let %d through in %.1f s; the bound: %v\n", fallback, e.totals[p], passed.Seconds(), bound)
-		if !bound.isUnlimited && e.totals[p] > bound.units {
-			e.addFailure("%s let %d through; at most %v may pass in %v", fallback, e.totals[p], bound, passed)
+		fmt.Printf("%-7s let %d through in %.1f s; the bound: %v\n", fallback, e.totals[i], passed.Seconds(), bound)
+		if !bound.isUnlimited && e.totals[i] > bound.units {
+			e.addFailure("%s let %d through; at most %v may pass in %v", fallback, e.totals[i], bound, passed)
 		}
 	}
 	e.stopInstances()

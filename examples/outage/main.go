@@ -69,15 +69,15 @@ func run(binary string, short bool, save string) (failures []string, err error) 
 		return nil, err
 	}
 	defer onSingle.end()
-	onSingle.wait(phase)
+	time.Sleep(phase)
 	onSingle.runOutage("killed", single.Kill, phase, single.Restart)
-	onSingle.wait(phase)
+	time.Sleep(phase)
 	onSingle.runOutage("stopped", single.Pause, phase, func() error { single.Resume(); return nil })
-	onSingle.wait(phase)
+	time.Sleep(phase)
 	if err := onSingle.flush(single); err != nil {
 		return nil, err
 	}
-	onSingle.wait(phase)
+	time.Sleep(phase)
 	onSingle.end()
 	if save != "" {
 		if err := onSingle.record.save(save); err != nil {
@@ -95,9 +95,9 @@ func run(binary string, short bool, save string) (failures []string, err error) 
 		return nil, err
 	}
 	defer withSentinel.end()
-	withSentinel.wait(phase)
+	time.Sleep(phase)
 	withSentinel.runOutage("killed, and its replica takes over", sentinel.Primary.Kill, 0, sentinel.AwaitFailover)
-	withSentinel.wait(phase)
+	time.Sleep(phase)
 	withSentinel.end()
 	return append(onSingle.failures, withSentinel.failures...), errors.Join(onSingle.err, withSentinel.err)
 }

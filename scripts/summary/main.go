@@ -26,12 +26,11 @@ import (
 
 // An event is one line of "go test -json".
 type event struct {
-	Action     string
-	Package    string
-	ImportPath string
-	Test       string
-	Output     string
-	Elapsed    float64 // seconds
+	Action  string
+	Package string
+	Test    string
+	Output  string
+	Elapsed float64 // seconds
 }
 
 func main() {
