@@ -368,6 +368,11 @@ var frameCases = []struct {
 	{name: "window of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(7, 1)) }, isOver: true},
 	{name: "RST_STREAM of no stream", want: "goaway PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteRSTStream(7, 0)) }, isOver: true},
 	{name: "window update of zero", want: "goaway PROTOCOL_ERROR", standard: "closed", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(0, 0)) }, isOver: true},
+	{name: "window update of zero for a stream", want: "reset PROTOCOL_ERROR", send: func(r *rawClient) {
+		r.headers(1, false, fields())
+		r.logError(r.WriteWindowUpdate(1, 0))
+	}},
+	{name: "window update of zero for no stream", want: "reset PROTOCOL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(1, 0)) }},
 	{name: "window that is too large", want: "goaway FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *rawClient) { r.logError(r.WriteWindowUpdate(0, 1<<31-1)) }, isOver: true},
 	{name: "stream window that is too large", want: "reset FLOW_CONTROL_ERROR", standard: "ignored", send: func(r *rawClient) {
 		r.headers(1, false, fields())

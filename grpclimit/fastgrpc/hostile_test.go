@@ -10,13 +10,17 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"math/big"
+	"net"
+	"net/http"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -27,6 +31,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/penstock/penstock/grpclimit/fastgrpc"
 )
@@ -196,6 +201,88 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A client with an open call that sends nothing gets a ping after KeepAlive, and is disconnected
+// ReadTimeout later.
+func TestSilentClientIsDisconnectedInTime(t *testing.T) {
+	o := fastgrpc.Options{KeepAlive: time.Hour, ReadTimeout: time.Minute}
+	inBubble(t, o, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+		r.begin()
+		r.call(1, "wait", "grpc-timeout", "9H")
+		begin := time.Now()
+		if got := r.outcome(1); got != "closed" || time.Since(begin) != o.KeepAlive+o.ReadTimeout {
+			t.Errorf("the outcome is %q after %v; want closed after %v", got, time.Since(begin), o.KeepAlive+o.ReadTimeout)
+		}
+	})
+}
+
+// After errors of Accept, Serve pauses. Close ends the pause.
+func TestCloseEndsThePauseOfServe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, err := fastgrpc.New(fastgrpc.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error)
+		go func() { served <- server.Serve(fullListener{bufconn.Listen(1)}) }()
+		time.Sleep(time.Minute + time.Millisecond) // the pauses last a second now
+		synctest.Wait()
+		begin := time.Now()
+		server.Close()
+		if err := <-served; err != fastgrpc.ErrServerClosed || time.Since(begin) != 0 {
+			t.Errorf("Serve returns %v after %v; want ErrServerClosed without a pause", err, time.Since(begin))
+		}
+	})
+}
+
+// A fullListener accepts no connection, as if too many files were open.
+type fullListener struct{ net.Listener }
+
+func (fullListener) Accept() (net.Conn, error) { return nil, syscall.EMFILE }
+
+// A stream error ends its stream: the server ignores what follows on it.
+func TestStreamOfAMalformedFrameIsOver(t *testing.T) {
+	var handled atomic.Int64
+	_, address := startFast(t, fastgrpc.Options{Parallel: 1, Methods: map[string]fastgrpc.Handler{method: func(ctx context.Context, call *fastgrpc.Call) error {
+		handled.Add(1)
+		return handle(ctx, call)
+	}}})
+	r := dialRaw(t, address)
+	r.headers(1, false, fields())
+	r.logError(r.WriteWindowUpdate(1, 0))
+	r.logError(r.WriteData(1, true, message("x")))
+	r.call(3, "x")
+	if got := r.outcome(3); got != good || handled.Load() != 1 {
+		t.Errorf("the outcome of the next call is %q, and %d calls were handled; want %q and 1", got, handled.Load(), good)
+	}
+}
+
+// A client may use the whole window of a connection, and no byte more.
+func TestWholeWindowOfAConnectionIsUsable(t *testing.T) {
+	const streamWindow, connWindow = 1<<16 - 1, 1 << 20
+	end := make(chan struct{})
+	defer close(end)
+	readNothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end })
+	_, address := startFast(t, fastgrpc.Options{Fallback: readNothing})
+	r := dialRaw(t, address)
+	id := uint32(1)
+	for left := connWindow; left > 0; id += 2 {
+		r.headers(id, false, fields(":path", "/a.B/C"))
+		for n := min(left, streamWindow); n > 0; {
+			part := min(n, 16<<10)
+			r.logError(r.WriteData(id, false, make([]byte, part)))
+			left, n = left-part, n-part
+		}
+	}
+	r.call(id, "x", "content-type", "application/json")
+	if got := r.outcome(id); got != "415/3" {
+		t.Errorf("with a full window, the outcome of a call without data is %q; want %q", got, "415/3")
+	}
+	r.logError(r.WriteData(id-2, false, []byte("x")))
+	if got := r.outcome(id + 2); got != "goaway FLOW_CONTROL_ERROR" {
+		t.Errorf("the outcome of a byte beyond the window is %q; want %q", got, "goaway FLOW_CONTROL_ERROR")
 	}
 }
 
