@@ -204,6 +204,55 @@ func TestLimitsInCode(t *testing.T) {
 	}
 }
 
+// The HTTP settings of limits in code decide which requests are of one client, and which headers
+// they get.
+func TestLimitsInCodeHaveHTTPSettings(t *testing.T) {
+	for name, c := range map[string]struct {
+		addresses [2]string
+		want      int // the status of the second request
+	}{
+		"IPv6, the same 64 bits":     {addresses: [2]string{"[2001:db8::1]:80", "[2001:db8:0:0:8000::1]:80"}, want: 429},
+		"IPv6, bit 64 differs":       {addresses: [2]string{"[2001:db8::1]:80", "[2001:db8:0:1::1]:80"}, want: 200},
+		"IPv4, the last bit differs": {addresses: [2]string{"192.0.2.1:80", "192.0.2.0:80"}, want: 200},
+	} {
+		gate, err := httplimit.NewSimple(memstore.New(memstore.Options{}), "api", []penstock.Limit{penstock.PerHour(1)},
+			httplimit.SimpleOptions{HTTP: httplimit.Config{Headers: []string{string(httplimit.XRateLimit)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := gate.Middleware(respond(200))
+		for i, address := range c.addresses {
+			r := httptest.NewRequest("GET", "/", nil)
+			r.RemoteAddr = address
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if want := []int{200, c.want}[i]; w.Code != want {
+				t.Errorf("%s: request %d has the status %d; want %d", name, i+1, w.Code, want)
+			}
+			if got := w.Header().Get("X-RateLimit-Limit"); got != "1" {
+				t.Errorf("%s: X-RateLimit-Limit is %q; want 1", name, got)
+			}
+		}
+	}
+}
+
+// Each setting of section http decides which spellings of a path a rule matches.
+func TestPathSettingsDecideWhatIsLimited(t *testing.T) {
+	for _, c := range []struct{ setting, rule, path string }{
+		{setting: "case_sensitive: false", rule: "/login", path: "/LOGIN"},
+		{setting: "trailing_slash: ignore", rule: "/login", path: "/login/"},
+		{setting: "path_parameters: strip", rule: "/login", path: "/login;v=1"},
+		{setting: "encoded_slash: keep", rule: `"/{name}"`, path: "/a%2fb"},
+	} {
+		for settings, want := range map[string]bool{c.setting: true, "": false} {
+			gate, _ := memoryGate(t, fmt.Sprintf("http: {%s}\nrules: [{name: a, match: {path: %s}, per: ip, limits: [{rate: 1/h}]}]\n", settings, c.rule))
+			if got := send(gate.Middleware(respond(200)), "GET", c.path).Header().Get("RateLimit-Policy") != ""; got != want {
+				t.Errorf("http: {%s}: the rule for %s matches %s: %t; want %t", settings, c.rule, c.path, got, want)
+			}
+		}
+	}
+}
+
 func TestEachKeyHasItsOwnCounter(t *testing.T) {
 	gate, err := httplimit.PerKey(memstore.New(memstore.Options{}), "api", penstock.PerHour(2), func(r *http.Request) string { return r.URL.Path })
 	if err != nil {

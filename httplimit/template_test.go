@@ -25,6 +25,12 @@ func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write {{if ...}}, and name the field in it") {
 		t.Errorf("%q: the error is %v; want one that names {{if}} instead of {{with}}", c.Denied.Body, err)
 	}
+	for _, body := range []string{"{{range .Policies | html}}{{end}}", "{{range index .Policies 0}}{{end}}", "{{range .Rule}}{{end}}"} {
+		c := Config{Denied: DeniedConfig{Body: body}}
+		if err := c.finish(); err == nil || !strings.Contains(err.Error(), "range") {
+			t.Errorf("%q: the error is %v; want one that refuses the range", body, err)
+		}
+	}
 	c = Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplateBytes/2) + "x"}}
 	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
 		t.Errorf("a template of %d bytes: the error is %v; want an error with the bound", maxTemplateBytes+1, err)

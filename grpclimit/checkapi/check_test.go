@@ -259,6 +259,9 @@ func TestWrongHTTPRequestsAreRefused(t *testing.T) {
 				t.Errorf("%s: the response has the header %s; want none", name, header)
 			}
 		}
+		if allow := w.Header().Get("Allow"); c.status == 405 && allow != "POST" {
+			t.Errorf("%s: Allow is %q; want POST", name, allow)
+		}
 		if c.status == 401 && !strings.HasPrefix(w.Header().Get("WWW-Authenticate"), "Bearer") {
 			t.Errorf("%s: WWW-Authenticate is %q; want Bearer", name, w.Header().Get("WWW-Authenticate"))
 		}

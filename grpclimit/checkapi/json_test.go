@@ -74,6 +74,16 @@ func TestAnswersAreJSON(t *testing.T) {
 	}
 }
 
+// Each kind of character that JSON escapes is found in a text that has no other such character.
+func TestTextsAreEscaped(t *testing.T) {
+	for _, want := range []string{"", "plain", `a\b`, `\`, `"`, "\x00", "\x1f", " ", "\u00e9", "\u2028"} {
+		var got string
+		if text := appendString(nil, want); json.Unmarshal(text, &got) != nil || got != want {
+			t.Errorf("%q is written as %s, and read as %q; want the same text", want, text, got)
+		}
+	}
+}
+
 // The OpenAPI file describes the response to any body, and no response is an internal error.
 func FuzzCalls(f *testing.F) {
 	for i, body := range []string{

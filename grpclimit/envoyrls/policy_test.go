@@ -38,6 +38,26 @@ rules:
   limits: [{name: day, rate: 9/day, algorithm: fixed-window, candidate: {rate: 1/day}}]
 `
 
+func TestModesAndFailuresHaveTexts(t *testing.T) {
+	for _, want := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		if got, err := envoyrls.ParseMode(want.String()); got != want || err != nil {
+			t.Errorf("ParseMode(%q) = %v, %v; want %v", want, got, err, want)
+		}
+	}
+	for want, text := range []string{"default", "local", "open", "closed", "error"} {
+		if got, err := envoyrls.ParseFailure(text); got != envoyrls.Failure(want) || err != nil || got.String() != text {
+			t.Errorf("ParseFailure(%q) = %v, %v; want %v", text, got, err, envoyrls.Failure(want))
+		}
+	}
+	for _, text := range []string{"", "Open", "other"} {
+		_, modeErr := envoyrls.ParseMode(text)
+		_, failureErr := envoyrls.ParseFailure(text)
+		if modeErr == nil || failureErr == nil {
+			t.Errorf("%q: ParseMode returns the error %v, and ParseFailure %v; want both", text, modeErr, failureErr)
+		}
+	}
+}
+
 func loadRules(t *testing.T, text string) *policy.Rules {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "rules.yaml")
