@@ -825,6 +825,18 @@ func TestSurplusStaysChargedIfTheStoreFails(t *testing.T) {
 	}
 }
 
+// An algorithm that books may have a first parameter that is not a rate.
+func TestReserveWithAnAlgorithmWithoutARateDoesNotPanic(t *testing.T) {
+	step := func(s int64, _ algorithm.Params, r algorithm.Request, _ int64) (algorithm.Outcome, int64) {
+		return algorithm.Outcome{Granted: r.Cost, Keep: algorithm.Unchanged}, s
+	}
+	rateless := algorithm.Define("rateless", "", step, func(algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{}, nil }, algorithm.CanBook())
+	l := newLimiter(t, newManualClock().store(), "api", penstock.PerSecond(1).With(rateless))
+	if _, err := l.Reserve(t.Context(), "k"); err != nil {
+		t.Errorf("Reserve returned %v; want no error", err)
+	}
+}
+
 func TestNamesOfUnknownValuesDoNotPanic(t *testing.T) {
 	for _, text := range []string{penstock.Source(200).String(), penstock.Mode(200).String(), penstock.Reason(200).String(), algorithm.CalendarUnit(200).String()} {
 		if text == "" {

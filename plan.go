@@ -98,7 +98,7 @@ func (p *Plan) MaxPatience() time.Duration {
 		return maxPatience // the algorithm ignores the Patience of a charge
 	}
 	// A bucket counts parts of a unit. It holds at most Max parts, of which half may be booked.
-	partsPerMicrosecond := p.params[0]
+	partsPerMicrosecond := max(p.params[0], 1)
 	return min(time.Duration(algorithm.Max/2/partsPerMicrosecond)*time.Microsecond, maxPatience)
 }
 

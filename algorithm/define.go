@@ -96,7 +96,9 @@ func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 
-// CanBook says that a request with patience can book units that become free later.
+// CanBook says that a request with patience can book units that become free later. If the first of
+// the Params is above 1, it must be the rate: how many parts of a unit become free in a µs. The
+// longest patience is Max/2 divided by this rate, in µs, and at most a day.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
 // Additive says that Spends without patience add up. If Step grants one Spend of k times a cost, it
