@@ -33,7 +33,7 @@ var mayImport = []struct {
 	{"internal/boundedfile", nil},
 	{"internal/bearer", nil},
 	{"internal/linkedfolders", nil},
-	{"internal/wording", nil},
+	{"internal/wording", []string{"algorithm"}},
 	{"internal/workers", nil},
 	{"internal/piggyback", []string{"."}},
 	{"internal/panicked", []string{"."}},
