@@ -57,17 +57,17 @@ const cachedSeconds = 2
 // markCached marks the descriptors whose status may come from a cached denial.
 func (m *model) markCached(charges []*charge, results []result, now int64) {
 	byCacheKey := make(map[string][]*charge) // charges that share an entry of the deny cache, by the entry's key
-	enforcedKey := ""                        // of all charges that are enforced
+	togetherKey := ""                        // of all charges that are not alone
 	for _, c := range charges {
 		if c.isAlone {
 			byCacheKey[c.identity+"\n"] = []*charge{c} // the same key as for a request that has only this charge
 		} else {
-			enforcedKey += c.identity + "\n"
+			togetherKey += c.identity + "\n"
 		}
 	}
 	for _, c := range charges {
 		if !c.isAlone {
-			byCacheKey[enforcedKey] = append(byCacheKey[enforcedKey], c)
+			byCacheKey[togetherKey] = append(byCacheKey[togetherKey], c)
 		}
 	}
 	for key, charges := range byCacheKey {

@@ -143,7 +143,11 @@ func (p *program) compareClocked(c *comparison, other starter) error {
 			return nil, err
 		}
 		clock.redis = append(clock.redis, serverClock)
-		return server, clock.set(0)
+		if err := clock.set(0); err != nil {
+			server.Close()
+			return nil, err
+		}
+		return server, nil
 	}
 	c.start = func(conf *startConfig) (responder, responder, func(), error) {
 		clock.redis, clock.second = nil, time.Now().Unix()
