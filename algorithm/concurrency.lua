@@ -15,6 +15,9 @@ local function expiry(key, needed, now, me)
   while true do
     -- Reads 16 holds per call, because the first few are usually enough.
     local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', skip, 16)
+    if #holds == 0 then -- another program has removed holds, so the sum of the costs is too large
+      error('CORRUPT the state of this key is malformed')
+    end
     for i = 1, #holds, 2 do
       if holds[i] ~= me then
         needed = needed - costof(key, holds[i])
