@@ -247,7 +247,7 @@ func TestErrorsOfLimitsNameTheMistake(t *testing.T) {
 		{penstock.PerSecond(math.MaxInt64), []string{"count is", "2^51"}},
 		{valid.WithBurst(-1), []string{"burst is -1"}},
 		{valid.WithBurst(math.MaxInt64), []string{"burst is", "2^51"}},
-		{penstock.PerDay(1_234_567), []string{"too large to count exactly", "the largest is"}},
+		{penstock.PerDay(1_234_567), []string{"burst 1234567 (the default is the count) is too large to count exactly", "the largest is 26062"}},
 		{penstock.InFlight(5, time.Microsecond), []string{"1ms", "renewing"}},
 		{valid.With(penstock.SubWindow(0)), []string{"0 parts", "1 to 60"}},
 		{valid.With(penstock.SubWindow(61)), []string{"61 parts", "1 to 60"}},

@@ -61,14 +61,14 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
 	}
-	burst := l.Burst
+	burst, origin := l.Burst, ""
 	if burst == 0 && extra == 0 { // TokenBucket's default; that of LeakyBucket is 0
-		burst = l.Count
+		burst, origin = l.Count, " (the default is the count)"
 	}
 	g := gcd(l.Count, l.Period)
 	rate, parts := l.Count/g, l.Period/g
 	if _, ok := product(burst+extra, parts, Max/2); !ok {
-		return Params{}, fmt.Errorf("burst %d is too large to count exactly at this rate; the largest is %d", burst, Max/2/parts-extra)
+		return Params{}, fmt.Errorf("burst %d%s is too large to count exactly at this rate; the largest is %d", burst, origin, Max/2/parts-extra)
 	}
 	return Params{rate, parts, burst + extra}, nil
 }
