@@ -12,7 +12,7 @@ import (
 )
 
 // An operator removes a member of the sorted set of holds. The sum of the slots is then too large,
-// so no number of expired holds frees enough of them. The script must end all the same: a script
+// so no number of expired holds frees enough of them. Still, the script must end: a script
 // that does not end blocks the server.
 func TestRemovedHoldDoesNotBlockTheServer(t *testing.T) {
 	t.Parallel()
