@@ -180,11 +180,11 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		`{"id":"x"}`:                      "id: it is malformed",
 		`{"id":"` + string(forged) + `"}`: "id: it is",
 		`{"id":"` + hold + `"}`:           "id: it is not of this service",
-		`{"id":"` + strings.Repeat("a", 17000) + `"}`:  "id: it has 17000 bytes",
-		`{"id":"` + id + `","actual":-1}`:              "actual: write 0 to",
-		`{"id":"` + id + `","status":99}`:              "status: write the status",
-		`{"id":"` + id + `","status":99999999999}`:     "status: it is out of range",
-		`{"id":"` + id + `","cancel":true,"actual":1}`: "cancel: a request that was not served",
+		`{"id":"` + strings.Repeat("a", maxTicketID+1) + `"}`: "id: it has 786433 bytes",
+		`{"id":"` + id + `","actual":-1}`:                     "actual: write 0 to",
+		`{"id":"` + id + `","status":99}`:                     "status: write the status",
+		`{"id":"` + id + `","status":99999999999}`:            "status: it is out of range",
+		`{"id":"` + id + `","cancel":true,"actual":1}`:        "cancel: a request that was not served",
 	} {
 		if w := s.send(callerToken, "/v1/settle", body); w.Code != 400 && w.Code != 404 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("a Settle with %.100s: %d %s; want status 400 or 404 with %q", body, w.Code, w.Body, want)
@@ -210,6 +210,20 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 	if answer := s.call("/v1/reserve", `{"check":{"rule":"search","key":"user:secret","cost":2}}`); answer["id"] != "" || answer.object("decision")["allowed"] != false {
 		t.Errorf("a Reserve of more units than are left: %v; want a denial without an id", answer)
 	}
+}
+
+// The id contains the key once for each limit. JSON escapes each "<" in it by six bytes.
+func TestIDsOfLongKeysAreAccepted(t *testing.T) {
+	s := newService(t)
+	limits := []string{`{"in_flight":1}`}
+	for i := range maxStated - 1 {
+		limits = append(limits, fmt.Sprintf(`{"name":"limit-%d","rate":"9/h"}`, i))
+	}
+	check := `{"check":{"key":"` + strings.Repeat("<", maxKey) + `","limits":[` + strings.Join(limits, ",") + `]}`
+	id := s.reserve(check + `}`)
+	s.call("/v1/settle", `{"id":"`+id+`","cancel":true}`)
+	hold := s.call("/v1/acquire", check+`,"holder":"`+strings.Repeat("<", maxHolder)+`"}`)
+	s.call("/v1/release", `{"id":"`+hold["id"].(string)+`"}`)
 }
 
 // A Settle that fails in an outage can be repeated. The correction then happens exactly once.

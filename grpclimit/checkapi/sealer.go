@@ -45,8 +45,10 @@ const (
 	holdKind        = "hold"
 )
 
-// maxTicketID is the length of the longest id, in bytes.
-const maxTicketID = 16 << 10
+// maxTicketID is the length of the longest id, in bytes. An id is longer than 600 kB only if its
+// 64 charges have the longest key and the longest holder, and JSON escapes each character of them
+// by six bytes.
+const maxTicketID = 768 << 10
 
 type sealer struct{ aead cipher.AEAD }
 
