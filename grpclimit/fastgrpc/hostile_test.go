@@ -369,11 +369,29 @@ func TestShutdownAnswersCallsInFlight(t *testing.T) {
 
 // Each connection ends at its MaxAge, and no call fails.
 func TestOldConnectionsAreRenewed(t *testing.T) {
-	_, address := startFast(t, fastgrpc.Options{MaxAge: 50 * time.Millisecond, MaxAgeGrace: time.Second})
+	const want = 5 // connections
+	var mu sync.Mutex
+	addrs := make(map[string]bool) // the address of the client in each connection
+	_, address := startFast(t, fastgrpc.Options{MaxAge: 50 * time.Millisecond, MaxAgeGrace: time.Minute, Methods: map[string]fastgrpc.Handler{
+		method: func(ctx context.Context, call *fastgrpc.Call) error {
+			mu.Lock()
+			addrs[call.Addr().String()] = true
+			mu.Unlock()
+			return handle(ctx, call)
+		},
+	}})
 	client := rls.NewRateLimitServiceClient(dial(t, address))
-	for begin := time.Now(); time.Since(begin) < time.Second; {
+	connections := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(addrs)
+	}
+	for begin := time.Now(); connections() < want; {
 		if _, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
 			t.Fatalf("a call fails after %v: %v; want no error while connections are renewed", time.Since(begin), err)
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("after %v there were %d connections; want %d", time.Since(begin), connections(), want)
 		}
 	}
 }
