@@ -69,7 +69,7 @@ const numOutcomes = 16
 var (
 	outcomes      = admission.Outcomes()
 	sources       = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
-	reasons       = append(storeReasons(), reasonInvalid, otherLabel) // unknown reasons are counted as "other"
+	reasons       = append(storeReasons(), reasonInvalid, otherLabel) // what Reason can return
 	tokenReasons  = policy.TokenReasons()
 	breakerStates = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
 )
@@ -177,11 +177,7 @@ func (c *Counts) countUnguarded(err error) {
 // CountError counts a call of the store that failed. If the call's charges may have been made, it
 // is also counted in UnknownOutcomes.
 func (c *Counts) CountError(err error) {
-	i := slices.Index(reasons, Reason(err))
-	if i < 0 {
-		i = len(reasons) - 1 // that of otherLabel
-	}
-	c.errorsByReason[i].Add(1)
+	c.errorsByReason[slices.Index(reasons, Reason(err))].Add(1)
 	if e := penstock.AsStoreError(err); e != nil && e.MayBeCharged {
 		c.unknownOutcome.Add(1)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/policy"
 )
 
 var search = observe.Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}
@@ -115,6 +116,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 	r.ObserveRequest(&admission.Event{Outcome: admission.Unlimited})
 	r.AddWaiting(func() int { return 7 })
 	r.CountError(penstock.NewStoreError(penstock.ReasonTimeout, nil))
+	r.TokenRejected(&policy.TokenError{Reason: "expired"})
 	want := []string{
 		"exemplar{} 4bf92f3577b34da6a3ce929d0e0e4736",
 		"ratelimit.decision.duration{algorithm=token-bucket,limit=second,rule=search} 5",
@@ -125,6 +127,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.shadow.requests{algorithm=token-bucket,limit=second,outcome=shadow_denied,rule=search} 1",
 		"ratelimit.store.errors{error.type=timeout} 1",
 		"ratelimit.store.unknown_outcomes{} 1",
+		"ratelimit.tokens.rejected{error.type=expired} 1",
 		"ratelimit.waiting_requests{} 7",
 	}
 	if got := r.series(t); !slices.Equal(got, want) {

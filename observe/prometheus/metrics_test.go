@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/policy"
 )
 
 var (
@@ -138,15 +139,40 @@ func TestEachOutcomeBelongsToASum(t *testing.T) {
 		case "shadow_allowed", "shadow_denied":
 			want = strings.Replace("rate_limiter_"+o.String()+"_total", "denied", "rejected", 1)
 		}
-		for _, name := range []string{"allowed", "rejected", "shadow_allowed", "shadow_rejected"} {
+		for _, name := range []string{"requests", "allowed", "rejected", "shadow_allowed", "shadow_rejected"} {
 			metric := "rate_limiter_" + name + "_total"
+			isShadow := strings.Contains(want, "shadow")
 			wantCount := 0.0
-			if metric == want {
+			if metric == want || name == "requests" && !isShadow {
 				wantCount = 1
 			}
 			if got[metric] != wantCount {
 				t.Errorf("after a request of outcome %s, %s is %v; want %v", o, metric, got[metric], wantCount)
 			}
+		}
+	}
+}
+
+func TestAllCountsAreExported(t *testing.T) {
+	s := newScrapedMetrics(Options{})
+	s.SetRules([]observe.Rule{search})
+	s.count(search, admission.Denied, time.Millisecond)
+	s.CountError(penstock.NewStoreError(penstock.ReasonTimeout, nil))
+	s.TokenRejected(&policy.TokenError{Reason: "expired"})
+	s.AddWaiting(func() int { return 7 })
+	page := s.page(t)
+	for _, line := range []string{
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="second",outcome="denied",rule="search"} 1`,
+		`rate_limiter_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 1`,
+		`rate_limiter_latency_seconds_count{algorithm="token-bucket",limit="second",rule="search"} 1`,
+		`rate_limiter_decisions_total{source="store"} 1`,
+		`rate_limiter_errors_total{reason="timeout"} 1`,
+		`rate_limiter_decisions_unknown_outcome_total 1`,
+		`rate_limiter_tokens_rejected_total{reason="expired"} 1`,
+		`rate_limiter_requests_waiting 7`,
+	} {
+		if !strings.Contains(page, "\n"+line+"\n") {
+			t.Errorf("the page is\n%s\nwant the line %s", page, line)
 		}
 	}
 }
