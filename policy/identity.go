@@ -128,12 +128,22 @@ func (id *Identity) firstKind() string {
 	return id.Kind
 }
 
-// ExampleKey returns a key of the identity with the given value.
+// ExampleKey returns a key of the identity with the given value. A combined key has this value for
+// each kind.
 func (id *Identity) ExampleKey(value string) string {
-	if id.Global {
+	switch {
+	case id.Global:
 		return globalKey
+	case id.FirstOf != nil:
+		return id.FirstOf[0].ExampleKey(value)
+	case id.AllOf != nil:
+		var keys []string
+		for _, one := range id.AllOf {
+			keys = append(keys, one.ExampleKey(value))
+		}
+		return strings.Join(keys, ",")
 	}
-	return id.firstKind() + ":" + value
+	return id.Kind + ":" + value
 }
 
 // CanBe reports whether a text can be a key of the identity. CanBe checks only the first kind in
@@ -150,7 +160,8 @@ func (id *Identity) CanBe(text string) bool {
 		return id.AllOf[0].CanBe(text)
 	case id.AllOf != nil:
 		first, _, hasComma := strings.Cut(text, ",")
-		return hasComma && id.AllOf[0].CanBe(first)
+		// If the first part is an AllOf too, its keys have a comma, so the whole text is compared.
+		return hasComma && (id.AllOf[0].CanBe(first) || id.AllOf[0].CanBe(text))
 	}
 	return strings.HasPrefix(text, id.Kind+":")
 }

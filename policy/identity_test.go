@@ -59,6 +59,23 @@ func TestCanBeChecksTheFirstKindOfAKey(t *testing.T) {
 	}
 }
 
+func TestExampleKeyCanBeAKey(t *testing.T) {
+	t.Parallel()
+	byUser, byDevice := By("user", Header("X-User")), By("device", Header("X-Device"))
+	for want, id := range map[string]*Identity{
+		"user:42":                     byUser,
+		"global":                      Global(),
+		"device:42":                   FirstOf(byDevice, byUser),
+		"user:42,device:42":           AllOf(byUser, byDevice),
+		"user:42,device:42,global":    AllOf(FirstOf(byUser, byDevice), byDevice, Global()),
+		"user:42,device:42,device:42": AllOf(AllOf(byUser, byDevice), byDevice),
+	} {
+		if got := id.ExampleKey("42"); got != want || !id.CanBe(got) {
+			t.Errorf("the example is %q, and CanBe returns %t for it; want %q and true", got, id.CanBe(got), want)
+		}
+	}
+}
+
 func TestMissingPartOfACombinedKeyIsItsKind(t *testing.T) {
 	t.Parallel()
 	byUser, byDevice, byTeam := By("user", Header("X-User")), By("device", Header("X-Device")), By("team", Header("X-Team"))

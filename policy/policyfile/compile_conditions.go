@@ -110,7 +110,11 @@ func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test
 		}
 		switch id := source.Identity; {
 		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanBe(text):
-			c.fail(p, "%s%q is not a key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(wording.Clip(text)))
+			value := wording.Clip(text)
+			if strings.ContainsAny(text, ":,") { // the text is already more than a value
+				value = "abc"
+			}
+			c.fail(p, "%s%q is not a key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(value))
 			return false
 		case source.Kind == policy.KindTier && !slices.Contains(c.tierNames(), text):
 			c.fail(p, "%sthere is no tier %q; %s", where, wording.Clip(text), suggestOf(text, c.tierNames()))
