@@ -67,6 +67,7 @@ type Gate struct {
 
 	mu       sync.Mutex                    // held while rules are compiled
 	compiled atomic.Pointer[compiledRules] // the rules in force, compiled
+	unusable atomic.Pointer[policy.Rules]  // the latest rules that cannot be used
 }
 
 // New makes a Gate that applies the rules and counts in the store. It calls the function rules for
@@ -186,19 +187,21 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 // current returns the compiled rules in force. If new rules cannot be used, the old ones stay.
 func (g *Gate) current() *compiledRules {
 	c, rules := g.compiled.Load(), g.rules()
-	if c.rules == rules {
+	if c.rules == rules || g.unusable.Load() == rules {
 		return c
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c = g.compiled.Load(); c.rules == rules {
+	if c = g.compiled.Load(); c.rules == rules || g.unusable.Load() == rules {
 		return c
 	}
-	if next, err := compile(rules); err == nil {
-		c = next
-		g.compiled.Store(c)
+	next, err := compile(rules)
+	if err != nil {
+		g.unusable.Store(rules)
+		return c
 	}
-	return c
+	g.compiled.Store(next)
+	return next
 }
 
 // IsTrustedProxy reports whether a request comes straight from one of the policy's trusted proxies.

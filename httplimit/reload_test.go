@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -109,4 +111,31 @@ func waitForMore(t *testing.T, event string, count *atomic.Int64) {
 	t.Helper()
 	before := count.Load()
 	eventually.True(t, event, func() bool { return count.Load() > before || t.Failed() })
+}
+
+// Rules that cannot be used are compiled once, and not for each request.
+func TestUnusableRulesAreCompiledOnce(t *testing.T) {
+	effort.WithoutRace(t)
+	good := rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
+	spec := good.Spec()
+	spec.Sections = []any{&httplimit.Config{Headers: []string{"draft-99"}}}
+	bad, err := policy.New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inForce atomic.Pointer[policy.Rules]
+	inForce.Store(good)
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), inForce.Load, httplimit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequest("GET", "/", nil)
+	before := testing.AllocsPerRun(100, func() { gate.IsTrustedProxy(r) })
+	inForce.Store(bad)
+	if after := testing.AllocsPerRun(100, func() { gate.IsTrustedProxy(r) }); after > before {
+		t.Errorf("with rules that cannot be used, a call makes %v allocations; want %v, as before", after, before)
+	}
+	if w := send(gate.Middleware(respond(200)), "GET", "/"); w.Header().Get("RateLimit-Policy") == "" {
+		t.Errorf("the response has the headers %v; want RateLimit-Policy, because the old rules stay", w.Header())
+	}
 }
