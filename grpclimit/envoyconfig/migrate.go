@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Policy returns the limits as a policy file of Penstock. Comments list the limits that a policy
@@ -73,8 +74,17 @@ type policyWriter struct {
 
 func (p *policyWriter) writeComment(text string) {
 	for line := range strings.Lines(text) {
-		p.b.WriteString("# " + strings.TrimRight(line, "\n") + "\n")
+		p.b.WriteString("# " + strings.Map(visible, strings.TrimRight(line, "\n")) + "\n")
 	}
+}
+
+// visible replaces a character that cannot be printed. A carriage return in the name of a file, for
+// example, would end the comment.
+func visible(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return unicode.ReplacementChar
 }
 
 func (p *policyWriter) writeRule(l *Limit) {

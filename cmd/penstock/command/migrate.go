@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 )
 
@@ -34,7 +35,7 @@ func newMigrate() *cobra.Command {
 				return withStatus(exitInvalid, err)
 			}
 			for _, line := range config.LeftOut() {
-				c.PrintErrln("penstock: " + line)
+				printable.Fprintf(c.ErrOrStderr(), "penstock: %s\n", line)
 			}
 			_, err = io.WriteString(c.OutOrStdout(), config.Policy())
 			return err

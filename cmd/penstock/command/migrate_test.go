@@ -7,6 +7,20 @@ import (
 	"testing"
 )
 
+// The names of files cannot control the terminal.
+func TestMigratePrintsNothingHostile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a\x1b[2J\r\nFORGED.yaml"), []byte("domain: a\ndescriptors: [{key: k, value: a*, rate_limit: {unit: day, requests_per_unit: 1}}]\n"), 0o600); err != nil {
+		t.Skip("the file system accepts no such name: ", err)
+	}
+	code, out, errors := command("migrate", "envoy-ratelimit", dir)
+	if code != exitOK || !strings.Contains(errors, "is left out: ") {
+		t.Errorf("migrate: exit status %d, %q; want %d with a limit that is left out", code, errors, exitOK)
+	}
+	checkPrintable(t, "migrate", out)
+	checkPrintable(t, "migrate: errors", errors)
+}
+
 // validate accepts the policy that migrate prints.
 func TestMigratedFilesAreAValidPolicy(t *testing.T) {
 	code, out, err := command("migrate", "envoy-ratelimit", "../../../examples/envoy")
