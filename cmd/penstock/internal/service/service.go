@@ -330,7 +330,7 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var attributes []any // of the log line
 	for _, server := range s.servers {
 		if server.setting == "admin-listen" {
-			attributes = append(attributes, "dashboard", urlOf(server.listener.Addr()))
+			attributes = append(attributes, "dashboard", urlOf(server.listener.Addr(), s.Settings.AdminTLSCert != ""))
 		}
 	}
 	if s.demoToken != "" {
@@ -339,20 +339,25 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	s.Log.Info("the demo sends requests to itself; open the dashboard", append(attributes, "offender", "key:"+demotraffic.Offender)...)
 	var running sync.WaitGroup
 	proxy := s.servers[0] // openServers puts it first
-	running.Go(func() { demotraffic.Run(ctx, urlOf(proxy.listener.Addr())) })
+	const hasTLS = false  // package settings rejects it
+	running.Go(func() { demotraffic.Run(ctx, urlOf(proxy.listener.Addr(), hasTLS)) })
 	return running.Wait
 }
 
 // urlOf returns the URL of a listener for clients on this machine.
-func urlOf(a net.Addr) string {
+func urlOf(a net.Addr, hasTLS bool) string {
+	scheme := "http"
+	if hasTLS {
+		scheme = "https"
+	}
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
 	case !ok:
 		return "unix:" + a.String()
 	case tcp.IP.IsUnspecified():
-		return fmt.Sprintf("http://localhost:%d/", tcp.Port)
+		return fmt.Sprintf("%s://localhost:%d/", scheme, tcp.Port)
 	}
-	return "http://" + tcp.String() + "/"
+	return scheme + "://" + tcp.String() + "/"
 }
 
 func orNone(text string) string {
