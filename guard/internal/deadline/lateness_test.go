@@ -137,6 +137,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 			t.Run(row.name+", by "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					d := &Set{After: 250 * time.Millisecond}
+					d.lateness.tally.Store(&tally{lost: time.Hour}) // lost before this decision, so it does not count
 					store := d.Within(penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 						answer := make(chan struct{})
 						if row.answer > 0 {
@@ -159,4 +160,21 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestAllMethodsReturnOneDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &Set{After: 250 * time.Millisecond}
+		d.lateness.tally.Store(&tally{lost: time.Hour}) // lost before this decision, so it does not count
+		c, _ := d.Of(t.Context())
+		defer c.End()
+		for _, want := range []time.Duration{250 * time.Millisecond, 330 * time.Millisecond} {
+			deadline, _ := c.Deadline()
+			_, lazy := c.Lazy()
+			if left, until := c.Left(), time.Until(c.Until()); left != want || until != want || time.Until(deadline) != want || time.Until(lazy) != want {
+				t.Errorf("Left returns %v, Until is in %v, Deadline in %v and Lazy in %v; want %v each", left, until, time.Until(deadline), time.Until(lazy), want)
+			}
+			d.lateness.delayTick(80 * time.Millisecond * 8 / 7) // seven eighths of it are lost
+		}
+	})
 }

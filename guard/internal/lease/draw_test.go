@@ -27,6 +27,21 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	return l, k, p
 }
 
+func TestKeyIsRememberedForThisLifeAndTheNext(t *testing.T) {
+	const life, hash = time.Second, 1 << 40
+	for _, first := range []time.Duration{0, 1, 2, 1<<16 - 2, 1<<16 - 1} { // numbers of Lives; 16 bits of them are kept
+		for later := range time.Duration(6) {
+			s := new(stripe)
+			if s.wasSeenBefore(hash, life, first*life) {
+				t.Errorf("in Life %d, a new key was seen before; want not", first)
+			}
+			if wasSeen := s.wasSeenBefore(hash, life, (first+later+1)*life-1); wasSeen != (later <= 1) {
+				t.Errorf("a key was seen in Life %d, and at the end of Life %d it was seen before: %v; want %v", first, first+later, wasSeen, later <= 1)
+			}
+		}
+	}
+}
+
 // A process that was stopped may use its lease before a timer has run.
 func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
