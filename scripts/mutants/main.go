@@ -42,6 +42,7 @@ var targets = []target{
 	{"redisstore/internal/luagen/*.go", []string{"./redisstore"}},
 	{"redisstore/internal/luagen/*.lua", []string{"./redisstore"}},
 	{"guard/*.go", []string{"./guard"}},
+	{"guard/internal/*/*.go", []string{"./guard/..."}},
 	{"policy/*.go", []string{"./policy", "./policy/policyfile", "./httplimit"}},
 	{"policy/policyfile/*.go", []string{"./policy/policyfile"}},
 	{"admission/*.go", []string{"./admission", "./httplimit", "./grpclimit/envoyrls", "./grpclimit/checkapi"}},
