@@ -151,6 +151,8 @@ type Telemetry struct {
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
 	shutdowns  []func(context.Context) error // of the exporters
+
+	closeTimeout time.Duration // the longest time that Close waits for a collector
 }
 
 // scope is the name of the tracer.
@@ -168,7 +170,7 @@ func Open(o Options) *Telemetry {
 	logErrors(o.Log)
 	ctx := context.Background() // no call below uses the network
 	var provider trace.TracerProvider = noop.NewTracerProvider()
-	t := &Telemetry{propagator: propagation.NewCompositeTextMapPropagator()}
+	t := &Telemetry{propagator: propagation.NewCompositeTextMapPropagator(), closeTimeout: closeTimeout}
 	if o.Exports.ShouldContinueTraces {
 		t.propagator = propagation.TraceContext{}
 	}
@@ -284,15 +286,15 @@ func (s sdkLog) Info(int, string, ...any)       {}
 func (s sdkLog) WithValues(...any) logr.LogSink { return s }
 func (s sdkLog) WithName(string) logr.LogSink   { return s }
 
-// closeTimeout is the longest time that Close waits for a collector.
+// closeTimeout is the default of Telemetry.closeTimeout.
 const closeTimeout = time.Second
 
-// Close exports what is left, within closeTimeout, and stops exporting.
+// Close exports what is left, within t.closeTimeout, and stops exporting.
 func (t *Telemetry) Close() {
 	if t == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), t.closeTimeout)
 	defer cancel()
 	var exporters sync.WaitGroup
 	for _, shutdown := range t.shutdowns {
