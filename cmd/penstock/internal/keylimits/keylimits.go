@@ -76,6 +76,17 @@ func Normalize(rules *policy.Rules, key string) string {
 // Find returns the limits that count under a key, in the order of the policy. If rule is not "", it
 // returns only those of that rule. It returns at most MaxLimits, and how many others it skipped.
 func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
+	return cut(findAll(rules, key, rule))
+}
+
+// cut returns the first MaxLimits limits, and how many others there are.
+func cut(all []Limit) (found []Limit, skipped int) {
+	found = all[:min(MaxLimits, len(all))]
+	return found, len(all) - len(found)
+}
+
+// findAll returns the limits of Find without a bound.
+func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
 	tiers := rules.Spec().Tiers
 	for _, r := range rules.Rules() {
 		if rule != "" && r.Name != rule {
@@ -88,8 +99,7 @@ func Find(rules *policy.Rules, key, rule string) (found []Limit, skipped int) {
 			}
 		}
 	}
-	skipped = max(len(found)-MaxLimits, 0)
-	return found[:len(found)-skipped], skipped
+	return found
 }
 
 // variants returns a limit for each tier, or one if the tiers do not differ. It returns none if the
@@ -140,13 +150,14 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 }
 
 // Globals returns the limits for all clients together that are in the same rules as the given
-// limits. They may deny requests of the key too.
+// limits. They may deny requests of the key too. Globals returns at most MaxLimits, and how many
+// others it skipped.
 func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
-	all, skipped := Find(rules, Global, "")
 	hasLimitIn := func(rule string) bool {
 		return slices.ContainsFunc(limits, func(l Limit) bool { return l.Rule == rule })
 	}
-	return slices.DeleteFunc(all, func(l Limit) bool { return !l.policy.Key.Global || !hasLimitIn(l.Rule) }), skipped
+	isOther := func(l Limit) bool { return !l.policy.Key.Global || !hasLimitIn(l.Rule) }
+	return cut(slices.DeleteFunc(findAll(rules, Global, ""), isOther))
 }
 
 // Read reads the numbers of limits from the store. It charges nothing. It returns the source of the

@@ -114,6 +114,21 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 	}
 }
 
+// Global limits of other rules do not count toward MaxLimits.
+func TestGlobalsOfARuleAreFoundAmongMany(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("rules:\n")
+	for i := range MaxLimits {
+		fmt.Fprintf(&text, "  - {name: g%d, match: {path: /%[1]d}, per: global, limits: [{rate: 10/h}]}\n", i)
+	}
+	text.WriteString("  - {name: last, match: {path: /last}, per: {key: header X-Key}, limits: [{rate: 10/h}, {name: all, rate: 9/h, per: global}]}\n")
+	rules := rulesOf(t, text.String())
+	limits, _ := Find(rules, "key:a", "")
+	if global, skipped := Globals(rules, limits); len(global) != 1 || global[0].Name() != "last.all" || skipped != 0 {
+		t.Errorf("the global limits are %s, with %d skipped; want last.all, with none skipped", summary(global), skipped)
+	}
+}
+
 // A fallback knows its share only, so the rest of the limit must not count as used.
 func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	limits, _ := Find(rulesOf(t, testPolicy), "key:a", "api")
