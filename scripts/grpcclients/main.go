@@ -56,9 +56,9 @@ func run(folder string) error {
 	return errors.Join(checkNode(folder), checkGrpcurl(folder))
 }
 
-// rules grant one short call for each key, and another one after 5 s, so that a busy machine sends
-// two calls before that. A call costs one unit per 10 bytes, rounded up. A long call costs more than
-// the limit ever allows.
+// rules grant one short call for each key, and another one after 5 s. Even a busy machine sends the
+// second call before that. A call costs one unit per 10 bytes, rounded up. A long call costs more
+// than the limit ever allows.
 const rules = `rules: [{name: echo, match: {path: /penstock.test.Echo/*}, per: {key: header X-Key}, limits: [{name: calls, rate: 1/5s, cost: {body: 10B}, headers: true}]}]`
 
 // A server serves echo.proto, behind the interceptors of grpclimit.
