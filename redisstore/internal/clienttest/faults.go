@@ -231,7 +231,9 @@ func everyCallEnds(t *testing.T, suite Suite) {
 			m := suite.on(s.Addr, Options{NoRetries: true})
 			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
 				t.Parallel()
-				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
+				store := NewStore(t, m.Client(t), redisstore.Options{})
+				eventually.NoError(t, func() error { return store.Load(t.Context(), loadedLimit) })
+				load := startLoad(t, store, callers)
 				eventually.NoError(t, load.wantDecisions)
 				load.hasFault.Store(true)
 				if err := fault.begin(s); err != nil {
@@ -257,6 +259,9 @@ type load struct {
 	answers, failures atomic.Int64 // how many calls ended with a decision, or with an error
 	slowest           atomic.Int64 // the time of the slowest call, in ns
 }
+
+// loadedLimit is the limit of each call of a load.
+var loadedLimit = SlowRefill("d", 1_000_000)
 
 // patienceOfLoad is the time until the deadline of each call of a load.
 const patienceOfLoad = 100 * time.Millisecond
@@ -348,7 +353,7 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 	start := time.Now() // taken before the deadline is set: a call that its deadline ends takes at least patienceOfLoad
 	ctx, cancel := context.WithTimeout(ctx, patienceOfLoad)
 	defer cancel()
-	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, SlowRefill("d", 1_000_000), 1)})
+	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, loadedLimit, 1)})
 	took := time.Since(start)
 	if int64(took) > l.slowest.Load() {
 		l.slowest.Store(int64(took))

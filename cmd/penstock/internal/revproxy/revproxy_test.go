@@ -503,7 +503,7 @@ func debugLogger(log *logbuffer.Buffer) *slog.Logger {
 }
 
 func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	gone, err := net.Listen("tcp", "127.83.0.2:0") // an address at which no other test listens
 	if err != nil {
 		t.Fatal(err)
 	}
