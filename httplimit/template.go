@@ -122,7 +122,7 @@ func (c *templateChecker) checkOperand(n parse.Node) {
 		c.checkOperand(n.Node)
 	case *parse.IdentifierNode:
 		if !slices.Contains(templateFunctions, n.Ident) {
-			c.refuse(n, "it can call "+strings.Join(templateFunctions, ", ")+": write one of these, or the field alone")
+			c.refuse(n, "the functions are ["+strings.Join(templateFunctions, " ")+"]: write one of these, or the field alone")
 		}
 	default:
 		c.refuse(n, "write a field, a text, a number or a function")

@@ -75,7 +75,7 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 			if strings.Contains(strings.ToLower(config.Name), "key") {
 				kind = "key"
 			}
-			c.fail(config, "%q needs a kind, which begins the keys of its clients; write {%s: %[1]s}, or another kind than %[2]s", wording.Clip(config.Name), kind)
+			c.fail(config, "%q needs a kind, a word that the keys begin with, as in %s:abc; write {%[2]s: %[1]s}, or another word than %[2]s", wording.Clip(config.Name), kind)
 		} else {
 			c.fail(config, "there is no identity %q; %s", wording.Clip(config.Name), c.suggestIdentity(config.Name))
 		}
@@ -168,7 +168,7 @@ func (c *compiler) compileSimple(config *IdentityConfig) *policy.Identity {
 		return invalidIdentity
 	}
 	if id.Source.Kind == policy.KindIdentity {
-		c.fail(&config.Source, "%s is an identity and already has its kinds; write only its name", config.Source)
+		c.fail(&config.Source, "%s is an identity, and needs no kind; write only its name", config.Source)
 		return invalidIdentity
 	}
 	if config.Only != nil {

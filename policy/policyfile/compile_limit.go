@@ -242,7 +242,7 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 	}
 	switch a := candidate.Variants[0].Algorithm(); {
 	case l.Variants[0].Algorithm().NeedsHolder() != a.NeedsHolder():
-		c.fail(at, "a rate cannot be the candidate of in_flight, nor in_flight that of a rate; make it a separate shadow limit")
+		c.fail(at, "the limit and its candidate must both be rates, or both in_flight; make the candidate a separate shadow limit")
 	case (l.Status != nil || l.Adjustable) && !a.CanRefund():
 		c.fail(at, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
 	case haveSameVariants(l, &candidate):

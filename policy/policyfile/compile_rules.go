@@ -181,7 +181,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 		case haveSameTag(l, other):
 			c.fail(at, "the store cannot distinguish limits %q and %q of rule %s, because their names have the same hash by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
 		case l.Name == candidateName(other), candidateName(l) != "" && candidateName(l) == other.Name:
-			c.fail(at, "the candidate of a limit of rule %s has the name of another limit (the limit's name with .candidate); rename one of the two limits", wording.Clip(r.Name))
+			c.fail(at, "rule %s has a limit with the name of another limit's candidate, which ends with .candidate; rename one of the two limits", wording.Clip(r.Name))
 		}
 	}
 }
