@@ -253,7 +253,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
 		pending, isMine := s.loads.begin(name)
-		// Tests rely on this order: a caller that Missing counts loads the script, or waits for it.
+		// Only now, because tests rely on it: each counted caller loads the script, or waits for it.
 		s.loads.missing.Add(1)
 		if isMine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
