@@ -151,8 +151,8 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 	}
 }
 
-// awaitStore returns when the store has decided three calls of Look in a row. Each attempt has a new
-// key, because a call that got no answer in time may have been charged.
+// awaitStore returns when the store has decided three calls of Look in a row. Each attempt has a
+// new key, because a call that got no answer in time may have been charged.
 func awaitStore(t *testing.T, conn *grpc.ClientConn) {
 	t.Helper()
 	eventually.True(t, "the store decides", func() bool {
