@@ -168,7 +168,8 @@ func (r *ratelimitTranslation) setStore() {
 		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
 	}
 	u := url.URL{Scheme: scheme, User: user, Host: address}
-	isSocketPath := r.get("REDIS_SOCKET_TYPE", "unix") == "unix" && !strings.Contains(r.get("REDIS_URL", ""), "://")
+	redisURL := r.get("REDIS_URL", "")
+	isSocketPath := strings.HasPrefix(redisURL, "unix://") || r.get("REDIS_SOCKET_TYPE", "unix") == "unix" && !strings.Contains(redisURL, "://")
 	switch kind := r.get("REDIS_TYPE", "SINGLE"); strings.ToUpper(kind) {
 	case "SINGLE":
 		if isSocketPath {

@@ -27,6 +27,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 REDIS_AUTH=pass REDIS_TLS=true", map[string]string{"store": "rediss://:pass@redis:6379"}},
 		{"REDIS_URL=redis://redis:6379 REDIS_AUTH=me:p@ss", map[string]string{"store": "redis://me:p%40ss@redis:6379"}},
 		{"REDIS_URL=redis://me:p%40ss@redis:6379/1", map[string]string{"store": "redis://me:p%40ss@redis:6379/1"}},
+		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=unix:///run/redis.sock", map[string]string{"store": "unix:///run/redis.sock"}},
 		{"REDIS_URL=redis://old:x@redis:6379", map[string]string{"store": "redis://old:x@redis:6379"}},
 		{"REDIS_TYPE=CLUSTER REDIS_SOCKET_TYPE=tcp REDIS_URL=a:1,b:2", map[string]string{"store": "redis+cluster://a:1,b:2"}},
 		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1,b:2 REDIS_TIMEOUT=1s", map[string]string{"store": "redis+sentinel://a:1,b:2/main", "store-timeout": "1s"}},
