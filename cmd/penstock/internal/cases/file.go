@@ -24,8 +24,8 @@ const (
 	maxDuration = 10 * 365 * 24 * time.Hour // of a case, by its simulated clock
 )
 
-// A File is a file of cases. In the yaml tags of its parts, the word empty means that a list may
-// have no items. The word headers means that each item is a header field.
+// A File is a file of cases. In the yaml tags of its parts, the option empty means that a list may
+// have no items. The option headers means that each item is a header field.
 type File struct {
 	Name  string  `yaml:"-"`
 	Cases []*Case `yaml:"cases" jsonschema:"The cases. Each begins with unused limits."`

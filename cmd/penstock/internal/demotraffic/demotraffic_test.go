@@ -31,7 +31,9 @@ func TestTrafficHasAnOffenderAndEnds(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(time.Minute):
+		mu.Lock() // requests still come
 		t.Errorf("the requests have the keys %v; want more than 3 keys, and the offender twice, within a minute", keys)
+		mu.Unlock()
 	}
 	server.Close() // waits for requests
 	if keys[""] > 0 {

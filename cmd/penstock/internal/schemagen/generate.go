@@ -116,7 +116,7 @@ func (g *generator) object(t reflect.Type) *schema {
 			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
 		}
 		form := g.field(nameOf(t)+"."+name, field.Type)
-		if slices.Contains(options, "empty") { // see policyfile.Decode: the list may have no elements
+		if slices.Contains(options, "empty") { // the list may have no elements; see policyfile.fieldOptions
 			form = anyOf(ref("text"), listOf(ref("text")))
 		}
 		s.Properties[name] = describe(form, description)
