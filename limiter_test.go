@@ -291,6 +291,11 @@ func TestErrorsOfChargesNameTheMistake(t *testing.T) {
 	for _, row := range rows {
 		_, err := store.Decide(t.Context(), row.charges)
 		wantError(t, err, penstock.ErrInvalid, row.words...)
+		if len(row.charges) != 2 || row.charges[1] == charge { // charge alone is valid
+			continue
+		}
+		_, err = store.Decide(t.Context(), row.charges[1:]) // one charge is checked by other code
+		wantError(t, err, penstock.ErrInvalid, "charge 0")
 	}
 	if n := store.Len(); n != 0 {
 		t.Errorf("invalid batches made %d counters; want 0", n)
@@ -804,6 +809,19 @@ func TestAllowWithCompilesLimitsOnceAndBoundsTheirCache(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { call(5000) }); n != 0 {
 		t.Errorf("AllowWith of a cached limit makes %v allocations; want 0", n)
+	}
+}
+
+func TestAllowWithHasTheGroupOfItsLimiter(t *testing.T) {
+	store := newManualClock().store()
+	one, other := newLimiter(t, store, "one", penstock.PerSecond(1)), newLimiter(t, store, "other", penstock.PerSecond(1))
+	for _, l := range []*penstock.Limiter{one, other} {
+		if d, err := l.AllowWith(t.Context(), "k", penstock.PerDay(1)); err != nil || !d.Allowed {
+			t.Errorf("AllowWith of a new limiter returned %v, error %v; want a grant, because each has its own counters", d, err)
+		}
+	}
+	if d, err := other.AllowWith(t.Context(), "k", penstock.Limit{Name: "day", Group: "one", Count: 1, Period: 24 * time.Hour}); err != nil || d.Allowed {
+		t.Errorf("AllowWith in the group of the other limiter returned %v, error %v; want a denial", d, err)
 	}
 }
 

@@ -177,6 +177,7 @@ func TestErrorsOfParseRateHavePlaceMistakeAndFix(t *testing.T) {
 		{"５/s", []string{"character 1", "number"}},
 		{"10/s\xff", []string{"UTF-8", "100/s"}},
 		{strings.Repeat("9", 129), []string{"128 bytes", "100/s"}},
+		{strings.Repeat("9", 128), []string{"character 1", `9": character 1`}}, // the longest text that is parsed, and quoted whole
 	}
 	for _, row := range rows {
 		limit, err := penstock.ParseRate(row.text)
@@ -200,6 +201,25 @@ func rateOf(l penstock.Limit) string {
 	_, rate, _ := strings.Cut(l.String(), ": ")
 	rate, _, _ = strings.Cut(rate, " (")
 	return rate
+}
+
+func TestParseRateReadsEachUnitOfTime(t *testing.T) {
+	for period, units := range map[time.Duration]string{
+		time.Microsecond:   "us µs μs microsecond microseconds",
+		time.Millisecond:   "ms msec millisecond milliseconds",
+		time.Second:        "s sec secs second seconds",
+		time.Minute:        "m min mins minute minutes",
+		time.Hour:          "h hr hrs hour hours",
+		24 * time.Hour:     "d day days",
+		7 * 24 * time.Hour: "w week weeks",
+	} {
+		for _, unit := range strings.Fields(units) {
+			text := "5 per 3 " + unit
+			if got, err := penstock.ParseRate(text); err != nil || got.Count != 5 || got.Period != 3*period {
+				t.Errorf("ParseRate(%q) = %v, %v; want 5 per %v", text, got, err, 3*period)
+			}
+		}
+	}
 }
 
 func TestParseRateReadsWhatConstructorsWrite(t *testing.T) {
