@@ -11,13 +11,13 @@ import (
 //
 //	limiter.AllowWith(ctx, "user:42", penstock.PerSecond(customer.RequestsPerSecond))
 //
-// The Name identifies a limit. Limits with the same Name and key share one counter, even if their
-// rates differ. A limit of the Limiter with that Name shares this counter too. What one of these
-// limits has used counts for the others.
+// The Name identifies a limit. Limits with the same Name, algorithm and key share one counter, even
+// if their rates differ. A limit of the Limiter with that Name and algorithm shares this counter
+// too. What one of these limits has used counts for the others.
 //
 // The Limiter compiles a limit at its first use, and caches up to 1024 compiled limits. Call
-// SubWindow and CalendarWindow once, not for each request: each call makes a new algorithm, and so
-// a new limit.
+// SubWindow and CalendarWindow once, not for each request: each call makes a new algorithm, and the
+// cache does not have limits of a new algorithm.
 func (l *Limiter) AllowWith(ctx context.Context, key string, limits ...Limit) (Decision, error) {
 	return l.AllowNWith(ctx, key, 1, limits...)
 }

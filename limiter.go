@@ -25,8 +25,8 @@ type Limiter struct {
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
 // becomes the Group of each limit without a Group. On one store, Limiters with the same name share
-// the counters of limits with the same Name. Limiters with different names share no counters,
-// unless limits of both have the same Group.
+// the counters of limits with the same Name and algorithm. Limiters with different names share no
+// counters, unless limits of both have the same Group.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)
