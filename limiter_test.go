@@ -276,6 +276,7 @@ func TestErrorsOfChargesNameTheMistake(t *testing.T) {
 	}{
 		{nil, []string{"0 charges", "1 to 64"}},
 		{make([]penstock.Charge, penstock.MaxCharges+1), []string{"65 charges", "1 to 64"}},
+		{[]penstock.Charge{{Key: "alice", Cost: 1}}, []string{"charge 0", "no Plan", "Compile"}},
 		{with(func(c *penstock.Charge) { c.Plan = nil }), []string{"charge 1", "no Plan", "Compile"}},
 		{with(func(c *penstock.Charge) { c.Cost = -3 }), []string{"charge 1", "-3", "Refund"}},
 		{with(func(c *penstock.Charge) { c.Cost = penstock.MaxCost + 1 }), []string{"charge 1", "largest"}},

@@ -123,8 +123,8 @@ func TestIdleCountersAreSwept(t *testing.T) {
 	for i := range keys { // requests of other keys, which add no counters
 		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: plans[i%2], Mode: penstock.Peek, Cost: 1})
 	}
-	if s.Len() > keys/1000 {
-		t.Errorf("%d of %d counters are left after an hour with as many decisions; want at most %d", s.Len(), keys, keys/1000)
+	if n := s.Len(); n < 0 || n > keys/1000 {
+		t.Errorf("%d of %d counters are left after an hour with as many decisions; want 0 to %d", n, keys, keys/1000)
 	}
 }
 
@@ -138,8 +138,8 @@ func TestBatchesSweepIdleCounters(t *testing.T) {
 		key := fmt.Sprint("k", i)
 		decide(t, s, spend(key, first, 1), spend(key, second, 1))
 		clock.advance(time.Millisecond) // each counter is needed for at most 100 ms
-		if s.Len() > most {
-			t.Fatalf("the store has %d counters after %d keys; want at most %d", s.Len(), i+1, most)
+		if n := s.Len(); n < 1 || n > most {
+			t.Fatalf("the store has %d counters after %d keys; want 1 to %d", n, i+1, most)
 		}
 	}
 }

@@ -46,13 +46,12 @@ func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 	return t
 }
 
-// clear removes all counters and releases their memory.
+// clear makes a table without counters as small as a new one.
 func (t *table) clear() {
 	t.states = t.algorithm.NewStates()
 	t.states.Add() // the state of freshCell
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
-	t.usedCells, t.sweepCursor = 0, 0
 }
 
 // find returns the cell of the counter for h, or freshCell.

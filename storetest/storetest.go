@@ -1188,6 +1188,10 @@ func checkAllowAtMost(t *lawTest) {
 		if d, err := l.Peek(ctx, "k"); err != nil || d.Status(0).Remaining != 5 || d.Status(1).Remaining != 0 {
 			t.reportViolation("%s: in the end %s, %v; want 5 and 0 left", k.name, showDecision(d), err)
 		}
+		const cost = 6 // one more than fits
+		if d, err := l.AllowAtMost(ctx, "k2", cost); err != nil || d.Granted() != 5 || d.Status(0).Remaining != 5 || d.Status(1).Remaining != 0 {
+			t.reportViolation("%s: AllowAtMost of %d: %s, %v; want 5 granted, and 5 and 0 left", k.name, cost, showDecision(d), err)
+		}
 	}
 }
 
