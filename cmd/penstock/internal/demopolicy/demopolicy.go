@@ -18,17 +18,20 @@ var text []byte
 //go:embed traffic.yaml
 var traffic []byte
 
-// name is the file name in the log.
-const name = "examples/rides.yaml (built in)"
+// The file names in the log, without and with the rules for --demo-traffic.
+const (
+	name        = "examples/rides.yaml (built in)"
+	trafficName = "examples/rides.yaml, with rules for demo-traffic (built in)"
+)
 
 // Load compiles the demo policy, with the rules for --demo-traffic if hasTraffic is true. The rules
 // need the section http.
 func Load(o policyfile.Options, hasTraffic bool) (*policyfile.Policy, error) {
-	all := text
+	file, all := name, text
 	if hasTraffic {
-		all = slices.Concat(text, traffic)
+		file, all = trafficName, slices.Concat(text, traffic)
 	}
-	config, err := policyfile.Parse(name, all, nil, o)
+	config, err := policyfile.Parse(file, all, nil, o)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package demopolicy
 import (
 	"bytes"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/httplimit"
@@ -24,6 +25,9 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 		}
 		if n := len(p.Rules.Rules()); n != rules || p.Warnings != nil {
 			t.Errorf("with traffic %v, there are %d rules and the warnings %v; want %d rules and no warnings", hasTraffic, n, p.Warnings, rules)
+		}
+		if namesTraffic := strings.Contains(p.Files[0], "demo-traffic"); namesTraffic != hasTraffic {
+			t.Errorf("with traffic %v, the name in the log is %q; want demo-traffic in it only with traffic", hasTraffic, p.Files[0])
 		}
 	}
 }
