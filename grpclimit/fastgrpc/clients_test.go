@@ -2,6 +2,7 @@ package fastgrpc_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"sync"
 	"testing"
@@ -97,5 +98,29 @@ func TestAbortedFallbackCancelsItsStream(t *testing.T) {
 	r.call(1, "x", ":path", "/other.Service/Method")
 	if got := r.outcome(1); got != "reset INTERNAL_ERROR" {
 		t.Errorf("the outcome is %q; want %q", got, "reset INTERNAL_ERROR")
+	}
+}
+
+// Padding counts for the window of a stream, although no handler reads it.
+func TestPaddingOfACallOfTheFallbackOpensTheWindow(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", fmt.Sprint(n))
+		if err != nil {
+			t.Errorf("read the body: %v", err)
+		}
+	})})
+	r := dialRaw(t, address)
+	r.headers(1, false, fields(":path", "/other.Service/Method"))
+	const rounds, frames, padding = 8, 65, 255 // together 130 kB: twice the window
+	for range rounds {
+		for range frames {
+			r.logError(r.WriteDataPadded(1, false, []byte("x"), make([]byte, padding)))
+		}
+		r.awaitWindow(1)
+	}
+	r.logError(r.WriteData(1, true, nil))
+	if got, want := r.outcome(1), fmt.Sprintf("200/%d", rounds*frames); got != want {
+		t.Errorf("the outcome is %q; want %q, the size of the body", got, want)
 	}
 }
