@@ -101,8 +101,9 @@ func TestAbortedFallbackCancelsItsStream(t *testing.T) {
 	}
 }
 
-// Padding counts for the window of a stream, although no handler reads it.
-func TestPaddingOfACallOfTheFallbackOpensTheWindow(t *testing.T) {
+// A call of the fallback can send more than the windows of its stream and of the connection.
+// Padding counts for these windows too, although no handler reads it.
+func TestCallsOfTheFallbackOpenTheirWindows(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		w.Header().Set(http.TrailerPrefix+"Grpc-Status", fmt.Sprint(n))
@@ -112,7 +113,7 @@ func TestPaddingOfACallOfTheFallbackOpensTheWindow(t *testing.T) {
 	})})
 	r := dialRaw(t, address)
 	r.headers(1, false, fields(":path", "/other.Service/Method"))
-	const rounds, frames, padding = 8, 65, 255 // together 130 kB: twice the window
+	const rounds, frames, padding = 70, 65, 255 // together 1.2 MB; the window of the connection has 1 MiB
 	for range rounds {
 		for range frames {
 			r.logError(r.WriteDataPadded(1, false, []byte("x"), make([]byte, padding)))

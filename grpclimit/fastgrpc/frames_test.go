@@ -345,6 +345,9 @@ var frameCases = []struct {
 		}
 		r.headers(1, false, list)
 	}},
+	{name: "a header value that is too large", want: "goaway COMPRESSION_ERROR", standard: "closed", send: func(r *rawClient) {
+		r.headers(1, false, append(fields(), hpack.HeaderField{Name: "x-long", Value: strings.Repeat("0", 20_000)}))
+	}, isOver: true},
 	{name: "cancelled before the message", want: "closed", send: func(r *rawClient) {
 		r.headers(1, false, fields())
 		r.logError(r.WriteRSTStream(1, http2.ErrCodeCancel))

@@ -172,32 +172,51 @@ func TestResponsesWaitForTheWindow(t *testing.T) {
 }
 
 func TestStalledResponseIsCancelled(t *testing.T) {
-	inBubble(t, fastgrpc.Options{}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+	inBubble(t, fastgrpc.Options{WriteTimeout: time.Second}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+		begin := time.Now()
 		r.begin(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		r.call(1, "x")
-		if got := r.outcome(1); got != "reset CANCEL" {
-			t.Errorf("the outcome is %q; want %q", got, "reset CANCEL")
+		if got, took := r.outcome(1), time.Since(begin); got != "reset CANCEL" || !isAbout(took, time.Second) {
+			t.Errorf("after %v the outcome is %q; want %q after 1s", took, got, "reset CANCEL")
 		}
 	})
 }
 
+// isAbout tells whether a time is the expected one, or up to a quarter longer. Requests and
+// responses are examined four times in their timeout.
+func isAbout(took, expected time.Duration) bool { return took >= expected && took <= expected*5/4 }
+
 func TestSlowClientsAreDisconnected(t *testing.T) {
+	options := fastgrpc.Options{ReadTimeout: time.Second, KeepAlive: 10 * time.Second, IdleTimeout: time.Minute}
 	for name, c := range map[string]struct {
-		send func(*rawClient)
-		want string
+		send  func(*rawClient)
+		want  string
+		after time.Duration
 	}{
-		"no preface":          {send: func(*rawClient) {}, want: "closed"},
-		"half a frame":        {send: func(r *rawClient) { r.begin(); r.write([]byte{0, 0, 8, 6}) }, want: "closed"}, // the length and the type of a ping
-		"half a request":      {send: func(r *rawClient) { r.begin(); r.headers(1, false, fields()) }, want: "reset CANCEL"},
-		"no answer to a ping": {send: func(r *rawClient) { r.begin(); r.call(1, "wait", "grpc-timeout", "1H") }, want: "closed"},
-		"idle":                {send: func(r *rawClient) { r.begin() }, want: "goaway NO_ERROR"},
-		"HTTP/1.1":            {send: func(r *rawClient) { r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n")) }, want: "goaway PROTOCOL_ERROR"},
+		"no preface": {send: func(*rawClient) {}, want: "closed", after: time.Second},
+		"half a frame": {send: func(r *rawClient) {
+			r.begin()
+			r.write([]byte{0, 0, 8, 6}) // the length and the type of a ping
+		}, want: "closed", after: time.Second},
+		"half a request": {send: func(r *rawClient) {
+			r.begin()
+			r.headers(1, false, fields())
+		}, want: "reset CANCEL", after: time.Second},
+		"no answer to a ping": {send: func(r *rawClient) {
+			r.begin()
+			r.call(1, "wait", "grpc-timeout", "1H")
+		}, want: "closed", after: 11 * time.Second},
+		"idle": {send: func(r *rawClient) { r.begin() }, want: "goaway NO_ERROR", after: time.Minute},
+		"HTTP/1.1": {send: func(r *rawClient) {
+			r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"))
+		}, want: "goaway PROTOCOL_ERROR", after: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, fastgrpc.Options{}, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+			inBubble(t, options, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+				begin := time.Now()
 				c.send(r)
-				if got := r.outcome(1); got != c.want {
-					t.Errorf("the outcome is %q; want %q", got, c.want)
+				if got, took := r.outcome(1), time.Since(begin); got != c.want || !isAbout(took, c.after) {
+					t.Errorf("after %v the outcome is %q; want %q after %v", took, got, c.want, c.after)
 				}
 			})
 		})
