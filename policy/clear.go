@@ -214,6 +214,18 @@ func parseAuthorization(value string) (text, why string) {
 	return scheme + " " + credentials, why
 }
 
+// comparedText returns the form in which a value of a source is compared with listed values. That
+// form differs from the value only in authorization headers: "Bearer  abc" becomes "bearer abc".
+func comparedText(s *Source, value string) string {
+	if s.Kind != KindHeader || !isAuthorization(s.Name) {
+		return value
+	}
+	if text, why := parseAuthorization(value); why == "" {
+		return text
+	}
+	return value
+}
+
 // explainUnclearToken returns why servers may read a bearer token in different ways, or "". A token
 // with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token
 // has exactly one spelling (base64url without padding, RFC 7515).

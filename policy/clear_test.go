@@ -61,3 +61,59 @@ func TestKeyByAuthorizationIsTheSameForEverySpellingThatServersAccept(t *testing
 		}
 	}
 }
+
+// A value of a policy may have any spelling of the scheme, as a request may.
+func TestListedAuthorizationsMatchEverySpellingOfTheScheme(t *testing.T) {
+	t.Parallel()
+	authorization := Header("Authorization")
+	is := func(values ...string) Test {
+		test, err := Is(authorization, values...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return test
+	}
+	const listed, matched = "Bearer listed", "Bearer matched"
+	only := is(listed)
+	byAuth := By("auth", authorization)
+	byAuth.Only = &only
+	newRules := func(change func(*Spec)) *Rules {
+		spec, err := Simple("search", byAuth, guard.FailOpen, penstock.PerSecond(10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(&spec)
+		rules, err := New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rules
+	}
+	withLists := newRules(func(s *Spec) {
+		s.Deny = []Condition{{is("Bearer stolen", "basic dTpw")}}
+		s.Allow = []Condition{{is("BEARER friend")}}
+	})
+	for line, want := range map[string]ListMatch{
+		"Bearer stolen": DenyListed, "bearer stolen": DenyListed, "BEARER   stolen": DenyListed, "Basic dTpw": DenyListed, "Bearer friend": AllowListed,
+		"Bearer Stolen": NotListed, "Basic dTpx": NotListed,
+	} {
+		var v Evaluation
+		if withLists.Evaluate(fields{KindHeader: {"Authorization": {line}}}, &v); v.ListMatch != want {
+			t.Errorf("Authorization %q has the list match %d; want %d", line, v.ListMatch, want)
+		}
+	}
+	withMatch := newRules(func(s *Spec) { s.Rules[0].Match.Where = Condition{is(matched, listed)} })
+	for line, want := range map[string]string{
+		listed: "auth:bearer%20listed", "bearer listed": "auth:bearer%20listed", matched: "unknown", "bearer  matched": "unknown", "Bearer other": "",
+	} {
+		var v Evaluation
+		withMatch.Evaluate(fields{KindHeader: {"Authorization": {line}}}, &v)
+		got := ""
+		if len(v.Charges) > 0 {
+			got = v.Charges[0].Key
+		}
+		if got != want {
+			t.Errorf("Authorization %q is charged under the key %q; want %q", line, got, want)
+		}
+	}
+}

@@ -214,7 +214,7 @@ func (t *Test) Add(value string) error {
 	if t.texts == nil {
 		t.texts = make(map[string]struct{})
 	}
-	t.texts[value] = struct{}{}
+	t.texts[comparedText(&t.Source, value)] = struct{}{}
 	return nil
 }
 
@@ -286,7 +286,7 @@ func (q *request) passes(t *Test) bool {
 		}
 		// One of several values is enough. So clients cannot evade a rule by sending a header twice.
 		for _, text := range q.attributes.Lookup(t.Source.Kind, t.Source.Name) {
-			if text != "" && t.has(text) {
+			if text != "" && t.has(comparedText(&t.Source, text)) {
 				return true
 			}
 		}
