@@ -117,3 +117,21 @@ func TestListedAuthorizationsMatchEverySpellingOfTheScheme(t *testing.T) {
 		}
 	}
 }
+
+func TestListedMethodsMatchInAnyCase(t *testing.T) {
+	t.Parallel()
+	test, err := Is(Source{Kind: KindMethod}, "delete", "PUT")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := New(Spec{Deny: []Condition{{test}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for method, want := range map[string]ListMatch{"DELETE": DenyListed, "PUT": DenyListed, "GET": NotListed} {
+		var v Evaluation
+		if rules.Evaluate(fields{KindMethod: {"": {method}}}, &v); v.ListMatch != want {
+			t.Errorf("method %s has the list match %d; want %d", method, v.ListMatch, want)
+		}
+	}
+}

@@ -210,6 +210,8 @@ func (t *Test) Add(value string) error {
 			return nil
 		}
 		value = host
+	case KindMethod:
+		value = strings.ToUpper(value) // as Attributes have it
 	}
 	if t.texts == nil {
 		t.texts = make(map[string]struct{})
