@@ -216,9 +216,20 @@ func (b *builder) condition(c Condition, isIdentity bool) Condition {
 	return c
 }
 
+// test returns a copy of a test. Listed segments get the form of canonical paths.
 func (b *builder) test(t Test) Test {
 	if t.Source.Identity != nil {
 		t.Source.Identity = b.identity(t.Source.Identity)
+	}
+	if t.Source.Kind == KindSegment {
+		texts := make(map[string]struct{}, len(t.texts))
+		for text := range t.texts {
+			if clean, err := b.rules.spec.Paths.cleanSegment(text, true); err == nil {
+				text = clean
+			}
+			texts[text] = struct{}{}
+		}
+		t.texts = texts
 	}
 	return t
 }

@@ -96,3 +96,38 @@ func TestKeyByASegmentDependsOnTheRule(t *testing.T) {
 		t.Errorf("the keys by rule are %v; want %v", keys, want)
 	}
 }
+
+// A segment is read from a canonical path. So its listed values are compared in that form too.
+func TestListedSegmentsHaveTheFormOfPaths(t *testing.T) {
+	t.Parallel()
+	only, err := Is(Source{Kind: KindSegment, Name: "shop"}, "Café", "a b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	byShop := By("shop", only.Source)
+	byShop.Only = &only
+	spec, err := Simple("shops", byShop, guard.FailOpen, penstock.PerSecond(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Rules[0].Match.Paths = []Pattern{pattern(t, "/{shop}")}
+	spec.Paths.IgnoreCase = true
+	rules, err := New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, isListed := range map[string]bool{"/Café": true, "/caf%C3%A9": true, "/a%20b": true, "/other": false} {
+		canonical, err := spec.Paths.Clean(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v Evaluation
+		rules.Evaluate(fields{KindPath: {"": {canonical}}}, &v)
+		if got := v.Charges[0].Key; (got != unknownKey) != isListed {
+			t.Errorf("path %s is charged under the key %q; want %q: %t", path, got, unknownKey, !isListed)
+		}
+	}
+	if only.Len() != 2 || !only.has("Café") {
+		t.Errorf("New changed the test of its Spec: %q", only.Values())
+	}
+}
