@@ -145,7 +145,7 @@ func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 		printable.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
 		printable.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
 		printable.Fprintf(w, "   decision\t%.1f us of Redis' processor time\n", r.ScriptMicros)
-		printable.Fprintf(w, "   one key\tat most %d decisions/s, because one server decides it\n", r.PerKey)
+		printable.Fprintf(w, "   one key\tplan for at most %d decisions/s, because one server decides it\n", r.PerKey)
 		if err := w.Flush(); err != nil {
 			return err
 		}
