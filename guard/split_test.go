@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math"
 	"slices"
@@ -501,6 +502,22 @@ func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 		free := call(0, penstock.Peek)
 		if left := free.Remaining(); left != slots {
 			t.Fatalf("%d shards: %d slots are left after all releases; want %d", n, left, slots)
+		}
+	}
+}
+
+// All instances must look for a hold at the same shard first, even if their versions differ. So the
+// hash of holders must not change.
+func TestFirstShardOfAHoldIsThatOfTheHashOfItsHolder(t *testing.T) {
+	limit := compiled(t, penstock.InFlight(100, time.Minute))
+	for _, holder := range []string{"a", "b", "ab", "ba", "holder-1", "holder-2", "Holder-1"} {
+		store := &firstKeyStore{next: newClock().memory()}
+		key := ""
+		_, err := splitInto(10)(store).Decide(context.WithValue(t.Context(), firstKey{}, &key), []penstock.Charge{{Key: "k", Plan: limit, Cost: 1, Holder: holder}})
+		hash := fnv.New32a()
+		hash.Write([]byte(holder))
+		if want := fmt.Sprintf("k~%02d", hash.Sum32()%10); err != nil || key != want {
+			t.Errorf("the first shard of the holder %q has the key %q, error %v; want %q, by the FNV-1a hash", holder, key, err, want)
 		}
 	}
 }
