@@ -93,6 +93,22 @@ func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 	})
 }
 
+// The next block is drawn in advance, even if a block lasts for only 20 ms.
+func TestCallersOfABusyKeyDoNotWaitForDraws(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCountingStore()
+		store.onCall = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(20)})
+		limit := compiled(t, penstock.PerSecond(10_000))
+		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
+		start, draws := time.Now(), l.Stats().Draws
+		leased, _ := spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
+		if took := time.Since(start); leased != 1000 || took != time.Second || l.Stats().Draws-draws < 1000/20 {
+			t.Errorf("of 1000 requests in %v, %d were leased, with %d draws; want all in 1s, so that none waits, with a draw for each 20 or fewer", took, leased, l.Stats().Draws-draws)
+		}
+	})
+}
+
 // Most keys occur once. Such keys must not fill the table.
 func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
