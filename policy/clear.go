@@ -40,9 +40,7 @@ func (q *request) identifyingText(s *Source) string {
 	case s.Kind == KindCookie && strings.ContainsFunc(text, endsCookie):
 		why = "has white space, a comma, a quote, a backslash or a control character"
 	case s.Kind == KindCookie:
-		if decoded, err := url.PathUnescape(text); err == nil {
-			text = decoded // some servers decode it, and must see the same client
-		}
+		text = decodeCookie(text) // some servers decode it, and must see the same client
 		why = explainUnclear(text)
 	default:
 		why = explainUnclear(text)
@@ -214,14 +212,25 @@ func parseAuthorization(value string) (text, why string) {
 	return scheme + " " + credentials, why
 }
 
-// comparedText returns the form in which a value of a source is compared with listed values. That
-// form differs from the value only in authorization headers: "Bearer  abc" becomes "bearer abc".
+// comparedText returns the form in which a value of a source is compared with listed values. In an
+// authorization header, "Bearer  abc" becomes "bearer abc". In a cookie, "s%3Aabc" becomes "s:abc".
+// All other values stay.
 func comparedText(s *Source, value string) string {
-	if s.Kind != KindHeader || !isAuthorization(s.Name) {
-		return value
+	switch {
+	case s.Kind == KindHeader && isAuthorization(s.Name):
+		if text, why := parseAuthorization(value); why == "" {
+			return text
+		}
+	case s.Kind == KindCookie:
+		return decodeCookie(value)
 	}
-	if text, why := parseAuthorization(value); why == "" {
-		return text
+	return value
+}
+
+// decodeCookie returns the value of a cookie as servers that decode it read it.
+func decodeCookie(value string) string {
+	if decoded, err := url.PathUnescape(value); err == nil {
+		return decoded
 	}
 	return value
 }

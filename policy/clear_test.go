@@ -135,3 +135,25 @@ func TestListedMethodsMatchInAnyCase(t *testing.T) {
 		}
 	}
 }
+
+// Servers may decode a cookie, so both of its forms match a value that is listed in either.
+func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
+	t.Parallel()
+	test, err := Is(Cookie("sid"), "s%3Aone", "s:two", "100%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := New(Spec{Deny: []Condition{{test}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]ListMatch{
+		"s%3Aone": DenyListed, "s:one": DenyListed, "s%3atwo": DenyListed, "s:two": DenyListed, "100%25": DenyListed, "s%253Aone": NotListed, "s:other": NotListed,
+	} {
+		var v Evaluation
+		rules.Evaluate(fields{KindCookie: {"sid": {value}}, KindHeader: {"Cookie": {"sid=" + value}}}, &v)
+		if v.ListMatch != want {
+			t.Errorf("the cookie %q has the list match %d (unclear: %q); want %d", value, v.ListMatch, v.Unclear, want)
+		}
+	}
+}
