@@ -17,7 +17,7 @@ packages = github.com/penstock/penstock/...
 
 # make test runs the packages in raced under the race detector, and those in unraced without it. A package is in raced
 # if one of its tests starts goroutines that share state. In both lists the longest packages begin first.
-# Tests that begin with effort.WithoutRace skip themselves under the detector. make test runs them once more, without
+# Tests that begin with effort.SkipUnderRace skip themselves under the detector. make test runs them once more, without
 # it: these tests are in sequential, and their packages in sequential_in.
 raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
@@ -26,8 +26,8 @@ unraced = ./internal/faults ./conformance ./internal/redistest ./internal/simula
 # -ldflags=-w: without debug information, linking takes a third of the time.
 # GORACE, in the target test: by default, the race detector delays the end of each process by a second.
 testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
-sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
-sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
+sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.SkipUnderRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
+sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools surge
 

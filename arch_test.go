@@ -326,9 +326,9 @@ func undocumented(p *doc.Package) (names []string) {
 var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 
 // make test runs some tests without the race detector. It finds them by their first line,
-// effort.WithoutRace(t).
+// effort.SkipUnderRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
-	firstStatement := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
+	firstStatement := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.SkipUnderRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") || path == "arch_test.go" {
 			return err
@@ -337,8 +337,8 @@ func TestTestsWithoutRaceAreFound(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if used, found := strings.Count(string(text), "effort.WithoutRace("), len(firstStatement.FindAll(text, -1)); used != found {
-			t.Errorf("%s calls effort.WithoutRace %d times, but only %d of them are the first statement of a test; want all", path, used, found)
+		if used, found := strings.Count(string(text), "effort.SkipUnderRace("), len(firstStatement.FindAll(text, -1)); used != found {
+			t.Errorf("%s calls effort.SkipUnderRace %d times, but only %d of them are the first statement of a test; want all", path, used, found)
 		}
 		return nil
 	})

@@ -12,7 +12,7 @@ import (
 
 // Events must not add allocations to a request.
 func TestAdmitAllocatesOnlyTheKey(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	rules := rulesOf(t, "rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1M/s}]}]")
 	sum := 0 // so that the observer uses the decision
 	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{

@@ -17,7 +17,7 @@ import (
 
 // Memory is bounded, however many identities and addresses there are. Identities in use stay known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	s := newIdentities(nil)
 	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {

@@ -47,7 +47,7 @@ func (transport) SendHeader(metadata.MD) error { return nil }
 func (transport) SetTrailer(metadata.MD) error { return nil }
 
 func TestCallsAllocateLittle(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, match: {path: /test.Shop/*}, per: ip, limits: [{rate: 1M/s}]}]`, grpclimit.Options{})
 	ctx := grpc.NewContextWithServerTransportStream(peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}), transport{})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(":authority", "shop.example"))

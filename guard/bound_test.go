@@ -177,7 +177,7 @@ func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 // Let n instances each have a share of 1/counted in an outage. In any interval they admit at most
 // n/counted of the limit's burst and of its rate. Rounding adds at most n units, for any load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := randomBucket(random)
@@ -211,7 +211,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 // admits the burst, the rate and n units of rounding. An interval with the end of the outage may
 // admit one more burst.
 func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 300, "TestOutageAddsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := randomBucket(random)
@@ -248,7 +248,7 @@ func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 // If one instance had all of the load, the other instances may also admit their shares: (n-1)/n of
 // the burst.
 func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	tightest := 0.0 // the largest fraction of the bound that a seed reached
 	simulateSeeds(t, 200, "TestOutageUnderFullSkewAddsTheOthersShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := randomBucket(random)
@@ -277,7 +277,7 @@ func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 // Windows have the same bound: in one window, n instances admit at most n units more than the
 // limit.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	simulateSeeds(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
 		kinds := []string{"fixed", "log", "sub", "slots"}
 		kind := kinds[random.IntN(len(kinds))]
@@ -300,7 +300,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 
 // In an outage, a single instance makes the decisions that the store would make.
 func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	names := []string{}
 	for name := range dividable {
 		names = append(names, name)

@@ -394,7 +394,7 @@ func TestDeadNodeOpensOnlyItsOwnBreaker(t *testing.T) {
 }
 
 func TestNumberOfBreakersIsBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) { // virtual time does not advance, so no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
 		limit := compiled(t, penstock.PerSecond(1))
@@ -409,7 +409,7 @@ func TestNumberOfBreakersIsBounded(t *testing.T) {
 }
 
 func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		var failedCalls [5]int // that reached the store, in each minute
@@ -435,7 +435,7 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 }
 
 func TestBreakerClosesAfterAnyFault(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	seeds := effort.Of(30, 100)
 	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {

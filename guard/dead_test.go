@@ -131,7 +131,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 // The same holds on a real server that is killed, with heartbeats and breakers, under a load above
 // the limit.
 func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	all := newFourInstances(t, func() serverStore {
@@ -252,7 +252,7 @@ func maxBeyondRate(grants []grant, from, to time.Duration, perSecond float64) (m
 // An instance that has had all of the load has overdrawn its share when an outage begins. The
 // overdraft is at most one share, so the instance soon admits again.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	tried := 0
 	for name, algorithm := range dividable {
@@ -287,7 +287,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 // that have found it. The others use their shares for at most a second more: n-1 of n shares of the
 // rate. Together that is at most a Burst and one second of these shares beyond the limit.
 func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	tightest := 0.0 // the largest fraction of the bound that a run reached
 	runs := 0

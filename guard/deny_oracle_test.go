@@ -168,7 +168,7 @@ func (tr *trace) spendingMode() penstock.Mode {
 // Every decision through the cache is compared with that of a store without a cache, which gets the
 // same calls. All refunds go through the cache, so no denial may be false.
 func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const steps = 400
 	seeds := seeds(1000)
@@ -243,7 +243,7 @@ func (tr *trace) add(other *trace) {
 
 // A refund by another instance is noticed when the denial is MaxAge old, or earlier.
 func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const steps = 400
 	seeds := seeds(1000)

@@ -20,7 +20,7 @@ import (
 // The result is judged only if the store answered within half of this time, and the clocks drifted
 // by less than the other half.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {

@@ -30,7 +30,7 @@ func TestDenyCacheObeysTheLaw(t *testing.T) {
 }
 
 func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -782,20 +782,20 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 // refilled, the store is called several times. The first caller calls it, then the callers that
 // waited for the first reply, and the callers that come before these have their replies.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const arrivals = 10 // requests during the 1 ms of a reply
 	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(arrivals+1))
 }
 
 // If grants predict denials, only the first caller calls the store.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
 }
 
 // A lease adds no calls: it draws nothing for a key that is used up.
 func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	checkKeyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
 		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(50)})
 		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leaseUpTo(50)})
@@ -905,7 +905,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	keys, entries := int64(effort.Of(100_000, 1_000_000)), int64(4096)
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
@@ -932,7 +932,7 @@ func TestMemoryIsBounded(t *testing.T) {
 }
 
 func TestCacheOfDenialsHas65536EntriesByDefault(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const keys, entries = 300_000, 65_536 // enough keys to fill every place
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
@@ -948,7 +948,7 @@ func TestCacheOfDenialsHas65536EntriesByDefault(t *testing.T) {
 }
 
 func TestKeysAreNeverConfused(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	store := newCountingStore()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})

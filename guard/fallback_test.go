@@ -42,7 +42,7 @@ func TestFallbackOfOneInstanceObeysTheLaw(t *testing.T) {
 }
 
 func TestGuardedRedisObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -278,7 +278,7 @@ func capacity(t *testing.T, store penstock.Store, limit *penstock.Plan) int64 {
 }
 
 func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const tries = 5000
 	random := rand.New(rand.NewPCG(4, 0))
 	tried := 0

@@ -314,7 +314,7 @@ func (f *leaseFleet) maxInWindow(isSliding bool) (most int64) {
 }
 
 func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	runs, crashes, pauses := 0, 0, 0
 	var leased, all, most int64
@@ -353,7 +353,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 }
 
 func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	seed, runs := effort.Seed(), 0
 	var leased, all int64
@@ -394,7 +394,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 // In the worst case, every instance holds a block when the bucket is full again. Then all blocks
 // and the whole bucket are spent in one burst.
 func TestBoundOfLeasesIsReached(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const n, burst = 8, 4000

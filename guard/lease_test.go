@@ -44,7 +44,7 @@ func TestLeaseObeysTheLaw(t *testing.T) {
 }
 
 func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -477,7 +477,7 @@ func checkManySpenders(t *testing.T, store penstock.Store) {
 
 // Costs of any size, some larger than a block, are spent until nothing is left.
 func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	calls, leased := 0, 0
 	for i := range uint64(effort.Of(15, 50)) {
 		seed := effort.Seed() + i

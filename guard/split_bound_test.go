@@ -19,7 +19,7 @@ import (
 // some requests to a shard that has used its part. If the denial of this shard were final, about
 // √(N·S(1-1/S)/2π) of N units in S shards would be denied. Split calls further shards instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{
 		{units: 100, shards: 4, runs: 40},
@@ -71,7 +71,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 // Under overload, a bucket split into S shards admits at most its burst and the units that return
 // to it. The bucket admits at most S+1 units less than this bound.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for _, shards := range []int{2, 4, 16, 32} {
 		synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 // new limit is N units and N are used, S shards grant about √(N·S(1-1/S)/2π) units more. The units
 // used before and those granted afterwards never exceed the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const from, to, shards, runs = 150, 50, 8, 60
 	for _, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow, penstock.SlidingLog} {

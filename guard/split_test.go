@@ -96,7 +96,7 @@ var brokenLaws = []string{
 }
 
 func TestSplitLimitsObeyTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for _, n := range []int{2, 3, 7, 32} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 }
 
 func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -211,7 +211,7 @@ func (c *clock) advance(d time.Duration) { c.Add(d.Microseconds()) }
 func (c *clock) memory() *memstore.Store { return memstore.New(memstore.Options{Now: c.now}) }
 
 func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	tried := 0
 	for name, algorithm := range dividable {
 		if name == "leaky" {
@@ -245,7 +245,7 @@ func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 }
 
 func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count, burst := rapid.Int64Range(1, 300).Draw(t, "count"), rapid.Int64Range(1, 300).Draw(t, "burst")
@@ -285,7 +285,7 @@ func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 }
 
 func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count, n := rapid.Int64Range(1, 100).Draw(t, "count"), rapid.IntRange(1, 32).Draw(t, "shards")
@@ -357,7 +357,7 @@ func (s *firstKeyStore) Decide(ctx context.Context, charges []penstock.Charge) (
 type firstKey struct{}
 
 func TestFurtherShardsPreventFalseDenialsInABurst(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const callers = 8
 	for _, row := range []struct{ units, shards int }{
 		{units: 100, shards: 4}, {units: 100, shards: 16}, {units: 1000, shards: 16}, {units: 999, shards: 7},

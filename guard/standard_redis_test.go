@@ -25,7 +25,7 @@ func withLongTimeout(server guard.Server, o guard.Options) guard.Options {
 }
 
 func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, o := range map[string]guard.Options{
@@ -152,7 +152,7 @@ func compareDecisions(got, want penstock.Decision) error {
 // The clock of Redis stops, jumps and steps back. Redis behind all guards makes the same decisions,
 // in every field, as a store in memory without guards.
 func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	var clock atomic.Int64
@@ -205,7 +205,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 // The guards on Redis run in real time, with the deny cache. When the cache denies, a store in
 // memory decides at the same moment and denies too.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	var decided, cached atomic.Int64

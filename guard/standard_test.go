@@ -33,7 +33,7 @@ func TestStandardObeysTheLaw(t *testing.T) {
 
 // A random sequence of charges gets the same decisions with all guards as without them.
 func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	decided := 0
 	for i := range uint64(seeds(200)) {
 		seed := effort.Seed() + i
@@ -247,7 +247,7 @@ func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
 // The breaker closes within a second after the store's return, for each length of the outage, and
 // both for a store that failed and for a store that hung.
 func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	slowest, outages := time.Duration(0), 0
 	for i := range uint64(seeds(60)) {
 		seed := effort.Seed() + i

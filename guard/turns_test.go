@@ -31,7 +31,7 @@ func withoutRetryAfter(store penstock.Store) penstock.Store {
 // Several limits may use one counter in turn, as tiers do. Through each guard, they admit at most
 // the bound of the largest limit and the units that the guard adds.
 func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	type chain struct {
 		name  string
@@ -125,7 +125,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 // for each instance beyond the largest tier. If all tiers are windows of one length, they admit no
 // more than the largest tier.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	limit := func(count int64, period time.Duration) penstock.Limit {
 		return penstock.Limit{Name: "tier", Count: count, Period: period}

@@ -17,7 +17,7 @@ import (
 // A decision may need several calls to the store, or wait for the call of another request. In each
 // case it has one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const deadline = 250 * time.Millisecond // the default timeout
 	limits := map[string]guard.Settings{
 		"plain":        {},
@@ -150,7 +150,7 @@ func TestBreakerClosesWithoutCallers(t *testing.T) {
 // Servers come and go. The breaker of a server is removed about a minute after its last call, even
 // if it is open.
 func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := &movingStore{faulty: newFaulty()}
 		s := standard(t, store, guard.Options{Breaker: guard.BreakerOptions{Node: store.node}})

@@ -26,7 +26,7 @@ rules:
 
 // A flood of made-up keys fills neither the store nor the limits of others.
 func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		gate, seen := gateWith(t, store, true, newIdentitiesPolicy)

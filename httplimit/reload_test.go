@@ -115,7 +115,7 @@ func waitForMore(t *testing.T, event string, count *atomic.Int64) {
 
 // Rules that cannot be used are compiled once, and not for each request.
 func TestUnusableRulesAreCompiledOnce(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	good := rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
 	spec := good.Spec()
 	spec.Sections = []any{&httplimit.Config{Headers: []string{"draft-99"}}}

@@ -107,7 +107,7 @@ func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 }
 
 func TestIdleCountersAreSwept(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const keys = 100_000
 	clock := newManualClock()
@@ -169,13 +169,13 @@ func TestClocksOutOfRangeAreErrors(t *testing.T) {
 // Sweeping a counter must not change any decision. The test compares a store that sweeps with one
 // that never does.
 func TestSweepingChangesNoAnswer(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	compareStores(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 1, Linger: 1000 * time.Hour}, time.Hour)
 }
 
 func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	compareStores(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 256}, 10*time.Second)
 }
@@ -223,7 +223,7 @@ func compareStores(t *testing.T, first, second memstore.Options, maxStep time.Du
 }
 
 func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	for _, limit := range []penstock.Limit{
 		penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingWindow),
 		penstock.PerSecond(10).With(penstock.SubWindow(6)), penstock.PerSecond(10).With(penstock.LeakyBucket),

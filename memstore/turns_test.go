@@ -13,7 +13,7 @@ import (
 
 // Limits take turns to use one counter. Together they admit what the largest of them admits.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for _, limits := range storetest.SomeTurns() {
 		t.Run(limits[0].String(), func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 // One client sends as many requests as it can for 4 s. They are decided in turn by a tier with a
 // burst of 600 and by one with a burst of 20. Both have a rate of 10/s.
 func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now})

@@ -103,7 +103,7 @@ func suite(t *testing.T) clienttest.Suite {
 }
 
 func TestClientsMakingOneCallAtATime(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
 		clienttest.RunConformance(t, redisstore.Options{},
@@ -128,13 +128,13 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 }
 
 func TestHashedKeysObeyTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	clienttest.RunConformance(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "url", Client: dial(redistest.Shared(t).URL())})
 }
 
 func TestSentinelObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName

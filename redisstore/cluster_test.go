@@ -71,7 +71,7 @@ func (keptOpenClient) Close() error { return nil }
 // several slots, in every field. The batch also leaves the same state. The batches are random, and
 // limits and clocks are chosen to be difficult, as in TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	seed := effort.Seed()
 	cluster := redistest.SharedCluster(t)

@@ -183,7 +183,7 @@ var replies = []struct {
 }
 
 func TestRepliesMeanTheSameForEachServer(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for _, r := range replies {
 		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis strips it
@@ -207,7 +207,7 @@ func TestRepliesMeanTheSameForEachServer(t *testing.T) {
 // The errors of several servers are joined into one with one reason and one hint, in whichever
 // order they answered.
 func TestErrorsOfSeveralServersAreMerged(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const (
 		load  = "NOPERM User limiter has no permissions to run the 'script|load' command"

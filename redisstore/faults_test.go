@@ -274,7 +274,7 @@ func neededFor(t *testing.T, store *redisstore.Store, key string, user int, limi
 // Every key has a TTL. The TTL is at least the time for which the key's state is needed, and has an
 // upper bound. The charges are random, and the server's clock counts.
 func TestEveryKeyExpires(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})

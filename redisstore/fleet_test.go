@@ -140,7 +140,7 @@ func sendBursts(t *testing.T, url string) (admitted int, took time.Duration) {
 }
 
 func TestTwelveProcessesShareOneLimit(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	bound := func(took time.Duration) int {
 		return int(fleetLimit.Burst) + int(took.Seconds()*float64(fleetLimit.Count))

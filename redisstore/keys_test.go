@@ -104,7 +104,7 @@ func hostileKeys(n int) []string {
 }
 
 func TestDifferentKeysHaveDifferentNames(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	plan := planOf(t, penstock.PerSecond(1))
 	for _, secret := range []string{"", "secret"} {
@@ -149,7 +149,7 @@ func TestLimitsOfOneKeyHaveTheirOwnNames(t *testing.T) {
 }
 
 func TestLongKeysHaveShortNames(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	s, plan := keyStore(t, ""), planOf(t, penstock.PerSecond(1))
 	seen := make(map[string]bool)
@@ -192,7 +192,7 @@ func TestSecretHidesTheKey(t *testing.T) {
 }
 
 func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	const keys = 100_000
 	for _, secret := range []string{"", "secret"} {
@@ -270,7 +270,7 @@ func FuzzKey(f *testing.F) {
 
 // Random keys that differ by one byte have different names.
 func TestNeighboringKeysDiffer(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	seed := effort.Seed()
 	rng := rand.New(rand.NewPCG(seed, 0))

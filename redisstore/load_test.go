@@ -16,7 +16,7 @@ import (
 )
 
 func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	client := &clienttest.CountingClient{Client: dial("redis+sentinel://" + strings.Join(sentinel.Addrs(), ",") + "/" + redistest.MasterName)(t)}

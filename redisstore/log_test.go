@@ -39,7 +39,7 @@ end
 // longer period use it in turn. Most entries have then expired for the limit with the shorter
 // period, and are kept for the other limit.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	client := dialURL(t, server.URL())
@@ -98,7 +98,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 // Limits with different periods use one log in turn. Redis and memstore treat entries alike that
 // have expired for the shorter limit: they keep them for the longer limit, and drop them later.
 func TestLogsInTurnAreTwins(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	client := dialURL(t, server.URL())

@@ -54,7 +54,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 }
 
 func TestNamesAllocateNothing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	room := make([]byte, 0, MaxName+3)
 	for _, o := range []Options{{}, {Secret: []byte("pepper")}} {
 		names, key := NewNames(o), strings.Repeat("k", MaxName+1)

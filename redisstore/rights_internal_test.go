@@ -19,7 +19,7 @@ import (
 // each step of a trace. If the step fails, a user with all rights runs it next. The trace runs
 // every command of the scripts.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
 	rules, err := ACLRules(Options{Prefix: "limiter"}, Rights(RightsOptions{}))

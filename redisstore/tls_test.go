@@ -40,7 +40,7 @@ func decideEverywhere(t *testing.T, url string) error {
 }
 
 func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	for name, config := range map[string]redistest.TLS{
 		"by address, with client certificates": {IsClientCertRequired: true, ExtraNames: []string{"redis.test"}},

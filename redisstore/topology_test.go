@@ -95,7 +95,7 @@ func (c *layoutClient) Close() error { return nil }
 // However many calls need the layout, and however fast a query fails, there are only a few queries
 // per second. Queries run one at a time, except for those that were abandoned.
 func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	reply := func(text string) func(context.Context) error {
 		return func(context.Context) error { return redisstore.ReplyError(text) }
 	}

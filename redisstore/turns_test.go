@@ -14,7 +14,7 @@ import (
 // Several limits of one algorithm use one counter in turn. Together they admit at most what the
 // largest of them admits.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	server := redistest.Shared(t)
 	for _, limits := range storetest.SomeTurns() {

@@ -23,7 +23,7 @@ import (
 // keys and limits that are chosen to be difficult. The clock stops, moves by a few µs, jumps and
 // steps back. Limits change and keep their names.
 func TestTwins(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	server := redistest.Shared(t)
 	client := dialURL(t, server.URL())
 	for i, subject := range twinSubjects() {

@@ -71,7 +71,7 @@ func BenchmarkPipeline(b *testing.B) {
 
 // Each command allocates its key. Other allocations are made once for a pipeline.
 func TestAThrottleAllocatesItsKey(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	pipelines := throttles()
 	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // allocations of a command: as measured, and some reserve
 		var observed atomic.Int64

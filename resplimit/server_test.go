@@ -658,7 +658,7 @@ func memoryInUse() uint64 {
 }
 
 func TestTenThousandConnectionsComeAndGo(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true})
 	if err != nil {
 		t.Fatal(err)
@@ -697,7 +697,7 @@ func TestTenThousandConnectionsComeAndGo(t *testing.T) {
 
 // The test's clients send as much as they may without completing a command.
 func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, ReadTimeout: testTimeout})
 	if err != nil {
 		t.Fatal(err)

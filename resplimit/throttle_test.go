@@ -87,7 +87,7 @@ var cellLimits = []struct{ maxBurst, count, period int64 }{
 // PENSTOCK_REDIS_CELL=/path/libredis_cell.so, the test also calls that module in a server with the
 // same clock. The module must reply like its model.
 func TestThrottleRepliesLikeRedisCell(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	callModule := func(string, time.Time) string { return "" }
 	if module := os.Getenv("PENSTOCK_REDIS_CELL"); module != "" {
 		server, clock := redistest.StartClocked(t, "--loadmodule", module)

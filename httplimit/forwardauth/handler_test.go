@@ -540,7 +540,7 @@ func (w discardResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (w discardResponse) WriteHeader(int)             {}
 
 func TestDescriptionsNeedFewAllocations(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const text = "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: api, match: {path: /api/**}, per: {key: header X-API-Key}, limits: [{rate: 1M/s}]}]}"
 	countAllocs := func(h http.Handler, r *http.Request) float64 {
 		w := make(discardResponse)

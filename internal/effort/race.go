@@ -1,12 +1,12 @@
 package effort
 
-// WithoutRace skips a test if the race detector is on. It must be the first statement of the test:
+// SkipUnderRace skips a test if the race detector is on. It must be the first statement of the test:
 // the Makefile searches for it there, and runs these tests without the detector.
 //
-// WithoutRace is for long tests in which only one goroutine runs at a time. In these tests the
-// detector finds nothing, and makes them take ten times as long. WithoutRace is also for tests that
+// SkipUnderRace is for long tests in which only one goroutine runs at a time. In these tests the
+// detector finds nothing, and makes them take ten times as long. SkipUnderRace is also for tests that
 // count allocations, because the detector allocates memory itself.
-func WithoutRace(t interface {
+func SkipUnderRace(t interface {
 	Helper()
 	Skip(args ...any)
 }) {

@@ -322,7 +322,7 @@ func TestRequestsOutsideSampledTracesHaveNoSpan(t *testing.T) {
 // A decision makes as many allocations with metrics and spans as without, unless its trace is
 // sampled.
 func TestObservingAllocatesNothing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	r := newReadMetrics(t)
 	spans := NewSpans(SpansOptions{Provider: sdktrace.NewTracerProvider()})
 	// callLimiter returns a function that calls a Limiter of the store.

@@ -15,7 +15,7 @@ import (
 
 // A decision makes as many allocations with metrics as without them.
 func TestObservingAllocatesNothing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	s := newScrapedMetrics(Options{})
 	limit := penstock.PerSecond(1_000_000).WithName("second")
 	// callLimiter returns a function that calls a Limiter of the store.

@@ -48,7 +48,7 @@ func decodeMember(t testing.TB, key, name string) []byte {
 // Each row is an unusual key of a set. Such a key is used, reported as wrong, or skipped without an
 // error.
 func TestOddKeysOfASet(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	pairs := jwttest.Pairs()
 	jwk := func(alg string) string { return jwttest.JWK(pairs[alg][0], "") }

@@ -47,7 +47,7 @@ func TestRejectedTokensHaveAReason(t *testing.T) {
 }
 
 func TestCacheOfForgedTokensIsBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	issuer := newIssuer(t, "HS256", nil)
 	keys := issuer.verifier.keys.Load()
 	const size = 4000 // of a token, at least, in bytes

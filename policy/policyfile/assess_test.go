@@ -306,7 +306,7 @@ func (p *testPattern) yaml() string {
 }
 
 func TestRulesAgreeWithASecondImplementation(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	seed := effort.Seed()
 	r := rand.New(rand.NewPCG(seed, 1))
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
@@ -612,7 +612,7 @@ rules:
 
 // Clients with different identities never share a key.
 func TestNoTwoClientsShareAKey(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	rules := rulesOf(t, `
 rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
 `)
@@ -653,7 +653,7 @@ rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query
 }
 
 func TestTiers(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	issuer := jwttest.Pairs()["HS256"][0].([]byte)
 	rules := rulesOf(t, `
 tokens: {secret: "`+string(issuer)+`", audience: rides, issuer: i}

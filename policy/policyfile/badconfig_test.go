@@ -119,7 +119,7 @@ func mistakesOf(name, text string, env func(string) (string, bool)) error {
 
 // Every error has the place, the mistake, and how to fix it.
 func TestErrorsOfBadPoliciesHavePlaceMistakeAndFix(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	files, err := filepath.Glob("testdata/bad/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal("testdata/bad is empty:", err)
@@ -202,7 +202,7 @@ func TestSecondDocumentsWithoutALineBreakAreErrors(t *testing.T) {
 
 // A file that is too large, is nested too deeply or refers to itself is an error within a minute.
 func TestHugePoliciesAreErrors(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
 	var bomb strings.Builder // each value has ten aliases of the previous one
 	bomb.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")

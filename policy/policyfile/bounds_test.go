@@ -11,7 +11,7 @@ import (
 
 // The total size of files of values is bounded, and the error names the bound.
 func TestFilesOfValuesAreBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	dir := t.TempDir()
 	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListValueBytes+1)+"\nb\n")
 	write(t, dir+"/longest.txt", strings.Repeat("x", maxListValueBytes)+" # "+strings.Repeat("c", 100)+"\n")

@@ -39,7 +39,7 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 // No message contains a whole secret of 8 to 12 bytes, or 12 successive bytes of a longer secret.
 // This is true even if values overlap, and if messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	templates := []string{ // %q is the place of the secret
 		"rules: [{name: %q, per: global, limits: [{rate: 1/s}]}]",
 		"rules: [{name: a, per: %q, limits: [{rate: 1/s}]}]",

@@ -81,7 +81,7 @@ rules:
 // The compiler accepts lease and split_into only for limits that guards can lease and split, and
 // for all of these.
 func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	compared := 0
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, max_wait: 1ms", "rate: %d/s, algorithm: fixed-window",
 		"rate: %d/s, algorithm: anchored-window", "rate: %d/s, algorithm: sliding-window", "rate: %d/s, algorithm: sub-window", "rate: %d/s, algorithm: sliding-log",

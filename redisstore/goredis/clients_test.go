@@ -75,7 +75,7 @@ func suite(t *testing.T) clienttest.Suite {
 }
 
 func TestClientsMakingOneCallAtATime(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
 		clienttest.RunConformance(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
@@ -98,7 +98,7 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 }
 
 func TestSentinelObeysTheLaw(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	clienttest.RunConformance(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {

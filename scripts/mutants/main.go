@@ -44,7 +44,7 @@ var targets = []target{
 	{"guard/*.go", []string{"./guard"}},
 	{"guard/internal/*/*.go", []string{"./guard/..."}},
 	{"policy/*.go", []string{"./policy", "./policy/policyfile", "./httplimit"}},
-	{"policy/policyfile/*.go", []string{"./policy/policyfile"}},
+	{"policy/policyfile/*.go", []string{"./policy/policyfile", "./cmd/penstock/internal/cases"}},
 	{"admission/*.go", []string{"./admission", "./httplimit", "./grpclimit/envoyrls", "./grpclimit/checkapi"}},
 	{"httplimit/*.go", []string{"./httplimit"}},
 	{"httplimit/outbound/*.go", []string{"./httplimit/outbound"}},

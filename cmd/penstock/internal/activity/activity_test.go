@@ -218,7 +218,7 @@ func TestWindowsDropOldActivity(t *testing.T) {
 
 // A flood of keys does not hide a heavy key.
 func TestRecorderSamplesFloods(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	plan := f.rules.Plans()[0]
 	const events = 400_000
@@ -347,7 +347,7 @@ var loads = []struct{ name, policy string }{
 }
 
 func TestObserveAllocatesNothing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	for _, names := range []redisstore.Options{{}, {Secret: []byte("pepper")}} {
 		for _, load := range loads {
 			r := New(Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
@@ -364,7 +364,7 @@ func TestObserveAllocatesNothing(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	heap := func() uint64 {
 		runtime.GC()
 		var m runtime.MemStats

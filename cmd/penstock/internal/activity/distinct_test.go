@@ -10,7 +10,7 @@ import (
 )
 
 func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -82,7 +82,7 @@ func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, boun
 }
 
 func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -121,7 +121,7 @@ func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
 }
 
 func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))

@@ -14,7 +14,7 @@ import (
 )
 
 func TestInstancesShareLimitsExactlyWhileOneStops(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const policy = `
 on_failure: closed
 rules:

@@ -94,7 +94,7 @@ func TestMissingRightIsLogged(t *testing.T) {
 
 // Redis may reply to PING and still be unable to run the scripts.
 func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	const policy = "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n"
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +evalsha +eval +time +get"
 	for _, c := range []struct {
@@ -178,7 +178,7 @@ func rejectedScripts(t *testing.T, redis *redistest.Server) (n int) {
 
 // If a right is missing that only the scripts of one rule need, other rules are not affected.
 func TestMissingRightAffectsOnlyTheRuleThatNeedsIt(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	redis := redistest.Start(t)
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +info +evalsha +eval +script|load +time +get +set +setrange +del +pexpire"
 	if _, err := redis.Do(strings.Fields(rights)...); err != nil {

@@ -19,7 +19,7 @@ const signingKey = "LEAKsigningkeyLEAKsigningkeyLEAKsigningkey"
 
 // Each identity and secret contains LEAK, or is an address that the test looks for.
 func TestMetricsLogAndAdminAPINameNoClient(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	redis := redistest.Start(t)
 	const policy = `
 http: {trusted_proxies: [127.0.0.1]}

@@ -211,7 +211,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 }
 
 func TestManyRulesStartWithFewLines(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	text := "rules:\n"
 	for i := range 2000 {
 		text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: {key: header X-Key}, limits: [{rate: 10/s}]}\n", i, i)

@@ -19,7 +19,7 @@ func (r *testService) scripts(event string) string {
 
 // If the store was down at the start, it gets the scripts before the first decision.
 func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startLimited(t, hello, bucketPolicy, map[string]string{"store": redis.URL(), "store-timeout": "2s"})

@@ -231,7 +231,7 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 }
 
 func TestServiceFindsAStoreThatStartsLater(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	server := redistest.Start(t)
 	server.Kill()
 	r := start(t, hello, map[string]string{"store": server.URL(), "store-timeout": "1s"})

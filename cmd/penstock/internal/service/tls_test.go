@@ -123,7 +123,7 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 }
 
 func TestChangedCertificateIsReloadedUnlessMalformed(t *testing.T) {
-	effort.WithoutRace(t)
+	effort.SkipUnderRace(t)
 	a := newAuthority(t)
 	a.issue(2)
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
