@@ -6,9 +6,9 @@ import "context"
 // [Limiter].
 //
 // Decide makes all the charges or none. A denial is a Decision. An error means that there is no
-// decision. The error wraps ErrInvalid or ErrUnavailable, or is the error of ctx if the caller has
-// canceled ctx. After Decide returns, the Store keeps neither the slice nor the Charges. Many
-// goroutines may call Decide at the same time. Package storetest checks all this.
+// decision. The error wraps ErrInvalid or ErrUnavailable, or is the error of ctx if ctx has ended.
+// After Decide returns, the Store keeps neither the slice nor the Charges. Many goroutines may call
+// Decide at the same time. Package storetest checks all this.
 type Store interface {
 	Decide(ctx context.Context, charges []Charge) (Decision, error)
 }

@@ -106,6 +106,47 @@ func TestFullStoreHasRoomOnceCountersHaveRefilled(t *testing.T) {
 	}
 }
 
+// One counter of many is no longer needed. A new key gets its room, wherever the counter is.
+func TestFullStoreFindsTheOnlyCounterThatHasRefilled(t *testing.T) {
+	t.Parallel()
+	const maxCounters = 100
+	live, brief := penstock.PerDay(1).MustCompile(), penstock.PerSecond(1).MustCompile()
+	for _, locks := range []int{1, 256} {
+		for refilled := range maxCounters {
+			clock := newManualClock()
+			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: maxCounters})
+			for i := range maxCounters {
+				plan := live
+				if i == refilled {
+					plan = brief
+				}
+				decide(t, s, spend(fmt.Sprint("k", i), plan, 1))
+			}
+			clock.advance(time.Second)
+			if _, err := s.Decide(t.Context(), []penstock.Charge{spend("new", live, 1)}); err != nil {
+				t.Fatalf("%d locks: a new key returned %v; want no error, because counter %d of %d has refilled", locks, err, refilled, maxCounters)
+			}
+		}
+	}
+}
+
+// A batch that needs two new counters is rejected if there is room for one, and leaves none.
+func TestRejectedBatchLeavesNoCounter(t *testing.T) {
+	t.Parallel()
+	s := memstore.New(memstore.Options{Now: newManualClock().Now, MaxCounters: 2})
+	plan := penstock.PerDay(10).MustCompile()
+	decide(t, s, spend("k", plan, 1))
+	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("new", plan, 1), spend("newer", plan, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+		t.Errorf("a batch with two new keys returned %v, error %v; want an error that wraps ErrUnavailable", d, err)
+	}
+	if s.Len() != 1 {
+		t.Errorf("after the rejected batch, the store has %d counters; want 1", s.Len())
+	}
+	if d := decide(t, s, spend("new", plan, 1)); d.Status(0).Remaining != 9 {
+		t.Errorf("after the rejected batch, the status of a new key is %+v; want 9 left", d.Status(0))
+	}
+}
+
 func TestIdleCountersAreSwept(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
@@ -141,6 +182,17 @@ func TestBatchesSweepIdleCounters(t *testing.T) {
 		if n := s.Len(); n < 1 || n > most {
 			t.Fatalf("the store has %d counters after %d keys; want 1 to %d", n, i+1, most)
 		}
+	}
+}
+
+// A passed deadline is an error of the store, as with a store on a network.
+func TestPassedDeadlineIsAnErrUnavailable(t *testing.T) {
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	s := memstore.New(memstore.Options{})
+	_, err := s.Decide(ctx, []penstock.Charge{spend("k", penstock.PerSecond(1).MustCompile(), 1)})
+	if e := penstock.AsStoreError(err); e == nil || e.Reason != penstock.ReasonLate || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the deadline, the error is %v; want a StoreError with the reason late that wraps context.DeadlineExceeded", err)
 	}
 }
 
