@@ -197,7 +197,13 @@ func TestClientRetriesUntilItIsClosed(t *testing.T) {
 		}
 	}
 	client.Close()
-	if _, err := envoyxds.Follow(envoyxds.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("Follow without Options returns %v; want ErrInvalid", err)
+}
+
+func TestFollowNeedsTargetAndUse(t *testing.T) {
+	use := func(*envoyconfig.Config) error { return nil }
+	for _, o := range []envoyxds.Options{{}, {Target: "127.0.0.1:1"}, {Use: use}} {
+		if client, err := envoyxds.Follow(o); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("Follow with the target %q returns %v, %v; want ErrInvalid", o.Target, client, err)
+		}
 	}
 }
