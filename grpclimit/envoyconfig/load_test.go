@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,9 +73,14 @@ func TestAllErrorsOfAllFilesAreReported(t *testing.T) {
 		"domain: a\ndescriptors:\n- key: k\n  rate_limit: {unit: eon}\n- value: v",
 		"domain: b\nfoo: 1\nbar: 2",
 	), envoyconfig.Options{})
-	all, ok := errors.AsType[envoyconfig.Errors](err)
-	if !ok || len(all) != 4 {
-		t.Errorf("the errors are\n%v\nwant four, two for each file", err)
+	all, _ := errors.AsType[envoyconfig.Errors](err)
+	var got []string
+	for _, e := range all {
+		got = append(got, fmt.Sprintf("%s:%d %s", e.File, e.Line, e.What))
+	}
+	want := []string{"a.yaml:4 invalid rate limit unit 'eon'", "a.yaml:5 a descriptor has no key", "b.yaml:3 unknown key 'bar'", "b.yaml:2 unknown key 'foo'"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the errors are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -17,7 +17,7 @@ descriptors:
 - {key: all, value: "*", share_threshold: true, shadow_mode: true, rate_limit: {unit: month, requests_per_unit: 3}}
 - {key: user, value: bad, rate_limit: {unit: day, requests_per_unit: 0}}
 - {key: user, value: free, rate_limit: {unlimited: true}}
-- {key: Team-ID, descriptors: [{key: first_of, value: "*", rate_limit: {unit: hour, requests_per_unit: 7}}]}
+- {key: Team0-ID, descriptors: [{key: first_of, value: "*", rate_limit: {unit: hour, requests_per_unit: 7}}]}
 - key: plan
   value: $pro
   quota_mode: true
@@ -68,10 +68,10 @@ rules:
 # a.yaml:6: d.b c
 # Left out: a key is empty or has white space
 
-# a.yaml:11: d.Team-ID.first_of_*
-- name: d.team-id.first_of_
-  match: {"descriptor domain": "d", "descriptor Team-ID": "*", "descriptor first_of": "*"}
-  per: {all_of: [{team-id: "descriptor Team-ID"}, {entry-2: "descriptor first_of"}]}
+# a.yaml:11: d.Team0-ID.first_of_*
+- name: d.team0-id.first_of_
+  match: {"descriptor domain": "d", "descriptor Team0-ID": "*", "descriptor first_of": "*"}
+  per: {all_of: [{team0-id: "descriptor Team0-ID"}, {entry-2: "descriptor first_of"}]}
   limits:
   - {name: hour, rate: 7/h, algorithm: fixed-window}
 

@@ -8,7 +8,7 @@ import (
 )
 
 func TestTextsOfResourcesAreNotChanged(t *testing.T) {
-	for _, text := range []string{"true", "1.5", "~", "a: b", "'\"\\", "\x00\t\n\x7f", "\u0085x\u009f", "\u2028", "\ufeffx", "é😀"} {
+	for _, text := range []string{"true", "1.5", "~", "a: b", "'\"\\", "\x00\t\n\x7f", "\u0085x\u009f", "\u2028", "\ufeffx", "\uffff", "é😀"} {
 		resource, err := anypb.New(&configv3.RateLimitConfig{Domain: "d", Descriptors: []*configv3.RateLimitDescriptor{
 			{Key: text, RateLimit: &configv3.RateLimitPolicy{Unit: configv3.RateLimitUnit_DAY, RequestsPerUnit: 1}},
 		}})
