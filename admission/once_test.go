@@ -80,3 +80,25 @@ func TestALongIDIsMalformed(t *testing.T) {
 	}
 	a.Done(admission.Result{})
 }
+
+func TestCanceledRepeatRefundsNothing(t *testing.T) {
+	c := onceController(t, memstore.New(memstore.Options{}))
+	admit := func(id string) *admission.Admission {
+		t.Helper()
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: id})
+		if outcome != admission.Allowed || err != nil {
+			t.Fatalf("the request %q is %v, error %v; want it allowed", id, outcome, err)
+		}
+		return a
+	}
+	admit("a").Done(admission.Result{})
+	repeat := admit("a")
+	repeat.Cancel()
+	if !repeat.IsRepeat() {
+		t.Error("the second request is no repeat; want one")
+	}
+	d, _ := admit("b").Decision()
+	if left := d.Status(0).Remaining; left != 1 {
+		t.Errorf("after a canceled repeat and another request, %d of 3 units are left; want 1", left)
+	}
+}

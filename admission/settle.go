@@ -61,8 +61,9 @@ func (a *Admission) Done(r Result) {
 
 // Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
 // returns slots, and refunds all charges that still count, except those of rules with before_auth.
+// The charges of a repeat are those of the first request, and stay.
 func (a *Admission) Cancel() {
-	if a.scratch != nil && !a.isRejected && a.isLimited {
+	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
 		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
 		a.renewal.stop()
 		a.returnAll()

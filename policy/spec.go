@@ -139,6 +139,10 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	if len(r.Limits) > MaxLimits {
 		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), MaxLimits)
 	}
+	isObserved := func(l *Limit) bool { return l.Shadow || l.Candidate != nil }
+	if r.BeforeAuth && (r.Unlimited || r.Shadow || r.NewIdentities != nil || slices.ContainsFunc(r.Limits, isObserved)) {
+		b.fail("rule %q: BeforeAuth cannot be combined with Unlimited, Shadow, NewIdentities or a Candidate; remove one of them", r.Name)
+	}
 	r.Match.Where = b.condition(r.Match.Where, false)
 	r.matchers = r.Match.Matchers()
 	r.Limits = slices.Clone(r.Limits)

@@ -1,7 +1,10 @@
 package policy
 
 import (
+	"errors"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock"
@@ -39,6 +42,32 @@ func TestNewDoesNotChangeItsSpec(t *testing.T) {
 	}
 	if !reflect.DeepEqual(spec, unchanged) || spec.Deny[0][0].Source.Identity != identity {
 		t.Errorf("after New, the Spec is %+v; want it unchanged: %+v", spec, unchanged)
+	}
+}
+
+func TestMistakesInASpecAreErrors(t *testing.T) {
+	t.Parallel()
+	const beforeAuth = "BeforeAuth cannot be combined with"
+	for _, c := range []struct {
+		want   string
+		change func(*Spec, *Rule)
+	}{
+		{want: "is not a name for a rule", change: func(_ *Spec, r *Rule) { r.Name = "A b" }},
+		{want: "names that begin with penstock", change: func(_ *Spec, r *Rule) { r.Name = reservedPrefix + "x" }},
+		{want: `two rules are called "search"`, change: func(s *Spec, r *Rule) { s.Rules = append(s.Rules, r) }},
+		{want: "a rule has Limits or is Unlimited", change: func(_ *Spec, r *Rule) { r.Unlimited = true }},
+		{want: "the most is", change: func(_ *Spec, r *Rule) { r.Limits = slices.Repeat(r.Limits, MaxLimits+1) }},
+		{want: `two limits called "second"`, change: func(_ *Spec, r *Rule) { r.Limits = append(r.Limits, r.Limits[0]) }},
+		{want: "the last tier, and no other", change: func(s *Spec, _ *Rule) { s.Tiers[0].IsDefault = true }},
+		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Shadow = true, true }},
+		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Limits[0].Shadow = true, true }},
+		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Limits[0].Candidate = true, r.Limits[0] }},
+	} {
+		spec := specWithLists(t)
+		c.change(&spec, spec.Rules[0])
+		if _, err := New(spec); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("New returns the error %v; want an ErrInvalid with %q", err, c.want)
+		}
 	}
 }
 
