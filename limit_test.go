@@ -42,3 +42,20 @@ func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanHasNoPartsOutsideItsNumbers(t *testing.T) {
+	plan := penstock.PerSecond(10).MustCompile()
+	for _, n := range []int{-1, 0} {
+		if got := plan.Share(n); got != nil {
+			t.Errorf("Share(%d) is %v; want nil", n, got.Limit())
+		}
+	}
+	for _, part := range []struct{ n, i int }{{n: 0, i: 0}, {n: -1, i: 0}, {n: 2, i: 2}, {n: 2, i: -1}} {
+		if got := plan.Part(part.n, part.i); got != nil {
+			t.Errorf("Part(%d, %d) is %v; want nil", part.n, part.i, got.Limit())
+		}
+	}
+	if plan.Share(2) == nil || plan.Part(2, 1) == nil {
+		t.Error("Share(2) or Part(2, 1) of 10 per second is nil; want a Plan of each")
+	}
+}

@@ -109,17 +109,23 @@ const maxPatience = 24 * time.Hour
 func (p *Plan) Bound() string { return p.limit.Algorithm.Bound(p.limit.numbers(), p.capacity) }
 
 // Share returns the part of the limit that each of n instances enforces, or nil if the limit has no
-// valid part for n instances.
+// valid part for n instances. n below 1 has none.
 func (p *Plan) Share(n int) *Plan {
-	if n == 1 {
+	switch {
+	case n < 1:
+		return nil
+	case n == 1:
 		return p
 	}
 	return p.compileWith(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
 }
 
-// Part splits the limit into n parts and returns part i, from 0. It returns nil if the limit cannot
-// be split in this way.
+// Part splits the limit into n parts and returns part i, from 0 to n-1. It returns nil if the limit
+// cannot be split in this way.
 func (p *Plan) Part(n, i int) *Plan {
+	if i < 0 || i >= n {
+		return nil
+	}
 	return p.compileWith(p.limit.Algorithm.Part(p.limit.numbers(), int64(n), int64(i)))
 }
 

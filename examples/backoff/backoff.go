@@ -69,7 +69,7 @@ func backoff(s state, p algorithm.Params, r algorithm.Request, now int64) (algor
 	if pause > 0 {
 		out.ResetAfter = ends + pause - now
 	}
-	savesRepair := wasRepaired && r.Mode != algorithm.Peek
+	savesRepair := wasRepaired && (r.Mode != algorithm.Peek || !out.OK())
 	if out.Granted == 0 && !savesRepair && r.Mode != algorithm.Reset {
 		out.Keep = algorithm.Unchanged
 		return out, s

@@ -33,7 +33,7 @@ local function backoff(first, longest, _, _, mode, cost, _, now, _, ends, pause)
   if pause > 0 then
     reset = ends + pause - now
   end
-  local saves_repair = was_repaired and mode ~= PEEK
+  local saves_repair = was_repaired and (mode ~= PEEK or retry ~= 0)
   if granted == 0 and not saves_repair and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
