@@ -102,9 +102,9 @@ func New(o Options) *Counts {
 }
 
 // ObserveRequest counts a request. It is for the Observe of admission.Options and of all
-// transports. A latency of 0 means that no store was called. ObserveRequest counts Event.Err too,
-// unless SetGuards was called. After SetGuards, the guards report failed store calls to
-// ObserveStoreError.
+// transports. A latency of 0 means that no store was called. ObserveRequest counts Event.Err too.
+// After SetGuards, it counts only errors of invalid charges, because the guards report all other
+// errors to ObserveStoreError.
 func (c *Counts) ObserveRequest(e *admission.Event) {
 	c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
 	if e.Outcome != admission.Abandoned {

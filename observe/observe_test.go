@@ -147,7 +147,7 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 			c.TokenRejected(&policy.TokenError{Reason: "?"})
 			c.BreakerChanged("a", guard.StateClosed, guard.StateOpen)
 			c.BreakerChanged("a", guard.StateClosed, 77) // a state that only a later version has
-			observeRequest(c, 200, 200, nil)             // an outcome, a source and a reason that only a later version has
+			observeRequest(c, 200, 200, nil)             // an outcome and a source that only a later version has
 			c.CountError(&penstock.StoreError{Reason: 200})
 		}, want: "map[breaker:open:1 error:unknown:1 token:expired:1]"},
 	} {

@@ -112,8 +112,8 @@ func Reason(err error) string {
 const MaxNodes = 64
 
 // Breakers returns the states of breakers as numbers, by the label of their node: 0 is closed, 1 is
-// half open, 2 is open. Only MaxNodes nodes have a label of their own. The label other has the
-// largest number of the remaining nodes.
+// half open, 2 is open. Only MaxNodes nodes have a label of their own. The other nodes share the
+// label other, with the highest of their states.
 func Breakers(byNode map[string]guard.State) map[string]int {
 	all := make(map[string]int, min(len(byNode), MaxNodes+1))
 	for i, node := range slices.Sorted(maps.Keys(byNode)) {

@@ -56,8 +56,8 @@ type item struct {
 	reset     int64 // seconds
 }
 
-// A kind is what happens to a descriptor. The kinds above refuse are charges, and the store decides
-// them.
+// A kind is what happens to a descriptor. The kinds greater than refuse are charges, and the store
+// decides them.
 type kind uint8
 
 const (

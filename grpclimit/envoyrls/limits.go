@@ -69,8 +69,8 @@ func (o *Options) compile(current CurrentLimit) (*limit, error) {
 			return nil, err
 		}
 	}
-	// The probe has one unit more. The capacity of an algorithm that refills steadily is its Burst,
-	// and that of a window its Count.
+	// The probe has one unit more. The capacity of a token bucket is its Burst, and that of a window
+	// its Count. Options allow no leaky bucket.
 	if o.Algorithm.RefillsSteadily() {
 		storeLimit.Count, storeLimit.Burst = max(storeLimit.Count, 1), storeLimit.Count+1
 	} else {
@@ -96,8 +96,9 @@ func normalized(l CurrentLimit) CurrentLimit {
 	return l
 }
 
-// counterName returns one name for each window length, so that windows of different lengths have
-// different counters. Limits that differ only in their count share a counter.
+// counterName returns the name of a limit's counter: the unit, and its multiplier. Windows of
+// different lengths have different counters. Limits that differ only in their count share a
+// counter.
 func counterName(l CurrentLimit) string {
 	name := strings.ToLower(l.Unit.String())
 	if l.UnitMultiplier > 1 {

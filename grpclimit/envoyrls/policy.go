@@ -16,7 +16,7 @@ import (
 type ruleset struct {
 	rules *policy.Rules
 	mu    sync.RWMutex
-	plans map[*penstock.Plan]*limit // bounded by the number of limits in the policy
+	plans map[*penstock.Plan]*limit // bounded by the number of variants of all limits in the policy
 }
 
 // rulesInForce returns the policy in force, or nil.
@@ -96,7 +96,8 @@ func probeOf(plan *penstock.Plan) (probe *penstock.Plan, err error) {
 	}
 	storeLimit.Burst = plan.Capacity()
 	probe, err = storeLimit.Compile()
-	if err != nil || probe.Capacity() != plan.Capacity() { // for a leaky bucket, this Burst is large enough
+	isTokenBucket := err == nil && probe.Capacity() == plan.Capacity()
+	if !isTokenBucket {
 		return probe, err
 	}
 	storeLimit.Burst++

@@ -255,7 +255,7 @@ func TestHugePoliciesAreErrors(t *testing.T) {
 		{name: "500 wrong rules", text: "rules:\n" + wrongRules.String(), want: " more messages are left out, from this position on; correct the others first"},
 		{name: "a long path that several rules match", text: "rules:\n- {name: a, match: {path: /" + long[:400_000] + "}, unlimited: true}\n- {name: b, match: {path: /" + long[:400_000] + "}, unlimited: true}\n",
 			want: "matches equally well"},
-		{name: "a long segment that the path does not have", text: "identities: {" + long + ": {first_of: []}}\n" + rule, want: "policy.yaml:1:"},
+		{name: "an identity with a long name and an empty list", text: "identities: {" + long + ": {first_of: []}}\n" + rule, want: "policy.yaml:1:"},
 		{name: "10,001 rules", text: "rules:\n" + manyRules.String(), want: "policy.yaml:2:1: there are 10001 rules; the most is 10000"},
 	}
 	for _, row := range rows {

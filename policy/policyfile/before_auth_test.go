@@ -63,7 +63,8 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	want(t, "with the header twice: is malformed", v.Unclear != "", true)
 }
 
-// Malformed requests and preflights are not charged, so no signature is checked for them.
+// EvaluateFirst checks no signature for a malformed request, nor for an OPTIONS request with a token.
+// The latter is not a preflight, because browsers send preflights without a token.
 func TestNoSignatureIsCheckedForUnchargedRequests(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
@@ -81,7 +82,7 @@ rules:
 		charges    []string
 	}{
 		{what: "the key is unclear", request: testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), isComplete: true, isUnclear: true},
-		{what: "a preflight with a token", request: preflight, charges: []string{"flood.hour ip:192.0.2.1 1"}},
+		{what: "OPTIONS with a token", request: preflight, charges: []string{"flood.hour ip:192.0.2.1 1"}},
 	} {
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)

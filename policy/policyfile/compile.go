@@ -45,8 +45,8 @@ type Policy struct {
 	Hints    []*Error // about parts that are probably intended, but have an effect that authors should know
 
 	// Digest identifies the policy: the first 12 hex digits of a SHA-256. The hash covers the policy's
-	// file, then each file of values in the order in which they are named. It covers neither variables
-	// nor token keys. Digest is "" if the policy was not read from a text.
+	// file, then each file of values in the order in which Compile reads them. It covers neither
+	// variables nor token keys. Digest is "" if the policy was not read from a text.
 	Digest string
 
 	verifier *jwt.Verifier // nil without tokens

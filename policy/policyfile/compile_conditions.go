@@ -101,8 +101,8 @@ func (c *compiler) tierNames() (names []string) {
 // compileTest compiles the values that a source may have.
 func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test {
 	t := policy.Test{Source: source}
-	// add adds a value that was written at p. where is its place in a file of values, for messages,
-	// or "". add returns false if the value is wrong.
+	// add adds a value that was written at p. For a value from a file of values, the parameter where
+	// is its place in that file, for messages. add returns false if the value is wrong.
 	add := func(p any, where, text string) bool {
 		if text == "*" {
 			t.Any = true
@@ -111,7 +111,7 @@ func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test
 		switch id := source.Identity; {
 		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanBe(text):
 			value := wording.Clip(text)
-			if strings.ContainsAny(text, ":,") { // the text is already more than a value
+			if strings.ContainsAny(text, ":,") { // the text may be a whole key, with a wrong kind
 				value = "abc"
 			}
 			c.fail(p, "%s%q is not a key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(value))

@@ -103,7 +103,7 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 	switch a := l.Variants[0].Algorithm(); {
 	case a.NeedsHolder():
 		c.fail(at, "in_flight cannot have a lease; remove it")
-	case a.Decay() == algorithm.DecayUnknown:
+	case a.Decay() == algorithm.DecayUnknown: // the algorithm does not support leases
 		c.fail(at, "%s cannot have a lease; remove it, or use token-bucket, sliding-window or another window", a.Title())
 	case l.Patience > 0:
 		c.fail(at, "requests that may wait are decided by the store, so the lease has no effect; remove lease or max_wait")

@@ -91,7 +91,7 @@ func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identit
 // An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
 	source    *string // where its source was written; nil for a compound identity
-	partCount int     // the number of its parts, at any depth; 0 if it is a part itself
+	partCount int     // the number of its parts, at any depth; 0 if it has a source
 	depth     int     // the levels of identities in it
 }
 

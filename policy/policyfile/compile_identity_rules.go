@@ -102,7 +102,7 @@ func (c *compiler) warnInventedIdentity(l *policy.Limit, id *policy.Identity) {
 		if id != l.Key {
 			missing = "any part of the identity"
 		}
-		sharedNote = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
+		sharedNote = fmt.Sprintf("; requests without %s all share one limit, under the key \"unknown\": write {first_of: [..., ip]} to count them by address", missing)
 	}
 	c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
 		"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, sharedNote)

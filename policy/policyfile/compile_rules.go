@@ -61,6 +61,7 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 	type target struct{ host, path string } // path: the pattern without the names of segments
 	seen := make(map[target][]*placedMatcher)
 	for _, m := range matchers {
+		// An implied matcher is that of HEAD, which GET implies.
 		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
 			continue
 		}
@@ -84,8 +85,8 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 	}
 }
 
-// shareMethod reports whether some method is in both lists. An empty list stands for all methods. A
-// list with methods is more specific than an empty one, so the two have none in common.
+// shareMethod reports whether some method is in both lists, or both are empty. An empty list matches
+// all methods, but any other list is more specific, so these two do not overlap.
 func shareMethod(a, b []string) bool {
 	if len(a) == 0 && len(b) == 0 {
 		return true

@@ -29,9 +29,9 @@ const (
 	maxMessageBytes = 2000 // bytes of one message, which may quote values
 )
 
-// Parse reads a policy. The name is the file's name, for messages. In scalars, Parse replaces
-// ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil,
-// it replaces nothing. The error is Errors: every mistake of form, with its position.
+// Parse reads a policy. The name is the file's name, for messages. In scalar values, Parse replaces
+// ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. It replaces
+// nothing in keys of mappings and in fields of type any, and nothing at all if env is nil. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
 	d := &decoder{reporter: newReporter(name), lookUpEnv: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
@@ -115,8 +115,8 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.mistakes = append(d.mistakes, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
 }
 
-// parse returns the root of a YAML text without aliases. It returns nil after a mistake, or if the
-// text has no values.
+// parse returns the root of a YAML text. In it, each alias is replaced by the value that it names.
+// parse returns nil after a mistake, or if the text has no values.
 func (d *decoder) parse(text []byte) *yaml.Node {
 	start := &yaml.Node{Line: 1, Column: 1}
 	if len(text) > MaxFile {
@@ -167,7 +167,8 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	lineText, column := lineOf(text, at.Line), at.Column-1
 	isOpen := strings.Contains(syntax.Message, "did not find expected ',' or") // a bracket is not closed
 	before := head(lineText, column)
-	// The parser stops where a line begins, or at the colon after the name of the next field.
+	// If a bracket is not closed, the parser stops later: at the next value that begins a line, or at
+	// the colon after the name of the next field.
 	isNextField := strings.TrimSpace(before) == "" || strings.HasPrefix(lineText[len(before):], ":")
 	if isOpen && isNextField && at.Line > syntax.ContextMark.Line {
 		at.Line, at.Column = endBefore(text, at.Line) // the bracket is missing there
@@ -175,8 +176,8 @@ func (d *decoder) reportSyntax(text []byte, err error) {
 	d.fail(at, "%s", describeSyntaxError(syntax, lineText, column))
 }
 
-// describeSyntaxError returns the mistake in plain words. The library found it after the first
-// column characters of the line.
+// describeSyntaxError returns the mistake in plain words. column is how many characters of the line
+// are before the place where the library found it.
 func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
 	before := head(line, column)
 	character := head(line[len(before):], 1)

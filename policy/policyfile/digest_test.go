@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Instances with one digest have equal rules. So a changed file of values changes the digest.
+// A changed file of values changes the rules, so it must change the digest.
 func TestDigestIncludesFilesOfValues(t *testing.T) {
 	dir := t.TempDir()
 	const text = "deny: [{ip: {file: bad.txt}}]\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"

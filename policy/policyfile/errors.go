@@ -49,7 +49,7 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
-// maxRepeats is how many errors with the same message are reported one by one.
+// maxRepeats is how many errors with the same message merged returns one by one.
 const maxRepeats = 5
 
 // merged returns the errors. If more than maxRepeats of them have the same message, it returns only

@@ -146,8 +146,8 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 	return found
 }
 
-// anyMatcher reports whether a function holds for any matcher that can match a path of m.
-// anyMatcher stops at the first such matcher.
+// anyMatcher reports whether a function holds for any matcher that can match all paths of m.
+// anyMatcher stops at the first such matcher. It also calls the function for other matchers.
 func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
 	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], holds)
 	return isFound || slices.ContainsFunc(c.startingWithPattern, holds)

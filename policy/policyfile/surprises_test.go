@@ -15,7 +15,7 @@ func hasOnly(found []*Error, want string) bool {
 	return len(found) == 1 && strings.Contains(found[0].Error(), want)
 }
 
-func TestRepeatedWarningsAreMerged(t *testing.T) {
+func TestWarningsOfSurprises(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const login = "{name: login, match: {method: POST, path: /login}, per: global, limits: [{rate: 1/s, on_status: 401}]}"
 	for _, row := range []struct{ text, want string }{
@@ -95,9 +95,9 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 		"add new_identities: 20/min to the rule, or a limit per address beside this"
 	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]}]\n"
 	for _, row := range []struct{ per, otherLimit, want string }{
-		{per: "{user: header X-User-Id}", want: warning + "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"},
+		{per: "{user: header X-User-Id}", want: warning + "; requests without it all share one limit, under the key \"unknown\": write {first_of: [..., ip]} to count them by address"},
 		{per: "{first_of: [{user: header X-User-Id}, ip]}", want: warning},
-		{per: "{first_of: [{user: header X-User-Id}, {key: {header X-Key: [a]}}]}", want: warning + "; requests without any part of the identity all share one limit, with the key unknown: " +
+		{per: "{first_of: [{user: header X-User-Id}, {key: {header X-Key: [a]}}]}", want: warning + "; requests without any part of the identity all share one limit, under the key \"unknown\": " +
 			"write {first_of: [..., ip]} to count them by address"},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: ip}"},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: {first_of: [ip]}}"},

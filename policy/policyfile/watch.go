@@ -22,12 +22,12 @@ import (
 )
 
 // A Watcher keeps Rules up to date with their file and the files that it names. The Rules always
-// come from one complete load. A file that is broken, missing or half written changes nothing. Many
+// come from one complete load. A file that is missing or has a mistake changes nothing. Many
 // goroutines may call its methods.
 //
 // To change a policy, write the new text into another file, and rename that file to the name of the
 // policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read a
-// half written file.
+// half written file, and half a policy can be valid.
 type Watcher struct {
 	path    string
 	options WatchOptions

@@ -4,7 +4,7 @@
 //
 //	go run ./site [-check] TREE FOLDER
 //
-// With -check it also opens the pages in Chromium, and searches for the words of the index.
+// With -check it also opens the pages in Chromium, and searches for the words of docs/README.md.
 package main
 
 import (
@@ -28,7 +28,7 @@ const repository = "https://github.com/penstock/penstock"
 
 func main() {
 	log.SetFlags(0)
-	shouldCheck := flag.Bool("check", false, "open the pages in Chromium, and search for the words of the index")
+	shouldCheck := flag.Bool("check", false, "open the pages in Chromium, and search for the words of docs/README.md")
 	flag.Parse()
 	if flag.NArg() != 2 {
 		log.Fatal("usage: site [-check] TREE FOLDER")
