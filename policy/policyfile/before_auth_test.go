@@ -63,8 +63,8 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	want(t, "with the header twice: is malformed", v.Unclear != "", true)
 }
 
-// EvaluateFirst checks no signature for a malformed request, nor for an OPTIONS request with a token.
-// The latter is not a preflight, because browsers send preflights without a token.
+// EvaluateFirst checks no signature for a malformed request, nor for an OPTIONS request with a
+// token. The latter is not a preflight, because browsers send preflights without a token.
 func TestNoSignatureIsCheckedForUnchargedRequests(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}

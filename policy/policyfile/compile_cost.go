@@ -112,8 +112,8 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 	}
 }
 
-// checkCost reports a cost that the limit can never admit. The parameter what names the limit in the
-// message: the limit itself, its candidate or its ceiling.
+// checkCost reports a cost that the limit can never admit. The parameter what names the limit in
+// the message: the limit itself, its candidate or its ceiling.
 func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any, what string) {
 	// The largest cost that is certain: that of a method, or the least by a header or a body.
 	certainCost := l.Cost.Units

@@ -85,8 +85,8 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 	}
 }
 
-// shareMethod reports whether some method is in both lists, or both are empty. An empty list matches
-// all methods, but any other list is more specific, so these two do not overlap.
+// shareMethod reports whether some method is in both lists, or both are empty. An empty list
+// matches all methods. Any other list is more specific, so it never ties with an empty one.
 func shareMethod(a, b []string) bool {
 	if len(a) == 0 && len(b) == 0 {
 		return true

@@ -31,7 +31,8 @@ const (
 
 // Parse reads a policy. The name is the file's name, for messages. In scalar values, Parse replaces
 // ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. It replaces
-// nothing in keys of mappings and in fields of type any, and nothing at all if env is nil. The error is Errors: every mistake of form, with its position.
+// nothing in keys of mappings and in fields of type any. If env is nil, it replaces nothing at all.
+// The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
 	d := &decoder{reporter: newReporter(name), lookUpEnv: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
