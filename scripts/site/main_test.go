@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,7 +19,7 @@ func writeTree(t *testing.T, files map[string]string) string {
 		"CHANGELOG.md":    "# Changes\n",
 		"CONTRIBUTING.md": "# Contributing\n",
 		"SECURITY.md":     "# Security\n",
-		"docs/README.md":  "# Index\n\n| word | page |\n| --- | --- |\n| unblock, reset | [Help](help.md#a--b) |\n",
+		"docs/README.md":  "# Index\n\n| word | page |\n| --- | --- |\n| unblock, reset | [Help](help.md#a--b) |\n| move | [Move](#move) |\n\n## Move\n\nguides\n",
 		"docs/help.md":    "# Help\n\n## A & B\n\ntext <b>raw</b>\n\n```yaml\nkey: 1 # note <x>\n```\n",
 	}
 	for name, text := range files {
@@ -104,12 +105,17 @@ func TestSearchIndexHasTheWordsOfTheIndex(t *testing.T) {
 	if err := json.Unmarshal([]byte(index), &list); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range list {
-		if e.URL == "help.html#a--b" && e.Words == "unblock, reset" && e.Name == "A & B" && strings.Contains(e.Text, "key: 1") {
-			return
+	for _, want := range []searchEntry{
+		{URL: "help.html#a--b", Words: "unblock, reset", Name: "A & B", Text: "key: 1"},
+		{URL: "documentation.html#move", Words: "move", Name: "Move", Text: "guides"}, // a link within the index
+	} {
+		isWanted := func(e searchEntry) bool {
+			return e.URL == want.URL && e.Words == want.Words && e.Name == want.Name && strings.Contains(e.Text, want.Text)
+		}
+		if !slices.ContainsFunc(list, isWanted) {
+			t.Errorf("no entry has the URL, words, name and text of %+v: %+v", want, list)
 		}
 	}
-	t.Errorf("no entry is help.html#a--b with the words \"unblock, reset\", the name \"A & B\" and its text: %+v", list)
 }
 
 // TestSiteOfThisTree also checks that the pages load nothing from other hosts.

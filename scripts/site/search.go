@@ -24,8 +24,8 @@ type searchEntry struct {
 	Text  string `json:"x"`           // of the section
 }
 
-// searchIndex returns all sections as JSON. Each section has the words of docs/README.md that link
-// to it.
+// searchIndex returns all sections as JSON. Each section has the words of the rows in docs/README.md
+// whose first link leads to it.
 func (s *pages) searchIndex() (string, error) {
 	words := s.indexWords()
 	var list []searchEntry
@@ -60,7 +60,8 @@ func (s *pages) searchIndex() (string, error) {
 }
 
 // visitIndex calls visit for each row of the tables in docs/README.md, which is the index. It
-// passes the words in the first cell of the row, and the targets of the links in the last cell.
+// passes the words in the first cell of the row, and the targets of the links in the last cell. The
+// targets are URLs in the site or elsewhere, and never only an anchor.
 func (s *pages) visitIndex(visit func(words string, targets []string)) {
 	p := s.bySource["docs/README.md"]
 	if p == nil {
@@ -74,7 +75,11 @@ func (s *pages) visitIndex(visit func(words string, targets []string)) {
 		var targets []string
 		_ = ast.Walk(row.LastChild(), func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 			if l, ok := n.(*ast.Link); ok && entering {
-				targets = append(targets, string(l.Destination))
+				target := string(l.Destination)
+				if strings.HasPrefix(target, "#") { // a link within the index
+					target = p.URL + target
+				}
+				targets = append(targets, target)
 			}
 			return ast.WalkContinue, nil
 		})
