@@ -191,8 +191,10 @@ func TestSeriesOfNodesHaveABound(t *testing.T) {
 	}
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := Breakers(breakers)
-	if len(all) != MaxNodes+1 || all["other"] != 2 || all["default"] != 0 {
-		t.Errorf("%d nodes have %d series, the state of default is %d, and that of other is %d; want %d series, and the states 0 and 2", len(breakers), len(all), all["default"], all["other"], MaxNodes+1)
+	defaultState, hasDefault := all["default"]
+	if len(all) != MaxNodes+1 || all["other"] != 2 || !hasDefault || defaultState != 0 {
+		t.Errorf("%d nodes have %d series, the state of default is %d (found: %t), and that of other is %d; want %d series, and the states 0 and 2",
+			len(breakers), len(all), defaultState, hasDefault, all["other"], MaxNodes+1)
 	}
 }
 
