@@ -26,9 +26,9 @@ const (
 
 // A gatherer makes lists of calls that wait at the same time. A call is decided immediately if
 // fewer than maxLists lists are in progress, or if it is the last of maxCallsPerList calls that
-// wait. If neither holds, the call waits until a list has ended. If the store hangs, the lists in progress end
-// before the deadlines of their calls. Waiting calls arrived later, so they still have time for a
-// decision of the fallback.
+// wait. If neither holds, the call waits until a list has ended. If the store hangs, the lists in
+// progress end before the deadlines of their calls. Waiting calls arrived later, so they still have
+// time for a decision of the fallback.
 type gatherer struct {
 	engine *Engine
 

@@ -550,8 +550,8 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			}
 			wantOneVersion()
 		}
-		// Nobody receives from swap any more. Loads do not block, because they send only if somebody
-		// receives.
+		// This test receives no more from swap. Further loads do not block, because they send only to a
+		// waiting receiver.
 		want := fmt.Sprintf("%d.%[1]d", swaps)
 		eventually.True(t, "the last version is loaded", func() bool { wantOneVersion(); return versionOf(w) == want })
 		t.Logf("counted: %d swaps of two files together (%d loads, of which %d read a mixture)", swaps, loads.Load(), mixed.Load())

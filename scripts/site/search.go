@@ -24,8 +24,8 @@ type searchEntry struct {
 	Text  string `json:"x"`           // of the section
 }
 
-// searchIndex returns all sections as JSON. Each section has the words of the rows in docs/README.md
-// whose first link leads to it.
+// searchIndex returns all sections as JSON. Each section has the words of the rows in
+// docs/README.md whose first link leads to it.
 func (s *pages) searchIndex() (string, error) {
 	words := s.indexWords()
 	var list []searchEntry
