@@ -52,6 +52,18 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 	}
 }
 
+func TestCustomAlgorithmThatCannotSplitIsNamed(t *testing.T) {
+	text := "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second, split_into: 2}]}]\n"
+	config, err := Parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "every-second cannot be split; remove split_into, or use token-bucket"
+	if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Compile returns the error %v; want %q", err, want)
+	}
+}
+
 // A candidate has the burst of its limit, also with a custom algorithm.
 func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
 	step := func(int64, algorithm.Params, algorithm.Request, int64) (algorithm.Outcome, int64) {

@@ -135,7 +135,7 @@ func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 		plan := l.Variants[i]
 		switch {
 		case !plan.Algorithm().CanSplit():
-			c.fail(at, "a leaky-bucket admits one request at a time, so it cannot be split; remove split_into, or use token-bucket")
+			c.fail(at, "%s cannot be split; remove split_into, or use token-bucket", plan.Algorithm().Title())
 			return
 		case plan.Capacity() < int64(config.SplitInto):
 			c.fail(at, "the limit admits %d at once, which cannot be split into %d; lower split_into, or remove it", plan.Capacity(), config.SplitInto)
