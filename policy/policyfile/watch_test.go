@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -616,26 +617,35 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 	t.Parallel()
 	reports := new(recorder)
 	name := writeFirstPolicy(t, t.TempDir())
-	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify}, loadPlain)
-	before := w.Rules()
-	if err := w.Reload(); err != nil || w.Rules() == before {
-		t.Errorf("Reload of an unchanged file returns %v, and made new rules: %t; want no error, and new rules", err, w.Rules() != before)
-	}
-	write(t, name, "rules:")
-	if err := w.Reload(); !errors.Is(err, penstock.ErrInvalid) || versionOf(w) != "v1" {
-		t.Errorf("Reload of a broken file returns %v, and %s is in force; want an ErrInvalid, and v1", err, versionOf(w))
-	}
-	write(t, name, version("v2"))
-	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
-		t.Errorf("Reload of a changed file returns %v, and %s is in force; want no error, and v2", err, versionOf(w))
-	}
-	must(t, w.Close())
-	if got := reports.outcomes(); len(got) < 3 || got[0] != "loaded" {
-		t.Errorf("reported %q; want one report for each load", got)
-	}
-	if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
-		t.Errorf("Reload after Close returns %v, and %s is in force; want errWatcherClosed, and v2", err, versionOf(w))
-	}
+	// Only Reload loads the file. There are no file notifications, and the bubble's time is too short
+	// for a poll.
+	synctest.Test(t, func(t *testing.T) {
+		w, err := watch(name, WatchOptions{Poll: never, Notify: reports.notify}, loadPlain, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // the Watcher compares the files once at its start
+		synctest.Wait()
+		before := w.Rules()
+		if err := w.Reload(); err != nil || w.Rules() == before {
+			t.Errorf("Reload of an unchanged file returns %v, and made new rules: %t; want no error, and new rules", err, w.Rules() != before)
+		}
+		write(t, name, "rules:")
+		if err := w.Reload(); !errors.Is(err, penstock.ErrInvalid) || versionOf(w) != "v1" {
+			t.Errorf("Reload of a broken file returns %v, and %s is in force; want an ErrInvalid, and v1", err, versionOf(w))
+		}
+		write(t, name, version("v2"))
+		if err := w.Reload(); err != nil || versionOf(w) != "v2" {
+			t.Errorf("Reload of a changed file returns %v, and %s is in force; want no error, and v2", err, versionOf(w))
+		}
+		must(t, w.Close())
+		if got := reports.outcomes(); !slices.Equal(got, []string{"loaded", "failed", "loaded"}) {
+			t.Errorf("reported %q; want one report for each Reload", got)
+		}
+		if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
+			t.Errorf("Reload after Close returns %v, and %s is in force; want errWatcherClosed, and v2", err, versionOf(w))
+		}
+	})
 }
 
 func TestReloadWhileFilesChange(t *testing.T) {
