@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/policy"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the current messages into testdata")
@@ -115,6 +116,23 @@ func mistakesOf(name, text string, env func(string) (string, bool)) error {
 		p.Close()
 	}
 	return err
+}
+
+func TestCompileReturnsTheErrorOfCheckUnlessThereAreMistakes(t *testing.T) {
+	checkErr := errors.New("the rules cannot be enforced")
+	o := Options{Check: func(*policy.Rules) error { return checkErr }}
+	compile := func(text string) error {
+		config, _ := Parse("p.yaml", []byte(text), nil, o)
+		_, err := config.Compile()
+		return err
+	}
+	if err := compile("rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]\n"); err != checkErr {
+		t.Errorf("Compile of a valid policy returns the error %v; want that of Check", err)
+	}
+	var mistakes Errors
+	if err := compile("rules: [{name: a, per: ip, limits: [{rate: x}]}]\n"); !errors.As(err, &mistakes) || errors.Is(err, checkErr) {
+		t.Errorf("Compile of a policy with a mistake returns the error %v; want Errors", err)
+	}
 }
 
 // Every error has the place, the mistake, and how to fix it.

@@ -96,8 +96,9 @@ const (
 	maxCombinations = 100_000 // combinations of a path and a host, in all rules
 )
 
-// Compile checks the whole policy and makes Rules from it. The error is Errors: every mistake, with
-// its position.
+// Compile checks the whole policy and makes Rules from it. If the policy has mistakes, the error is
+// Errors: every mistake, with its position. If it has none, Compile returns an error of policy.New
+// or Options.Check as it is.
 func (config *Config) Compile() (*Policy, error) {
 	c := newCompiler(config)
 	c.compile()
