@@ -29,7 +29,10 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 		{body: `{"key":"a","limits":[{"rate":"5/s"},{"name":"hour","rate":"100/h","algorithm":"fixed-window"}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 2},
 		{body: `{"key":"a","limits":[{"rate":"5/s"}],"cost":3}`, outcome: "denied", limit: "second", remaining: 2},
 		{body: `{"key":"a","limits":[{"rate":"5/s","burst":9}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 3}, // the same counter as for the burst of 5: 9 - 3 - 3
+		{body: `{"key":"\ud83d\ude00","limits":[{"rate":"7/s"}]}`, outcome: "allowed", limit: "second", remaining: 6},
+		{body: "{\"key\":\"\U0001F600\",\"limits\":[{\"rate\":\"7/s\"}]}", outcome: "allowed", limit: "second", remaining: 5}, // the same key
 		{body: `{"attributes":{"path":"/free"}}`, outcome: "unlimited"},
+		{body: `{"attributes":{"path":"/upload","address":"192.0.2.8","body_size":0}}`, outcome: "allowed", limit: "upload.bytes", remaining: 9},
 		{body: `{"attributes":{"path":"/search","address":"192.0.2.1"}}`, outcome: "exempt"},
 		{body: `{"attributes":{"path":"/search","address":"192.0.2.66"}}`, outcome: "refused"},
 		{body: `{"attributes":{"descriptors":{"plan":"pro","tenant":"a b"}}}`, outcome: "allowed", limit: "plans.minute", remaining: 1},
