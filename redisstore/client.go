@@ -11,10 +11,10 @@ import "context"
 // nothing ran.
 //
 // The callers of a Store return at their deadlines, because the Store calls its Client on other
-// goroutines. So a Client may dial and wait. (Sharded and Close are exceptions.) The contexts of
-// these calls are special. Err returns an error as soon as the caller has left, and from then on
-// the Client need not send the command. Done is closed at most 5 s after the caller has left, or
-// when the Store is closed.
+// goroutines. So all methods but Sharded and Close may dial and wait. The contexts that the Store
+// passes are special. Err returns an error as soon as the caller has left, and from then on the
+// Client need not send the command. Done is closed at most 5 s after the caller has left, or when
+// the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
 	// keys[0]. An error reply of Redis is returned as a ReplyError. If EvalSha returns no error, the

@@ -14,8 +14,8 @@ import (
 //
 // Limits survive jumps. After a jump forward, units are refilled as if the time had passed. After a
 // jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
-// still ends at its original time, but no later than the bound in the documentation of
-// algorithm.FixedWindow.
+// ends when the clock reaches its end again. After a large jump it ends earlier: the documentation
+// of algorithm.FixedWindow has the bound.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()

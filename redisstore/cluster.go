@@ -57,8 +57,8 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	if !isDenied(secondRound) {
 		return penstock.NewDecision(secondRound), nil
 	}
-	// The batch is denied, so each status reports how much its limit has left. The number comes from
-	// the first round, or from the charges of the second round.
+	// The batch is denied, so each status reports how much its limit has left. The number comes from a
+	// dry run, or from the charges of the second round.
 	if !hasFirstRound {
 		if err := s.runEach(ctx, undeniable, toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
@@ -100,6 +100,11 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		defer close(done)
 		defer cancel()
 		defer context.AfterFunc(storeCtx, cancel)()
+		defer func() { // also after a panic
+			if !state.CompareAndSwap(running, ended) && state.Load() == abandoned {
+				s.outliving.Add(-1)
+			}
+		}()
 		chargeErr := s.chargeInOrder(ownCtx, deniable, undeniable, charges, statuses)
 		isGranted := chargeErr == nil && !isDenied(statuses)
 		if isGranted && state.CompareAndSwap(running, ended) {
@@ -113,9 +118,6 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
 		case refundErr != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(chargeErr, refundErr))
-		}
-		if isAbandoned := !state.CompareAndSwap(running, ended); isAbandoned {
-			s.outliving.Add(-1)
 		}
 	}
 	if !s.work.Start(chargeOrRefund) {

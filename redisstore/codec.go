@@ -80,7 +80,7 @@ func (c *call) encode(s *Store, now int64, script *script) {
 func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
-	countAt := 0 // index in buf of the number of requests for the current Redis key
+	countAt := 0 // index in buf of the number of coalesce.Requests for the current Redis key
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
 			countAt = len(c.buf)

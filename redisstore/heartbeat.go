@@ -33,8 +33,8 @@ return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 const maxInstanceNameBytes = 128 // bytes of an instance's name
 
 // Heartbeat registers an instance of the program. It returns how many instances are registered by
-// stores with the same prefix. The registration expires after the duration life. A life of 0 or
-// less removes the instance. The instance's name has 1 to 128 bytes. Heartbeat also reads the
+// stores with the same prefix. The registration expires after the duration life. A life below
+// 1 ms removes the instance. The instance's name has 1 to 128 bytes. Heartbeat also reads the
 // server's clock, for ClockSteps.
 func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	if err := checkInstance(instance); err != nil {

@@ -25,7 +25,7 @@ const (
 	schemaVersion   = "1"
 	maxHashTagBytes = 128 // bytes between the braces
 	maxPrefixBytes  = 64  // bytes
-	macBytes        = 16  // bytes of the HMAC-SHA-256 that a name has
+	macBytes        = 16  // bytes of the HMAC-SHA-256 that stand for a key
 )
 
 const hexDigits = "0123456789ABCDEF"
@@ -126,7 +126,8 @@ func (n *Names) hash(h hash.Hash, key string) []byte {
 	return h.Sum(n.chunk[:0])
 }
 
-// KeyOfName returns the key that has a name. ok is false if the name is a hash or not a valid name.
+// KeyOfName returns the key for which Names writes the name. ok is false if the name is a hash, or
+// if Names writes it for no key.
 func KeyOfName(name string) (key string, ok bool) {
 	if name == "%_" {
 		return "", true
@@ -147,7 +148,10 @@ func KeyOfName(name string) (key string, ok bool) {
 			return "", false
 		}
 	}
-	return string(b), len(name) > 0
+	if again, fits := appendEncoded(nil, string(b)); len(b) == 0 || !fits || string(again) != name {
+		return "", false // such as %41, which is written as A
+	}
+	return string(b), true
 }
 
 // appendEncoded appends the encoding of a key, unless it is longer than maxHashTagBytes.

@@ -46,7 +46,7 @@ func TestNamesAreThoseOfTheStore(t *testing.T) {
 	if hashed < len(keys) {
 		t.Errorf("%d names are hashes; want %d or more, as many as there are keys", hashed, len(keys))
 	}
-	for _, bad := range []string{"", "a b", "{", "%", "%4", "%4g", "%zz", "%2f"} {
+	for _, bad := range []string{"%41", strings.Repeat("a", maxHashTagBytes+1), "", "a b", "{", "%", "%4", "%4g", "%zz", "%2f"} {
 		if key, ok := KeyOfName(bad); ok {
 			t.Errorf("KeyOfName finds the key %[2]q of the invalid name %[1]q; want none", bad, key)
 		}

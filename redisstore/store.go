@@ -144,9 +144,12 @@ func (s *Store) Close() error {
 // If other callers charge a Key between the two rounds, the second round may deny the batch. If it
 // does, Decide refunds the other Keys. Such a batch never admits too much. For one round trip,
 // other callers may lack the units that Decide then refunds. A hold that the batch renewed stays
-// renewed. If ctx ends before all charges are made or refunded, Decide returns an error with
-// ReasonUnknown. The batch is then refunded in the background, within a second. Up to 256 batches
-// can be refunded in this way at the same time.
+// renewed.
+//
+// If the deadline passes before all charges are made or refunded, Decide returns an error with
+// ReasonUnknown. If the caller has left, it returns context.Canceled. In both cases, the batch is
+// refunded in the background, within a second. Up to 256 batches can be refunded in this way at the
+// same time.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
