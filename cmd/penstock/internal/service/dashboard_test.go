@@ -67,9 +67,8 @@ func TestDemoLogsTheSchemeOfTheDashboard(t *testing.T) {
 	a := newAuthority(t)
 	a.issue(1)
 	r := start(t, nil, map[string]string{"demo": "true", "demo-traffic": "true", "admin-tls-cert": a.path("cert.pem"), "admin-tls-key": a.path("key.pem")})
-	if want := "dashboard=https://" + r.Admin + "/"; len(r.log.Lines("the demo sends requests", want)) != 1 {
-		t.Errorf("no line has %s: %s", want, r.log)
-	}
+	want := "dashboard=https://" + r.Admin + "/"
+	eventually.True(t, "a line with "+want, func() bool { return len(r.log.Lines("the demo sends requests", want)) == 1 })
 }
 
 func TestDashboardIsOnTheAdminAddress(t *testing.T) {
