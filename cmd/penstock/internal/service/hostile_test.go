@@ -181,6 +181,44 @@ func TestUploadsAndStreamsMayLastLongerThanTheTimeouts(t *testing.T) {
 	}
 }
 
+// TestUploadWhoseResponseComesEarlyDoesNotEndTheProcess: when the upstream has responded, the
+// transport may still be reading the body of a request whose handler has returned.
+func TestUploadWhoseResponseComesEarlyDoesNotEndTheProcess(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex() // respond before the body has arrived
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+	}), nil)
+	for _, version := range []int{1, 2} {
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(version == 1)
+		protocols.SetUnencryptedHTTP2(version == 2)
+		transport := &http.Transport{Protocols: protocols}
+		var uploads sync.WaitGroup
+		for range 100 {
+			uploads.Go(func() {
+				body, feed := io.Pipe()
+				go feed.Write([]byte("a"))
+				defer feed.Close()
+				res, err := (&http.Client{Transport: transport, Timeout: patience}).Post("http://"+r.Listen, "", body)
+				if err != nil {
+					t.Errorf("an upload by HTTP/%d got no response: %v", version, err)
+					return
+				}
+				defer res.Body.Close()
+				if res.StatusCode != http.StatusRequestEntityTooLarge || res.ProtoMajor != version {
+					t.Errorf("an upload got %s by HTTP/%d; want 413 by HTTP/%d", res.Status, res.ProtoMajor, version)
+				}
+			})
+		}
+		uploads.Wait()
+		transport.CloseIdleConnections()
+	}
+	r.mustGet("http://"+r.Admin+"/livez", 200)
+	if lines := r.log.Lines("panic"); lines != nil {
+		t.Errorf("the log has panics: %q", lines)
+	}
+}
+
 func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	const places = 5 // the value of max_connections
 	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -34,17 +35,19 @@ func Handler(next http.Handler, o Options) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
-		response := &writer{ResponseWriter: w, control: control, stall: o.Stall, isHTTP2: r.ProtoMajor == 2}
+		limits := &deadlines{control: control}
+		response := &writer{ResponseWriter: w, control: control, deadlines: limits, stall: o.Stall, isHTTP2: r.ProtoMajor == 2}
+		defer limits.end() // the transport of a proxy may still be reading the body
 		if r.Body != nil && r.Body != http.NoBody {
 			if response.isHTTP2 {
-				control.SetReadDeadline(time.Time{}) // the server's deadline would also count the time of next
+				limits.setRead(time.Time{}) // the server's deadline would also count the time of next
 			} else {
 				// This applies even if next never reads the body: to keep the connection, the server
 				// then reads the body before it responds.
-				control.SetReadDeadline(time.Now().Add(o.Stall))
+				limits.setRead(time.Now().Add(o.Stall))
 			}
 			r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
-			r.Body = &body{ReadCloser: r.Body, control: control, options: o, budget: o.Stall, isHTTP2: response.isHTTP2}
+			r.Body = &body{ReadCloser: r.Body, deadlines: limits, options: o, budget: o.Stall, isHTTP2: response.isHTTP2}
 			response.stall *= 2 // before the first write, the server may read the rest of the body
 		}
 		next.ServeHTTP(response, r)
@@ -54,14 +57,47 @@ func Handler(next http.Handler, o Options) http.Handler {
 	})
 }
 
-// A body is the body of a request.
+// deadlines sets the deadlines of one request until its handler has returned. After that, calls do
+// nothing: for HTTP/2, the server's method would panic, and for HTTP/1.1, it would change the
+// deadline of the connection's next request.
+type deadlines struct {
+	mu       sync.Mutex
+	control  *http.ResponseController
+	hasEnded bool
+}
+
+func (d *deadlines) setRead(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.hasEnded {
+		d.control.SetReadDeadline(t)
+	}
+}
+
+func (d *deadlines) setWrite(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.hasEnded {
+		d.control.SetWriteDeadline(t)
+	}
+}
+
+// end makes the other methods do nothing. The handler calls it before it returns.
+func (d *deadlines) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hasEnded = true
+}
+
+// A body is the body of a request. It may be read after the handler has returned: an
+// http.Transport that gets a response early ends its own reading later.
 type body struct {
 	io.ReadCloser
-	control  *http.ResponseController
-	options  Options
-	budget   time.Duration // see Options.Rate
-	isHTTP2  bool
-	hasEnded bool
+	deadlines *deadlines
+	options   Options
+	budget    time.Duration // see Options.Rate
+	isHTTP2   bool
+	hasEnded  bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -69,7 +105,7 @@ func (b *body) Read(p []byte) (int, error) {
 		return b.ReadCloser.Read(p) // the connection may be at the next request, with a deadline of its own
 	}
 	start := time.Now()
-	b.control.SetReadDeadline(start.Add(b.budget))
+	b.deadlines.setRead(start.Add(b.budget))
 	n, err := b.ReadCloser.Read(p)
 	b.clearDeadline()
 	b.hasEnded = err != nil
@@ -84,7 +120,7 @@ func (b *body) Read(p []byte) (int, error) {
 // while nobody reads.
 func (b *body) clearDeadline() {
 	if b.isHTTP2 {
-		b.control.SetReadDeadline(time.Time{})
+		b.deadlines.setRead(time.Time{})
 	}
 }
 
@@ -93,18 +129,19 @@ func (b *body) clearDeadline() {
 type writer struct {
 	http.ResponseWriter
 	control    *http.ResponseController
+	deadlines  *deadlines
 	stall      time.Duration
 	isHTTP2    bool
 	isHijacked bool
 }
 
-func (w *writer) setDeadline() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
+func (w *writer) setDeadline() { w.deadlines.setWrite(time.Now().Add(w.stall)) }
 
 // clearDeadline removes the deadline for HTTP/2: there, a deadline that passes ends the stream even
 // while nothing is written.
 func (w *writer) clearDeadline() {
 	if w.isHTTP2 {
-		w.control.SetWriteDeadline(time.Time{})
+		w.deadlines.setWrite(time.Time{})
 	}
 }
 

@@ -316,3 +316,38 @@ func TestHTTP2StreamThatIsNotReadIsReset(t *testing.T) {
 		}
 	})
 }
+
+// TestBodyMayBeReadAfterTheHandlerHasReturned: the transport of a proxy reads a body until it
+// notices that the response came early.
+func TestBodyMayBeReadAfterTheHandlerHasReturned(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *testServer) {
+			late := make(chan error, 2)
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				go func() { // is inside Read when the handler returns
+					_, err := io.Copy(io.Discard, r.Body)
+					late <- err
+					_, err = r.Body.Read(make([]byte, 1))
+					late <- err
+				}()
+				synctest.Wait()
+			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			body, feed := io.Pipe()
+			go func() {
+				defer feed.Close()
+				feed.Write(make([]byte, 10))
+			}()
+			res, err := client.Post("http://h/", "", body)
+			if err == nil {
+				res.Body.Close()
+			}
+			for i := range 2 {
+				if err := <-late; err == nil && i == 1 {
+					s.Errorf("HTTP/%d: a read after the handler has returned gives no error; want one", version)
+				}
+			}
+		})
+	}
+}
