@@ -55,7 +55,7 @@ func TestCostThatNeedsNoCorrectionSendsNoCharge(t *testing.T) {
 		return inner.Decide(ctx, charges)
 	})
 	// With Now, Done returns only when all corrections are made.
-	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Now: time.Now})
+	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true, Now: time.Now})
 	if err != nil {
 		t.Fatal(err)
 	}

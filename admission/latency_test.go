@@ -19,7 +19,7 @@ rules:
 `)
 	now := func() time.Time { return time.Unix(1_000_000_000, 0) }
 	seen := new(events)
-	c, err := admission.New(memstore.New(memstore.Options{Now: now}), func() *policy.Rules { return rules }, admission.Options{
+	c, err := admission.New(memstore.New(memstore.Options{Now: now}), policy.Fixed(rules), admission.Options{
 		HasFallback: true, Now: now, Observe: seen.add,
 	})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 func onceController(t *testing.T, store penstock.Store) *admission.Controller {
 	t.Helper()
 	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day}, {name: week, rate: 9/week}]}]`)
-	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,6 +111,9 @@ func (r *Rules) indexSettings() {
 	}
 }
 
+// Fixed returns a function that returns the rules, for rules that are never reloaded.
+func Fixed(rules *Rules) func() *Rules { return func() *Rules { return rules } }
+
 // Spec returns the Spec of the Rules. The Spec must not be changed.
 func (r *Rules) Spec() Spec { return r.spec }
 

@@ -426,7 +426,7 @@ func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer store.Close()
-		controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{HasFallback: true})
+		controller, err := admission.New(store, policy.Fixed(compiled), admission.Options{HasFallback: true})
 		if err != nil {
 			t.Fatal(err)
 		}

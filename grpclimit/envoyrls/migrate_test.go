@@ -54,7 +54,7 @@ descriptors:
 	rules := loadRules(t, text)
 	synctest.Test(t, func(t *testing.T) {
 		files := newFixture(t, memstore.New(memstore.Options{}), yaml, envoyrls.Options{})
-		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Rules: func() *policy.Rules { return rules }})
+		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Rules: policy.Fixed(rules)})
 		random := rand.New(rand.NewPCG(1, 2))
 		descriptors := []string{"user=%s", "user=%s", "path=/a$b user=%s", "shadow=%s", "all=%s", "other=%s"}
 		over := 0

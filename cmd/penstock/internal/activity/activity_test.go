@@ -323,7 +323,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 // decisions returns a function that decides a request of one of many keys.
 func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i int) {
 	rules := rulesOf(t, text)
-	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Observe: observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true, Observe: observe})
 	if err != nil {
 		t.Fatal(err)
 	}

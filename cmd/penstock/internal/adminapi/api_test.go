@@ -68,7 +68,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
 	recorder.SetLimits(p.Rules.Plans())
 	o := Options{
-		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
+		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: policy.Fixed(p.Rules),
 		Digest: func() string { return p.Digest }, Recorder: recorder,
 		Fleet: func(context.Context) *activity.Fleet {
 			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}

@@ -61,14 +61,14 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 			return nil, err
 		}
 		prepare(demo)
-		r.current = func() *policy.Rules { return demo.Rules }
+		r.current = policy.Fixed(demo.Rules)
 		r.recordFirst(demo)
 	case !c.Settings.NeedsPolicy():
 		none, err := policy.New(policy.Spec{})
 		if err != nil {
 			return nil, err
 		}
-		r.current = func() *policy.Rules { return none }
+		r.current = policy.Fixed(none)
 		r.recordFirst(&policyfile.Policy{Rules: none, Files: []string{""}})
 	default:
 		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)

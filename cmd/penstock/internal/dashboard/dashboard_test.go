@@ -69,7 +69,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
 	s.options = adminapi.Options{
-		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: func() *policy.Rules { return p.Rules },
+		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: policy.Fixed(p.Rules),
 		Digest: func() string { return p.Digest }, Recorder: recorder, Waiting: func() int { return 7 }, Upstream: func() string { return "http://127.0.0.1:3000" },
 		Fleet: func(context.Context) *activity.Fleet {
 			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}
