@@ -94,8 +94,9 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 	}
 }
 
-// Parallel bounds the goroutines of one batch, and MaxParallel those of all batches. Each decision
-// takes a millisecond, so that all goroutines that may decide do so at the same time.
+// Parallel bounds the goroutines of one batch, and MaxParallel those of all batches at two
+// listeners. Each decision takes a millisecond, so that all goroutines that may decide do so at the
+// same time.
 func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := memstore.New(memstore.Options{})
@@ -116,6 +117,7 @@ func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 			return inner.Decide(ctx, charges)
 		})
 		s := newServiceOn(t, store, newClock(), func(o *Options) { o.Parallel, o.MaxParallel = 8, 10 })
+		listeners := []*testService{s, {TB: t, clock: s.clock, Service: s.WithAnonymous(true)}}
 		var checks []string
 		for i := range 200 {
 			checks = append(checks, fmt.Sprintf(`{"rule":"search","key":"user:%d"}`, i))
@@ -125,9 +127,9 @@ func TestGoroutinesOfBatchesHaveABound(t *testing.T) {
 		send := func(batches int) int {
 			maxInFlight = 0
 			var calls sync.WaitGroup
-			for range batches {
+			for i := range batches {
 				calls.Go(func() {
-					if w := s.send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
+					if w := listeners[i%2].send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
 						t.Errorf("a batch: %d %.300s; want 200 and no error", w.Code, w.Body)
 					}
 				})

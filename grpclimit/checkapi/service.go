@@ -63,7 +63,7 @@ type Service struct {
 	stated     *statedLimits
 	sealer     *sealer
 
-	parallel atomic.Int64 // goroutines that batches have started; at most MaxParallel
+	parallel *atomic.Int64 // goroutines that batches have started; at most MaxParallel
 }
 
 // New makes a Service. The controller decides requests. Settle, Renew, Release and Reset call the
@@ -93,5 +93,14 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 	}
 	return &Service{
 		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), sealer: newSealer(secret),
+		parallel: new(atomic.Int64),
 	}, nil
+}
+
+// WithAnonymous returns a Service that differs from s only in Options.AllowAnonymous. It is for
+// another listener of the process: both Services have the same caches and the same MaxParallel.
+func (s *Service) WithAnonymous(isAllowed bool) *Service {
+	c := *s
+	c.tokens.isOpen = isAllowed
+	return &c
 }
