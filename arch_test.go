@@ -71,7 +71,7 @@ var mayImport = []struct {
 	{"internal/effort", nil},
 	{"internal/flaky", []string{"."}},
 	{"internal/redistest", nil},
-	{"internal/gatetest", []string{"httplimit", "memstore", "policy", "policy/policyfile"}},
+	{"internal/gatetest", []string{"admission", "httplimit", "memstore", "policy", "policy/policyfile"}},
 	{"internal/simulation", nil},
 	{"internal/eventually", nil},
 	{"redisstore/internal/clienttest", []string{".", "internal/effort", "internal/eventually", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},

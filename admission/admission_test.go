@@ -85,7 +85,7 @@ func (e *events) takeOutcomes() (outcomes []admission.Outcome) {
 func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text string) (*admission.Controller, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: hasFallback, Observe: seen.add})
+	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: hasFallback, Observe: seen.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +97,23 @@ func memoryControllerOf(t testing.TB, text string) (*admission.Controller, *even
 	t.Helper()
 	const hasFallback = true
 	return controllerOf(t, memstore.New(memstore.Options{}), hasFallback, text)
+}
+
+// oneWaitingControllerOf makes a Controller like memoryControllerOf, by which at most one request
+// waits.
+func oneWaitingControllerOf(t testing.TB, text string) *admission.Controller {
+	t.Helper()
+	spec := rulesOf(t, text).Spec()
+	spec.MaxWaiting = 1
+	rules, err := policy.New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // transportOf makes a JSON transport for a policy file with this text, with counters in memory. It
@@ -212,9 +229,9 @@ func TestTransportWaits(t *testing.T) {
 
 func TestFullQueueDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := memoryControllerOf(t, queuePolicy)
+		c := oneWaitingControllerOf(t, queuePolicy)
 		admit := func() (admission.Rejection, admission.Outcome) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 			defer a.Done(admission.Result{})
 			return a.Rejection(), outcome
 		}

@@ -39,14 +39,10 @@ type Options struct {
 	// store's Options.Now. If Now is set, Done returns only when all corrections are made. Default:
 	// the wall clock.
 	Now func() time.Time
-
-	// BeforeWait is called with the attributes of each request that has to wait, while the request
-	// waits. It is not called for requests without attributes. An HTTP transport reads the body there:
-	// net/http notices that a client has left only after the body is read. Default: none.
-	BeforeWait func(policy.Attributes)
 }
 
-// A Controller admits requests within the limits of a policy. Make one with New. Many goroutines
+// A Controller admits requests within the limits of a policy. Make one with New, and give it to all
+// transports of the process: it has the known identities, and it counts what waits. Many goroutines
 // may use one Controller at the same time.
 type Controller struct {
 	store   penstock.Store
@@ -75,9 +71,6 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 	if o.TokenRejected == nil {
 		o.TokenRejected = func(*policy.TokenError) {}
 	}
-	if o.BeforeWait == nil {
-		o.BeforeWait = func(policy.Attributes) {}
-	}
 	if o.Settings == nil {
 		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules().Settings(plan) }
 	}
@@ -95,6 +88,10 @@ func (c *Controller) Rules() *policy.Rules { return c.rules() }
 
 // Waiting returns how many requests wait.
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
+
+// Observe calls Options.Observe. It is for requests that a transport answers without Admit, such as
+// malformed ones.
+func (c *Controller) Observe(e *Event) { c.options.Observe(e) }
 
 // A Request is a request that a transport wants to admit.
 type Request struct {
@@ -138,9 +135,10 @@ type Request struct {
 	// request, such as for its path. Default: the rules in force.
 	Rules *policy.Rules
 
-	// MaxWaiting is how many requests of the Controller may wait at the same time. If that many wait,
-	// this request is denied instead of waiting. Default: 1,000.
-	MaxWaiting int
+	// BeforeWait is called with Attributes while the request waits. It is not called if Attributes are
+	// nil. An HTTP transport reads the body there: net/http notices that a client has left only after
+	// the body is read. Default: none.
+	BeforeWait func(policy.Attributes)
 
 	// Peek means that Admit only reports what would be decided now. Nothing is charged or observed. A
 	// request that would have to wait is denied.
@@ -164,8 +162,6 @@ type Request struct {
 	Into *Admission
 }
 
-const defaultMaxWaiting = 1000 // requests
-
 // Admit decides a request. If the request has to wait, Admit returns at its turn, or when ctx ends.
 //
 // The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
@@ -186,9 +182,6 @@ func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	}
 	if r.Rules == nil {
 		r.Rules = c.rules()
-	}
-	if r.MaxWaiting <= 0 {
-		r.MaxWaiting = defaultMaxWaiting
 	}
 	a.controller, a.request, a.call.Context = c, r, ctx
 	a.scratch = c.scratches.Get().(*scratch)

@@ -62,12 +62,12 @@ rules:
 
 func TestFullQueueNamesTheLimitOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _ := memoryControllerOf(t, `
+		c := oneWaitingControllerOf(t, `
 rules:
   - {name: jobs, per: global, limits: [{name: day, rate: 100/d}, {name: queue, rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]}
 `)
 		admit := func() []string {
-			a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
+			a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 			defer a.Done(admission.Result{})
 			return a.Rejection().Policies
 		}

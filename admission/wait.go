@@ -10,7 +10,7 @@ import (
 // slot is lost, or the context ends, wait refunds all that was charged for the request.
 func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
-	if c.waiting.Add(1) > int64(a.request.MaxWaiting) {
+	if c.waiting.Add(1) > int64(a.request.Rules.MaxWaiting()) {
 		c.waiting.Add(-1)
 		return a.denyWaiting(delay, latency, a.hasQueue), nil
 	}
@@ -18,13 +18,13 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	defer leaveQueue()
 	turn := make(chan struct{}) // closed when the turn has come
 	timer := time.AfterFunc(delay, func() {
-		leaveQueue() // even if BeforeWait still runs: slow clients must not use up MaxWaiting
+		leaveQueue() // even if BeforeWait still runs: slow clients must not use up max_waiting
 		close(turn)
 	})
 	defer timer.Stop()
 	a.renewHolds()
-	if a.request.Attributes != nil {
-		c.options.BeforeWait(a.request.Attributes)
+	if a.request.BeforeWait != nil && a.request.Attributes != nil {
+		a.request.BeforeWait(a.request.Attributes)
 	}
 	select {
 	case <-turn:

@@ -2,7 +2,8 @@
 //
 // On a server, a [Gate] has interceptors for grpc-go:
 //
-//	gate, err := grpclimit.New(store, watcher.Rules, grpclimit.Options{})
+//	controller, err := admission.New(store, watcher.Rules, admission.Options{})
+//	gate, err := grpclimit.New(controller, grpclimit.Options{})
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(gate.Unary),
 //		grpc.ChainStreamInterceptor(gate.Stream))
 //

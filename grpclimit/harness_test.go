@@ -38,7 +38,7 @@ func rulesOf(t testing.TB, text string) func() *policy.Rules {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func() *policy.Rules { return p.Rules }
+	return policy.Fixed(p.Rules)
 }
 
 // fixedClockStore returns a memory store whose clock does not advance.
@@ -47,9 +47,23 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
+func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
+	t.Helper()
+	c, err := admission.New(store, rules, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func gateOf(t testing.TB, store penstock.Store, text string, o grpclimit.Options) *grpclimit.Gate {
 	t.Helper()
-	gate, err := grpclimit.New(store, rulesOf(t, text), o)
+	return gateOn(t, controllerOf(t, store, rulesOf(t, text), admission.Options{}), o)
+}
+
+func gateOn(t testing.TB, c *admission.Controller, o grpclimit.Options) *grpclimit.Gate {
+	t.Helper()
+	gate, err := grpclimit.New(c, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
 	"github.com/penstock/penstock/internal/clientaddress"
-	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Gate. The zero value is useful.
@@ -51,14 +50,6 @@ type Options struct {
 
 	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
 	MaxMessageWait time.Duration
-
-	// MaxWaiting is how many calls may wait at the same time for limits with max_wait. Default: 1,000.
-	MaxWaiting int
-
-	// HasFallback, Observe and TokenRejected are as in admission.Options.
-	HasFallback   bool
-	Observe       func(*admission.Event)
-	TokenRejected func(*policy.TokenError)
 }
 
 // A MessageMode is how the messages of streams are charged. The first message of a stream is
@@ -77,17 +68,18 @@ const (
 // at the same time.
 type Gate struct{ calls *calls.Gate }
 
-// New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
-// like (*policyfile.Watcher).Rules. An error wraps penstock.ErrInvalid.
-func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
-	gate, err := calls.New("grpclimit", store, rules, calls.Options(o))
+// New makes a Gate that applies the rules of a Controller. Other transports may use the same
+// Controller. An error wraps penstock.ErrInvalid.
+func New(controller *admission.Controller, o Options) (*Gate, error) {
+	gate, err := calls.New("grpclimit", controller, calls.Options(o))
 	if err != nil {
 		return nil, err
 	}
 	return &Gate{gate}, nil
 }
 
-// Waiting returns how many calls and messages wait.
+// Waiting returns how many messages wait until they are decided again. The Controller's Waiting
+// does not count them.
 func (g *Gate) Waiting() int { return g.calls.Waiting() }
 
 // Unary is a grpc.UnaryServerInterceptor. Chain it before interceptors that do work, and after

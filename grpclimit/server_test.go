@@ -21,10 +21,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
@@ -230,7 +230,7 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 				if c.isBroken {
 					store = unavailable{}
 				}
-				gates := []*grpclimit.Gate{gateOf(t, store, c.rules, grpclimit.Options{Observe: seen.observe})}
+				gates := []*grpclimit.Gate{gateOn(t, controllerOf(t, store, rulesOf(t, c.rules), admission.Options{Observe: seen.observe}), grpclimit.Options{})}
 				if c.isNested {
 					gates = append(gates, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: inner, per: global, limits: [{rate: 1000/s}]}]`, grpclimit.Options{}))
 					slices.Reverse(gates)
@@ -396,7 +396,8 @@ func TestMessagesOfStreams(t *testing.T) {
 	const fivePerHour = `rules: [{name: r, per: global, limits: [{rate: 5/h, algorithm: fixed-window}, {name: slots, in_flight: 1}]}]`
 	for mode, want := range map[grpclimit.MessageMode]int{grpclimit.IgnoreMessages: 20, grpclimit.FailMessages: 5} {
 		var seen events
-		gate := gateOf(t, fixedClockStore(), fivePerHour, grpclimit.Options{Messages: mode, Observe: seen.observe})
+		controller := controllerOf(t, fixedClockStore(), rulesOf(t, fivePerHour), admission.Options{Observe: seen.observe})
+		gate := gateOn(t, controller, grpclimit.Options{Messages: mode})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		passed := 0
 		var err error
@@ -475,7 +476,8 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 		}
 	}
 	// A message stops waiting when its client cancels the stream.
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
+	controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`), admission.Options{})
+	gate := gateOn(t, controller, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
 	ended := make(chan error, 1)
 	s := &shop{chat: func(stream grpc.ServerStream) error {
 		stream.RecvMsg(new(wrapperspb.StringValue))
@@ -494,7 +496,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually.True(t, "the message waits", func() bool { return gate.Waiting() > 0 })
+	eventually.True(t, "the message waits", func() bool { return controller.Waiting() > 0 })
 	cancel()
 	if err := <-ended; status.Code(err) != codes.Canceled {
 		t.Errorf("a message that waited while its client left: %v; want CANCELLED", err)
@@ -551,7 +553,7 @@ func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
 }
 
 func TestWrongOptionsAreRefused(t *testing.T) {
-	rules := rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`)
+	controller := controllerOf(t, fixedClockStore(), rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`), admission.Options{})
 	for _, c := range []struct {
 		options grpclimit.Options
 		want    string
@@ -565,15 +567,12 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		{grpclimit.Options{Dialects: []string{"draft-11", "draft-11"}}, "twice"},
 		{grpclimit.Options{Messages: grpclimit.WaitForMessages + 1}, "use IgnoreMessages, FailMessages or WaitForMessages"},
 	} {
-		if _, err := grpclimit.New(fixedClockStore(), rules, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+		if _, err := grpclimit.New(controller, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("New with %+v returns %v; want ErrInvalid with %q", c.options, err, c.want)
 		}
 	}
-	if _, err := grpclimit.New(nil, rules, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("New without a store returns %v; want ErrInvalid", err)
-	}
-	if _, err := grpclimit.New(fixedClockStore(), func() *policy.Rules { return nil }, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("New without rules returns %v; want ErrInvalid", err)
+	if _, err := grpclimit.New(nil, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("New without a controller returns %v; want ErrInvalid", err)
 	}
 	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
 	if r := buy(t, dial(t, serve(t, new(shop), guarded(gate)...)), "Buy", "a"); r.header["x-ratelimit-limit"] == nil || r.header["ratelimit-limit"] == nil || r.header["ratelimit"] != nil {

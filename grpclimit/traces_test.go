@@ -49,11 +49,7 @@ rules:
 `
 	allowed, denied := 0, 0
 	var expected penstock.Decision // of the bare store about the last call
-	gate := gateOf(t, memstore.New(clock), text, grpclimit.Options{
-		Cost: func(_ context.Context, _ string, message any) int64 {
-			cost, _ := strconv.ParseInt(message.(*wrapperspb.StringValue).Value, 10, 64)
-			return cost
-		},
+	controller := controllerOf(t, memstore.New(clock), rulesOf(t, text), admission.Options{
 		Observe: func(e *admission.Event) {
 			d, err := bare.Decide(context.Background(), slices.Clone(e.Charges))
 			if err != nil {
@@ -68,6 +64,12 @@ rules:
 					t.Errorf("PENSTOCK_SEED=%d: limit %d: the gate has %+v; want %+v as the bare store", seed, i, e.Decision.Status(i), d.Status(i))
 				}
 			}
+		},
+	})
+	gate := gateOn(t, controller, grpclimit.Options{
+		Cost: func(_ context.Context, _ string, message any) int64 {
+			cost, _ := strconv.ParseInt(message.(*wrapperspb.StringValue).Value, 10, 64)
+			return cost
 		},
 	})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
@@ -118,10 +120,7 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(stack.Close)
-			gate, err := grpclimit.New(stack, rules, grpclimit.Options{HasFallback: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			gate := gateOn(t, controllerOf(t, stack, rules, admission.Options{HasFallback: true}), grpclimit.Options{})
 			conn := dial(t, serve(t, new(shop), guarded(gate)...))
 			expect := func(method, key string, want codes.Code) {
 				t.Helper()

@@ -43,7 +43,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		return nil
 	}
 	_, outcome, _ := g.controller.Admit(a.Request.Context(), admission.Request{
-		Attributes: &a.attributes, Rules: c.rules, MaxWaiting: c.maxWaiting, Into: &a.admission,
+		Attributes: &a.attributes, Rules: c.rules, BeforeWait: readAhead, Into: &a.admission,
 	})
 	a.Request = a.attributes.request // readAhead may have replaced it
 	if !outcome.IsAdmitted() {
@@ -164,14 +164,14 @@ func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail st
 }
 
 func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compiledRules, detail string) {
-	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Malformed})
+	g.controller.Observe(&admission.Event{Context: r.Context(), Outcome: admission.Malformed})
 	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
 }
 
 // RejectPeer responds to a request with 403. RejectPeer is for handlers that serve trusted proxies
 // only; see IsTrustedProxy. The detail is for the peer: it must contain no secrets.
 func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
-	g.observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
+	g.controller.Observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
 	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
 }
 

@@ -7,7 +7,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -21,16 +21,13 @@ rules:
   - {name: api, per: {first_of: [{user: claim sub}, global]}, limits: [{rate: 100k/h}]}
 `)
 	checked := 0
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
 		TokenRejected: func(e *policy.TokenError) {
 			checked++
 			if e.Reason != "signature" {
 				t.Errorf("a forged token is rejected with the reason %q: %v; want the reason \"signature\"", e.Reason, e)
 			}
-		}})
-	if err != nil {
-		t.Fatal(err)
-	}
+		}}))
 	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	b64 := base64.RawURLEncoding.EncodeToString
 	const forgedSignature = "AAAA"

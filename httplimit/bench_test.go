@@ -4,10 +4,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-
-	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // A discardResponse keeps the header of a response, and discards its status and body.
@@ -18,16 +14,12 @@ func (w discardResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (w discardResponse) WriteHeader(int)             {}
 
 func BenchmarkMiddleware(b *testing.B) {
-	rules := rulesOf(b, `
+	gate := gateOn(b, memoryController(b, `
 rules:
   - {name: api, match: {path: /api/**}, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 1M/s}]}
   - {name: three, match: {path: /three}, per: {key: header X-API-Key}, limits: [{rate: 1M/s}, {rate: 10M/min}, {rate: 100M/h}]}
   - {name: denied, match: {path: /denied}, per: {key: header X-API-Key}, limits: [{rate: 1/h}]}
-`)
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
-	if err != nil {
-		b.Fatal(err)
-	}
+`))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {}))
 	for _, path := range []string{"/unlisted", "/api/things/1", "/three", "/denied"} {
 		b.Run(path[1:], func(b *testing.B) {

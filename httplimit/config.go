@@ -62,12 +62,17 @@ func DefaultConfig() *Config {
 // SectionName returns the key of the section in a policy file.
 func (c *Config) SectionName() string { return "http" }
 
-// Apply reports what is wrong with the Config, and copies its settings of paths and addresses to
-// spec.
+// Apply reports what is wrong with the Config, and copies its settings of paths, addresses and
+// waiting to spec.
 func (c *Config) Apply(spec *policy.Spec, report func(field any, format string, args ...any)) {
 	c.check(report)
 	c.setDefaults()
-	spec.Paths = c.paths()
+	c.setSpec(spec)
+}
+
+// setSpec sets the fields of spec that the Config decides.
+func (c *Config) setSpec(spec *policy.Spec) {
+	spec.Paths, spec.MaxWaiting = c.paths(), c.MaxWaiting
 	spec.IPv4Prefix, spec.IPv6Prefix = c.IPv4Prefix, c.IPv6Prefix
 }
 
@@ -101,9 +106,8 @@ func (c *Config) finish() error {
 }
 
 const (
-	defaultIPv4Prefix = 32   // leading bits of an IPv4 address that identify a client
-	defaultIPv6Prefix = 64   // leading bits of an IPv6 address that identify a client
-	defaultMaxWaiting = 1000 // requests
+	defaultIPv4Prefix = 32 // leading bits of an IPv4 address that identify a client
+	defaultIPv6Prefix = 64 // leading bits of an IPv6 address that identify a client
 )
 
 // setDefaults sets the defaults of fields that are not set.
@@ -117,7 +121,7 @@ func (c *Config) setDefaults() {
 		c.Headers = []string{string(Draft11)}
 	}
 	c.Reset = cmp.Or(c.Reset, "epoch")
-	c.MaxWaiting = cmp.Or(c.MaxWaiting, defaultMaxWaiting)
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, policy.DefaultMaxWaiting)
 	c.Denied.Status = cmp.Or(c.Denied.Status, http.StatusTooManyRequests)
 	c.Denied.Body = cmp.Or(c.Denied.Body, "problem")
 	if c.Denied.isTemplate() {

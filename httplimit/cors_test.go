@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // With corsPolicy, the Gate itself responds with 429, 403, 400 and, if the store fails, with 503.
@@ -121,8 +120,8 @@ func TestPagesCanReadTheHeadersOfEachDialect(t *testing.T) {
 }
 
 func TestPagesCanReadCustomDenials(t *testing.T) {
-	rules := rulesOf(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+	controller := memoryController(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
+	gate, err := httplimit.New(controller, httplimit.Options{
 		Rejected: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418) })})
 	if err != nil {
 		t.Fatal(err)

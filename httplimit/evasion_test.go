@@ -104,9 +104,9 @@ rules:
 
 // The server notices that a client has left, even if the client has sent a small body.
 func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
-	gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
+	controller := memoryController(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
 	received := make(chan string, 1) // the body of a request, and the error of reading it
-	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(gateOn(t, controller).Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		received <- fmt.Sprint(string(body), err)
 	})))
@@ -126,9 +126,9 @@ func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	}
 	await := func(n int) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); gate.Waiting() != n; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second); controller.Waiting() != n; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%d requests wait; want %d", gate.Waiting(), n)
+				t.Fatalf("%d requests wait; want %d", controller.Waiting(), n)
 			}
 		}
 	}

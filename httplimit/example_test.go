@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
@@ -31,7 +32,11 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
+	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	gate, err := httplimit.New(controller, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -44,12 +44,8 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 					defer guarded.Close()
 					gateStore = guarded
 				}
-				options := httplimit.Options{HasFallback: isGuarded, Observe: seen.add}
-				gate, err := httplimit.New(gateStore, func() *policy.Rules { return rules }, options)
-				if err != nil {
-					t.Fatal(err)
-				}
-				test(t, gate, store, seen)
+				controller := controllerOf(t, gateStore, policy.Fixed(rules), admission.Options{HasFallback: isGuarded, Observe: seen.add})
+				test(t, gateOn(t, controller), store, seen)
 			})
 		})
 	}
@@ -543,11 +539,7 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	current.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
 	store := newFlaky()
 	store.IsDown.Store(true)
-	gate, err := httplimit.New(store, current.Load, httplimit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := gate.Middleware(respond(200))
+	h := gateOn(t, controllerOf(t, store, current.Load, admission.Options{})).Middleware(respond(200))
 	for _, c := range []struct {
 		mode string
 		want []int

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -17,27 +16,15 @@ import (
 
 // Options configure a Gate that New makes. The zero value is useful.
 type Options struct {
-	// HasFallback means that the store itself decides while its server gives no answer, as with
-	// guard.Standard; see admission.Options. Default: New puts a guard.Fallback around the store.
-	HasFallback bool
-
 	// Rejected responds to every rejected request. The reason may be a limit, the deny list, a
 	// malformed request, or a store that gives no answer. RejectionOf returns the details. The header
 	// fields about limits are set already. Default: the body that the policy defines, or else a
 	// problem of RFC 9457.
 	Rejected http.Handler
 
-	// Observe is called with each decision, by many goroutines concurrently. Observe must be quick,
-	// and must not keep the Event. Default: none.
-	Observe func(*admission.Event)
-
-	// TokenRejected is called for each request whose token is rejected, by many goroutines
-	// concurrently. TokenRejected must be quick. The request is limited as if it had no token.
-	// Default: none.
-	TokenRejected func(*policy.TokenError)
-
-	// Now is a clock for tests, replay and simulation; see admission.Options. Default: the wall clock.
-	Now func() time.Time
+	// Check returns an error for rules that the Gate must not use: then New fails, or the Gate keeps
+	// its old rules. Check is called when the rules change. Default: the Gate uses all rules.
+	Check func(*policy.Rules) error
 }
 
 // SimpleOptions configure a Gate that NewSimple makes. The zero value is useful.
@@ -52,49 +39,35 @@ type SimpleOptions struct {
 
 	HTTP Config // how requests are read and answered
 
-	HasFallback bool                   // as in Options
+	HasFallback bool                   // as in admission.Options
 	Rejected    http.Handler           // as in Options
-	Observe     func(*admission.Event) // as in Options
+	Observe     func(*admission.Event) // as in admission.Options
 }
 
 // A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New,
 // PerKey or NewSimple. Many goroutines may use it concurrently.
 type Gate struct {
 	controller *admission.Controller
-	rules      func() *policy.Rules
 	rejected   http.Handler
-	observe    func(*admission.Event)
+	check      func(*policy.Rules) error
 
 	mu       sync.Mutex                    // held while rules are compiled
 	compiled atomic.Pointer[compiledRules] // the rules in force, compiled
 	unusable atomic.Pointer[policy.Rules]  // the latest rules that cannot be used
 }
 
-// New makes a Gate that applies the rules and counts in the store. It calls the function rules for
-// each request, so this function must be quick, as (*policyfile.Watcher).Rules is. An error wraps
-// penstock.ErrInvalid.
-//
-// Wrap a store on Redis in guard.Standard. Set its guard.Options.Limits to the method Settings of
-// the rules, and set HasFallback here.
-func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
-	if rules == nil || rules() == nil {
-		return nil, fmt.Errorf("%w: httplimit: there are no rules; load a policy first", penstock.ErrInvalid)
+// New makes a Gate that applies the rules of a Controller. Other transports may use the same
+// Controller. An error wraps penstock.ErrInvalid.
+func New(controller *admission.Controller, o Options) (*Gate, error) {
+	if controller == nil {
+		return nil, fmt.Errorf("%w: httplimit: the controller is nil; admission.New makes one", penstock.ErrInvalid)
 	}
-	g := &Gate{rules: rules, rejected: o.Rejected, observe: o.Observe}
-	if g.observe == nil {
-		g.observe = func(*admission.Event) {}
-	}
-	first, err := compile(rules())
+	g := &Gate{controller: controller, rejected: o.Rejected, check: o.Check}
+	first, err := g.compile(controller.Rules())
 	if err != nil {
 		return nil, err
 	}
 	g.compiled.Store(first)
-	g.controller, err = admission.New(store, func() *policy.Rules { return g.current().rules }, admission.Options{
-		HasFallback: o.HasFallback, Observe: g.observe, TokenRejected: o.TokenRejected, BeforeWait: readAhead, Now: o.Now,
-	})
-	if err != nil {
-		return nil, err
-	}
 	return g, nil
 }
 
@@ -132,12 +105,16 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 		return nil, err
 	}
 	spec.Sections = []any{&config}
-	spec.Paths, spec.IPv4Prefix, spec.IPv6Prefix = config.paths(), config.IPv4Prefix, config.IPv6Prefix
+	config.setSpec(&spec)
 	rules, err := policy.New(spec)
 	if err != nil {
 		return nil, err
 	}
-	return New(store, func() *policy.Rules { return rules }, Options{HasFallback: o.HasFallback, Rejected: o.Rejected, Observe: o.Observe})
+	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: o.HasFallback, Observe: o.Observe})
+	if err != nil {
+		return nil, err
+	}
+	return New(controller, Options{Rejected: o.Rejected})
 }
 
 // ByAddress returns the key of the connection's remote address. Behind proxies, where all
@@ -155,7 +132,6 @@ type compiledRules struct {
 	cors         *cors   // nil: no page of another origin may read the Gate's own responses
 	deniedStatus int     // of the response to a denied request
 	proxies      *clientaddress.Proxies
-	maxWaiting   int
 	policies     quotaheaders.Policies // the contents of RateLimit-Policy
 }
 
@@ -164,7 +140,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiledRules{rules: rules, paths: rules.Paths(), deniedStatus: config.Denied.Status, maxWaiting: config.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
+	c := &compiledRules{rules: rules, paths: rules.Paths(), deniedStatus: config.Denied.Status, policies: quotaheaders.PoliciesOf(rules)}
 	dialects := []Dialect{}
 	for _, name := range config.Headers {
 		if name != noDialect {
@@ -186,8 +162,8 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 
 // current returns the compiled rules in force. If new rules cannot be used, the old ones stay.
 func (g *Gate) current() *compiledRules {
-	c, rules := g.compiled.Load(), g.rules()
-	if c.rules == rules || g.unusable.Load() == rules {
+	c, rules := g.compiled.Load(), g.controller.Rules()
+	if c.rules == rules || rules == nil || g.unusable.Load() == rules {
 		return c
 	}
 	g.mu.Lock()
@@ -195,7 +171,7 @@ func (g *Gate) current() *compiledRules {
 	if c = g.compiled.Load(); c.rules == rules || g.unusable.Load() == rules {
 		return c
 	}
-	next, err := compile(rules)
+	next, err := g.compile(rules)
 	if err != nil {
 		g.unusable.Store(rules)
 		return c
@@ -204,10 +180,17 @@ func (g *Gate) current() *compiledRules {
 	return next
 }
 
+// compile checks rules by Options.Check, and compiles them.
+func (g *Gate) compile(rules *policy.Rules) (*compiledRules, error) {
+	if g.check != nil {
+		if err := g.check(rules); err != nil {
+			return nil, err
+		}
+	}
+	return compile(rules)
+}
+
 // IsTrustedProxy reports whether a request comes straight from one of the policy's trusted proxies.
 func (g *Gate) IsTrustedProxy(r *http.Request) bool {
 	return g.current().proxies.Trusts(clientaddress.PeerOf(r.RemoteAddr))
 }
-
-// Waiting returns how many requests wait.
-func (g *Gate) Waiting() int { return g.controller.Waiting() }

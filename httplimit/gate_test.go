@@ -53,16 +53,37 @@ func gateWithoutFallback(t testing.TB, store penstock.Store, text string) (*http
 	return gateWith(t, store, false, text)
 }
 
-// gateWith returns a gate over a store, and the events of the gate. httplimit.Options documents
+// gateWith returns a gate over a store, and the events of the gate. admission.Options documents
 // hasFallback.
 func gateWith(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: hasFallback, Observe: seen.add})
+	return gateOn(t, controllerOf(t, store, policy.Fixed(rules), admission.Options{HasFallback: hasFallback, Observe: seen.add})), seen
+}
+
+func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
+	t.Helper()
+	c, err := admission.New(store, rules, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return gate, seen
+	return c
+}
+
+// gateOn returns a gate with the rules of a Controller.
+func gateOn(t testing.TB, c *admission.Controller) *httplimit.Gate {
+	t.Helper()
+	gate, err := httplimit.New(c, httplimit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate
+}
+
+// memoryController returns a Controller with a policy and a store in memory.
+func memoryController(t testing.TB, text string) *admission.Controller {
+	t.Helper()
+	return controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, text)), admission.Options{HasFallback: true})
 }
 
 // events are the events of a gate.
@@ -270,12 +291,10 @@ func TestEachKeyHasItsOwnCounter(t *testing.T) {
 func TestOptionsThatCannotWorkAreRejected(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	limits := []penstock.Limit{penstock.PerSecond(1)}
-	rules := rulesOf(t, perKeyPolicy)
 	for what, err := range map[string]error{
-		"no store":          errorOf(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
-		"no rules":          errorOf(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
-		"no rules function": errorOf(httplimit.New(store, nil, httplimit.Options{})),
-		"no key function":   errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
+		"no controller":   errorOf(httplimit.New(nil, httplimit.Options{})),
+		"no store":        errorOf(httplimit.PerKey(nil, "a", limits[0], httplimit.ByAddress)),
+		"no key function": errorOf(httplimit.PerKey(store, "a", limits[0], nil)),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: the error is %v; want an ErrInvalid", what, err)
@@ -523,7 +542,9 @@ http: {max_waiting: 3}
 
 func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, seen := memoryGate(t, queuePolicy)
+		seen := new(events)
+		controller := controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, queuePolicy)), admission.Options{HasFallback: true, Observe: seen.add})
+		gate := gateOn(t, controller)
 		start := time.Now()
 		var served []time.Duration
 		var mu sync.Mutex
@@ -538,7 +559,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 			all.Go(func() { statuses[i] = send(h, "GET", "/").Code })
 			synctest.Wait()
 		}
-		if got := gate.Waiting(); got != 3 {
+		if got := controller.Waiting(); got != 3 {
 			t.Errorf("%d requests wait; want 3", got)
 		}
 		all.Wait()
@@ -559,8 +580,8 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 // A request has a place in the queue only until its turn comes, not while its body is read.
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := memoryGate(t, queuePolicy)
-		h := gate.Middleware(respond(200))
+		controller := memoryController(t, queuePolicy)
+		h := gateOn(t, controller).Middleware(respond(200))
 		send(h, "GET", "/")
 		var slow sync.WaitGroup
 		var bodies []*io.PipeWriter
@@ -577,12 +598,12 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if got := gate.Waiting(); got != 3 {
+		if got := controller.Waiting(); got != 3 {
 			t.Errorf("%d requests wait; want 3", got)
 		}
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if got := gate.Waiting(); got != 0 {
+		if got := controller.Waiting(); got != 0 {
 			t.Errorf("%d requests wait after all have had their turn; want 0", got)
 		}
 		send(h, "GET", "/")
@@ -704,8 +725,7 @@ func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
 }
 
 func TestOwnHandlerAnswersDenials(t *testing.T) {
-	rules := rulesOf(t, perKeyPolicy)
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+	gate, err := httplimit.New(memoryController(t, perKeyPolicy), httplimit.Options{
 		Rejected: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			d, ok := httplimit.RejectionOf(r.Context())
 			w.WriteHeader(420)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -35,15 +34,11 @@ func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 }
 
 func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
-	rules := rulesOf(t, otherAlgorithms)
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: func(e *admission.Event) {
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, otherAlgorithms)), admission.Options{Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed {
 			panic("a bug in an observer")
 		}
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))
 	if w := send(gate.Middleware(respond(200)), "GET", "/"); w.Code != 200 {
 		t.Errorf("status %d; want 200", w.Code)
 	}

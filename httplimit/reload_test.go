@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/eventually"
@@ -60,11 +61,7 @@ rules:
 		t.Fatal(err)
 	}
 	defer watcher.Close()
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), watcher.Rules, httplimit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := gate.Middleware(respond(200))
+	h := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), watcher.Rules, admission.Options{})).Middleware(respond(200))
 
 	var load sync.WaitGroup
 	var stop atomic.Bool
@@ -125,10 +122,7 @@ func TestUnusableRulesAreCompiledOnce(t *testing.T) {
 	}
 	var inForce atomic.Pointer[policy.Rules]
 	inForce.Store(good)
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), inForce.Load, httplimit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), inForce.Load, admission.Options{}))
 	r := httptest.NewRequest("GET", "/", nil)
 	before := testing.AllocsPerRun(100, func() { gate.IsTrustedProxy(r) })
 	inForce.Store(bad)

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
@@ -37,11 +37,7 @@ func BenchmarkCandidate(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer guarded.Close()
-				rules := rulesOf(b, text)
-				gate, err := httplimit.New(guarded, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
-				if err != nil {
-					b.Fatal(err)
-				}
+				gate := gateOn(b, controllerOf(b, guarded, policy.Fixed(rulesOf(b, text)), admission.Options{HasFallback: true}))
 				h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 				b.ResetTimer()
 				var all sync.WaitGroup

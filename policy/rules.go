@@ -161,6 +161,9 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 // Paths returns how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.spec.Paths }
 
+// MaxWaiting returns how many requests may wait at the same time in one process.
+func (r *Rules) MaxWaiting() int { return r.spec.MaxWaiting }
+
 // SectionOf returns the part of Spec.Sections that has type T, if there is one.
 func SectionOf[T any](r *Rules) (section T, ok bool) {
 	for _, one := range r.spec.Sections {

@@ -34,6 +34,10 @@ type Spec struct {
 	// prefix are limited like one address. Default: 32 and 64.
 	IPv4Prefix, IPv6Prefix int
 
+	// MaxWaiting is how many requests may wait at the same time in one process. Further ones are
+	// denied instead of waiting. Default: DefaultMaxWaiting.
+	MaxWaiting int
+
 	// Sections are parts of the policy for users of the Rules, such as transports. Each user finds its
 	// own by its type; see SectionOf.
 	Sections []any
@@ -45,6 +49,9 @@ type Tier struct {
 	IsDefault bool        // has all clients that are in no other tier; only for the last tier
 	AnyOf     []Condition // one of them must hold
 }
+
+// DefaultMaxWaiting is the default of Spec.MaxWaiting.
+const DefaultMaxWaiting = 1000
 
 // MaxLimits is how many limits can charge one request.
 const MaxLimits = penstock.MaxCharges
@@ -100,6 +107,9 @@ func (b *builder) fail(format string, args ...any) {
 func (b *builder) build() {
 	spec := &b.rules.spec
 	spec.Tiers, spec.Rules = slices.Clone(spec.Tiers), slices.Clone(spec.Rules)
+	if spec.MaxWaiting <= 0 {
+		spec.MaxWaiting = DefaultMaxWaiting
+	}
 	b.addIdentifyingHeader(spec.Tokens.Header)
 	for i := range spec.Tiers {
 		t := &spec.Tiers[i]

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/command"
 	"github.com/penstock/penstock/httplimit"
@@ -41,7 +42,11 @@ func TestTheGateLimitsByTheAlgorithm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(file.Rules), admission.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := httplimit.New(controller, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

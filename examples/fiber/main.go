@@ -8,6 +8,7 @@ import (
 	"github.com/gofiber/fiber/v3"
 	"github.com/gofiber/fiber/v3/middleware/recover"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/fiberlimit"
@@ -21,7 +22,11 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(file.Rules), admission.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	gate, err := httplimit.New(controller, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

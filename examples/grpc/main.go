@@ -14,6 +14,7 @@ import (
 	test "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -48,7 +49,11 @@ func main() {
 	}
 
 	store := memstore.New(memstore.Options{}) // or a redisstore: then all copies share the limits
-	gate, err := grpclimit.New(store, func() *policy.Rules { return loaded.Rules }, grpclimit.Options{})
+	controller, err := admission.New(store, policy.Fixed(loaded.Rules), admission.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	gate, err := grpclimit.New(controller, grpclimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
@@ -115,7 +116,11 @@ func proxy(file string, target *url.URL, transport http.RoundTripper) (http.Hand
 	if err != nil {
 		return nil, err
 	}
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return p.Rules }, httplimit.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(p.Rules), admission.Options{})
+	if err != nil {
+		return nil, err
+	}
+	gate, err := httplimit.New(controller, httplimit.Options{})
 	if err != nil {
 		return nil, err
 	}

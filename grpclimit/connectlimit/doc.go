@@ -2,7 +2,8 @@
 // Package grpclimit does the same for grpc-go. A [Gate] of connectlimit is an interceptor of
 // handlers:
 //
-//	gate, err := connectlimit.New(store, watcher.Rules, connectlimit.Options{})
+//	controller, err := admission.New(store, watcher.Rules, admission.Options{})
+//	gate, err := connectlimit.New(controller, connectlimit.Options{})
 //	path, handler := shopv1connect.NewOrdersHandler(orders, connect.WithInterceptors(gate))
 //
 // A call over a limit ends with CodeResourceExhausted, the details RetryInfo, QuotaFailure and

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/connectlimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -35,7 +36,11 @@ func gateOf(t *testing.T, store penstock.Store, rules string, o connectlimit.Opt
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate, err := connectlimit.New(store, func() *policy.Rules { return p.Rules }, o)
+	controller, err := admission.New(store, policy.Fixed(p.Rules), admission.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := connectlimit.New(controller, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +384,7 @@ func TestPanicsReturnSlots(t *testing.T) {
 }
 
 func TestWrongOptionsAreRefused(t *testing.T) {
-	if _, err := connectlimit.New(fixedClockStore(), func() *policy.Rules { return nil }, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
+	if _, err := connectlimit.New(nil, connectlimit.Options{Dialects: []string{"draft-12"}}); !errors.Is(err, penstock.ErrInvalid) ||
 		!strings.Contains(err.Error(), "connectlimit") {
 		t.Errorf("New with an unknown dialect returns %v; want ErrInvalid with the name of the package", err)
 	}

@@ -246,7 +246,7 @@ func (c *call) decide(ctx context.Context) error {
 		if slices.ContainsFunc(c.items, func(it item) bool { return it.kind == refuse }) {
 			outcome = admission.Refused
 		}
-		c.engine.options.Observe(&admission.Event{Context: ctx, Outcome: outcome})
+		c.engine.controller.Observe(&admission.Event{Context: ctx, Outcome: outcome})
 		return nil
 	}
 	if len(c.pending) == 0 {

@@ -64,12 +64,12 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 		t.Fatal(err)
 	}
 	f := &fixture{}
-	o.Observe = func(e *admission.Event) {
+	observe := func(e *admission.Event) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.events = append(f.events, fmt.Sprint(e.Rule, " ", e.Limit, " ", e.Outcome))
 	}
-	controller, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{Settings: o.Settings, Observe: o.Observe})
+	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{Settings: o.Settings, Observe: observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +382,7 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 		})
 	}
 	rules, _ := policy.New(policy.Spec{})
-	controller, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
@@ -128,11 +127,6 @@ type Options struct {
 	// lists apply too. Default: no limit applies to such requests.
 	Rules func() *policy.Rules
 
-	// Observe is called with the event of each request that no limit applies to. The controller emits
-	// all other events. Several goroutines may call Observe at the same time. Observe must be quick,
-	// and must not keep the event. Default: none.
-	Observe func(*admission.Event)
-
 	// Now returns the time. Now is used only for the Reset of a window of which nothing is used.
 	// Default: time.Now.
 	Now func() time.Time
@@ -157,9 +151,6 @@ func (o *Options) setDefaults() error {
 	o.OnFailure = o.onFailure()
 	if o.NewLimit == nil {
 		o.NewLimit = func(EventName) {}
-	}
-	if o.Observe == nil {
-		o.Observe = func(*admission.Event) {}
 	}
 	if o.Now == nil {
 		o.Now = time.Now

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/policy"
 )
@@ -32,28 +33,26 @@ const ContextPrefix = "X-Context-"
 type Server struct {
 	authv3.UnimplementedAuthorizationServer
 
-	store   penstock.Store
-	rules   func() *policy.Rules
-	options forwardauth.Options
+	controller *admission.Controller
+	options    forwardauth.Options
 
 	mu      sync.Mutex                          // held while a handler is made
 	refused *policy.Rules                       // the last rules for which no handler could be made
 	handler atomic.Pointer[forwardauth.Handler] // nil until the rules can be enforced
 }
 
-// New makes a Server that counts in the store. The function rules returns the rules in force, as
-// for httplimit.New. If they have limits that ext_authz cannot enforce (see forwardauth.Check),
-// Options.Misused is called with the reason, and the response to each check is an error until a
-// reload brings other rules. Once the Server has enforced rules, it keeps them if a reload brings
-// such limits.
-func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) (*Server, error) {
-	if store == nil || rules == nil {
-		return nil, fmt.Errorf("%w: extauthz: the store or the rules are nil; give both", penstock.ErrInvalid)
+// New makes a Server that applies the rules of a Controller. If they have limits that ext_authz
+// cannot enforce (see forwardauth.Check), Options.Misused is called with the reason, and the
+// response to each check is an error until a reload brings other rules. Once the Server has
+// enforced rules, it keeps them if a reload brings such limits.
+func New(controller *admission.Controller, o forwardauth.Options) (*Server, error) {
+	if controller == nil {
+		return nil, fmt.Errorf("%w: extauthz: the controller is nil; admission.New makes one", penstock.ErrInvalid)
 	}
 	if o.Misused == nil {
 		o.Misused = func(error) {}
 	}
-	s := &Server{store: store, rules: rules, options: o}
+	s := &Server{controller: controller, options: o}
 	s.current()
 	return s, nil
 }
@@ -61,26 +60,18 @@ func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options
 // Register registers the service envoy.service.auth.v3.Authorization.
 func (s *Server) Register(r grpc.ServiceRegistrar) { authv3.RegisterAuthorizationServer(r, s) }
 
-// Waiting returns how many requests wait for their turn.
-func (s *Server) Waiting() int {
-	if h := s.handler.Load(); h != nil {
-		return h.Waiting()
-	}
-	return 0
-}
-
 // current returns the handler, or nil while the rules cannot be enforced.
 func (s *Server) current() *forwardauth.Handler {
 	if h := s.handler.Load(); h != nil {
 		return h
 	}
-	rules := s.rules()
+	rules := s.controller.Rules()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if rules == s.refused && rules != nil { // Misused was called for these rules
+	if rules == s.refused { // Misused was called for these rules
 		return s.handler.Load()
 	}
-	h, err := forwardauth.New(s.store, s.rules, s.options)
+	h, err := forwardauth.New(s.controller, s.options)
 	if err != nil {
 		s.refused = rules
 		s.options.Misused(fmt.Errorf("ext_authz over gRPC decides nothing: %w", err))

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/extauthz"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/forwardauth"
@@ -48,10 +49,19 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
+func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules) *admission.Controller {
+	t.Helper()
+	c, err := admission.New(store, rules, admission.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // serverOf makes a Server on a store without guards.
 func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) *extauthz.Server {
 	t.Helper()
-	s, err := extauthz.New(store, rules, o)
+	s, err := extauthz.New(controllerOf(t, store, rules), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +97,7 @@ func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 func clientFor(t testing.TB, text string) authv3.AuthorizationClient {
 	t.Helper()
 	rules := rulesOf(t, text)
-	return serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{}))
+	return serve(t, serverOf(t, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{}))
 }
 
 // checkRequest returns Envoy's CheckRequest for a request of the client 192.0.2.1.
@@ -191,7 +201,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 	rules := rulesOf(t, text)
 	n, counts := 0, make(map[int]int)
 	for _, target := range spellings.All() {
-		overHTTP, err := forwardauth.New(fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{})
+		overHTTP, err := forwardauth.New(controllerOf(t, fixedClockStore(), policy.Fixed(rules)), forwardauth.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -334,7 +344,7 @@ rules:
 func TestUntrustedPeersAreRefused(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
-	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	client := serve(t, serverOf(t, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
 		t.Errorf("an untrusted peer: %v; want 403 with PERMISSION_DENIED", answer)
 	}
@@ -365,8 +375,8 @@ rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 			t.Errorf("a request after a reload to other rules: status %d; want %d", got, want)
 		}
 	}
-	if _, err := extauthz.New(nil, func() *policy.Rules { return rules }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("New without a store returns %v; want ErrInvalid", err)
+	if _, err := extauthz.New(nil, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("New without a controller returns %v; want ErrInvalid", err)
 	}
 }
 
@@ -384,14 +394,14 @@ func (s failingStore) Decide(ctx context.Context, _ []penstock.Charge) (penstock
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]int{"open": 200, "closed": 503, "local": 200} {
 		rules := rulesOf(t, strings.Replace(hourly, "rate: 1/h", "rate: 1/h, on_failure: "+mode, 1))
-		client := serve(t, serverOf(t, failingStore{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
+		client := serve(t, serverOf(t, failingStore{}, policy.Fixed(rules), forwardauth.Options{}))
 		answer := check(t, client, checkRequest("GET", "/api/a"))
 		if status(answer) != want || want == 503 && header(answer, "Retry-After") != "1" {
 			t.Errorf("on_failure %s: %v; want status %d, and for 503 Retry-After: 1", mode, answer, want)
 		}
 	}
 	rules := rulesOf(t, hourly)
-	s := serverOf(t, failingStore{isHanging: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
+	s := serverOf(t, failingStore{isHanging: true}, policy.Fixed(rules), forwardauth.Options{})
 	client := serve(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -410,7 +420,7 @@ func FuzzCheck(f *testing.F) {
 		f.Add(text)
 	}
 	rules := rulesOf(f, strings.Replace(hourly, "127.0.0.1", "unix", 1))
-	s := serverOf(f, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{})
+	s := serverOf(f, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		q := new(authv3.CheckRequest)
 		if proto.Unmarshal(text, q) != nil {

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
@@ -61,53 +59,4 @@ func findUnseen(l *policy.Limit) string {
 		return "cost.body needs the size of the body, which forward-auth does not see" + remedy
 	}
 	return ""
-}
-
-// usableRules are the latest rules that Check accepts.
-type usableRules struct {
-	latest   func() *policy.Rules
-	onReject func(error) // called once for rules that Check rejects
-
-	mu     sync.Mutex                   // held while rules are checked
-	seen   atomic.Pointer[policy.Rules] // the latest rules that were checked
-	usable atomic.Pointer[policy.Rules] // the latest that Check has accepted
-}
-
-func newUsableRules(latest func() *policy.Rules, onReject func(error)) (*usableRules, error) {
-	if latest == nil {
-		return nil, errNoRules
-	}
-	first := latest()
-	if first == nil {
-		return nil, errNoRules
-	}
-	if err := Check(first); err != nil {
-		return nil, err
-	}
-	u := &usableRules{latest: latest, onReject: onReject}
-	u.usable.Store(first)
-	u.seen.Store(first)
-	return u, nil
-}
-
-var errNoRules = fmt.Errorf("%w: forwardauth: there are no rules; load a policy first", penstock.ErrInvalid)
-
-// current returns the latest usable rules. New rules are checked first.
-func (u *usableRules) current() *policy.Rules {
-	next := u.latest()
-	if next == nil || next == u.seen.Load() {
-		return u.usable.Load()
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if next == u.seen.Load() {
-		return u.usable.Load()
-	}
-	if err := Check(next); err != nil {
-		u.onReject(fmt.Errorf("the old rules stay in force: %w", err))
-	} else {
-		u.usable.Store(next)
-	}
-	u.seen.Store(next)
-	return u.usable.Load()
 }

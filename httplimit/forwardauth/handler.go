@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"strconv"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
@@ -17,10 +16,6 @@ import (
 
 // Options configure a Handler. The zero value is useful.
 type Options struct {
-	HasFallback   bool                     // as in httplimit.Options
-	Observe       func(*admission.Event)   // as in httplimit.Options
-	TokenRejected func(*policy.TokenError) // as in httplimit.Options
-
 	// Misused is called with the reason for each rejected subrequest. It was rejected with 403 because
 	// its peer is not trusted, or with 400 because it does not describe a request. Misused is also
 	// called once for rules that Check rejects. Proxies show none of these texts, so log them, at a
@@ -39,24 +34,30 @@ type Handler struct {
 	misused func(error)
 }
 
-// New makes a Handler that applies the rules and counts in the store, as httplimit.New does. An
-// error wraps penstock.ErrInvalid. If Check rejects the rules, New returns its error. If Check
-// rejects reloaded rules, the old rules stay in force.
-func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Handler, error) {
+// New makes a Handler that applies the rules of a Controller, as httplimit.New does. An error wraps
+// penstock.ErrInvalid. If Check rejects the rules, New returns its error. If Check rejects reloaded
+// rules, the old rules stay in force.
+func New(controller *admission.Controller, o Options) (*Handler, error) {
 	h := &Handler{misused: o.Misused}
 	if h.misused == nil {
 		h.misused = func(error) {}
 	}
-	usable, err := newUsableRules(rules, h.misused)
+	gate, err := httplimit.New(controller, httplimit.Options{Check: h.check})
 	if err != nil {
 		return nil, err
 	}
-	h.gate, err = httplimit.New(store, usable.current, httplimit.Options{HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected})
-	return h, err
+	h.gate = gate
+	return h, nil
 }
 
-// Waiting returns how many requests wait for their turn.
-func (h *Handler) Waiting() int { return h.gate.Waiting() }
+// check checks rules for the gate, and reports why reloaded rules are rejected.
+func (h *Handler) check(rules *policy.Rules) error {
+	err := Check(rules)
+	if isReloaded := h.gate != nil; isReloaded && err != nil {
+		h.misused(fmt.Errorf("the old rules stay in force: %w", err))
+	}
+	return err
+}
 
 // ServeHTTP decides the request that r describes. r's body is never read.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -48,10 +48,23 @@ func newStoppedStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-func handlerOf(t testing.TB, store penstock.Store, text string, o forwardauth.Options) *forwardauth.Handler {
+func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
 	t.Helper()
-	rules := rulesOf(t, text)
-	h, err := forwardauth.New(store, func() *policy.Rules { return rules }, o)
+	c, err := admission.New(store, rules, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func handlerOf(t testing.TB, store penstock.Store, text string, o admission.Options) *forwardauth.Handler {
+	t.Helper()
+	return handlerOn(t, controllerOf(t, store, policy.Fixed(rulesOf(t, text)), o), forwardauth.Options{})
+}
+
+func handlerOn(t testing.TB, c *admission.Controller, o forwardauth.Options) *forwardauth.Handler {
+	t.Helper()
+	h, err := forwardauth.New(c, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +74,7 @@ func handlerOf(t testing.TB, store penstock.Store, text string, o forwardauth.Op
 // gateOf returns an httplimit.Gate with the same rules, to which the Handler is compared.
 func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	t.Helper()
-	rules := rulesOf(t, text)
-	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
+	gate, err := httplimit.New(controllerOf(t, store, policy.Fixed(rulesOf(t, text)), admission.Options{HasFallback: true}), httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +151,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 	post := description{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: "203.0.113.9"}
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
-			h := handlerOf(t, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true})
+			h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
 			for i, want := range []string{`"ride.hour";r=1;t=1800`, `"ride.hour";r=0;t=1800`} {
 				w := send(h, endpoint, post)
 				if w.Code != 200 || w.Header().Get("RateLimit") != want || w.Header().Get("RateLimit-Policy") != `"ride.hour";q=2;w=3600` || w.Body.Len() > 0 {
@@ -255,7 +267,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{target: "/auth/forward", header: replace(forward, "X-Forwarded-Method", "GET, PUT"), want: "method is malformed"},
 	} {
 		var outcomes []admission.Outcome
-		h := handlerOf(t, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
+		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 		w := sendFromProxy(h, "GET", c.target, "a", c.header...)
 		got, want := clientStatus(t, c.target, w), "200"
 		if c.want != "" {
@@ -278,8 +290,9 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 		for peer, name := range map[string]string{"198.51.100.7:4711": "198.51.100.7", "[2001:db8::7]:1": "2001:db8::7", "@": "unix", "": "unix", "198.51.100.8": "198.51.100.8"} {
 			var outcomes []admission.Outcome
 			var texts []string
-			h := handlerOf(t, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
-				Misused: func(err error) { texts = append(texts, err.Error()) }})
+			controller := controllerOf(t, newStoppedStore(), policy.Fixed(rulesOf(t, ridePolicy)),
+				admission.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
+			h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
 			method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/list?token=x", from: "192.0.2.1"})
 			r := httptest.NewRequest(method, target, nil)
@@ -304,7 +317,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 // Penstock's own proxy.
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	for endpoint := range encodings {
-		h := handlerOf(t, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true})
+		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
 		for i, from := range []string{"203.0.113.9", "198.51.100.1, 203.0.113.9", "203.0.113.9, 192.0.2.1", "203.0.113.9:4711"} {
 			want := "200"
 			if i >= 2 { // all addresses are one client, and its limit is 2/h
@@ -363,7 +376,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	}
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
-			got := send(t, handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
+			got := send(t, handlerOf(t, newStoppedStore(), text, admission.Options{HasFallback: true}), func(target string) string {
 				method, subrequestTarget, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: target})
 				text := method + " " + subrequestTarget + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
@@ -401,7 +414,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 			sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			want := sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			for endpoint := range encodings {
-				h := handlerOf(t, newStoppedStore(), text, forwardauth.Options{HasFallback: true})
+				h := handlerOf(t, newStoppedStore(), text, admission.Options{HasFallback: true})
 				api := description{method: "GET", host: "a", uri: "/api", from: "203.0.113.9"}
 				send(h, endpoint, api, header...)
 				got := send(h, endpoint, api, header...)
@@ -420,7 +433,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 func TestAllMethodsAreDecided(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "DELETE", "PROPFIND"} {
 		h := handlerOf(t, newStoppedStore(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
-			forwardauth.Options{HasFallback: true})
+			admission.Options{HasFallback: true})
 		for i, want := range []string{"200", "429"} {
 			w := send(h, forwardauth.Ext, description{method: method, host: "a", uri: "/", from: "203.0.113.9"})
 			if got := clientStatus(t, forwardauth.Ext, w); got != want || method == "HEAD" && w.Body.Len() > 0 {
@@ -435,7 +448,7 @@ func TestAllMethodsAreDecided(t *testing.T) {
 }
 
 func TestOtherPathsAreNotFound(t *testing.T) {
-	h := handlerOf(t, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true})
+	h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
 	for _, path := range []string{"/", "/auth", "/auth/", "/auth/forward/", "/auth/forward/a", "/auth/request/", "/auth/extra", "/auth/ex", "/x/auth/ext/a", "/auth//forward"} {
 		if w := sendFromProxy(h, "GET", path, "a"); w.Code != 404 || forwardauth.IsEndpoint(path) {
 			t.Errorf("%s: status %d, is an endpoint: %t; want 404 and false", path, w.Code, forwardauth.IsEndpoint(path))
@@ -468,7 +481,7 @@ rules:
   - {name: local, match: {path: /local}, per: ip, limits: [{rate: 1/h}]}
 `
 	for endpoint := range encodings {
-		h := handlerOf(t, penstock.StoreFunc(failToDecide), text, forwardauth.Options{})
+		h := handlerOf(t, penstock.StoreFunc(failToDecide), text, admission.Options{})
 		for path, statuses := range map[string][]string{"/open": {"200", "200"}, "/closed": {"503", "503"}, "/local": {"200", "429"}} {
 			for i, want := range statuses {
 				w := send(h, endpoint, description{method: "GET", host: "a", uri: path, from: "203.0.113.9"})
@@ -482,7 +495,7 @@ rules:
 		}
 		// If there is no decision, nginx also gets 503 rather than 403. nginx treats 503 as a failure of
 		// this service, and its own failure mode applies.
-		h = handlerOf(t, penstock.StoreFunc(hangUntilDone), text, forwardauth.Options{})
+		h = handlerOf(t, penstock.StoreFunc(hangUntilDone), text, admission.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errors.New("the service shuts down"))
 		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/closed", from: "203.0.113.9"})
@@ -510,8 +523,9 @@ func (forbiddenBody) Close() error { return nil }
 
 // The gate reads the body of a request that waits. The Handler must not read it.
 func TestNoBodyIsRead(t *testing.T) {
-	h := handlerOf(t, memstore.New(memstore.Options{}),
-		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}", forwardauth.Options{HasFallback: true})
+	rules := rulesOf(t, "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}")
+	controller := controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	h := handlerOn(t, controller, forwardauth.Options{})
 	for endpoint := range encodings {
 		for range 20 {
 			method, target, host, header := encodings[endpoint](description{method: "POST", host: "a", uri: "/", from: "203.0.113.9"})
@@ -527,7 +541,7 @@ func TestNoBodyIsRead(t *testing.T) {
 			}
 		}
 	}
-	if n := h.Waiting(); n != 0 {
+	if n := controller.Waiting(); n != 0 {
 		t.Errorf("%d requests wait after all have their responses; want 0", n)
 	}
 }
@@ -557,7 +571,7 @@ func TestDescriptionsNeedFewAllocations(t *testing.T) {
 		forwardauth.Ext:     2,
 		forwardauth.Request: 3, // also the nginxWriter
 	} {
-		h := handlerOf(t, memstore.New(memstore.Options{}), text, forwardauth.Options{HasFallback: true})
+		h := handlerOf(t, memstore.New(memstore.Options{}), text, admission.Options{HasFallback: true})
 		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/api/things/1?x=1", from: "203.0.113.9"})
 		r := httptest.NewRequest(method, target, nil)
 		r.Host = host
@@ -578,7 +592,7 @@ func FuzzURI(f *testing.F) {
 	for _, odd := range []string{"", "*", "a:80", "//a/b", "///", "/\x00", "/%", "/?\n", "/#", "http://a/b", "/\xff"} {
 		f.Add(odd)
 	}
-	h := handlerOf(f, newStoppedStore(), ridePolicy, forwardauth.Options{HasFallback: true})
+	h := handlerOf(f, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
 	paths := rulesOf(f, ridePolicy).Paths()
 	f.Fuzz(func(t *testing.T, uri string) {
 		got := sendFromProxy(h, "GET", "/auth/forward", "limiter", "X-Forwarded-Method", "GET", "X-Forwarded-Uri", uri, "X-Forwarded-Host", "a").Code
@@ -609,16 +623,14 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rule login") || strings.Contains(err.Error(), "rule ok") {
 			t.Errorf("%s: Check returns %v; want %q for the rule login only", limits, err, want)
 		}
-		if _, err := forwardauth.New(newStoppedStore(), func() *policy.Rules { return bad }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		if _, err := forwardauth.New(controllerOf(t, newStoppedStore(), policy.Fixed(bad), admission.Options{}), forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: New returns %v; want an ErrInvalid", limits, err)
 		}
 
 		rules := good
 		var reported []string
-		h, err := forwardauth.New(newStoppedStore(), func() *policy.Rules { return rules }, forwardauth.Options{HasFallback: true, Misused: func(err error) { reported = append(reported, err.Error()) }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		controller := controllerOf(t, newStoppedStore(), func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+		h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { reported = append(reported, err.Error()) }})
 		for i, step := range []struct {
 			rules *policy.Rules
 			want  string // in RateLimit-Policy
@@ -636,10 +648,8 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 	if err := forwardauth.Check(other); err != nil {
 		t.Errorf("rules that can be enforced: the error is %v; want no error", err)
 	}
-	for _, rules := range []func() *policy.Rules{nil, func() *policy.Rules { return nil }} {
-		if _, err := forwardauth.New(newStoppedStore(), rules, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("without rules: the error is %v; want an ErrInvalid", err)
-		}
+	if _, err := forwardauth.New(nil, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("without a controller: the error is %v; want an ErrInvalid", err)
 	}
 }
 
@@ -650,15 +660,13 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 	}
 	var mu sync.Mutex
 	calls := 0
-	h, err := forwardauth.New(memstore.New(memstore.Options{}), func() *policy.Rules {
+	controller := controllerOf(t, memstore.New(memstore.Options{}), func() *policy.Rules {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
 		return versions[calls/100%3] // the next version after each 100 calls
-	}, forwardauth.Options{HasFallback: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, admission.Options{HasFallback: true})
+	h := handlerOn(t, controller, forwardauth.Options{})
 	var workers sync.WaitGroup
 	for range 4 {
 		workers.Go(func() {

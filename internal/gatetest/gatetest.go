@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -252,7 +253,11 @@ type runningService struct {
 func start(t *testing.T, service Service, rules *policy.Rules) *runningService {
 	t.Helper()
 	now := time.Now()
-	gate, err := httplimit.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), func() *policy.Rules { return rules }, httplimit.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), policy.Fixed(rules), admission.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := httplimit.New(controller, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

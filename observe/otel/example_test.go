@@ -44,7 +44,7 @@ func Example() {
 	metrics.SetRules(observe.RulesOf(rules)) // call this after each reload of the policy too
 	spans := penstockotel.NewSpans(penstockotel.SpansOptions{Provider: tracers})
 
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
 		Observe: func(e *admission.Event) {
 			metrics.ObserveRequest(e)
 			spans.ObserveRequest(e)
@@ -54,7 +54,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	metrics.AddWaiting(gate.Waiting)
+	metrics.AddWaiting(controller.Waiting)
+	gate, err := httplimit.New(controller, httplimit.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
 	api := gate.Middleware(http.NotFoundHandler())
 	for range 3 { // in a real program, otelhttp starts the span of a request
 		ctx, span := tracers.Tracer("server").Start(context.Background(), "GET")

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
@@ -36,13 +37,17 @@ func Example() {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 
-	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
 		Observe: metrics.ObserveRequest, TokenRejected: metrics.TokenRejected,
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	metrics.AddWaiting(gate.Waiting)
+	metrics.AddWaiting(controller.Waiting)
+	gate, err := httplimit.New(controller, httplimit.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
 	api := gate.Middleware(http.NotFoundHandler())
 	for range 3 {
 		api.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/search", nil))

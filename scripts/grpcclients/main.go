@@ -80,7 +80,11 @@ func startServer() (*server, error) {
 		return nil, err
 	}
 	s := &server{outcomes: make(map[string][]string)}
-	gate, err := grpclimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return p.Rules }, grpclimit.Options{Observe: s.observe})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(p.Rules), admission.Options{Observe: s.observe})
+	if err != nil {
+		return nil, err
+	}
+	gate, err := grpclimit.New(controller, grpclimit.Options{})
 	if err != nil {
 		return nil, err
 	}

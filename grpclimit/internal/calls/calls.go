@@ -36,10 +36,6 @@ type Options struct {
 	Cost           func(ctx context.Context, method string, message any) int64
 	Messages       MessageMode
 	MaxMessageWait time.Duration
-	MaxWaiting     int
-	HasFallback    bool
-	Observe        func(*admission.Event)
-	TokenRejected  func(*policy.TokenError)
 }
 
 // DefaultDomain is the domain of errors if Options.Domain is empty.
@@ -51,7 +47,6 @@ const CostHeader = "Call-Cost"
 // A Gate decides calls. Make one with New.
 type Gate struct {
 	controller    *admission.Controller
-	rules         func() *policy.Rules
 	options       Options
 	proxies       *clientaddress.Proxies
 	addressHeader string                        // in lower case
@@ -67,9 +62,13 @@ type compiledRules struct {
 	policies quotaheaders.Policies
 }
 
-// New makes a Gate that counts in the store. pkg is the name of the caller's package, for errors.
-func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
+// New makes a Gate. The Controller decides calls. pkg is the name of the caller's package, for
+// errors.
+func New(pkg string, controller *admission.Controller, o Options) (*Gate, error) {
 	var errs []error
+	if controller == nil {
+		errs = append(errs, errors.New("the controller is nil; admission.New makes one"))
+	}
 	for _, text := range o.TrustedProxies {
 		if _, err := clientaddress.ParseNetwork(text); err != nil && text != "unix" {
 			errs = append(errs, fmt.Errorf("TrustedProxies: %.40q %w", text, err))
@@ -98,15 +97,10 @@ func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options
 		o.Exempt = IsInfrastructure
 	}
 	header := strings.ToLower(o.AddressHeader)
-	g := &Gate{
-		rules: rules, options: o, proxies: clientaddress.New(o.TrustedProxies, header), addressHeader: header,
+	return &Gate{
+		controller: controller, options: o, proxies: clientaddress.New(o.TrustedProxies, header), addressHeader: header,
 		writer: quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsLowerCase: true}),
-	}
-	g.controller, err = admission.New(store, rules, admission.Options{HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected})
-	if err != nil {
-		return nil, err
-	}
-	return g, nil
+	}, nil
 }
 
 // dialectsOf converts the names of dialects. It returns nil, which means the default, if there are
@@ -147,8 +141,9 @@ func IsInfrastructure(method string) bool {
 // Exempts tells whether calls of a method are exempt from all limits.
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
 
-// Waiting returns how many calls and messages wait.
-func (g *Gate) Waiting() int { return g.controller.Waiting() + int(g.sleeping.Load()) }
+// Waiting returns how many messages wait until they are decided again. The Controller's Waiting
+// does not count them.
+func (g *Gate) Waiting() int { return int(g.sleeping.Load()) }
 
 // A Call is one call, or one message of a stream.
 type Call struct {
@@ -166,7 +161,7 @@ type Call struct {
 // Admit decides a call. It returns an Admission or a Refusal; the other one is nil. The caller must
 // call Done of the Admission.
 func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refusal) {
-	rules := g.rules()
+	rules := g.controller.Rules()
 	host, ok := policy.CleanHost(c.Authority)
 	if !ok {
 		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, with an optional port")
@@ -180,7 +175,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	a.single[policy.KindHost] = host
 	a.single[policy.KindPath] = path
 	admitted, outcome, _ := g.controller.Admit(ctx, admission.Request{
-		Attributes: a, Rules: rules, MaxWaiting: g.options.MaxWaiting, IsContinued: c.IsContinued, Patience: c.Patience,
+		Attributes: a, Rules: rules, IsContinued: c.IsContinued, Patience: c.Patience,
 	})
 	if outcome.IsAdmitted() {
 		return admitted, nil
@@ -192,9 +187,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 // malformed returns the Refusal of a call with malformed attributes, and reports the call to
 // Observe.
 func (g *Gate) malformed(ctx context.Context, detail string) *Refusal {
-	if g.options.Observe != nil {
-		g.options.Observe(&admission.Event{Context: ctx, Outcome: admission.Malformed})
-	}
+	g.controller.Observe(&admission.Event{Context: ctx, Outcome: admission.Malformed})
 	return &Refusal{Outcome: admission.Malformed, Message: detail}
 }
 
@@ -225,7 +218,7 @@ func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Dur
 // policies returns the policies of the rules in force. It computes them once for each new policy
 // file.
 func (g *Gate) policies() quotaheaders.Policies {
-	c, rules := g.compiled.Load(), g.rules()
+	c, rules := g.compiled.Load(), g.controller.Rules()
 	if c == nil || c.rules != rules {
 		c = &compiledRules{rules, quotaheaders.PoliciesOf(rules)}
 		g.compiled.Store(c)

@@ -77,7 +77,7 @@ func newFixture(t testing.TB, text string, o Options) *fixture {
 	t.Helper()
 	f := &fixture{Recorder: New(o), rules: rulesOf(t, text)}
 	f.SetLimits(f.rules.Plans())
-	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return f.rules }, admission.Options{HasFallback: true, Observe: f.Observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return f.rules }, admission.Options{HasFallback: true, Observe: f.Recorder.Observe})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,11 @@ func BenchmarkRecorder(b *testing.B) {
 				r.Observe(e)
 			}
 		}
-		gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: observe})
+		controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{Observe: observe})
+		if err != nil {
+			b.Fatal(err)
+		}
+		gate, err := httplimit.New(controller, httplimit.Options{})
 		if err != nil {
 			b.Fatal(err)
 		}

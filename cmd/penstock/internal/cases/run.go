@@ -113,8 +113,11 @@ func (r *runner) open() error {
 	clock := func() time.Time { return r.now }
 	r.store = memstore.New(memstore.Options{Now: clock})
 	r.waits = make(map[*penstock.Charge]time.Duration)
-	r.gate, err = httplimit.New(penstock.StoreFunc(r.decide), func() *policy.Rules { return rules },
-		httplimit.Options{HasFallback: true, Observe: r.observe, Now: clock})
+	controller, err := admission.New(penstock.StoreFunc(r.decide), policy.Fixed(rules), admission.Options{HasFallback: true, Observe: r.observe, Now: clock})
+	if err != nil {
+		return err
+	}
+	r.gate, err = httplimit.New(controller, httplimit.Options{})
 	return err
 }
 

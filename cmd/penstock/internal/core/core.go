@@ -54,13 +54,17 @@ type Options struct {
 
 	// Check rejects rules that the servers cannot enforce. Default: it rejects no rules.
 	Check func(*policy.Rules) error
+
+	// WrapStore puts a store of a test around the store with its guards. Default: there is none.
+	WrapStore func(penstock.Store) penstock.Store
 }
 
 // A Core decides requests for all servers of one process. Open makes one, Close ends it.
 type Core struct {
 	Options
-	Store    penstock.Store     // with its guards
-	Activity *activity.Recorder // what happened in this instance
+	Store      penstock.Store        // with its guards
+	Controller *admission.Controller // admits the requests of all servers
+	Activity   *activity.Recorder    // what happened in this instance
 
 	guarded *guard.Guarded // the same value as Store; nil: the store is memory
 	backend store          // the store without its guards
@@ -146,8 +150,20 @@ func (c *Core) open(ctx context.Context) error {
 		return err
 	}
 	c.onClose(c.rules.close)
-	c.Store, err = c.guard(ctx)
-	return err
+	if c.Store, err = c.guard(ctx); err != nil {
+		return err
+	}
+	if c.WrapStore != nil {
+		c.Store = c.WrapStore(c.Store)
+	}
+	c.Controller, err = admission.New(c.Store, c.Rules, admission.Options{
+		HasFallback: true, Settings: c.LimitSettings, Observe: c.Observe, TokenRejected: c.TokenRejected,
+	})
+	if err != nil {
+		return err
+	}
+	c.Metrics.AddWaiting(c.Controller.Waiting)
+	return nil
 }
 
 // LimitSettings returns how the guards treat a limit. The limit may be one that the current rules

@@ -3,7 +3,6 @@ package service
 import (
 	"net/http"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/httplimit/forwardauth"
@@ -11,17 +10,11 @@ import (
 
 // newAPI makes the handler of a listener for forward-auth, the check API and Envoy's JSON calls.
 func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
-	check, err := s.newCheck(l, s.apiAuthFailed())
+	check := s.checkAt(l)
+	forward, err := forwardauth.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
 	if err != nil {
 		return nil, err
 	}
-	forward, err := forwardauth.New(s.core.Store, s.core.Rules, forwardauth.Options{
-		HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected, Misused: s.misused(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	s.metrics.AddWaiting(forward.Waiting)
 	var envoy http.Handler
 	if s.envoy != nil {
 		envoy = s.envoy.handler(l)
@@ -39,13 +32,9 @@ func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 	}), nil
 }
 
-// misused returns a function that logs why forward-auth did not decide, at most once per
-// refusalLogInterval.
-func (s *service) misused() func(error) {
-	line := &logthrottle.Line{Every: refusalLogInterval}
-	return func(err error) {
-		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("forward-auth refused to decide; the proxy or the policy must change", "err", err, "unlogged", skipped)
-		}
+// misused logs why forward-auth or ext_authz did not decide, at most once per refusalLogInterval.
+func (s *service) misused(err error) {
+	if skipped, isDue := s.misusedLine.Due(); isDue {
+		s.Log.Warn("forward-auth refused to decide; the proxy or the policy must change", "err", err, "unlogged", skipped)
 	}
 }

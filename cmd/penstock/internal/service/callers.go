@@ -85,13 +85,7 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnections int64) (*server, error) {
 	var controller *admission.Controller // nil: there is no policy
 	if s.Settings.Config != "" || s.Settings.Demo {
-		var err error
-		controller, err = admission.New(s.core.Store, s.core.Rules, admission.Options{
-			HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
-		})
-		if err != nil {
-			return nil, err
-		}
+		controller = s.core.Controller
 	}
 	o := resplimit.Options{
 		LimitName:      throttleName,

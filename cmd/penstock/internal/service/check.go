@@ -3,7 +3,6 @@ package service
 import (
 	"google.golang.org/grpc"
 
-	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -11,35 +10,33 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// newCheck makes the check service of a listener. authFailed may be nil.
-func (s *service) newCheck(l settings.Listener, authFailed func(checkapi.AuthFailure)) (*checkapi.Service, error) {
-	if s.checkController == nil {
-		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
-			HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.checkController = controller
-		s.metrics.AddWaiting(controller.Waiting)
-		if s.Settings.AllowStatedLimits {
-			for _, a := range checkapi.StatedAlgorithms() {
-				s.metrics.AddRule(metrics.Rule{Name: policy.StatedGroup, Limit: policy.StatedGroup, Algorithm: a.Title()})
-			}
+// openCheck makes the service of the check API. Its listeners share it.
+func (s *service) openCheck() error {
+	if s.Settings.AllowStatedLimits {
+		for _, a := range checkapi.StatedAlgorithms() {
+			s.metrics.AddRule(metrics.Rule{Name: policy.StatedGroup, Limit: policy.StatedGroup, Algorithm: a.Title()})
 		}
 	}
 	o := checkapi.Options{
 		CallerToken:       s.Settings.CallerToken,
 		OperatorToken:     s.Settings.OperatorToken,
-		AllowAnonymous:    s.Settings.AdmitsOpenCallers(l),
 		AllowStatedLimits: s.Settings.AllowStatedLimits,
 		Secret:            s.sharedSecret,
-		AuthFailed:        authFailed,
+	}
+	if s.Settings.API != "" {
+		o.AuthFailed = s.apiAuthFailed()
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
-	return checkapi.New(s.core.Store, s.checkController, o)
+	var err error
+	s.check, err = checkapi.New(s.core.Store, s.core.Controller, o)
+	return err
+}
+
+// checkAt returns the service of the check API for a listener.
+func (s *service) checkAt(l settings.Listener) *checkapi.Service {
+	return s.check.WithAnonymous(s.Settings.AdmitsOpenCallers(l))
 }
 
 // apiAuthFailed returns a function that counts JSON calls with a missing or wrong token, and logs
@@ -58,12 +55,9 @@ func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
 	}
 }
 
-// registerCheck serves the check API by gRPC.
+// registerCheck serves the check API by gRPC. newAuthenticator counts the calls with a missing or
+// wrong token.
 func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
-	// authFailed is nil, because newAuthenticator counts the gRPC calls with a missing or wrong token.
-	check, err := s.newCheck(settings.Listener{Name: "grpc", Address: s.Settings.GRPC}, nil)
-	if err == nil {
-		check.Register(r)
-	}
-	return err
+	s.checkAt(settings.Listener{Name: "grpc", Address: s.Settings.GRPC}).Register(r)
+	return nil
 }

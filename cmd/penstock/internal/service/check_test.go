@@ -118,9 +118,13 @@ func TestCheckAPIDecidesInJSON(t *testing.T) {
 
 // If other machines can reach the listener, the check API requires a token.
 func TestPublicAddressRequiresAToken(t *testing.T) {
-	r := startLimited(t, nil, oncePerHour, map[string]string{"api": ":0"})
+	r := startLimited(t, nil, oncePerHour, map[string]string{"api": ":0", "grpc": "127.0.0.1:0"})
 	if answer := callCheckAPI(t, r, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 401 || !strings.Contains(answer.text, "set caller-token") {
 		t.Errorf("without a token, the check returned %d %s; want 401", answer.status, answer.text)
+	}
+	// The listener for gRPC needs none, because only this machine can reach it.
+	if _, err := penstockv1.NewLimitServiceClient(r.grpcClient(nil)).Check(callContext(t), &penstockv1.CheckRequest{Rule: "api", Key: "ip:192.0.2.1"}); err != nil {
+		t.Errorf("without a token, the check by gRPC returned the error %v; want none", err)
 	}
 	open := startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"}))
 	if answer := callCheckAPI(t, open, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {

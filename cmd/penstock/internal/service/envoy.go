@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
@@ -67,17 +66,11 @@ type envoy struct {
 // openEnvoy makes the engine, and loads and watches the folder, if one is set. The policy decides
 // requests of domains that the folder does not have.
 func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-chan os.Signal) error {
-	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
-		HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
-	})
-	if err != nil {
-		return err
-	}
 	e := &envoy{service: s, dir: s.Settings.EnvoyConfig}
-	o.Observe = s.core.Observe
 	o.NewLimit = e.addName
 	o.Rules = s.core.Rules
-	if e.engine, err = envoyrls.New(controller, o); err != nil {
+	var err error
+	if e.engine, err = envoyrls.New(s.core.Controller, o); err != nil {
 		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)
 	}
 	s.envoy = e

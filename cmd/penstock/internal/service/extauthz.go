@@ -9,13 +9,10 @@ import (
 
 // registerExtAuthz serves Envoy's ext_authz filter.
 func (s *service) registerExtAuthz(r grpc.ServiceRegistrar) error {
-	server, err := extauthz.New(s.core.Store, s.core.Rules, forwardauth.Options{
-		HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected, Misused: s.misused(),
-	})
+	server, err := extauthz.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
 	if err != nil {
 		return err
 	}
-	s.metrics.AddWaiting(server.Waiting)
 	server.Register(r)
 	return nil
 }

@@ -17,11 +17,10 @@ import (
 
 // newProxy makes the server that applies the limits and forwards requests to the upstream.
 func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*server, error) {
-	gate, err := httplimit.New(s.core.Store, s.core.Rules, httplimit.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
+	gate, err := httplimit.New(s.core.Controller, httplimit.Options{})
 	if err != nil {
 		return nil, err
 	}
-	s.metrics.AddWaiting(gate.Waiting)
 	upstream := s.Settings.Upstream
 	if s.Settings.Demo {
 		demo, err := demoupstream.Start()

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/internal/eventually"
 )
 
@@ -19,9 +18,8 @@ import (
 // the store's decision.
 func withObservedStore(observe func(penstock.Charge, penstock.Decision)) func(*Options) {
 	return func(o *Options) {
-		o.testHooks.core = func(c *core.Core) {
-			store := c.Store
-			c.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		o.testHooks.store = func(store penstock.Store) penstock.Store {
+			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				decision, err := store.Decide(ctx, charges)
 				if err == nil {
 					observe(charges[0], decision)

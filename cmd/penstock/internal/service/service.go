@@ -16,15 +16,17 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
+	"github.com/penstock/penstock/grpclimit/checkapi"
 )
 
 // Options of Run.
@@ -62,8 +64,9 @@ type Options struct {
 
 // testHooks let tests observe and change the service. Each may be nil.
 type testHooks struct {
-	core   func(*core.Core)                // changes the core before servers use it
-	limits func(http.Handler) http.Handler // wraps the handler that applies the limits
+	core   func(*core.Core)                    // is called with the core before servers use it
+	store  func(penstock.Store) penstock.Store // wraps the store of the core
+	limits func(http.Handler) http.Handler     // wraps the handler that applies the limits
 
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
@@ -87,7 +90,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID())}
+	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID()), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
 	s.makeDemoToken()
 	s.telemetry = telemetry.Open(telemetry.Options{Exports: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
@@ -131,15 +134,16 @@ var errClosing = errors.New("the service is shutting down")
 
 type service struct {
 	Options
-	metrics         *metrics.Metrics
-	core            *core.Core
-	telemetry       *telemetry.Telemetry  // nil if it is off
-	upstream        string                // URL of the upstream; "" if there is no proxy
-	servers         []*server             // the admin server, if there is one, is the last
-	checkController *admission.Controller // decides for the check API; nil if that is off
-	sharedSecret    []byte                // encrypts the ids of the check API, and makes masks
-	envoy           *envoy                // nil if the listeners api and grpc are off
-	denials         *denials.Recorder
+	metrics      *metrics.Metrics
+	core         *core.Core
+	telemetry    *telemetry.Telemetry // nil if it is off
+	upstream     string               // URL of the upstream; "" if there is no proxy
+	servers      []*server            // the admin server, if there is one, is the last
+	check        *checkapi.Service    // nil if the listeners api and grpc are off
+	sharedSecret []byte               // encrypts the ids of the check API, and makes masks
+	envoy        *envoy               // nil if the listeners api and grpc are off
+	denials      *denials.Recorder
+	misusedLine  logthrottle.Line // of misused
 
 	auditFile *auditFile
 
@@ -192,6 +196,7 @@ func (s *service) open(runCtx context.Context) error {
 		Denials:               s.denials,
 		Spans:                 s.telemetry.Spans(),
 		Check:                 s.checkRules,
+		WrapStore:             s.testHooks.store,
 	})
 	if err != nil {
 		return err
@@ -199,6 +204,9 @@ func (s *service) open(runCtx context.Context) error {
 	s.onClose(s.core.Close)
 	s.logDenials(runCtx)
 	if s.Settings.GRPC != "" || s.Settings.API != "" {
+		if err := s.openCheck(); err != nil {
+			return err
+		}
 		if err := s.openEnvoy(runCtx, envoyOptions, reloadEnvoy); err != nil {
 			return err
 		}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
 // withEndSignal makes the service send to ended when the handler that applies the limits has
@@ -155,8 +154,8 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 1/d, on_failure: closed}]}
 `
 	r := start(t, hello, limitedBy(t, policy, nil), func(o *Options) {
-		o.testHooks.core = func(c *core.Core) {
-			c.Store = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		o.testHooks.store = func(penstock.Store) penstock.Store {
+			return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 				return penstock.Decision{}, fmt.Errorf("%w: the test's store rejects the charges", penstock.ErrInvalid)
 			})
 		}
