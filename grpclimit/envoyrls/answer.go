@@ -73,6 +73,7 @@ const closedReset = 1
 func (c *call) writeResponse(to *Response) {
 	o := &c.engine.options
 	isQuotaSpent := c.isQuotaSpent()
+	denied := -1 // the last descriptor that a limit without quota_mode denies
 	c.resetsInSeconds = append(c.resetsInSeconds[:0], make([]int64, len(to.Statuses))...)
 	for i := range c.items {
 		it := &c.items[i]
@@ -93,18 +94,19 @@ func (c *call) writeResponse(to *Response) {
 		case failedClosed:
 			it.isOver, it.remaining, it.reset = !it.isShadow && !it.isQuota, 0, closedReset
 		}
-		status.IsOver = it.isOver && !it.isShadow
+		status.IsOver = it.denies()
 		status.Remaining, status.Reset = clamp(it.remaining), clamp(it.reset)
-		if status.IsOver && it.isQuota && !isQuotaSpent { // another quota has room
-			status.IsOver, status.Reset = false, 0
+		canDeny := !it.isQuota || isQuotaSpent // otherwise another quota has room
+		to.IsOver = to.IsOver || status.IsOver && canDeny
+		if status.IsOver && !it.isQuota {
+			denied = it.descriptorIndex
 		}
-		to.IsOver = to.IsOver || status.IsOver
 		if shown := &to.Statuses[it.descriptorIndex]; shown.Limit == nil || status.isStricter(shown) {
 			*shown, c.resetsInSeconds[it.descriptorIndex] = status, it.reset
 		}
 	}
 	if len(o.Headers) > 0 {
-		c.appendHeaders(to)
+		c.appendHeaders(to, denied)
 	}
 	if o.HasMetadata {
 		to.Metadata = c.metadata()
@@ -120,14 +122,19 @@ func (s *Status) isStricter(than *Status) bool {
 	return s.Remaining < than.Remaining
 }
 
+// denies tells whether the limit is exceeded and enforced.
+func (it *item) denies() bool { return it.isOver && !it.isShadow }
+
 // isQuotaSpent tells whether all limits with quota_mode are over. If some are not, none of these
-// limits denies the request.
+// limits denies the request. With Options.QuotaMode, a descriptor without a limit has room too.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false
 	}
 	for i := range c.items {
-		if it := &c.items[i]; it.kind > refuse && it.isQuota && !it.isOver {
+		it := &c.items[i]
+		isFree := it.kind == none && c.engine.options.QuotaMode
+		if isFree || it.kind > refuse && it.isQuota && !it.denies() {
 			return false
 		}
 	}

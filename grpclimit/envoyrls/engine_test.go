@@ -245,7 +245,7 @@ func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 			shadow,small -> ok: ok 1/month 0 left 1987200s, ok 3/minute 1 left 60s`},
 		{"quota_mode denies when all quotas are over", `
 			quota1,quota2 -> ok: ok 1/year 0 left 30931200s, ok 2/second 1 left 1s
-			quota1,quota2 -> ok: ok 1/year 0 left 0s, ok 2/second 0 left 1s
+			quota1,quota2 -> ok: over 1/year 0 left 30931200s, ok 2/second 0 left 1s
 			quota1,quota2 -> over: over 1/year 0 left 30931200s, over 2/second 0 left 1s`},
 		{"overrides", `
 			small @2/2 -> ok: ok 2/minute 1 left 60s
@@ -316,7 +316,7 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 			shadow -> ok: ok 1/month 0 left 1987200s`},
 		{"quota_mode", `
 			quota1,quota2 -> ok: ok 1/year 0 left 30931200s, ok 2/second 1 left 1s
-			quota1,quota2 -> ok: ok 1/year 0 left 0s, ok 2/second 0 left 1s
+			quota1,quota2 -> ok: over 1/year 0 left 30931200s, ok 2/second 0 left 1s
 			quota1,quota2 -> over: over 1/year 0 left 30931200s, over 2/second 0 left 1s`},
 		{"unlimited and replaced", `
 			9: small,free -> ok: none, unlimited 4294967295
@@ -335,7 +335,11 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 	quota := conversation{"all limits are quotas", `
 		3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
 		8: small,large -> over: over 3/minute 0 left 60s, over 10/hour 7 left 3600s
-		8: small @9/4,large -> ok: ok 9/day 1 left 86400s, ok 10/hour 7 left 0s`}
+		8: small @9/4,large -> ok: ok 9/day 1 left 86400s, over 10/hour 7 left 3600s
+		8: large -> over: over 10/hour 7 left 3600s
+		8: large,other -> ok: over 10/hour 7 left 3600s, none
+		8: large,free -> over: over 10/hour 7 left 3600s, unlimited 4294967295
+		8: large,shadow -> ok: over 10/hour 7 left 3600s, ok 1/month 1 left 1987200s`}
 	quota.run(t, limits, envoyrls.Options{QuotaMode: true})
 }
 
@@ -556,19 +560,45 @@ func TestHeadersHaveThreeDialects(t *testing.T) {
 }
 
 func TestMetadataShowTheRequest(t *testing.T) {
-	f := newFixture(t, memstore.New(memstore.Options{}), limits+`
-- key: owned
-  metadata: {team: web}
-  rate_limit: {unit: hour, requests_per_unit: 1}
-`, envoyrls.Options{HasMetadata: true})
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{HasMetadata: true})
 	var to envoyrls.Response
-	if err := f.Decide(context.Background(), request("2: quota1=x,small @2/1*3 +1,owned +0"), &to); err != nil {
+	if err := f.Decide(context.Background(), request("2: quota1=x,small @2/1*3 +1,large +0"), &to); err != nil {
 		t.Fatal(err)
 	}
-	want := "map[descriptors:[map[entries:[quota1=x]] map[entries:[small=] hitsAddend:1 limit:requests_per_unit:2 unit:SECOND unit_multiplier:{value:3}] map[entries:[owned=] hitsAddend:0]] " +
-		"domain:d hitsAddend:2 metadata:map[team:web] quotaModeEnabled:true quotaModeViolations:[0]]"
+	want := "map[descriptors:[map[entries:[quota1=x]] map[entries:[small=] hitsAddend:1 limit:requests_per_unit:2 unit:SECOND unit_multiplier:{value:3}] map[entries:[large=] hitsAddend:0]] " +
+		"domain:d hitsAddend:2]"
 	if got := fmt.Sprint(to.Metadata); got != want {
 		t.Errorf("the metadata are\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The response has the metadata of the limits that are not over. If two limits have the same field,
+// the first one has precedence, and maps are merged.
+func TestMetadataOfTheFirstLimitThatIsNotOverWin(t *testing.T) {
+	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		f := newFixture(t, memstore.New(memstore.Options{}), `
+domain: d
+descriptors:
+- {key: s1, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}, metadata: {service: {name: s1, tags: {a: 1}}, m: 1}}
+- {key: s2, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 2}, metadata: {service: {name: s2, tags: {b: 2}}, m: {x: 1}, last: s2}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}, metadata: {shadow: passes}}
+`, envoyrls.Options{HasMetadata: true, Mode: mode})
+		for _, row := range []struct{ request, want string }{
+			{"s1 +0,s2 +0", "map[last:s2 m:1 service:map[name:s1 tags:map[a:1 b:2]]]"},
+			{"s2 +0,s1 +0", "map[last:s2 m:map[x:1] service:map[name:s2 tags:map[a:1 b:2]]]"},
+			{"s1 +2", "<nil>"},
+			{"s1 +0,s2 +0,shadow", "map[last:s2 m:map[x:1] service:map[name:s2 tags:map[b:2]] shadow:passes]"},
+			{"s2 +3", "<nil>"},
+			{"s1 +0,s2 +0", "<nil>"},
+		} {
+			var to envoyrls.Response
+			if err := f.Decide(context.Background(), request(row.request), &to); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(to.Metadata["metadata"]); got != row.want {
+				t.Errorf("in mode %v, the metadata for %q are %s; want %s", mode, row.request, got, row.want)
+			}
+		}
 	}
 }
 

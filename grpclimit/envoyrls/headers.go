@@ -14,7 +14,7 @@ type Dialect string
 // The dialects.
 const (
 	// DialectPlain is the format of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED). It shows
-	// the last limit that denies, or else the one with the fewest requests left:
+	// the last limit without quota_mode that denies, or else the one with the fewest requests left:
 	//	RateLimit-Limit: 10
 	//	RateLimit-Remaining: 9
 	//	RateLimit-Reset: 1
@@ -54,9 +54,16 @@ func (n *HeaderNames) setDefaults() {
 	}
 }
 
-// appendHeaders adds the header fields, if a limit applied.
-func (c *call) appendHeaders(to *Response) {
-	i := c.strictest(to)
+// appendHeaders adds the header fields, if a limit applied. They show the status with the index
+// denied. If denied is negative, they show the first of those with the fewest requests left.
+func (c *call) appendHeaders(to *Response, denied int) {
+	i := denied
+	for other := range to.Statuses {
+		s := &to.Statuses[other]
+		if denied < 0 && s.Limit != nil && (i < 0 || s.Remaining < to.Statuses[i].Remaining) {
+			i = other
+		}
+	}
 	if i < 0 {
 		return
 	}
@@ -77,23 +84,6 @@ func (c *call) appendHeaders(to *Response) {
 			to.Headers = append(to.Headers, Header{"RateLimit-Policy", policies}, Header{"RateLimit", states})
 		}
 	}
-}
-
-// strictest returns the index of the last status that denies. If none denies, it returns the first
-// index among those with the fewest requests left, or -1 if no limit applied.
-func (c *call) strictest(to *Response) int {
-	found, isOver := -1, false
-	for i := range to.Statuses {
-		s := &to.Statuses[i]
-		switch {
-		case s.Limit == nil:
-		case s.IsOver:
-			found, isOver = i, true
-		case !isOver && (found < 0 || s.Remaining < to.Statuses[found].Remaining):
-			found = i
-		}
-	}
-	return found
 }
 
 // draft03Policies returns the part of X-RateLimit-Limit that lists the limits with a unit.

@@ -1,9 +1,6 @@
 package envoyrls
 
-import (
-	"fmt"
-	"maps"
-)
+import "fmt"
 
 // metadata returns the dynamic metadata of the response.
 func (c *call) metadata() map[string]any {
@@ -16,30 +13,37 @@ func (c *call) metadata() map[string]any {
 	if r.Hits > 0 {
 		m["hitsAddend"] = float64(r.Hits)
 	}
-	var violations []any
-	hasQuota := false
 	passed := make(map[string]any)
 	for i := range c.items {
 		it := &c.items[i]
-		if it.kind <= refuse {
-			continue
+		if it.kind > refuse && !it.denies() && it.limit.config != nil {
+			mergeMetadata(passed, it.limit.config.Metadata)
 		}
-		hasQuota = hasQuota || it.limit.config != nil && it.limit.config.QuotaMode
-		switch {
-		case it.isOver && it.isQuota && !it.isShadow:
-			violations = append(violations, float64(it.descriptorIndex))
-		case !it.isOver && it.limit.config != nil:
-			maps.Copy(passed, it.limit.config.Metadata)
-		}
-	}
-	m["quotaModeEnabled"] = hasQuota
-	if len(violations) > 0 {
-		m["quotaModeViolations"] = violations
 	}
 	if len(passed) > 0 {
 		m["metadata"] = passed
 	}
 	return m
+}
+
+// mergeMetadata adds the fields of from that to does not have. If both have a map in a field, the
+// maps are merged in the same way.
+func mergeMetadata(to, from map[string]any) {
+	for name, value := range from {
+		inner, isMap := value.(map[string]any)
+		if !isMap {
+			if _, ok := to[name]; !ok {
+				to[name] = value
+			}
+			continue
+		}
+		if _, ok := to[name]; !ok {
+			to[name] = make(map[string]any) // from is part of the configuration, which must not change
+		}
+		if merged, ok := to[name].(map[string]any); ok {
+			mergeMetadata(merged, inner)
+		}
+	}
 }
 
 func (d *Descriptor) metadata() map[string]any {

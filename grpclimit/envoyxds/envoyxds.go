@@ -233,7 +233,10 @@ func descriptors(list []*configv3.RateLimitDescriptor) []any {
 	for _, d := range list {
 		one := map[string]any{
 			"key": d.GetKey(), "value": d.GetValue(), "shadow_mode": d.GetShadowMode(), "detailed_metric": d.GetDetailedMetric(),
-			"descriptors": descriptors(d.GetDescriptors()),
+			"quota_mode": d.GetQuotaMode(), "descriptors": descriptors(d.GetDescriptors()),
+		}
+		if m := d.GetMetadata(); m != nil {
+			one["metadata"] = m.AsMap()
 		}
 		if l := d.GetRateLimit(); l != nil {
 			one["rate_limit"] = rateLimit(l)
