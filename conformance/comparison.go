@@ -272,25 +272,23 @@ func sendToBoth(left, right responder, request *rls.RateLimitRequest) (a, b answ
 // The documented differences, as the output names them.
 const (
 	ownCounters     = "counters with equal names"
-	anyAsterisk     = "* elsewhere than at the end"
-	quotaDenies     = "limits with quota_mode deny if all of them are over"
 	deniedIsFree    = "a denied request charges nothing"
 	repeatsTogether = "repeated descriptors are charged together"
 	cachedDenial    = "a repeated denial has the numbers of the first"
 	namedWeek       = "metadata have WEEK instead of the unit's number"
 	fullHeaders     = "headers are sent although 4294967295 units are left"
+	cleanMetadata   = "metadata are those of the files"
 )
 
 // documented has the words of docs/envoy-ratelimit.md that describe each difference.
 var documented = map[string]string{
 	ownCounters:     "has a counter of its own",
-	anyAsterisk:     "an asterisk anywhere in a value",
-	quotaDenies:     "is denied if all its quotas are used up",
 	deniedIsFree:    "a denied request",
 	repeatsTogether: "both are charged together",
 	cachedDenial:    "has the statuses of the first one",
 	namedWeek:       "names the unit of an override `WEEK`",
 	fullHeaders:     "are sent even if 4294967295 units are left",
+	cleanMetadata:   "has the `metadata` of the files",
 }
 
 // models predict the answers of both services.
@@ -305,7 +303,7 @@ type models struct {
 // decide predicts both answers, and returns the documented difference that they may have. shared is
 // the result of findShared.
 func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool) (expected [2]answer, cause string) {
-	lefts, rights := m.left.findMatches(request), m.right.findMatches(request)
+	rights := m.right.findMatches(request)
 	for i := range rights {
 		if rights[i].hasCounter() && cause == "" {
 			cause = m.causes[m.right.counterName(rights[i], request, i, now)]
@@ -315,10 +313,6 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 	switch rules := m.right.rules; {
 	case rules.hasOwnCounters && slices.Contains(shared, true):
 		cause = ownCounters
-	case rules.hasAnyWildcards && !slices.EqualFunc(lefts, rights, match.isSame):
-		cause = anyAsterisk
-	case rules.canQuotaDeny && isQuotaSpent(expected) && m.right.hasQuota(rights):
-		cause = quotaDenies
 	case rules.isAtomic && (hasUsedUpLimit(expected[fromLeft].response) || hasUsedUpLimit(expected[fromRight].response)):
 		cause = deniedIsFree
 	case rules.isAtomic && m.right.hasRepetition(rights, request, now):
@@ -327,10 +321,11 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 		cause = namedWeek
 	case rules.hasAllHeaders && len(expected[fromLeft].response.ResponseHeadersToAdd) == 0 && len(expected[fromRight].response.ResponseHeadersToAdd) > 0:
 		cause = fullHeaders
+	case rules.hasCleanMetadata && slices.Contains(differences(expected[fromLeft], expected[fromRight]), "dynamic_metadata"):
+		cause = cleanMetadata
 	}
-	for i := range rights { // the matches of the two models may have different counters
+	for i := range rights {
 		m.recordCause(rights[i], request, i, now, cause)
-		m.recordCause(lefts[i], request, i, now, cause)
 	}
 	return expected, cause
 }
@@ -344,19 +339,6 @@ func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, 
 	if m.causes[name] == "" && m.left.counters[m.left.counterName(match, request, i, now)] != m.right.counters[name] {
 		m.causes[name] = cause
 	}
-}
-
-func (m match) isSame(other match) bool {
-	if m.isOverride && other.isOverride {
-		return true
-	}
-	return m.limit == other.limit && slices.Equal(m.patterns, other.patterns) && m.isReplaced == other.isReplaced
-}
-
-// hasQuota reports whether one of the limits has quota_mode, or all have it by the service's
-// settings.
-func (m *model) hasQuota(matches []match) bool {
-	return slices.ContainsFunc(matches, func(match match) bool { return match.hasCounter() && (match.isQuota || m.settings.isQuota) })
 }
 
 // hasWeekOverride reports whether a descriptor has a limit of its own whose unit is WEEK.
@@ -386,11 +368,6 @@ func (m *model) hasRepetition(matches []match, request *rls.RateLimitRequest, no
 		seen[name] = true
 	}
 	return false
-}
-
-// isQuotaSpent reports whether the answers differ, and a limit of the right one has no units left.
-func isQuotaSpent(expected [2]answer) bool {
-	return len(differences(expected[fromLeft], expected[fromRight])) > 0 && hasUsedUpLimit(expected[fromRight].response)
 }
 
 // straddles reports whether the services may have counted a request in different windows, if one of

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -24,6 +25,7 @@ type node struct {
 	isDetailed bool   // detailed_metric
 	isMetric   bool   // value_to_metric
 	isShared   bool   // share_threshold
+	metadata   map[string]any
 	nodes      []*node
 }
 
@@ -45,7 +47,7 @@ func (n *node) label() string {
 	return n.key + "_" + n.value
 }
 
-func (n *node) isWildcard() bool { return strings.HasSuffix(n.label(), "*") }
+func (n *node) isWildcard() bool { return strings.Contains(n.label(), "*") }
 
 // windowSeconds are the lengths of windows in seconds, by unit.
 var windowSeconds = map[string]int64{
@@ -59,7 +61,7 @@ var unitNames = []string{1: "SECOND", 2: "MINUTE", 3: "HOUR", 4: "DAY", 5: "MONT
 // so that entries often match, repeat, or have equal labels.
 var (
 	keys   = []string{"k", "k", "a", "a_b", "path", "remote_address", "é"}
-	values = []string{"", "", "", "x", "x", "y", "b_c", "c", "10", "true", "1.2.3.4", "/api", "/api/v1", "a b", "x*", "*", "/api/*", "b*", "*b", "ü"}
+	values = []string{"", "", "", "x", "x", "y", "b_c", "c", "10", "true", "1.2.3.4", "/api", "/api/v1", "a b", "x*", "*", "/api/*", "b*", "*b", "/*/v1", "ü"}
 	names  = []string{"one", "two", "three"}
 	counts = []uint32{0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 10, 20, 100, 1000, 1<<31 - 1, 1 << 31, 1<<32 - 1}
 )
@@ -93,12 +95,26 @@ func newNodes(r *rand.Rand, depth int) (nodes []*node) {
 		n.isShadow, n.isQuota = chance(r, 10), chance(r, 20)
 		n.isDetailed, n.isMetric = chance(r, 10), chance(r, 10)
 		n.isShared = n.isWildcard() && chance(r, 2)
+		if chance(r, 4) {
+			n.metadata = newMetadata(r)
+		}
 		if depth < 3 && chance(r, 3) {
 			n.nodes = newNodes(r, depth+1)
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes
+}
+
+// newMetadata returns random metadata. There are few names, so that those of several limits often
+// are to be merged.
+func newMetadata(r *rand.Rand) map[string]any {
+	values := []any{"web", 1.5, true, []any{"x", 2.0}, map[string]any{pick(r, names): pick(r, names)}, map[string]any{"one": map[string]any{pick(r, names): 1.0}}}
+	m := make(map[string]any)
+	for range 1 + r.IntN(2) {
+		m[pick(r, names)] = pick(r, values)
+	}
+	return m
 }
 
 func newLimit(r *rand.Rand) *limit {
@@ -153,6 +169,10 @@ func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) 
 			if flag.isSet || chance(r, 12) {
 				fmt.Fprintf(b, "%s%s: %t\n", indent, flag.name, flag.isSet)
 			}
+		}
+		if len(n.metadata) > 0 {
+			text, _ := json.Marshal(n.metadata) // YAML includes JSON
+			fmt.Fprintf(b, "%smetadata: %s\n", indent, text)
 		}
 		if n.limit != nil {
 			fmt.Fprintf(b, "%srate_limit:\n", indent)

@@ -26,6 +26,9 @@ type model struct {
 	// a name have the value of the constant several instead; see findShared.
 	identities map[string]string
 
+	// metadata has the metadata of nodes, if metadata of others have been merged into them.
+	metadata map[*node]map[string]any
+
 	// denied has the second in which the charges of an entry of the deny cache were last denied. Its
 	// keys are those of the entries; see markCached.
 	denied map[string]int64
@@ -39,10 +42,9 @@ type model struct {
 // envoyproxy/ratelimit itself.
 type rules struct {
 	hasOwnCounters     bool // different entries and units have different counters
-	hasAnyWildcards    bool // an asterisk matches wherever it is, not only at the end
 	hasWeekNames       bool // metadata have WEEK for the unit of an override, instead of its number
 	hasAllHeaders      bool // headers are sent even if 4294967295 units are left in every limit
-	canQuotaDeny       bool // a request is denied if all its limits with quota_mode are over
+	hasCleanMetadata   bool // each response has the metadata of the files; see metadataOf
 	isAtomic           bool // all descriptors of a request are charged, or none
 	shouldChargeShadow bool // limits with shadow_mode or quota_mode are charged even in an atomic request that is denied
 }
@@ -57,12 +59,12 @@ type settings struct {
 
 // exactRules and atomicRules are the rules of Penstock's modes.
 var (
-	exactRules  = rules{hasOwnCounters: true, hasAnyWildcards: true, hasAllHeaders: true, hasWeekNames: true, canQuotaDeny: true}
-	atomicRules = rules{hasOwnCounters: true, hasAnyWildcards: true, hasAllHeaders: true, hasWeekNames: true, canQuotaDeny: true, isAtomic: true, shouldChargeShadow: true}
+	exactRules  = rules{hasOwnCounters: true, hasAllHeaders: true, hasWeekNames: true, hasCleanMetadata: true}
+	atomicRules = rules{hasOwnCounters: true, hasAllHeaders: true, hasWeekNames: true, hasCleanMetadata: true, isAtomic: true, shouldChargeShadow: true}
 )
 
 func newModel(rules rules, settings settings, domains ...*domain) *model {
-	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), identities: make(map[string]string), denied: make(map[string]int64)}
+	m := &model{rules: rules, settings: settings, domains: make(map[string]*domain), counters: make(map[string]uint64), identities: make(map[string]string), metadata: make(map[*node]map[string]any), denied: make(map[string]int64)}
 	for _, d := range domains {
 		m.domains[d.name] = d
 	}
@@ -72,6 +74,8 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 // A match is the limit of one descriptor of a request.
 type match struct {
 	limit       *limit   // nil: no limit applies
+	node        *node    // of the limit; nil for an override
+	hasPath     bool     // the metrics of the limit have the labels of the configuration; see metadataOf
 	isShadow    bool     // the limit has shadow_mode
 	isQuota     bool     // the limit has quota_mode
 	patterns    []string // by entry: the text in the counter's name; "": the entry's value
@@ -92,7 +96,7 @@ func (m *model) findMatches(request *rls.RateLimitRequest) []match {
 	}
 	replaced := make(map[string]bool)
 	for i, descriptor := range request.Descriptors {
-		matches[i] = d.findMatch(descriptor, m.rules)
+		matches[i] = d.findMatch(descriptor)
 		if l := matches[i].limit; l != nil {
 			matches[i].isUnlimited = l.isUnlimited
 			for _, name := range l.replaces {
@@ -109,25 +113,23 @@ func (m *model) findMatches(request *rls.RateLimitRequest) []match {
 }
 
 // findMatch returns the limit of one descriptor. It does not set isUnlimited and isReplaced.
-func (d *domain) findMatch(descriptor *ratelimitv3.RateLimitDescriptor, rules rules) match {
+func (d *domain) findMatch(descriptor *ratelimitv3.RateLimitDescriptor) match {
 	if o := descriptor.Limit; o != nil {
 		return match{limit: &limit{unit: unitNames[o.Unit], count: o.RequestsPerUnit}, isOverride: true}
 	}
 	patterns := make([]string, len(descriptor.Entries))
-	nodes := d.nodes
+	nodes, hasPath := d.nodes, true
 	for i, entry := range descriptor.Entries {
-		n, isPattern := findNode(nodes, entry, rules)
+		n, isPattern := findNode(nodes, entry)
 		if n == nil {
 			return match{}
 		}
 		if n.isShared && isPattern {
 			patterns[i] = strings.TrimPrefix(n.label(), entry.Key+"_")
-			if rules.hasAnyWildcards && n.value != "" {
-				patterns[i] = n.value
-			}
 		}
+		hasPath = hasPath && n.label() == n.metricLabel(entry, isPattern)
 		if i == len(descriptor.Entries)-1 {
-			return match{limit: n.limit, isShadow: n.isShadow, isQuota: n.isQuota, patterns: patterns}
+			return match{limit: n.limit, node: n, hasPath: hasPath, isShadow: n.isShadow, isQuota: n.isQuota, patterns: patterns}
 		}
 		nodes = n.nodes
 	}
@@ -136,7 +138,7 @@ func (d *domain) findMatch(descriptor *ratelimitv3.RateLimitDescriptor, rules ru
 
 // findNode finds the node of an entry on one level: the one with the label key_value, else the
 // first wildcard that matches, else the one with the key alone. isPattern is true for a wildcard.
-func findNode(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules rules) (found *node, isPattern bool) {
+func findNode(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry) (found *node, isPattern bool) {
 	whole := entry.Key + "_" + entry.Value
 	for _, n := range nodes {
 		if n.label() == whole {
@@ -144,11 +146,7 @@ func findNode(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules
 		}
 	}
 	for _, n := range nodes {
-		isMatch := n.isWildcard() && strings.HasPrefix(whole, strings.TrimSuffix(n.label(), "*"))
-		if rules.hasAnyWildcards {
-			isMatch = strings.Contains(n.label(), "*") && matchesPattern(n.label(), whole)
-		}
-		if isMatch {
+		if n.isWildcard() && matchesPattern(n.label(), whole) {
 			return n, true
 		}
 	}
@@ -158,6 +156,22 @@ func findNode(nodes []*node, entry *ratelimitv3.RateLimitDescriptor_Entry, rules
 		}
 	}
 	return nil, false
+}
+
+// metricLabel returns the text of an entry in the name of the metrics of envoyproxy/ratelimit. The
+// node has matched the entry.
+func (n *node) metricLabel(entry *ratelimitv3.RateLimitDescriptor_Entry, isPattern bool) string {
+	value := entry.Value
+	switch {
+	case isPattern && (n.isShared || !n.isMetric):
+		value = strings.TrimPrefix(n.label(), entry.Key+"_")
+	case n.label() == entry.Key && !n.isMetric:
+		value = ""
+	}
+	if value == "" {
+		return entry.Key
+	}
+	return entry.Key + "_" + value
 }
 
 // matchesPattern reports whether a text matches a pattern. An asterisk matches any text.
@@ -245,7 +259,6 @@ func (m *model) findShared(request *rls.RateLimitRequest, now int64) []bool {
 // A result is the decision for a descriptor.
 type result struct {
 	match
-	hasQuota  bool   // the configuration of the limit has quota_mode; isQuota may also come from the service's settings
 	isOver    bool   // the limit is exceeded
 	remaining uint32 // units that are left
 }
@@ -255,7 +268,7 @@ func (m *model) decide(request *rls.RateLimitRequest, now int64) *rls.RateLimitR
 	results := make([]result, len(request.Descriptors))
 	m.maybeCached, m.unused = make([]bool, len(results)), make([]bool, len(results))
 	for i, match := range m.findMatches(request) {
-		results[i].match, results[i].hasQuota = match, match.isQuota
+		results[i].match = match
 		results[i].isQuota = match.isQuota || m.settings.isQuota
 	}
 	if m.rules.isAtomic {
@@ -289,17 +302,18 @@ func (m *model) readCounter(res *result, request *rls.RateLimitRequest, i int, n
 
 // makeResponse returns the response that has these results.
 func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
-	isQuotaDenying := m.rules.canQuotaDeny // it stays true if all limits with quota_mode are over
+	isQuotaDenying := true // all limits with quota_mode are over
 	for i := range results {
 		res := &results[i]
-		if res.hasCounter() && res.isQuota && !res.isOver {
+		isFree := m.settings.isQuota && !res.hasCounter() && !res.isUnlimited // QUOTA_MODE is for descriptors without a limit too
+		if isFree || res.hasCounter() && res.isQuota && !res.denies() {
 			isQuotaDenying = false
 		}
 	}
 	response := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
 	var strictest *rls.RateLimitResponse_DescriptorStatus // for headers
-	var violations []any
-	hasQuota := false
+	hasDenied := false                                    // a limit without quota_mode is over
+	passed := make(map[string]any)                        // the metadata of limits that are not over
 	for i := range results {
 		res, status := &results[i], &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
 		response.Statuses = append(response.Statuses, status)
@@ -319,7 +333,6 @@ func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, no
 		status.LimitRemaining = res.remaining
 		status.DurationUntilReset = &durationpb.Duration{Seconds: window - now%window}
 		// The headers show the last limit that denied, or else the one with the least remaining.
-		hasDenied := response.OverallCode == rls.RateLimitResponse_OVER_LIMIT
 		var isStrictest bool
 		if strictest == nil {
 			isStrictest = res.remaining < math.MaxUint32 || m.rules.hasAllHeaders
@@ -329,18 +342,16 @@ func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, no
 		if !hasDenied && isStrictest {
 			strictest = status
 		}
-		hasQuota = hasQuota || res.hasQuota
-		switch {
-		case !res.isOver || res.isShadow:
+		if !res.denies() {
+			mergeMetadata(passed, m.metadataOf(res.match))
 			continue
-		case res.isQuota:
-			violations = append(violations, float64(i))
 		}
-		if res.isQuota && !isQuotaDenying {
-			status.DurationUntilReset = nil
-		} else {
-			status.Code, response.OverallCode = rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OVER_LIMIT
-			strictest = status
+		status.Code = rls.RateLimitResponse_OVER_LIMIT
+		if !res.isQuota {
+			strictest, hasDenied = status, true
+		}
+		if !res.isQuota || isQuotaDenying {
+			response.OverallCode = rls.RateLimitResponse_OVER_LIMIT
 		}
 	}
 	if m.settings.hasHeaders && strictest != nil {
@@ -353,7 +364,7 @@ func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, no
 		slices.SortFunc(response.ResponseHeadersToAdd, func(a, b *core.HeaderValue) int { return strings.Compare(a.Key, b.Key) })
 	}
 	if m.settings.hasMetadata {
-		response.DynamicMetadata = m.makeMetadata(request, violations, hasQuota)
+		response.DynamicMetadata = m.makeMetadata(request, passed)
 	}
 	if m.settings.isShadow {
 		response.OverallCode = rls.RateLimitResponse_OK
@@ -361,9 +372,59 @@ func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, no
 	return response
 }
 
-// makeMetadata returns the dynamic metadata of a response. violations has the indexes of the
-// descriptors whose limit with quota_mode is over.
-func (m *model) makeMetadata(request *rls.RateLimitRequest, violations []any, hasQuota bool) *structpb.Struct {
+// denies reports whether the limit is exceeded and enforced.
+func (r *result) denies() bool { return r.isOver && !r.isShadow }
+
+// metadataOf returns the metadata of a limit. envoyproxy/ratelimit loses them with detailed_metric
+// on the innermost level, and if the name of the metrics is not the path in the configuration. A
+// response there can add metadata of one limit to those of another, for all later responses.
+func (m *model) metadataOf(match match) map[string]any {
+	n := match.node
+	if n == nil || len(n.metadata) == 0 {
+		return nil
+	}
+	isLost := n.isDetailed && len(n.nodes) == 0 || !n.isDetailed && !match.hasPath
+	switch {
+	case m.rules.hasCleanMetadata:
+		return copyMap(n.metadata)
+	case isLost:
+		return nil
+	case m.metadata[n] == nil:
+		m.metadata[n] = copyMap(n.metadata)
+	}
+	return m.metadata[n]
+}
+
+func copyMap(from map[string]any) map[string]any {
+	to := make(map[string]any)
+	for name, value := range from {
+		if inner, ok := value.(map[string]any); ok {
+			value = copyMap(inner)
+		}
+		to[name] = value
+	}
+	return to
+}
+
+// mergeMetadata adds fields that are missing. The maps in from become part of to.
+func mergeMetadata(to, from map[string]any) {
+	for name, value := range from {
+		existing, exists := to[name]
+		if !exists {
+			to[name] = value
+			continue
+		}
+		into, isMap := existing.(map[string]any)
+		inner, areMaps := value.(map[string]any)
+		if isMap && areMaps {
+			mergeMetadata(into, inner)
+		}
+	}
+}
+
+// makeMetadata returns the dynamic metadata of a response. passed are the metadata of the limits
+// that are not over.
+func (m *model) makeMetadata(request *rls.RateLimitRequest, passed map[string]any) *structpb.Struct {
 	descriptors := []any{}
 	for _, d := range request.Descriptors {
 		entries := []any{}
@@ -383,12 +444,12 @@ func (m *model) makeMetadata(request *rls.RateLimitRequest, violations []any, ha
 		}
 		descriptors = append(descriptors, fields)
 	}
-	fields := map[string]any{"domain": request.Domain, "descriptors": descriptors, "quotaModeEnabled": hasQuota}
+	fields := map[string]any{"domain": request.Domain, "descriptors": descriptors}
 	if request.HitsAddend > 0 {
 		fields["hitsAddend"] = float64(request.HitsAddend)
 	}
-	if len(violations) > 0 {
-		fields["quotaModeViolations"] = violations
+	if len(passed) > 0 {
+		fields["metadata"] = passed
 	}
 	s, err := structpb.NewStruct(fields)
 	if err != nil {
