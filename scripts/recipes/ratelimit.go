@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -61,7 +62,7 @@ func runRateLimit(dir, recipesDir, proxiesDir string) error {
 	if len(l.failures) > 0 {
 		return fmt.Errorf("%d checks failed:\n%s", len(l.failures), strings.Join(l.failures, "\n"))
 	}
-	return nil
+	return errors.Join(runQuotas(dir, envoy, "atomic"), runQuotas(dir, envoy, "exact"))
 }
 
 // A rateLimitTrial runs Penstock as Envoy's rate limit service.
