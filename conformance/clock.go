@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,10 +76,10 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 }
 
 // buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file that the
-// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module. source is the
-// folder of the module that requires envoyproxy/ratelimit, and has the changed file in clock.
-func (o *oracle) buildClocked(source string) error {
-	module, err := runGo(source, "list", "-m", "-f", "{{.Dir}}", modulePath)
+// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module. The changed file
+// is in the folder clock.
+func (o *oracle) buildClocked() error {
+	module, err := o.runGo(slices.Concat([]string{"list"}, o.flags, []string{"-m", "-f", "{{.Dir}}", modulePath})...)
 	if err != nil {
 		return err
 	}
@@ -106,22 +107,14 @@ func (o *oracle) buildClocked(source string) error {
 	if err := os.WriteFile(filepath.Join(utils, "time.go"), []byte(changed), 0o600); err != nil {
 		return err
 	}
-	if err := os.CopyFS(utils, os.DirFS(filepath.Join(source, "clock"))); err != nil {
+	if err := os.CopyFS(utils, os.DirFS(filepath.Join(o.source, "clock"))); err != nil {
 		return err
 	}
-	// This go.mod replaces the module by the copy. Its go.sum must have the same base name.
-	mod := filepath.Join(o.dir, "clocked.mod")
-	if err := copyFile(mod, filepath.Join(source, "go.mod")); err != nil {
+	flags, err := o.replaceModule("clocked", copied)
+	if err != nil {
 		return err
 	}
-	if err := copyFile(filepath.Join(o.dir, "clocked.sum"), filepath.Join(source, "go.sum")); err != nil {
-		return err
-	}
-	if _, err := runGo(source, "mod", "edit", "-replace", modulePath+"="+copied, mod); err != nil {
-		return err
-	}
-	_, err = runGo(source, "build", "-modfile", mod, "-o", filepath.Join(o.dir, "service_clocked"), modulePath+"/src/service_cmd")
-	return err
+	return o.build(flags, filepath.Join(o.dir, "service_clocked"), modulePath+"/src/service_cmd")
 }
 
 func copyFile(to, from string) error {

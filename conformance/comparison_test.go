@@ -145,6 +145,7 @@ func TestDefectsAreFound(t *testing.T) {
 		"all wildcards share":        {domain: everyNode(func(n *node) { n.isShared = n.isWildcard() })},
 		"replaces is ignored":        {domain: everyLimit(func(l *limit) { l.replaces = nil })},
 		"names are not sent":         {domain: everyLimit(func(l *limit) { l.name = "" })},
+		"metadata are not sent":      {domain: everyNode(func(n *node) { n.metadata = nil })},
 		"unlimited is ignored":       {domain: everyLimit(func(l *limit) { l.isUnlimited, l.unit = false, "SECOND" })},
 		"limits are one too large":   {domain: everyLimit(func(l *limit) { l.count++ })},
 		"months are years":           {domain: everyLimit(func(l *limit) { l.unit = strings.Replace(l.unit, "MONTH", "YEAR", 1) })},

@@ -4,7 +4,7 @@
 // difference. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in the PATH,
 // or PENSTOCK_TEST_SERVER.
 //
-//	go run . [-only SECTION,SECTION] [-requests N] [-seed N] [-domain N]
+//	go run . [-only SECTION,SECTION] [-requests N] [-seed N] [-domain N] [-source DIR]
 //
 // The sections:
 //
@@ -38,6 +38,7 @@ import (
 func main() {
 	var p program
 	only := flag.String("only", "", "run only these `sections`, separated by commas")
+	flag.StringVar(&p.checkout, "source", "", "compare with the `folder`, which has the source of envoyproxy/ratelimit, instead of the required version")
 	flag.IntVar(&p.requests, "requests", 50_000, "how many requests a section compares")
 	flag.Uint64Var(&p.seed, "seed", rand.Uint64(), "the seed of the random configurations and requests")
 	flag.IntVar(&p.onlyDomain, "domain", -1, "compare only the configuration with this `number`; -1 compares all")
@@ -52,7 +53,8 @@ func main() {
 type program struct {
 	requests     int // how many requests a section compares
 	seed         uint64
-	onlyDomain   int // the number of the only configuration to compare; -1: all
+	checkout     string // the folder with the source of envoyproxy/ratelimit; "": the required version
+	onlyDomain   int    // the number of the only configuration to compare; -1: all
 	oracle       *oracle
 	penstockFile string // the program penstock; "": not built yet
 }
@@ -90,7 +92,7 @@ func (p *program) run(only string) error {
 		}
 	}
 	var err error
-	if p.oracle, err = buildOracle(filepath.Join("testdata", "ratelimit"), filepath.Join("..", "bin", "conformance")); err != nil {
+	if p.oracle, err = buildOracle(filepath.Join("testdata", "ratelimit"), p.checkout, filepath.Join("..", "bin", "conformance")); err != nil {
 		return fmt.Errorf("nothing is compared: build envoyproxy/ratelimit: %w", err)
 	}
 	fmt.Printf("%s %s, seed %d\n", modulePath, p.oracle.version, p.seed)

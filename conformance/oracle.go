@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -15,14 +16,17 @@ const modulePath = "github.com/envoyproxy/ratelimit"
 
 // An oracle has the programs of envoyproxy/ratelimit, built from its module.
 type oracle struct {
-	version   string
-	dir       string // has the programs
-	clockFile string // the file with the time of the service; "": it uses the system's clock
+	version   string   // or the folder of a checkout
+	source    string   // the folder of the module
+	flags     []string // of the go command; they select a go.mod in which a checkout replaces the module
+	dir       string   // has the programs
+	clockFile string   // the file with the time of the service; "": it uses the system's clock
 }
 
 // buildOracle builds the programs into dir. source is the folder of the module that requires
-// envoyproxy/ratelimit. The go command downloads missing modules.
-func buildOracle(source, dir string) (*oracle, error) {
+// envoyproxy/ratelimit. The go command downloads missing modules. If checkout is not "", it is a
+// folder with the source of envoyproxy/ratelimit, which replaces the required version.
+func buildOracle(source, checkout, dir string) (*oracle, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {
 		return nil, err
@@ -30,26 +34,56 @@ func buildOracle(source, dir string) (*oracle, error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
-	version, err := runGo(source, "list", "-m", "-f", "{{.Version}}", modulePath)
-	if err != nil {
-		return nil, err
-	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	build := []string{"build", "-o", dir + "/", ".", modulePath + "/src/service_cmd", modulePath + "/src/client_cmd", modulePath + "/src/config_check_cmd"}
-	if _, err := runGo(source, build...); err != nil {
-		return nil, err
+	o := &oracle{source: source, dir: dir, version: checkout}
+	if checkout != "" {
+		if checkout, err = filepath.Abs(checkout); err != nil {
+			return nil, err
+		}
+		if o.flags, err = o.replaceModule("checkout", checkout); err != nil {
+			return nil, err
+		}
+	} else {
+		version, err := o.runGo("list", "-m", "-f", "{{.Version}}", modulePath)
+		if err != nil {
+			return nil, err
+		}
+		o.version = strings.TrimSpace(version)
 	}
-	o := &oracle{version: strings.TrimSpace(version), dir: dir}
-	return o, o.buildClocked(source)
+	if err := o.build(o.flags, dir+"/", ".", modulePath+"/src/service_cmd", modulePath+"/src/client_cmd", modulePath+"/src/config_check_cmd"); err != nil {
+		return nil, fmt.Errorf("%w\nthe flag -source names a checkout of %s, for example if the module proxy does not have this version", err, modulePath)
+	}
+	return o, o.buildClocked()
 }
 
-// runGo runs the go command in the module in dir, which is outside the workspace. It returns the
-// command's output.
-func runGo(dir string, args ...string) (string, error) {
+// build builds packages, with these flags of the go command.
+func (o *oracle) build(flags []string, to string, packages ...string) error {
+	_, err := o.runGo(slices.Concat([]string{"build"}, flags, []string{"-o", to}, packages)...)
+	return err
+}
+
+// replaceModule makes a copy of the module's go.mod, in which the folder to replaces
+// envoyproxy/ratelimit. The copy, and its go.sum, have this base name. replaceModule returns the
+// flags of the go command that select the copy.
+func (o *oracle) replaceModule(name, to string) (flags []string, _ error) {
+	mod := filepath.Join(o.dir, name+".mod")
+	if err := copyFile(mod, filepath.Join(o.source, "go.mod")); err != nil {
+		return nil, err
+	}
+	if err := copyFile(filepath.Join(o.dir, name+".sum"), filepath.Join(o.source, "go.sum")); err != nil {
+		return nil, err
+	}
+	_, err := o.runGo("mod", "edit", "-replace", modulePath+"="+to, mod)
+	return []string{"-mod=mod", "-modfile=" + mod}, err
+}
+
+// runGo runs the go command in the module, which is outside the workspace. It returns the command's
+// output.
+func (o *oracle) runGo(args ...string) (string, error) {
 	cmd := exec.Command("go", args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off")
+	cmd.Dir, cmd.Env = o.source, append(os.Environ(), "GOWORK=off")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
