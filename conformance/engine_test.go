@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -72,7 +71,7 @@ func TestEngineEqualsTheModel(t *testing.T) {
 			t.Parallel()
 			clock := &steppedClock{second: firstSecond}
 			var out bytes.Buffer
-			c := &comparison{seed: rand.Uint64(), onlyDomain: -1, out: &out, clock: clock, rightRules: modeRules}
+			c := &comparison{seed: effort.Seed(), onlyDomain: -1, out: &out, clock: clock, rightRules: modeRules}
 			c.start = func(conf *startConfig) (responder, responder, func(), error) {
 				clock.second = firstSecond
 				s, err := newInProcess(clock, conf, envoyrls.Options{Mode: mode})
@@ -82,7 +81,7 @@ func TestEngineEqualsTheModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.mismatches > 0 {
-				t.Errorf("seed %d: %d mismatches; want none:\n%s\n%v", c.seed, c.mismatches, &out, &c.tally)
+				t.Errorf("PENSTOCK_SEED=%d: %d mismatches; want none:\n%s\n%v", c.seed, c.mismatches, &out, &c.tally)
 			}
 			t.Logf("%v", &c.tally)
 		})

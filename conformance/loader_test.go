@@ -11,7 +11,6 @@ func TestLoadersAreCompared(t *testing.T) {
 	t.Parallel()
 	refused, limits := loadResult{Error: "refused"}, loadResult{Limits: "d.a: unit=DAY\nd.b: unit=DAY\n"}
 	for _, row := range []struct {
-		text         string // of the file
 		theirs, ours loadResult
 		isMismatch   bool
 	}{
@@ -21,9 +20,8 @@ func TestLoadersAreCompared(t *testing.T) {
 		{theirs: refused, ours: refused, isMismatch: false},
 		{theirs: limits, ours: refused, isMismatch: true},
 		{theirs: refused, ours: limits, isMismatch: true},
-		{text: "metadata", theirs: loadResult{Error: "config error, unknown key 'metadata'"}, ours: limits, isMismatch: false},
 	} {
-		if outcome, isExpected := compareLoaded(row.text, row.theirs, row.ours); isExpected == row.isMismatch {
+		if outcome, isExpected := compareLoaded(row.theirs, row.ours); isExpected == row.isMismatch {
 			t.Errorf("%+v: the outcome is %q, expected: %t; want a mismatch: %t", row, outcome, isExpected, row.isMismatch)
 		}
 	}

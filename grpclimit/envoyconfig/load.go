@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	yaml1 "go.yaml.in/yaml/v2"
 
@@ -93,7 +94,7 @@ type (
 		DetailedMetric bool `yaml:"detailed_metric"`
 		ValueToMetric  bool `yaml:"value_to_metric"`
 		ShareThreshold bool `yaml:"share_threshold"`
-		Metadata       any  `yaml:"metadata"`
+		Metadata       map[string]any
 	}
 	yamlLimit struct {
 		RequestsPerUnit uint32 `yaml:"requests_per_unit"`
@@ -240,8 +241,28 @@ func (l *loader) checkKeys(m map[any]any, at path, place string) {
 		}
 		if key != "metadata" {
 			l.checkValue(key, m[key], here)
-		} else if _, isMap := m[key].(map[any]any); !isMap && m[key] != nil {
-			l.warn(here, "metadata that are not a map have no effect; write a map, such as owner: web")
+		} else if place == inDescriptor {
+			l.checkMetadata(m[key], here)
+		}
+	}
+}
+
+// checkMetadata checks that all texts of metadata are UTF-8. Responses can have no other text.
+func (l *loader) checkMetadata(value any, at path) {
+	switch v := value.(type) {
+	case map[any]any:
+		for key, inner := range v {
+			name := fmt.Sprint(key)
+			l.checkMetadata(name, at)
+			l.checkMetadata(inner, at.join(name))
+		}
+	case []any:
+		for i := range v {
+			l.checkMetadata(v[i], at.join(i))
+		}
+	case string:
+		if !utf8.ValidString(v) {
+			l.fail(at, "write text in UTF-8", "metadata have %.60q, which is not UTF-8", v)
 		}
 	}
 }
@@ -426,11 +447,16 @@ func (l *loader) warnOfCollisions(n *node) {
 	}
 }
 
-// metadataOf returns metadata with string keys in all maps, as JSON needs them. It returns nil if
-// the value is not a map.
-func metadataOf(value any) map[string]any {
-	m, _ := plainValue(value).(map[string]any)
-	return m
+// metadataOf returns metadata with string keys in all maps, as JSON needs them.
+func metadataOf(m map[string]any) map[string]any {
+	if m == nil {
+		return nil
+	}
+	plain := make(map[string]any, len(m))
+	for name, value := range m {
+		plain[name] = plainValue(value)
+	}
+	return plain
 }
 
 func plainValue(v any) any {

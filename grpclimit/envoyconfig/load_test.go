@@ -222,11 +222,22 @@ func TestHostileFilesNeedLittleMemory(t *testing.T) {
 	}
 }
 
-// envoyproxy/ratelimit ignores such metadata.
-func TestMetadataThatAreNoMapHaveAWarning(t *testing.T) {
-	c := load(t, "domain: a\ndescriptors: [{key: k, metadata: 1.2.3.4, rate_limit: {unit: day, requests_per_unit: 1}}]")
-	if w := c.Warnings(); len(w) != 1 || !strings.Contains(w[0].Text, "not a map") {
-		t.Errorf("the warnings are %v; want one about the metadata", w)
+func TestMetadataThatNoResponseCanHaveAreRejected(t *testing.T) {
+	for metadata, want := range map[string]string{
+		"1.2.3.4":                      "cannot unmarshal",
+		"''":                           "cannot unmarshal",
+		"[a]":                          "cannot unmarshal",
+		"{a: [b, {c: !!binary /w==}]}": "not UTF-8",
+		"{!!binary /w==: a}":           "not UTF-8",
+	} {
+		text := "domain: a\ndescriptors:\n- key: k\n  metadata: " + metadata + "\n  rate_limit: {unit: day, requests_per_unit: 1}\n"
+		_, err := envoyconfig.Load([]envoyconfig.File{{Name: "a.yaml", Content: []byte(text)}}, envoyconfig.Options{})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a.yaml:4") {
+			t.Errorf("with the metadata %s, the error is %v; want one with %q and a.yaml:4", metadata, err, want)
+		}
+	}
+	if c := load(t, "domain: a\ndescriptors: [{key: k, metadata: , rate_limit: {unit: day, requests_per_unit: 1}}]"); c.Limits()[0].Metadata != nil {
+		t.Errorf("without a value, the metadata are %v; want none", c.Limits()[0].Metadata)
 	}
 }
 
