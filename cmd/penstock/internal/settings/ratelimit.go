@@ -3,6 +3,7 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -31,6 +32,9 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 			notes = append(notes, name+" has no effect")
 		}
 	}
+	if r.isTrue("REDIS_PERSECOND") {
+		notes = append(notes, "REDIS_PERSECOND has no effect: the store has the limits per second too")
+	}
 	if err := errors.Join(r.errs...); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
@@ -39,8 +43,8 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 
 // ratelimitIgnored are variables that have no equivalent and change no decision.
 var ratelimitIgnored = []string{
-	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "NEAR_LIMIT_RATIO", "LOCAL_CACHE_SIZE_IN_BYTES",
-	"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
+	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "LOCAL_CACHE_SIZE_IN_BYTES",
+	"LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
 	"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
 }
 
@@ -145,9 +149,6 @@ func (r *ratelimitTranslation) setRedis() {
 		r.fail("BACKEND_TYPE", "%q is not supported; write redis, and name a Redis in REDIS_URL", kind)
 		return
 	}
-	if r.isTrue("REDIS_PERSECOND") {
-		r.fail("REDIS_PERSECOND", "a second Redis is not supported, because one store keeps all limits; omit the variable")
-	}
 	if r.env["REDIS_TIMEOUT"] != "" {
 		r.flags["store-timeout"] = r.env["REDIS_TIMEOUT"]
 	}
@@ -158,15 +159,10 @@ func (r *ratelimitTranslation) setRedis() {
 
 // setStore makes the store's URL.
 func (r *ratelimitTranslation) setStore() {
-	for _, name := range []string{"REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"} {
-		if text := r.get(name, ""); text != "" && text != "false" {
-			r.fail(name, "it is not supported; omit it, and name the authority of the server's certificate in SSL_CERT_FILE")
-		}
+	if r.isTrue("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
+		r.fail("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "it is not supported; omit it, and write the store's URL into PENSTOCK_STORE, with ?server_name= and a name in the server's certificate")
 	}
 	scheme, user, address := r.redisAddress()
-	if r.get("REDIS_SENTINEL_AUTH", "") != "" {
-		r.fail("REDIS_SENTINEL_AUTH", "it is not supported here; write the whole URL into PENSTOCK_STORE")
-	}
 	u := url.URL{Scheme: scheme, User: user, Host: address}
 	redisURL := r.get("REDIS_URL", "")
 	isSocketPath := strings.HasPrefix(redisURL, "unix://") || r.get("REDIS_SOCKET_TYPE", "unix") == "unix" && !strings.Contains(redisURL, "://")
@@ -185,6 +181,23 @@ func (r *ratelimitTranslation) setStore() {
 	default:
 		r.fail("REDIS_TYPE", "%q is unknown; write SINGLE, CLUSTER or SENTINEL", kind)
 	}
+	query := make(url.Values)
+	if u.Scheme != "unix" && scheme == "rediss" {
+		for option, name := range map[string]string{"ca": "REDIS_TLS_CACERT", "cert": "REDIS_TLS_CLIENT_CERT", "key": "REDIS_TLS_CLIENT_KEY"} {
+			if file := r.get(name, ""); file != "" {
+				query.Set(option, file)
+			}
+		}
+	}
+	if auth := r.get("REDIS_SENTINEL_AUTH", ""); auth != "" && strings.HasSuffix(u.Scheme, "+sentinel") {
+		sentinels := userinfo(auth)
+		password, _ := sentinels.Password()
+		query.Set("sentinel_password", password)
+		if name := sentinels.Username(); name != "" {
+			query.Set("sentinel_username", name)
+		}
+	}
+	u.RawQuery = query.Encode()
 	r.flags["store"] = u.String()
 }
 
@@ -227,6 +240,17 @@ func (r *ratelimitTranslation) setBehavior() {
 	}
 	if r.isTrue("LIMIT_RESPONSE_HEADERS_ENABLED") {
 		r.flags["envoy-headers"] = "plain"
+	}
+	if r.isTrue("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT") && r.get(Row{Name: "envoy-mode"}.Env(), "atomic") == "exact" {
+		r.fail("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "mode exact charges denied requests; write PENSTOCK_ENVOY_MODE=atomic, which never charges them, or omit the variable")
+	}
+	if text := r.get("NEAR_LIMIT_RATIO", ""); text != "" {
+		ratio, err := strconv.ParseFloat(text, 64)
+		if percent := math.Round(ratio * 100); err == nil && percent >= 50 && percent <= 100 {
+			r.flags["near-limit"] = strconv.Itoa(int(percent))
+		} else {
+			r.fail("NEAR_LIMIT_RATIO", "%q is not supported; write a number from 0.5 to 1", text)
+		}
 	}
 	if prefix := r.get("CACHE_KEY_PREFIX", ""); prefix != "" {
 		r.flags["prefix"] = prefix

@@ -31,6 +31,13 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		{"REDIS_URL=redis://old:x@redis:6379", map[string]string{"store": "redis://old:x@redis:6379"}},
 		{"REDIS_TYPE=CLUSTER REDIS_SOCKET_TYPE=tcp REDIS_URL=a:1,b:2", map[string]string{"store": "redis+cluster://a:1,b:2"}},
 		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1,b:2 REDIS_TIMEOUT=1s", map[string]string{"store": "redis+sentinel://a:1,b:2/main", "store-timeout": "1s"}},
+		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 REDIS_TLS=true REDIS_TLS_CACERT=/ca.pem REDIS_TLS_CLIENT_CERT=/c.pem REDIS_TLS_CLIENT_KEY=/k.pem",
+			map[string]string{"store": "rediss://redis:6379?ca=%2Fca.pem&cert=%2Fc.pem&key=%2Fk.pem"}},
+		{"REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379 REDIS_TLS_CACERT=/ca.pem REDIS_SENTINEL_AUTH=a", map[string]string{"store": "redis://redis:6379"}},
+		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1 REDIS_SENTINEL_AUTH=p@ss", map[string]string{"store": "redis+sentinel://a:1/main?sentinel_password=p%40ss"}},
+		{"REDIS_TYPE=sentinel REDIS_SOCKET_TYPE=tcp REDIS_URL=main,a:1 REDIS_SENTINEL_AUTH=me:pass", map[string]string{"store": "redis+sentinel://a:1/main?sentinel_password=pass&sentinel_username=me"}},
+		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true NEAR_LIMIT_RATIO=0.9", map[string]string{"near-limit": "90"}},
+		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=false PENSTOCK_ENVOY_MODE=exact", nil},
 		{"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=a GRPC_SERVER_TLS_KEY=b GRPC_CLIENT_TLS_CACERT=c", map[string]string{"caller-tls-cert": "a", "caller-tls-key": "b", "caller-client-ca": "c", "api-without-tls": "true"}},
 		{"SHADOW_MODE=true QUOTA_MODE=1 RESPONSE_DYNAMIC_METADATA=true LIMIT_RESPONSE_HEADERS_ENABLED=true", map[string]string{"envoy-shadow-mode": "true", "envoy-quota-mode": "true", "envoy-metadata": "true", "envoy-headers": "plain"}},
 		{"CACHE_KEY_PREFIX=x LOG_LEVEL=WARNING LOG_FORMAT=json", map[string]string{"prefix": "x", "log-format": "json"}},
@@ -58,9 +65,10 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 	if _, _, err := FromRatelimit([]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true"}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("with TLS and without an authority, the error is %v; want ErrInvalid", err)
 	}
-	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "NEAR_LIMIT_RATIO=0.5"})
-	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, []string{"NEAR_LIMIT_RATIO has no effect"}) {
-		t.Errorf("the flags are %v, the notes %v, and the error %v; want no flag grpc, because PENSTOCK_GRPC is set, and one note", flags, notes, err)
+	flags, notes, err := FromRatelimit([]string{"PENSTOCK_GRPC=127.0.0.1:9", "EXTRA_TAGS=a:b", "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=other:6379"})
+	want := []string{"EXTRA_TAGS has no effect", "REDIS_PERSECOND has no effect: the store has the limits per second too"}
+	if _, ok := flags["grpc"]; ok || err != nil || !slices.Equal(notes, want) {
+		t.Errorf("the flags are %v, the notes %q, and the error %v; want no flag grpc, because PENSTOCK_GRPC is set, and the notes %q", flags, notes, err, want)
 	}
 }
 
@@ -68,7 +76,7 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 // without an equivalent.
 func TestStoreOfPenstockReplacesThatOfRatelimit(t *testing.T) {
 	for _, variable := range []string{"PENSTOCK_STORE=redis://redis:6379", "PENSTOCK_STORE_FILE=/run/secrets/store"} {
-		flags, _, err := FromRatelimit([]string{variable, "REDIS_URL=other:6379", "REDIS_SENTINEL_AUTH=a", "REDIS_TLS_CACERT=/a", "REDIS_TIMEOUT=1s"})
+		flags, _, err := FromRatelimit([]string{variable, "REDIS_URL=other:6379", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true", "REDIS_TIMEOUT=1s"})
 		if _, ok := flags["store"]; ok || err != nil || flags["store-timeout"] != "1s" {
 			t.Errorf("with %s the flags are %v (error %v); want no flag store, and store-timeout 1s", variable, flags, err)
 		}
@@ -77,17 +85,17 @@ func TestStoreOfPenstockReplacesThatOfRatelimit(t *testing.T) {
 
 func TestVariablesWithoutAnEquivalentAreRejected(t *testing.T) {
 	for environ, want := range map[string]string{
-		"CONFIG_TYPE=X":                             "CONFIG_TYPE: \"X\" is unknown",
-		"BACKEND_TYPE=memcache":                     "BACKEND_TYPE",
-		"REDIS_PERSECOND=true":                      "REDIS_PERSECOND",
-		"REDIS_TYPE=x":                              "REDIS_TYPE",
-		"SHADOW_MODE=maybe":                         "SHADOW_MODE: \"maybe\" is neither true nor false",
-		"LOG_LEVEL=loud":                            "LOG_LEVEL",
-		"REDIS_TLS_CACERT=/a":                       "REDIS_TLS_CACERT",
-		"REDIS_SENTINEL_AUTH=a":                     "REDIS_SENTINEL_AUTH",
-		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+		"CONFIG_TYPE=X":         "CONFIG_TYPE: \"X\" is unknown",
+		"BACKEND_TYPE=memcache": "BACKEND_TYPE",
+		"REDIS_TYPE=x":          "REDIS_TYPE",
+		"SHADOW_MODE=maybe":     "SHADOW_MODE: \"maybe\" is neither true nor false",
+		"LOG_LEVEL=loud":        "LOG_LEVEL",
+		"NEAR_LIMIT_RATIO=0.4":  "NEAR_LIMIT_RATIO",
+		"NEAR_LIMIT_RATIO=x":    "NEAR_LIMIT_RATIO",
+		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=1 PENSTOCK_ENVOY_MODE=exact": "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: mode exact",
+		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true":                           "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
 	} {
-		if _, _, err := FromRatelimit([]string{environ}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, _, err := FromRatelimit(strings.Fields(environ)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("with %s the error is %v; want ErrInvalid, with the text %q", environ, err, want)
 		}
 	}
