@@ -21,22 +21,26 @@ var rates = map[string]Rate{
 	LogAll:     {PerSecond: 1000},
 }
 
-// Log logs denials with masked keys until ctx ends. mode is LogOff, LogSampled or LogAll.
-func (r *Recorder) Log(ctx context.Context, mode string, log *slog.Logger, identities *redact.Identities) {
+// Log returns a function that logs denials with masked keys until its context ends. It logs the
+// denials since the return of Log too, up to maxQueued, because it may start late on a busy
+// machine. It is called once. mode is LogOff, LogSampled or LogAll.
+func (r *Recorder) Log(mode string, log *slog.Logger, identities *redact.Identities) (run func(context.Context)) {
 	if mode == LogOff {
-		return
+		return func(context.Context) {}
 	}
 	reader := r.Join(Filter{}, rates[mode])
-	if reader == nil {
-		return // cannot happen: the log joins first, so there is room
+	if reader == nil { // cannot happen: the log joins first, so there is room
+		return func(context.Context) {}
 	}
-	defer r.Leave(reader)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case d := <-reader.C:
-			log.Info("request denied", d.attributes(identities)...)
+	return func(ctx context.Context) {
+		defer r.Leave(reader)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case d := <-reader.C:
+				log.Info("request denied", d.attributes(identities)...)
+			}
 		}
 	}
 }

@@ -45,10 +45,11 @@ func (w *standardLines) Write(p []byte) (int, error) {
 
 // logDenials logs denied requests until ctx ends.
 func (s *service) logDenials(ctx context.Context) {
+	run := s.denials.Log(s.Settings.DenialLog, s.Log, s.Settings.Identities(s.sharedSecret))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.denials.Log(ctx, s.Settings.DenialLog, s.Log, s.Settings.Identities(s.sharedSecret))
+		run(ctx)
 	}()
 	s.onClose(func() { <-ended })
 }
