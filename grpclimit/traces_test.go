@@ -93,6 +93,7 @@ rules:
 			}
 		}
 	}
+	// Each second call or so is denied, so the chance that none is, or that all are, is about 2^-2000.
 	if allowed == 0 || denied == 0 {
 		t.Errorf("%d calls were allowed and %d denied; want some of both", allowed, denied)
 	}

@@ -110,6 +110,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 			lists += list.lists
 		})
 	}
+	// One list in 12 has one call. That all have one has a chance below 12^-60.
 	if lists == 0 {
 		t.Error("the store decided 0 lists; want at least 1")
 	}

@@ -94,6 +94,7 @@ descriptors:
 				}
 				listed.events, single.events = nil, nil
 			}
+			// One list in 30 has one message. That all 100 have one has a chance of 30^-100.
 			if store.batches == 0 {
 				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}

@@ -69,7 +69,7 @@ func (t *topCommand) run(c *cobra.Command) error {
 	terminal, isFile := c.OutOrStdout().(*os.File)
 	isTerminal := isFile && term.IsTerminal(int(terminal.Fd()))
 	if isTerminal && !t.isOnce && t.output == "text" {
-		return t.follow(c.Context(), terminal)
+		return t.follow(c.Context(), terminal, func() (width, height int, err error) { return term.GetSize(int(terminal.Fd())) })
 	}
 	s, err := t.read(c.Context())
 	if err != nil {
@@ -104,8 +104,8 @@ const (
 	topTimeout  = 3 * time.Second        // for one read
 )
 
-// follow shows the instance until ctx ends.
-func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
+// follow shows the instance until ctx ends. size returns the size of the terminal.
+func (t *topCommand) follow(ctx context.Context, terminal io.Writer, size func() (width, height int, err error)) error {
 	const isFull = true
 	latest, err := t.readSnapshot(ctx, nil, isFull)
 	if err != nil {
@@ -118,7 +118,7 @@ func (t *topCommand) follow(ctx context.Context, terminal *os.File) error {
 	answeredAt := time.Now()
 	for i := 1; ; i++ {
 		view := top.View{Width: 80, Height: 24, IsBold: os.Getenv("NO_COLOR") == ""} // the usual size, if the terminal does not report its own
-		if width, height, err := term.GetSize(int(terminal.Fd())); err == nil {
+		if width, height, err := size(); err == nil {
 			view.Width, view.Height = width, height
 		}
 		if err != nil { // the error of the latest read

@@ -1,11 +1,9 @@
 package command
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"net/http"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -14,42 +12,45 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// A screen is penstock top in a terminal of script(1).
+// A screen is a terminal of 80 columns and 60 rows, with penstock top in it.
 type screen struct {
 	mu   sync.Mutex
 	text string // drawn since the last call of await
 }
 
-// startTop starts penstock top in a terminal of 80 columns and 60 rows.
-func startTop(t *testing.T, args ...string) *screen {
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text += string(p)
+	return len(p), nil
+}
+
+// startTop shows an instance on a screen until the test ends. The test needs no real terminal, which
+// a container may not have.
+func startTop(t *testing.T, address string) *screen {
 	t.Helper()
-	script, err := exec.LookPath("script")
-	if err != nil {
-		t.Skip("script(1) is not installed, so there is no terminal")
-	}
-	c := exec.CommandContext(t.Context(), script, "-qfc", strings.Join(append([]string{"stty cols 80 rows 60;", os.Args[0], "top"}, args...), " "), "/dev/null")
-	c.Env = []string{"BE_PENSTOCK=1", "PATH=" + os.Getenv("PATH"), "SHELL=/bin/sh"}
-	out, err := c.StdoutPipe()
-	if err == nil {
-		err = c.Start()
-	}
-	if err != nil {
+	var top topCommand
+	top.admin.Address = address
+	var err error
+	if top.instance, err = top.admin.open(credential{}); err != nil {
 		t.Fatal(err)
 	}
 	s := new(screen)
-	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
-	go func() {
-		lines := bufio.NewReader(out)
-		for {
-			line, err := lines.ReadString('\n')
-			s.mu.Lock()
-			s.text += line
-			s.mu.Unlock()
-			if err != nil {
-				return
-			}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- top.follow(ctx, s, func() (width, height int, err error) { return 80, 60, nil }) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("top ended with the error %v; want none", err)
 		}
-	}()
+		top.instance.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !strings.HasSuffix(s.text, "\x1b[?25h\x1b[?1049l") {
+			t.Error("at its end, top does not show the cursor and the former screen again")
+		}
+	})
 	return s
 }
 
@@ -98,7 +99,7 @@ func TestTopShowsAnOutage(t *testing.T) {
 	})
 	defer load.Wait()
 	defer close(stopped)
-	s := startTop(t, "--admin", f.admin)
+	s := startTop(t, f.admin)
 	s.await(t, "breaker    closed", "near.hour", "DENIED MOST", "INSTANCES 1 shown")
 	f.redis.Kill()
 	took := s.await(t, "FAILING", " open: the server is not called", "local, by this instance's share", "WITHOUT THE STORE", "near.hour, while it fails: no more, with one instance")

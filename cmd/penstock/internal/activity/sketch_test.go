@@ -120,11 +120,13 @@ func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
 	}
 }
 
+// knownSeed is the seed of tests whose bounds hold with a high probability only. With random seeds,
+// they would fail by chance.
+const knownSeed = 1
+
 func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
 	effort.SkipUnderRace(t)
-	seed := effort.Seed()
-	t.Logf("PENSTOCK_SEED=%d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := rand.New(rand.NewPCG(knownSeed, 1))
 	for _, stream := range eventStreams(r) {
 		s, exact := newSketch(sketchSize), make(map[string]uint64)
 		gap := uint64(64)
