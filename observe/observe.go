@@ -29,6 +29,10 @@ type Options struct {
 	// not call methods of the Counts. Default: latencies are not recorded.
 	Histogram func(Rule) Histogram
 
+	// NearPercent defines "near the limit": after a request that the store has allowed, at least this
+	// percentage of the limit is used. From 50 to 100; default: 80.
+	NearPercent int
+
 	// Removed is called with each removed Rule that has a Histogram. It must not call methods of the
 	// Counts. Default: no function is called.
 	Removed func(Rule)
@@ -57,6 +61,7 @@ type Counts struct {
 // series are the numbers of one Rule.
 type series struct {
 	requestsByOutcome [numOutcomes]atomic.Uint64 // the number of requests, by outcome
+	nearLimit         atomic.Uint64              // allowed requests near the limit
 	histogram         atomic.Pointer[Histogram]  // nil until the first latency
 }
 
@@ -92,6 +97,9 @@ func New(o Options) *Counts {
 	if o.Removed == nil {
 		o.Removed = func(Rule) {}
 	}
+	if o.NearPercent == 0 {
+		o.NearPercent = 80
+	}
 	c := &Counts{
 		options: o, permanentRules: []Rule{Other}, rulesByOwner: make(map[string][]Rule),
 		decisionsBySource: make([]atomic.Uint64, len(sources)), errorsByReason: make([]atomic.Uint64, len(reasons)),
@@ -106,7 +114,10 @@ func New(o Options) *Counts {
 // After SetGuards, it counts only errors of invalid charges, because the guards report all other
 // errors to ObserveStoreError.
 func (c *Counts) ObserveRequest(e *admission.Event) {
-	c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
+	s := c.count(e.Context, Rule{e.Rule, e.Limit, e.Algorithm}, e.Outcome, e.Latency)
+	if c.isNearLimit(e) {
+		s.nearLimit.Add(1)
+	}
 	if e.Outcome != admission.Abandoned {
 		c.countUnguarded(e.Err)
 	}
@@ -119,6 +130,31 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 	if hasLimit && !hasFailed {
 		c.countSource(e.Source)
 	}
+}
+
+// isNearLimit reports whether an allowed request is near the limit that it is counted under. Other
+// sources than the store know only a part of the limit.
+func (c *Counts) isNearLimit(e *admission.Event) bool {
+	if e.Outcome != admission.Allowed || e.Source != penstock.FromStore || e.Decision == nil || e.Decision.Len() != len(e.Charges) || len(e.Charges) == 0 {
+		return false
+	}
+	i := e.Decision.Strictest()
+	charge := &e.Charges[i]
+	isCharged := charge.Cost > 0 && (charge.Mode == penstock.Spend || charge.Mode == penstock.Draw || charge.Mode == penstock.Force)
+	return isCharged && IsNear(charge.Plan.Capacity(), e.Decision.Status(i).Remaining, c.options.NearPercent)
+}
+
+// IsNear reports whether, of a limit with this capacity, at least percent are used. percent is from
+// 50 to 100.
+func IsNear(capacity, remaining int64, percent int) bool {
+	if remaining > capacity>>1 { // the usual case, without a multiplication
+		return false
+	}
+	leftPercent := int64(100 - percent)
+	if capacity > 1<<50 { // a product would overflow
+		return remaining <= capacity/100*leftPercent
+	}
+	return remaining*100 <= capacity*leftPercent
 }
 
 // ObserveDecision counts a decision as a request, for programs that call a Limiter or a store
@@ -224,30 +260,31 @@ type Guards struct {
 // report them to CountError.
 func (c *Counts) SetGuards(g Guards) { c.guards.Store(&g) }
 
-// count counts an outcome of a rule, under Other if the rule is not set.
-func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome, latency time.Duration) {
+// count counts an outcome of a rule, under Other if the rule is not set. It returns the series.
+func (c *Counts) count(ctx context.Context, rule Rule, outcome admission.Outcome, latency time.Duration) *series {
 	rules := *c.seriesByRule.Load()
 	s := rules[rule]
 	if s == nil {
 		rule, s = Other, rules[Other]
 	}
 	if outcome >= numOutcomes {
-		return
+		return s
 	}
 	s.requestsByOutcome[outcome].Add(1)
 	if latency <= 0 || c.options.Histogram == nil {
-		return
+		return s
 	}
 	histogram := s.histogram.Load()
 	if histogram == nil {
 		if histogram = c.histogram(rule, s); histogram == nil {
-			return
+			return s
 		}
 	}
 	if ctx == nil {
 		ctx = context.Background()
 	}
 	(*histogram).Observe(ctx, latency)
+	return s
 }
 
 // histogram returns the histogram of a rule, and makes it if necessary. It returns nil if the rule

@@ -209,3 +209,41 @@ func TestWaitingIsTheSumOfAllFunctions(t *testing.T) {
 		t.Errorf("%d requests wait; want 5, the sum of 2 and 3", n)
 	}
 }
+
+func TestRequestsNearTheirLimitAreCounted(t *testing.T) {
+	for _, row := range []struct {
+		capacity, remaining int64
+		percent             int
+		want                bool
+	}{
+		{10, 2, 80, true}, {10, 3, 80, false}, {10, 0, 100, true}, {10, 1, 100, false}, {10, 5, 50, true}, {10, 6, 50, false},
+		{1, 0, 80, true}, {1, 1, 80, false}, {1 << 51, 1<<51/100*20 + 1, 80, false}, {1 << 51, 1 << 51 / 100 * 20, 80, true},
+	} {
+		if got := IsNear(row.capacity, row.remaining, row.percent); got != row.want {
+			t.Errorf("with %d of %d left, and %d %%, IsNear returns %t; want %t", row.remaining, row.capacity, row.percent, got, row.want)
+		}
+	}
+	plan := penstock.PerHour(10).WithName(search.Limit).MustCompile()
+	event := func(mode penstock.Mode, remaining int64, source penstock.Source) *admission.Event {
+		d := penstock.Single(penstock.Status{Remaining: remaining})
+		return &admission.Event{
+			Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: admission.Allowed, Source: source,
+			Decision: &d, Charges: []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Mode: mode}},
+		}
+	}
+	c := New(Options{NearPercent: 90})
+	c.SetRules([]Rule{search})
+	for _, e := range []*admission.Event{
+		event(penstock.Spend, 1, penstock.FromStore), event(penstock.Force, 0, penstock.FromStore), // these two count
+		event(penstock.Spend, 2, penstock.FromStore), event(penstock.Peek, 0, penstock.FromStore), event(penstock.Spend, 0, penstock.FromLease),
+		{Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: admission.Allowed},
+		{Rule: search.Name, Limit: search.Limit, Algorithm: search.Algorithm, Outcome: admission.Denied, Decision: event(penstock.Spend, 0, penstock.FromStore).Decision},
+	} {
+		c.ObserveRequest(e)
+	}
+	c.NearLimit(func(rule Rule, n uint64) {
+		if want := map[Rule]uint64{search: 2}[rule]; n != want {
+			t.Errorf("the rule %v has %d requests near its limit; want %d", rule, n, want)
+		}
+	})
+}

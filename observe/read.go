@@ -22,6 +22,13 @@ func (c *Counts) Requests(f func(rule Rule, byOutcome []uint64)) {
 	}
 }
 
+// NearLimit calls f with each Rule and its number of requests that were allowed near the limit.
+func (c *Counts) NearLimit(f func(rule Rule, n uint64)) {
+	for rule, s := range *c.seriesByRule.Load() {
+		f(rule, s.nearLimit.Load())
+	}
+}
+
 // Rules returns all Rules, including Other.
 func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.seriesByRule.Load())) }
 

@@ -36,6 +36,10 @@ const (
 type MetricsOptions struct {
 	// Provider makes the meter. Default: the global provider.
 	Provider metric.MeterProvider
+
+	// NearPercent is the percentage of a limit that a request near the limit has used at least. From 50
+	// to 100; default: 80.
+	NearPercent int
 }
 
 // Metrics export observe.Counts when their provider reads them. The methods of the Counts receive
@@ -49,8 +53,8 @@ type Metrics struct {
 
 // instruments are the instruments of all numbers that Metrics reports.
 type instruments struct {
-	requests, shadowRequests, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
-	waiting                                                                      metric.Int64ObservableUpDownCounter
+	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
+	waiting                                                                                 metric.Int64ObservableUpDownCounter
 
 	breakerState                                         metric.Int64ObservableGauge
 	breakerChanges, leaseUnits, clockSteps, scriptEvents metric.Int64ObservableCounter
@@ -72,7 +76,7 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Metrics{Counts: observe.New(observe.Options{Histogram: func(rule observe.Rule) observe.Histogram {
+	m := &Metrics{Counts: observe.New(observe.Options{NearPercent: o.NearPercent, Histogram: func(rule observe.Rule) observe.Histogram {
 		return histogram{latency, []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(rule)...))}}
 	}})}
 	all, err := m.instruments.makeAll(meter)
@@ -123,6 +127,7 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 		add(made, err)
 	}
 	makeCounter(&i.requests, "ratelimit.requests", "{request}", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.")
+	makeCounter(&i.nearLimit, "ratelimit.near_limit", "{request}", "Requests that passed with little of their limit left: at least 80 % of it is used, or NearPercent.")
 	makeCounter(&i.shadowRequests, "ratelimit.shadow.requests", "{request}", "Requests that shadows would have allowed or denied.")
 	makeCounter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
 	makeCounter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
@@ -160,6 +165,7 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 			report(counter, n, append(attributesOf(rule), outcomeKey.String(outcome.String()))...)
 		}
 	})
+	m.NearLimit(func(rule observe.Rule, n uint64) { report(m.instruments.nearLimit, n, attributesOf(rule)...) })
 	m.Decisions(func(source penstock.Source, n uint64) {
 		report(m.instruments.decisions, n, sourceKey.String(source.String()))
 	})

@@ -19,6 +19,7 @@ var (
 	requestsDesc = newDesc("rate_limiter_requests_total", "Requests by rule, limit and outcome. If several limits applied, the one that denied or was closest to denying is named.",
 		"rule", "limit", "algorithm", "outcome")
 	allowedDesc        = newDesc("rate_limiter_allowed_total", "Requests that passed: within their limits, without a limit, exempt, or failed open.", ruleLabels...)
+	nearLimitDesc      = newDesc("rate_limiter_near_limit_total", "Requests that passed with little of their limit left: at least 80 % of it is used, or what near_limit sets.", ruleLabels...)
 	rejectedDesc       = newDesc("rate_limiter_rejected_total", "Requests that did not pass: over a limit, refused, malformed, failed closed, or abandoned by the client.", ruleLabels...)
 	shadowAllowedDesc  = newDesc("rate_limiter_shadow_allowed_total", "Requests that shadows would have allowed.", ruleLabels...)
 	shadowRejectedDesc = newDesc("rate_limiter_shadow_rejected_total", "Requests that shadows would have rejected.", ruleLabels...)
@@ -45,7 +46,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		requestsDesc, allowedDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, tokensRejectedDesc, waitingDesc,
+		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, tokensRejectedDesc, waitingDesc,
 		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc,
 	} {
 		to <- desc
@@ -57,6 +58,7 @@ func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	s := samples(to)
 	m.collectRequests(s)
+	m.collectNearLimit(s)
 	m.latency.Collect(to)
 	m.Decisions(func(source penstock.Source, n uint64) { s.counter(decisionsDesc, n, source.String()) })
 	m.Errors(func(reason string, n uint64) { s.counter(failuresDesc, n, reason) })
@@ -102,6 +104,17 @@ func (m *Metrics) collectRequests(s samples) {
 			observe.Passed: allowedDesc, observe.Rejected: rejectedDesc, observe.ShadowPassed: shadowAllowedDesc, observe.ShadowRejected: shadowRejectedDesc,
 		} {
 			s.counter(desc, sums[sum], rule.Name, rule.Limit, rule.Algorithm)
+		}
+	})
+}
+
+// collectNearLimit adds no series for a limit without requests if there are more than ManyRules.
+func (m *Metrics) collectNearLimit(s samples) {
+	hasManyRules := len(m.Rules()) > ManyRules
+	m.NearLimit(func(rule observe.Rule, n uint64) {
+		isOfNewIdentities := rule.Limit == policy.NewIdentities
+		if n > 0 || !hasManyRules && !isOfNewIdentities || rule == observe.Other {
+			s.counter(nearLimitDesc, n, rule.Name, rule.Limit, rule.Algorithm)
 		}
 	})
 }

@@ -19,6 +19,10 @@ type Options struct {
 	// TraceID is set, exemplars of the latency histogram have this id as their label trace_id. Return
 	// only ids of sampled traces, like penstockotel.SampledTraceID. Default: no exemplars.
 	TraceID func(context.Context) string
+
+	// NearPercent is the percentage of a limit that a request near the limit has used at least. From 50
+	// to 100; default: 80.
+	NearPercent int
 }
 
 // Metrics are a prometheus.Collector of observe.Counts. The methods of the Counts receive the
@@ -45,6 +49,7 @@ func New(o Options) *Metrics {
 		NativeHistogramMinResetDuration: time.Hour,
 	}, ruleLabels)}
 	m.Counts = observe.New(observe.Options{
+		NearPercent: o.NearPercent,
 		Histogram: func(rule observe.Rule) observe.Histogram {
 			observer, err := m.latency.GetMetricWithLabelValues(rule.Name, rule.Limit, rule.Algorithm)
 			if err != nil { // a label is not UTF-8

@@ -121,6 +121,14 @@ var alerts = []alert{
 			series("rate_limiter_requests_total", `rule="rare"`, "0+6x30"), series("rate_limiter_rejected_total", `rule="rare"`, "0+6x30")),
 	},
 	{
+		name:  "PenstockManyNearLimit",
+		query: "job_rule:rate_limiter_near_limit:rate5m / (job_rule:rate_limiter_requests:rate5m > 0) > 0.2 and job_rule:rate_limiter_near_limit:rate5m > 1", wait: 10 * time.Minute, severity: "warning",
+		summary: "Many requests of a rule are near its limit", description: "Of the requests of the rule {{ $labels.rule }}, {{ $value | humanizePercentage }} have little of their limit left.",
+		fires: together(series("rate_limiter_requests_total", `rule="search"`, "0+600x30"), series("rate_limiter_near_limit_total", `rule="search"`, "0+300x30")),
+		quiet: together(series("rate_limiter_requests_total", `rule="search"`, "0+600x30"), series("rate_limiter_near_limit_total", `rule="search"`, "0+90x30"),
+			series("rate_limiter_requests_total", `rule="rare"`, "0+6x30"), series("rate_limiter_near_limit_total", `rule="rare"`, "0+6x30")),
+	},
+	{
 		name:  "PenstockRejectionsJumped",
 		query: "job_rule:rate_limiter_rejected:rate5m > 3 * job_rule:rate_limiter_rejected:rate5m offset 1d and job_rule:rate_limiter_rejected:rate5m > 1", wait: 10 * time.Minute, severity: "warning",
 		summary: "A rule rejects more than yesterday", description: `The rule {{ $labels.rule }} rejects {{ $value | printf "%.1f" }} requests a second, more than three times as many as a day ago.`,

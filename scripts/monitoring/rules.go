@@ -14,6 +14,7 @@ var rules = []rule{
 	{"job_rule:rate_limiter_requests:rate5m", "sum by (job, rule) (rate(rate_limiter_requests_total[5m]))", "requests per second of each rule"},
 	{"job_rule:rate_limiter_rejected:rate5m", "sum by (job, rule) (rate(rate_limiter_rejected_total[5m]))", "rejected requests per second of each rule"},
 	{"job_rule:rate_limiter_rejected:ratio_rate5m", "job_rule:rate_limiter_rejected:rate5m / (job_rule:rate_limiter_requests:rate5m > 0)", "ratio of rejected requests to all requests of each rule"},
+	{"job_rule:rate_limiter_near_limit:rate5m", "sum by (job, rule) (rate(rate_limiter_near_limit_total[5m]))", "requests per second of each rule that are near their limit"},
 	{"job:rate_limiter_requests:rate5m", "sum by (job) (rate(rate_limiter_requests_total[5m]))", "requests per second"},
 	{"job:rate_limiter_latency_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_latency_seconds_bucket[5m])))", "the time within which 99 % of decisions end"},
 	{"job:rate_limiter_store_probe_seconds:p99_rate5m", "histogram_quantile(0.99, sum by (job, le) (rate(rate_limiter_store_probe_seconds_bucket[5m])))", "the time within which 99 % of the self-tests of Redis end"},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/observe"
 )
 
 // A Kind is what a list of the most active keys counts.
@@ -236,18 +237,8 @@ func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 
 // isNear reports whether, after a charge, at least Options.NearPercent of the limit is used.
 func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
-	capacity := c.Plan.Capacity()
-	if remaining > capacity>>1 { // the usual case, without a multiplication
-		return false
-	}
-	if c.Cost == 0 || c.Mode > penstock.Draw { // only Spend and Draw are new requests
-		return false
-	}
-	leftPercent := int64(100 - r.options.NearPercent)
-	if capacity > 1<<50 { // a product would overflow
-		return remaining <= capacity/100*leftPercent
-	}
-	return remaining*100 <= capacity*leftPercent
+	isNewRequest := c.Cost > 0 && c.Mode <= penstock.Draw // Spend and Draw
+	return isNewRequest && observe.IsNear(c.Plan.Capacity(), remaining, r.options.NearPercent)
 }
 
 // isSampled reports whether a random number selects an event as a sample. It selects one in gap

@@ -17,7 +17,7 @@ import (
 func TestEventsAreCounted(t *testing.T) {
 	full := penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("memory is full"))
 	log := new(logbuffer.Buffer)
-	core := newCore(Options{Metrics: metrics.New("", nil), Log: log.Logger()})
+	core := newCore(Options{Metrics: metrics.New("", nil, 80), Log: log.Logger()})
 	core.rules = &rules{metrics: core.Metrics, log: core.Log}
 	core.Metrics.SetRules([]metrics.Rule{{Name: "a", Algorithm: "x"}})
 	readMetrics := func() string {

@@ -38,7 +38,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	}
 	writeRule("one")
 	log := new(logbuffer.Buffer)
-	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil), log: log.Logger()}
+	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil, 80), log: log.Logger()}
 	loads := make(chan string, 10) // gets the name of each loaded rule
 	release := make(chan struct{}) // each value lets one reload take effect
 	isFirst := true

@@ -49,10 +49,10 @@ const (
 )
 
 // New makes Metrics without rules. The version is shown in rate_limiter_build_info. traceID returns
-// the trace of a request for exemplars; nil: there are none.
-func New(version string, traceID func(context.Context) string) *Metrics {
+// the trace of a request for exemplars; nil: there are none. nearPercent defines "near the limit".
+func New(version string, traceID func(context.Context) string, nearPercent int) *Metrics {
 	m := &Metrics{
-		Metrics:          penstockprom.New(penstockprom.Options{TraceID: traceID}),
+		Metrics:          penstockprom.New(penstockprom.Options{TraceID: traceID, NearPercent: nearPercent}),
 		registry:         prometheus.NewRegistry(),
 		respAuthFailures: newRESPAuthFailures(),
 		storeProbes:      newStoreProbes(),

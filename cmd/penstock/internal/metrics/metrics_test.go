@@ -25,7 +25,7 @@ import (
 var update = flag.Bool("update", false, "write testdata/page.txt anew: dashboards and alerts of users depend on these names")
 
 func TestReloadsAreCounted(t *testing.T) {
-	m := New("", nil)
+	m := New("", nil, 80)
 	check := func(when string, successful, at, reloads float64) {
 		t.Helper()
 		if s, a := testutil.ToFloat64(m.reloadOK), testutil.ToFloat64(m.reloadTime); s != successful || a != at {
@@ -62,7 +62,7 @@ func pageOf(m *Metrics) string {
 // The names, labels, types and numbers of all series are those of testdata/page.txt. The file was
 // written before the series moved into module observe/prometheus.
 func TestPageIsAsBefore(t *testing.T) {
-	m := New("v1.2.3", nil)
+	m := New("v1.2.3", nil, 80)
 	busy, idle := Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}, Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
 	envoy := Rule{Name: "rides", Limit: "minute", Algorithm: "fixed-window"}
 	m.AddLinesLost(func() int64 { return 3 })
@@ -142,7 +142,7 @@ func TestPageIsAsBefore(t *testing.T) {
 }
 
 func TestPageHasTheProcess(t *testing.T) {
-	m := New("", nil)
+	m := New("", nil, 80)
 	recorder := httptest.NewRecorder()
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
 	for _, name := range []string{"\ngo_goroutines ", "\nprocess_open_fds "} {

@@ -24,7 +24,7 @@ func storeWithNumbers() StoreHealth {
 }
 
 func TestStoreHasMetrics(t *testing.T) {
-	m := New("", nil)
+	m := New("", nil, 80)
 	m.SetRules([]Rule{{Name: "search", Limit: "second"}, {Name: "search", Limit: "day"}, {Name: "login", Limit: "hour"}})
 	if strings.Contains(pageOf(m), "rate_limiter_store_") {
 		t.Error("there are series of the store before AddStore is called")
@@ -53,7 +53,7 @@ func TestStoreHasMetrics(t *testing.T) {
 }
 
 func TestSeriesOfTheStoreAreBounded(t *testing.T) {
-	m := New("", nil)
+	m := New("", nil, 80)
 	var rules []Rule
 	for i := range penstockprom.ManyRules + 1 {
 		rules = append(rules, Rule{Name: fmt.Sprint("rule", i), Limit: "a", Algorithm: "b"})

@@ -471,7 +471,7 @@ func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 		defer cancel()
 		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 			noConnections := func() int { return 0 }
-			counts := metrics.New("test", nil).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, noConnections)
+			counts := metrics.New("test", nil, 80).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, noConnections)
 			calls := &grpcCalls{counts: counts, ending: make(chan struct{})}
 			err := calls.interceptStream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
 				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {

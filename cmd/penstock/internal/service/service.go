@@ -90,7 +90,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID()), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
+	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID(), int(o.Settings.NearLimit)), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
 	s.makeDemoToken()
 	s.telemetry = telemetry.Open(telemetry.Options{Exports: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
