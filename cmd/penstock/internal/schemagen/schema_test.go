@@ -290,6 +290,7 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 			t.Errorf("seed %d: the schema rejects a policy that compiles:\n%s\n%v", seed, text, err)
 		}
 	}
+	// About 1,500 of 10,000 compile, with a deviation below 40, so 300 is 30 deviations away.
 	if good < 300 {
 		t.Errorf("seed %d: %d of %d policies compile; want at least 300", seed, good, tried)
 	}
