@@ -53,7 +53,7 @@ var mayImport = []struct {
 	{"guard/internal/lease", []string{".", "algorithm", "guard/internal/deadline", "internal/panicked", "internal/many"}},
 	{"guard", []string{".", "guard/internal/deadline", "guard/internal/divide", "guard/internal/lease", "guard/internal/split", "internal/panicked", "memstore", "internal/many"}},
 	{"redisguard", []string{".", "guard", "redisstore"}},
-	{"policy", []string{".", "guard"}},
+	{"policy", []string{".", "guard", "internal/wording"}},
 	{"policy/internal/jwttest", []string{"github.com/golang-jwt/jwt/v5"}},
 	{"policy/jwt", []string{"internal/boundedfile", "internal/panicked", "internal/wording", "policy", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset"}},
 	{"policy/describe", []string{".", "algorithm", "guard", "internal/wording", "policy"}},

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // A NamedCall calls one rule by its name. A NamedCall is for callers that state the key and the
@@ -30,12 +32,29 @@ type NamedCall struct {
 
 // The reasons for which a rule cannot be called by its name.
 var (
-	errNoRule  = errors.New("the policy has no rule of this name")
 	errHolds   = errors.New("the rule has an in_flight limit, and a call by name cannot return its slot; use another rule")
 	errStatus  = errors.New("the rule has a limit with on_status, and a call by name has no status; use another rule")
 	errCost    = fmt.Errorf("the cost is out of range; write 0 to %d", int64(penstock.MaxCost))
 	errLongKey = fmt.Errorf("the key is longer than %d bytes", penstock.MaxKey)
 )
+
+// maxSuggested is how many names of rules NoRule compares at most. One comparison lasts at most 10
+// µs.
+const maxSuggested = 100
+
+// NoRule returns the error for a name that no rule has. If one of the first rules has a similar
+// name, the error suggests it. The error does not contain the given name.
+func (r *Rules) NoRule(name string) error {
+	text := "the policy has no rule of this name"
+	var names []string
+	for _, rule := range r.spec.Rules[:min(len(r.spec.Rules), maxSuggested)] {
+		names = append(names, rule.Name)
+	}
+	if hint := wording.Suggest(name, names); strings.HasPrefix(hint, "did you mean") {
+		text += "; " + hint
+	}
+	return errors.New(text)
+}
 
 // EvaluateNamed finds the charges that the rule makes for a call. The allow list, the deny list and
 // new_identities do not apply, and the tier is the last one. No charge has Patience, so nothing
@@ -45,7 +64,7 @@ func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	rule := r.byName[c.Rule]
 	switch {
 	case rule == nil:
-		return errNoRule
+		return r.NoRule(c.Rule)
 	case c.Cost < 0 || c.Cost > penstock.MaxCost:
 		return errCost
 	case len(c.Key) > penstock.MaxKey:

@@ -88,7 +88,8 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 		change func(*Spec) // of the Spec that namedRules makes; nil: none
 		want   string      // a part of the error
 	}{
-		{call: NamedCall{Rule: "other", Key: "a", Cost: 1}, want: "no rule"},
+		{call: NamedCall{Rule: "other", Key: "a", Cost: 1}, want: "the policy has no rule of this name"},
+		{call: NamedCall{Rule: "serch", Key: "a", Cost: 1}, want: "the policy has no rule of this name; did you mean search?"},
 		{call: NamedCall{Rule: "search", Key: "a", Cost: -1}, want: "cost"},
 		{call: NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, want: "cost"},
 		{call: NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, want: "key"},

@@ -83,7 +83,7 @@ func (s *Service) read(r *penstockv1.CheckRequest, prefix string, p purpose) (*v
 			return nil, invalid(prefix+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 		}
 		if check.rules.Rule(r.GetRule()) == nil {
-			return nil, failf(codes.NotFound, "%srule: the policy has no rule of this name", prefix)
+			return nil, failf(codes.NotFound, "%srule: %s", prefix, check.rules.NoRule(r.GetRule()))
 		}
 		check.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
 	case hasLimits:
