@@ -16,7 +16,7 @@ import (
 // authors expect. A policy gets each kind at most once, at the first place.
 
 func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
-	oneSegment, uncounted := remarkKind{report: c.warn}, remarkKind{report: c.warn}
+	oneSegment, uncounted, unenforced := remarkKind{report: c.warn}, remarkKind{report: c.warn}, remarkKind{report: c.warn}
 	// A path with several spellings is a warning if the rule protects a login, for example. For other
 	// rules it is a hint.
 	protectedSpelling, limitedSpelling := remarkKind{report: c.warn}, remarkKind{report: c.hint}
@@ -24,7 +24,18 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 	isReported := make(map[*policy.Rule]bool)
 	for _, m := range matchers {
 		// An implied matcher is that of HEAD, which GET implies.
-		if m.IsImplied || m.rule.Shadow || !m.rule.Enforces() {
+		if m.IsImplied || m.rule.Shadow || m.rule.Unlimited {
+			continue
+		}
+		config := &c.config.Rules[m.ruleIndex]
+		other := c.findMoreGeneral(m)
+		isFirst := other != nil && !isReported[m.rule]
+		isReported[m.rule] = isReported[m.rule] || isFirst
+		if !m.rule.Enforces() {
+			if isFirst {
+				unenforced.note(c.placeOf(config, &config.Name), "no limit is enforced for requests of rule %s: all its limits are shadows, and rule %s, which matches these requests too, does not apply; "+
+					"write shadow: true into rule %[1]s, in place of its limits, and rule %[2]s still applies", wording.Clip(m.rule.Name), wording.Clip(other.Name))
+			}
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
@@ -36,9 +47,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 			oneSegment.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
 				unlimited, everything, oneNamed)
 		}
-		if other := c.findMoreGeneral(m); other != nil && !isReported[m.rule] {
-			isReported[m.rule] = true
-			config := &c.config.Rules[m.ruleIndex]
+		if isFirst && !c.isWritten(&c.config.Apply) {
 			uncounted.note(c.placeOf(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
 				"write always: true into %[2]s to count them in both, or apply: most-specific if this is intended", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
@@ -51,7 +60,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 				m.Path, wording.List(spellings, "and"), strings.Join(unify, ", "), strings.Join(distinguish, ", "))
 		}
 	}
-	for _, kind := range []*remarkKind{&oneSegment, &uncounted, &protectedSpelling, &limitedSpelling} {
+	for _, kind := range []*remarkKind{&oneSegment, &uncounted, &unenforced, &protectedSpelling, &limitedSpelling} {
 		kind.end()
 	}
 }
@@ -132,7 +141,7 @@ func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
 // findMoreGeneral returns a rule that matches all requests of m, but does not apply to these
 // requests because m is more specific. If there is no such rule, it returns nil.
 func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
-	if m.rule.Always || c.isWritten(&c.config.Apply) {
+	if m.rule.Always {
 		return nil
 	}
 	c.anyMatcher(m, func(other *placedMatcher) bool {

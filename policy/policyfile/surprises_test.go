@@ -32,6 +32,15 @@ func TestWarningsOfSurprises(t *testing.T) {
 		{"apply: most-specific\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, always: true, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, unlimited: true}]", ""},
+		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}, {rate: 1/h, shadow: true}]}]",
+			"1:65: no limit is enforced for requests of rule a: all its limits are shadows, and rule all, which matches these requests too, does not apply; " +
+				"write shadow: true into rule a, in place of its limits, and rule all still applies"},
+		{"apply: most-specific\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", "no limit is enforced for requests of rule a"},
+		{"apply: all\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},
+		{"rules: [{name: all, always: true, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},
+		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, always: true, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},
+		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, shadow: true, " + per + "}]", ""},
+		{"rules: [{name: all, per: global, limits: [{rate: 1/s, shadow: true}]}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},
 		{"rules: [{name: all, match: {method: POST}, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, match: {host: \"*.example.com\"}, " + per + "}, {name: a, match: {host: a.example.com, path: /a}, " + per + "}]", "are not counted by rule"},
 		{"rules: [" + login + "]", "1:51: the rule limits only /login, but some servers treat /LOGIN and /login/ as the same path; " +

@@ -30,7 +30,7 @@ type Report struct {
 	Address string   `json:"address"` // of the client; "unix" if the client has none
 	Tier    string   `json:"tier,omitempty"`
 	List    string   `json:"list,omitempty"`   // "allow" or "deny"
-	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected
+	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected, and that no limit is enforced although shadows count the request
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Shadows []Charge `json:"shadows,omitempty"`
@@ -120,7 +120,27 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 			report.Shadows = append(report.Shadows, c)
 		}
 	}
+	report.addUnenforced(inspection)
 	return report, evaluation.Charges, nil
+}
+
+// addUnenforced adds a doubt if shadows count the request, and no limit is enforced for it. A rule
+// whose limits are all shadows replaces less specific rules, as any rule does.
+func (r *Report) addUnenforced(inspection *httplimit.Inspection) {
+	if len(r.Charges) > 0 || len(r.Shadows) == 0 {
+		return
+	}
+	doubt := "no limit is enforced for this request: shadows count it, and deny nothing"
+	replaces := func(rule *policy.Rule) bool { return !rule.Shadow && !rule.Always && len(rule.Limits) > 0 }
+	i := slices.IndexFunc(inspection.Evaluation.Matched, replaces)
+	isReplaced := func(rule *policy.Rule) bool {
+		return rule.Enforces() && !rule.Shadow && !slices.Contains(inspection.Evaluation.Matched, rule)
+	}
+	if i >= 0 && slices.ContainsFunc(inspection.Matching, isReplaced) {
+		name := inspection.Evaluation.Matched[i].Name
+		doubt += "; write shadow: true into rule " + name + ", in place of its limits, and the less specific rule still applies"
+	}
+	r.Doubts = append(r.Doubts, doubt)
 }
 
 // BoundsOf returns the bounds of a limit for a number of instances.

@@ -80,6 +80,36 @@ func brief(r *Report) string {
 	return strings.Join(words, "; ")
 }
 
+// A rule whose limits are all shadows replaces less specific rules, so no limit is enforced for its
+// requests. The report says so in JSON and as text, and how to keep the other rule.
+func TestReportSaysThatNoLimitIsEnforced(t *testing.T) {
+	const api = "rules:\n  - {name: api, match: {path: /api/**}, per: ip, limits: [{rate: 10/min}]}\n"
+	const none = "no limit is enforced for this request: shadows count it, and deny nothing"
+	const fix = "; write shadow: true into rule search, in place of its limits, and the less specific rule still applies"
+	for name, c := range map[string]struct{ policy, want string }{
+		"shadow limits":               {api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}, {rate: 9/h, shadow: true}]}\n", none + fix},
+		"one enforced limit":          {api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}, {rate: 9/h}]}\n", ""},
+		"a shadow rule":               {api + "  - {name: search, match: {path: /api/search}, shadow: true, per: ip, limits: [{rate: 1/s}]}\n", ""},
+		"a shadow rule alone":         {"rules: [{name: search, shadow: true, per: ip, limits: [{rate: 1/s}]}]\n", none},
+		"shadow limits alone":         {"rules: [{name: search, per: ip, limits: [{rate: 1/s, shadow: true}]}]\n", none},
+		"shadow limits, both applied": {"apply: all\n" + api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}]}\n", ""},
+		"unlimited":                   {api + "  - {name: search, match: {path: /api/search}, unlimited: true}\n", ""},
+		"an allow list":               {"allow: {ip: 192.0.2.1}\n" + api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}]}\n", ""},
+	} {
+		report, _ := explained(t, c.policy, "/api/search")
+		if got := strings.Join(report.Doubts, "|"); got != c.want {
+			t.Errorf("%s: the doubts are %q; want %q", name, got, c.want)
+		}
+		var text strings.Builder
+		if err := report.Print(&text); err != nil || strings.Contains(text.String(), "warning") != (c.want != "") || !strings.Contains(text.String(), c.want) {
+			t.Errorf("%s: the report is %s (error %v); want the warning %q", name, &text, err, c.want)
+		}
+		if body, err := json.Marshal(report); err != nil || strings.Contains(string(body), none) != (c.want != "") {
+			t.Errorf("%s: the report in JSON is %s (error %v); want the doubt %q", name, body, err, c.want)
+		}
+	}
+}
+
 func TestReportHasTheChargesOfARequest(t *testing.T) {
 	for _, c := range []struct {
 		target string

@@ -50,6 +50,32 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 }
 
+// A dry run that switches a limit off is logged at the start and after a reload.
+func TestLogSaysThatNoLimitIsEnforced(t *testing.T) {
+	const enforced = "rules: [{name: api, per: ip, limits: [{rate: 10/min}]}, {name: search, match: {path: /search/**}, always: true, per: ip, limits: [{rate: 9/s}]}]\n"
+	const dryRun = "rules: [{name: api, per: ip, limits: [{rate: 10/min}]}, {name: search, match: {path: /search/**}, per: ip, limits: [{rate: 9/s, shadow: true}]}]\n"
+	reported := func(r *testService) bool {
+		return len(r.log.Lines("level=WARN", "no limit is enforced for requests of rule search")) > 0
+	}
+	t.Run("start", func(t *testing.T) {
+		if r := start(t, hello, limitedBy(t, dryRun, nil)); !reported(r) {
+			t.Errorf("the start does not log that no limit is enforced: %s", r.log)
+		}
+	})
+	t.Run("reload", func(t *testing.T) {
+		flags, reload := limitedBy(t, enforced, nil), make(chan os.Signal)
+		r := start(t, hello, flags, reloadOn(reload))
+		if reported(r) {
+			t.Errorf("the start logs that no limit is enforced, although one is: %s", r.log)
+		}
+		replaceFile(t, flags["config"], dryRun)
+		reloadAndWait(reload)
+		if !reported(r) {
+			t.Errorf("the reload does not log that no limit is enforced: %s", r.log)
+		}
+	})
+}
+
 // digestOf returns the digest of a policy file, as the log shows it.
 func digestOf(text string) string {
 	sum := sha256.Sum256([]byte(text))
