@@ -101,7 +101,7 @@ var intendedWords = map[string]string{
 	"else": "default", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
 	"key": "per", "by": "per", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
 	"allow": "open", "pass": "open", "fail_open": "open", "deny": "closed", "block": "closed", "fail_closed": "closed",
-	"tz": "timezone", "dry_run": "shadow", "log_only": "shadow",
+	"request": "send", "tz": "timezone", "dry_run": "shadow", "log_only": "shadow",
 }
 
 // suggestOf returns the end of an error message for an unknown word: the word that was probably

@@ -85,7 +85,7 @@ var defaultStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func Parse(name string, text []byte, rules *policy.Rules) (*File, error) {
 	f := &File{Name: name, rules: rules}
 	var err error
-	f.places, err = policyfile.Decode(name, text, f, "the file has no cases; begin with cases:")
+	f.places, err = policyfile.Decode(name, text, f, noCases)
 	if err != nil && len(f.Cases) == 0 {
 		return nil, err
 	}
@@ -103,13 +103,16 @@ func HasCases(text []byte) bool {
 	return len(f.Cases) > 0
 }
 
+// noCases is the error of a file without cases.
+const noCases = "the file has no cases; begin with cases:, as in cases: [{name: burst, send: GET /search, steps: [{times: 3, expect: allowed}]}]"
+
 // fail records a mistake at the place of the field that p points to.
 func (f *File) fail(p any, format string, args ...any) { f.places.Fail(p, format, args...) }
 
 // check checks all cases, and makes their requests.
 func (f *File) check() {
 	if len(f.Cases) == 0 {
-		f.fail(f, "the file has no cases; begin with cases:")
+		f.fail(f, noCases)
 	}
 	names := make(map[string]bool)
 	requests, held := int64(0), int64(0) // of the whole file
@@ -134,7 +137,7 @@ func (f *File) check() {
 			c.start = start
 		}
 		if len(c.Steps) == 0 && !f.places.IsReported(c, &c.Steps, "steps") {
-			f.fail(c, "the case has no steps; add steps: with at least one")
+			f.fail(c, "the case has no steps; add steps: with at least one, as in steps: [{times: 3, expect: allowed}]")
 		}
 		duration := time.Duration(0) // of the case
 		for _, s := range c.Steps {

@@ -18,7 +18,7 @@ func NewRequest(method, target string, headers []string, from string, size int64
 	}
 	u, err := url.Parse(target)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("%q is neither a path nor a URL; write /path or http://host/path", target)
+		return nil, fmt.Errorf("%q is neither a path nor a URL; write one as in /api/rides or https://api.example.com/api/rides", target)
 	}
 	r, err := http.NewRequest(method, u.String(), nil)
 	if err != nil {
@@ -31,9 +31,9 @@ func NewRequest(method, target string, headers []string, from string, size int64
 		value = strings.Trim(value, " \t")
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("header %q has no colon; write 'Name: value'", line)
+			return nil, fmt.Errorf("header %q has no colon; write 'Name: value', as in 'X-API-Key: abc'", line)
 		case !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
-			return nil, fmt.Errorf("header %q is not valid; write 'Name: value', without spaces in the name", line)
+			return nil, fmt.Errorf("header %q is not valid; write 'Name: value' as in 'X-API-Key: abc', without spaces in the name", line)
 		case strings.EqualFold(name, "Host"):
 			r.Host = value
 			continue
