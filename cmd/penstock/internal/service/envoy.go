@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -104,13 +105,9 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 	return nil
 }
 
-// source returns where the limits come from, for logs.
-func (e *envoy) source() string {
-	if e.dir != "" {
-		return e.dir
-	}
-	return e.service.Settings.EnvoyXDS
-}
+// envoySource returns where Envoy's limits come from, for logs: a folder or a control plane. It is
+// "" if there are none.
+func (s *service) envoySource() string { return cmp.Or(s.Settings.EnvoyConfig, s.Settings.EnvoyXDS) }
 
 // followControlPlane uses the limits that a control plane sends. Until it has sent the first
 // limits, calls return an error.
@@ -180,7 +177,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
 	}
 	s.metrics.SetRulesOf("envoy", e.names)
-	s.Log.Info("Envoy's rate limits loaded", "from", e.source(), "domains", len(c.Domains()), "limits", len(c.Limits()))
+	s.Log.Info("Envoy's rate limits loaded", "from", e.service.envoySource(), "domains", len(c.Domains()), "limits", len(c.Limits()))
 	if e.dir != "" && len(c.Limits()) == 0 { // a control plane may have none
 		s.Log.Warn("the folder of envoy-config has no limits, so its files deny nothing", "from", e.dir)
 	}
@@ -227,10 +224,10 @@ func (e *envoy) reloaded(err error) {
 	const line = "reload of Envoy's rate limits failed; the old ones stay in force"
 	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
 	if !ok {
-		log.Error(line, "from", e.source(), "err", err)
+		log.Error(line, "from", e.service.envoySource(), "err", err)
 		return
 	}
-	log.Error(line, "from", e.source(), "mistakes", len(mistakes))
+	log.Error(line, "from", e.service.envoySource(), "mistakes", len(mistakes))
 	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
 		log.Error(m.Error())
 	}

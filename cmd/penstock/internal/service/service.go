@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -284,6 +285,9 @@ func (s *service) countInFlight(next http.Handler) http.Handler {
 // announce logs warnings about the settings, and one line that describes the running service.
 func (s *service) announce() {
 	policy := s.core.Policy()
+	if s.Settings.HasLonePort {
+		s.Log.Info("REDIS_PORT has no effect without REDIS_HOST, so counters are in memory; to use Redis, set REDIS_HOST, REDIS_URL or PENSTOCK_STORE")
+	}
 	for _, name := range s.Settings.Unknown {
 		s.Log.Warn("unknown environment variable; is it misspelled?", "name", name)
 	}
@@ -307,6 +311,9 @@ func (s *service) announce() {
 		}
 	}
 	storeLabel, storeText := "on_store_failure", policy.OnFailure
+	if s.envoySource() != "" {
+		storeText = strings.TrimPrefix(storeText+", limits of Envoy "+s.Settings.EnvoyOnFailure, ", ")
+	}
 	if s.Settings.Store == "" { // memory fails only when it is full
 		storeLabel, storeText = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
@@ -317,6 +324,7 @@ func (s *service) announce() {
 		"upstream", orNone(s.upstream),
 		"store", s.Settings.StoreName(),
 		"rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest),
+		"envoy_limits", orNone(s.envoySource()),
 		storeLabel, orNone(storeText))
 	if s.Started != nil {
 		s.Started(addresses)

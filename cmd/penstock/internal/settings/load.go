@@ -65,6 +65,7 @@ func Load(from Sources) (Settings, error) {
 			file, fileName = server.values(), s.Config
 		}
 	}
+	s.HasLonePort = s.given["store"].source == fromDefault && isPort(env["REDIS_PORT"])
 	err := errors.Join(errs...)
 	if err == nil && from.Only == nil && !from.CanBeIncomplete {
 		err = s.check()

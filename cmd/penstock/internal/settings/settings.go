@@ -86,6 +86,10 @@ type Settings struct {
 	// probably misspelled.
 	Unknown []string
 
+	// HasLonePort is true if no store is named, although the variable REDIS_PORT has a port. The
+	// variable has no effect without REDIS_HOST.
+	HasLonePort bool
+
 	given map[string]givenValue // by the names of settings
 }
 

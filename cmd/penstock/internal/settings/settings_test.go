@@ -267,6 +267,18 @@ func TestVariablesOfPlatformsAreUsed(t *testing.T) {
 	}
 }
 
+// REDIS_PORT alone names no store. Kubernetes may set it to a URL, and other programs may use it.
+func TestLonePortOfRedisIsReported(t *testing.T) {
+	for environ, want := range map[string]bool{
+		"REDIS_PORT=6380": true, "REDIS_PORT=tcp://10.0.0.1:6379": false, "REDIS_PORT=": false, "PENSTOCK_LISTEN=:4000": false,
+		"REDIS_PORT=6380 REDIS_HOST=r": false, "REDIS_PORT=6380 REDIS_URL=redis://u": false, "REDIS_PORT=6380 PENSTOCK_STORE=memory": false,
+	} {
+		if s, err := load(map[string]string{}, strings.Fields(environ)...); err != nil || s.HasLonePort != want {
+			t.Errorf("with %s, HasLonePort is %v, %v; want %v", environ, s.HasLonePort, err, want)
+		}
+	}
+}
+
 func TestSecretsComeFromFilesToo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(path, []byte("pepper\n"), 0o600); err != nil {
