@@ -108,6 +108,27 @@ func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 	}
 }
 
+// Of a limit above 2^50 units, a hundredth is computed first, because a product would overflow.
+func TestNearTheLimitOfVeryLargeLimits(t *testing.T) {
+	r := New(Options{NearPercent: 80})
+	for _, count := range []int64{1 << 50, 1<<50 + 100, 1 << 51, penstock.MaxCost} {
+		plan, err := penstock.Limit{Name: "l", Algorithm: penstock.FixedWindow, Count: count, Period: 24 * time.Hour}.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := count / 100 * 20
+		if count <= 1<<50 {
+			most = count * 20 / 100
+		}
+		for _, remaining := range []int64{0, most - 1, most, most + 1, count / 2, count} {
+			want := remaining <= most
+			if got := r.isNear(&penstock.Charge{Plan: plan, Cost: 1}, remaining); got != want {
+				t.Errorf("with %d of %d units left, a request is near the limit: %v; want %v", remaining, count, got, want)
+			}
+		}
+	}
+}
+
 func TestRecorderCountsKeysThatAreDeniedOrNearTheLimit(t *testing.T) {
 	f := newFixture(t, testPolicy, Options{Names: plainNames})
 	for range 14 {

@@ -61,6 +61,50 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 	})
 }
 
+// An event shows the key and its ref as shown_identities allows, and never more.
+func TestDenialsShowWhatTheSettingAllows(t *testing.T) {
+	const key = "key:customer-4711"
+	e := admission.Event{Rule: "api", Limit: "hour", Key: key, Outcome: admission.Denied}
+	for _, c := range []struct {
+		show       string
+		isOperator bool
+		identity   string // its beginning
+		hasRef     bool
+	}{
+		{show: ShowOff}, {show: ShowOff, isOperator: true},
+		{show: ShowMasked, identity: "key:cu…11#", hasRef: true}, {show: ShowMasked, isOperator: true, identity: "key:cu…11#", hasRef: true},
+		{show: ShowFull, identity: "key:cu…11#", hasRef: true}, {show: ShowFull, isOperator: true, identity: key, hasRef: true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { withDenials(o); o.Identities = c.show })
+			s := startLive(t, f)
+			header := "X-None: 1"
+			if c.isOperator {
+				header = operatorHeader
+			}
+			conn, response := s.open(t, "denials", header)
+			defer conn.Close()
+			synctest.Wait()
+			f.options.Denials.Observe(&e)
+			var text string
+			for lines := bufio.NewScanner(response.Body); text == "" && lines.Scan(); {
+				text, _ = strings.CutPrefix(lines.Text(), "data: ")
+				if text == lines.Text() {
+					text = ""
+				}
+			}
+			var d Denial
+			if err := json.Unmarshal([]byte(text), &d); err != nil {
+				t.Fatal(err)
+			}
+			isRight := strings.HasPrefix(d.Identity, c.identity) && (d.Identity == "") == (c.identity == "")
+			if !isRight || (d.Ref == f.ref(f.Name(key))) != c.hasRef || (d.Ref != "") != c.hasRef {
+				t.Errorf("with shown_identities %s, to an operator: %v, the event is %s; want the identity %s, and a ref: %v", c.show, c.isOperator, text, c.identity, c.hasRef)
+			}
+		})
+	}
+}
+
 func TestMalformedQueriesOfDenialsAreRejected(t *testing.T) {
 	f := newFixture(t, withDenials)
 	for path, want := range map[string]string{
