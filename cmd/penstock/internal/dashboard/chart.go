@@ -230,8 +230,11 @@ func mean(values []float64) float64 {
 }
 
 // niceEnd returns the upper end of an axis: a round number that is at least most, and for all but
-// tiny numbers at most 1.5 times most.
+// tiny numbers at most 1.5 times most. Without numbers it is 1.
 func niceEnd(most float64) float64 {
+	if most <= 0 {
+		return 1
+	}
 	for power := 0.01; ; power *= 10 {
 		for _, n := range []float64{1, 1.5, 2, 3, 4, 6, 8} {
 			if end := n * power; end >= most {

@@ -479,7 +479,7 @@ func TestNumbersAreShort(t *testing.T) {
 		number(0): "0", number(0.004): "<\u200a0.01", number(1.234): "1.23", number(12.34): "12.3", number(123.4): "123", number(12345): "12" + thin + "345", number(-1): "–",
 		count(uint64(1234567)): "1" + thin + "234" + thin + "567", count(-1234): "-1" + thin + "234", after(-1): "never", after(0): "now", after(12): "12\u00a0ms", after(1500): "1.5\u00a0s", after(90_000): "90\u00a0s",
 		after(3600_000): "60\u00a0min", after(26 * 3600_000): "26\u00a0h 0\u00a0min", after(100 * 3600_000): "4 days", percent(0.05): "<\u200a0.1\u00a0%", percent(5): "5.0\u00a0%", percent(50): "50\u00a0%",
-		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(niceEnd(0), niceEnd(3), niceEnd(21), niceEnd(501)): "0.01 3 30 600",
+		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(niceEnd(0), niceEnd(3), niceEnd(21), niceEnd(501)): "1 3 30 600",
 	} {
 		if got != want {
 			t.Errorf("a number is written as %q; want %q", got, want)

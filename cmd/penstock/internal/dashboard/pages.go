@@ -197,12 +197,18 @@ func (h *Handler) rules(ctx context.Context, v adminapi.Viewer, q url.Values) (a
 	return b, err
 }
 
+// An offendersBody has the offenders, and whether a login would show their keys in full.
+type offendersBody struct {
+	Found       adminapi.Offenders
+	CanShowFull bool
+}
+
 func (h *Handler) offenders(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
-	body, err := adminapi.Read[adminapi.Offenders](ctx, h.API, v, "offenders", parametersOf(q, "kind", "window", "scope"))
+	found, err := adminapi.Read[adminapi.Offenders](ctx, h.API, v, "offenders", parametersOf(q, "kind", "window", "scope"))
 	if err != nil {
 		return nil, err
 	}
-	return body, nil
+	return offendersBody{found, h.API.Identities == adminapi.ShowFull}, nil
 }
 
 // parametersOf returns the parameters of these names. It leaves out empty ones, which a form sends

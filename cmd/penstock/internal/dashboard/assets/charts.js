@@ -2,6 +2,7 @@
 // those of api/v1/history and api/v1/timings.
 const dashes = {1: [], 2: [7, 3], 3: [2, 3], 4: [12, 4], 5: [8, 3, 2, 3], 6: [4, 4]};
 const meanOf = 5; // seconds whose mean is a point of a rate
+const recentSeconds = 10; // as in the tiles
 
 export class Charts {
   constructor(document) {
@@ -138,7 +139,8 @@ class Chart {
     const shown = Math.min(60 * (Math.floor(all.history.last / 60) + 1), all.length); // since the start
     const times = Array.from({length: shown}, (_, i) => end - (shown - 1 - i) * all.step);
     const data = [times, ...this.lines.map(line => this.values(line).slice(-shown))];
-    this.lines.forEach((_, i) => { this.labels[i].textContent = this.format(data[i + 1].findLast(v => v !== null)); });
+    const recent = all.isByMinute ? 1 : recentSeconds; // an older number is not a current one
+    this.lines.forEach((_, i) => { this.labels[i].textContent = this.format(data[i + 1].slice(-recent).findLast(v => v !== null)); });
     if (isNew || !this.chart) {
       this.chart?.destroy();
       this.plot.replaceChildren();
@@ -169,7 +171,7 @@ class Chart {
       scales: {y: {range: (_, low, high) => [0, niceEnd(high ?? 0)]}},
       axes: [
         {...axis, gap: 4, size: 26, grid: {show: false}, space: 70, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
-        {...axis, gap: 6, size: 46, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
+        {...axis, gap: 6, size: widthOf, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
       ],
       series: [{}, ...this.lines.map(line => ({
         label: line.label, stroke: color("line" + line.style), fill: line.style === 1 && this.unit !== "ms" ? color("line1") + "14" : undefined, width: 1.75, dash: dashes[line.style], spanGaps: this.unit === "ms", points: {show: true, size: 4, fill: color("line" + line.style), filter: isolated},
@@ -177,6 +179,9 @@ class Chart {
     };
   }
 }
+
+// widthOf is the width of an axis with these labels.
+const widthOf = (chart, labels) => Math.max(46, 14 + 8 * Math.max(0, ...(labels ?? []).map(label => label.length)));
 
 // isolated returns the point of a line that has only one, so that the chart marks it with a dot.
 const isolated = (chart, i) => {
@@ -186,8 +191,10 @@ const isolated = (chart, i) => {
 
 const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false});
 
-// niceEnd is the end of an axis: a round number that is at least most, and at most 1.5 times most.
+// niceEnd is the end of an axis: a round number that is at least most, and for all but tiny numbers
+// at most 1.5 times most. Without numbers it is 1.
 function niceEnd(most) {
+  if (most <= 0) return 1;
   for (let power = 0.01; ; power *= 10) {
     for (const n of [1, 1.5, 2, 3, 4, 6, 8]) if (n * power >= most) return n * power;
   }
