@@ -52,6 +52,7 @@ var targets = []target{
 	{"grpclimit/envoyrls/*.go", []string{"./grpclimit/envoyrls"}},
 	{"grpclimit/fastgrpc/*.go", []string{"./grpclimit/fastgrpc"}},
 	{"grpclimit/checkapi/*.go", []string{"./grpclimit/checkapi"}},
+	{"cmd/penstock/internal/adminapi/*.go", []string{"./cmd/penstock/internal/adminapi", "./cmd/penstock/internal/dashboard"}},
 	{"cmd/penstock/internal/*/*.go", []string{"./cmd/penstock/internal/...", "./cmd/penstock"}},
 }
 
