@@ -85,19 +85,14 @@ func (p *printer) policy(s *policy.Spec) {
 		p.line("rules", "the most specific one that matches a request applies, and all with always: true")
 	}
 	if len(s.Deny) > 0 {
-		p.line("deny", conditionTexts(s.Deny)...)
+		p.line("deny", Clients(s.Deny)...)
 	}
 	if len(s.Allow) > 0 {
-		p.line("allow", conditionTexts(s.Allow)...)
+		p.line("allow", Clients(s.Allow)...)
 	}
 	if len(s.Tiers) > 0 {
 		p.line("tiers", "the first one that fits")
-		p.line("", perTier(s, func(i int) string {
-			if s.Tiers[i].IsDefault {
-				return "all other clients"
-			}
-			return strings.Join(conditionTexts(s.Tiers[i].AnyOf), ", or ")
-		})...)
+		p.line("", perTier(s, func(i int) string { return Tier(s.Tiers[i]) })...)
 	}
 	if s.Tokens.Verifier != nil {
 		p.line("tokens", s.Tokens.Summary)
@@ -440,11 +435,22 @@ func keyText(id *policy.Identity) string {
 	return id.Kind + " (" + source + ")"
 }
 
-func conditionTexts(conditions []policy.Condition) (lines []string) {
-	for _, c := range conditions {
-		lines = append(lines, conditionText(c))
+// Tier describes the clients that a tier has, of those that no earlier tier has.
+func Tier(t policy.Tier) string {
+	if t.IsDefault {
+		return "all other clients"
 	}
-	return lines
+	return strings.Join(Clients(t.AnyOf), ", or ")
+}
+
+// Clients describes the clients of a list: those that meet one of the conditions. Like Spec, it
+// shows no value that may be a secret.
+func Clients(conditions []policy.Condition) []string {
+	texts := []string{}
+	for _, c := range conditions {
+		texts = append(texts, conditionText(c))
+	}
+	return texts
 }
 
 func conditionText(c policy.Condition) string {

@@ -33,6 +33,8 @@ const (
 )
 
 const policy = `
+tiers: {gold: {header X-API-Key: [partner-gold-1]}, free: default}
+deny: {ip: 203.0.113.0/24}
 rules:
   - name: export
     match: {path: /api/export}
@@ -41,7 +43,7 @@ rules:
   - name: search
     match: {path: /api/search}
     per: {key: header X-API-Key}
-    limits: [{rate: 50/s, burst: 100}, {name: day, rate: 100000/d, on_failure: closed}]
+    limits: [{rate: {gold: 500/s, free: 50/s}}, {name: day, rate: 100000/d, on_failure: closed}]
   - name: push
     match: {path: /api/push}
     per: global

@@ -126,6 +126,12 @@ for (const [name, base, options] of [
     return [plot.clientWidth - over.offsetLeft - over.offsetWidth, context.measureText("00:00:00").width];
   });
   assert.ok(room >= label / 2, `a label at the end of the time axis is cut: it needs ${label / 2} px, and has ${room}`);
+  const cut = await page.locator(".chart .uplot").evaluateAll(plots => plots.map(plot => {
+    const context = plot.querySelector("canvas").getContext("2d");
+    context.font = "12px system-ui, sans-serif";
+    return plot.querySelector(".u-over").offsetLeft - context.measureText("0.0075").width;
+  }).filter(room => room < 0));
+  assert.deepEqual(cut, [], "a label of a vertical axis is cut");
   const image = () => page.locator("#chart-requests canvas").evaluate(canvas => canvas.toDataURL());
   const first = await image();
   await until("the chart to move", async () => await image() !== first);
@@ -188,6 +194,11 @@ for (const [name, base, options] of [
   assert.deepEqual(await rulesPage.locator(".rule h2").allInnerTexts(), rules.rules.map(r => r.name));
   await rulesPage.locator(".limit summary").first().click();
   for (const bound of rules.rules[0].limits[0].bounds) assert.ok((await text(rulesPage, "#rule-export")).includes(bound.text));
+  assert.match(await text(rulesPage, "#rules"), /always rejected ip is 203\.0\.113\.0\/24 Tier gold .* Tier free all other clients .* tier gold 500 per 1s, burst 500 tier free 50 per 1s/);
+  for (const [key, shown, hidden] of [["partner-gold-1", "gold", "free"], ["another", "free", "gold"]]) {
+    const found = await text(await site.go("key?key=key:" + key), "#key");
+    assert.ok(found.includes("Admitted now") && found.includes("tier " + shown) && !found.includes("tier " + hidden), `the page of ${key} is: ${found}`);
+  }
   const health = await site.go("health");
   assert.ok((await text(health, "#health")).includes(`Instances that share it ${(await api("store")).instances}`));
   const explained = await site.go("explain?url=/api/export&header=X-API-Key:%20" + config.offender);
@@ -260,6 +271,7 @@ for (const javaScriptEnabled of [true, false]) {
   await otherPage.locator(".banner.degraded").waitFor();
   await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
   await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
+  await until("no latency in the chart of a store that fails", async () => /Median – 95 % – 99 % –/.test(await text(page, "#legend-store")));
   await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
   const forAxe = await open(config.admin, {bypassCSP: true});
   for (const path of ["dashboard", "health"]) await examine(await forAxe.go(path), `${path} in an outage`);

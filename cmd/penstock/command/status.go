@@ -50,7 +50,8 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance answers as it would for a request: it also uses its deny cache and\n" +
 			"its leases. penstock denials and the log print a ref beside each masked key. --ref shows that key, if the instance has denied it\n" +
 			"or seen it often in the last hour.\n\n" +
-			"Exit status: 0 no limit would deny the request, 3 one would, 4 the operator token is wrong or missing, 5 the store or the\n" +
+			"If the policy has tiers and the key does not say which one the client has, status says what holds for each tier.\n\n" +
+			"Exit status: 0 no limit would deny the request, or only in some tiers, 3 one would, 4 the operator token is wrong or missing, 5 the store or the\n" +
 			"instance gives no answer. An instance without its store decides from its own memory, so the status is 0 or 3. The used units\n" +
 			"are then not known.",
 		Example:           "  penstock status key:abc --store redis://localhost:6379 --config rules.yaml\n  penstock status ip:192.0.2.1 --rule login -o json",
@@ -69,7 +70,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			} else {
 				err = report.print(c.OutOrStdout())
 			}
-			if err == nil && len(report.DeniedBy) > 0 {
+			if err == nil && report.isDenied() {
 				return statusOnly(exitDenied)
 			}
 			return err
@@ -169,13 +170,10 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 	if found.Source == "" { // the admin API always names a source
 		return nil, a.errNotTheAPI()
 	}
-	if len(found.Limits) == 0 && len(found.Unread) == 0 {
-		return nil, withStatus(exitUsage, fmt.Errorf("no limit counts under a key such as %q; %srules lists the limits", wanted, adminapi.Prefix))
-	}
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, DeniedBy: found.DeniedBy, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Skipped: found.Skipped}, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -184,6 +182,7 @@ type keyStore struct {
 	limits   []keylimits.Limit // limits that count under the key; empty only if unread has a name
 	global   []keylimits.Limit // limits of all clients together, in the same rules
 	unread   []string          // names of limits of new_identities, which the store does not have
+	list     string            // that has the client: allow or deny
 	skipped  int               // number of limits that are left out, because there are too many
 	store    penstock.Store    // each call has storeTimeout
 	settings settings.Settings
@@ -240,18 +239,16 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	}
 	hasRule := rules.Rule(rule) != nil || len(envoy) > 0
 	if rule != "" && !hasRule {
-		return nil, withStatus(exitUsage, fmt.Errorf("the policy has no rule %q; penstock validate -v lists the rules", rule))
+		return nil, withStatus(exitUsage, fmt.Errorf("%q: %w; penstock validate -v lists the rules", rule, rules.NoRule(rule)))
 	}
 	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	k := &keyStore{key: keylimits.Normalize(rules, key), policy: p, settings: s}
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
+	k.list = keylimits.ListOf(rules, k.limits)
 	k.unread = keylimits.NewIdentities(rules, k.key, rule)
 	k.limits = append(k.limits, envoy...)
 	if len(k.limits) == 0 && len(k.unread) == 0 {
-		if p == nil {
-			return nil, withStatus(exitUsage, fmt.Errorf("no limit of %s counts under %q; write the domain and the entries of a descriptor, as in 'rides|api_key=abc'", s.EnvoyConfig, key))
-		}
-		return nil, withStatus(exitUsage, fmt.Errorf("no limit counts under a key such as %q; write one of: %s", key, strings.Join(exampleKeys(rules, rule), ", ")))
+		return nil, withStatus(exitUsage, errors.New(keylimits.NotCounted(rules, key, rule)))
 	}
 	if k.key != keylimits.Global {
 		global, skipped := keylimits.Globals(rules, k.limits)
@@ -276,27 +273,6 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	return k, nil
 }
 
-// exampleKeys returns a key for each kind of identity of the rules, or of one rule if it is named.
-func exampleKeys(rules *policy.Rules, rule string) (examples []string) {
-	for _, r := range rules.Rules() {
-		if rule != "" && r.Name != rule {
-			continue
-		}
-		for _, l := range r.Limits {
-			kinds := l.Key.FirstOf
-			if kinds == nil {
-				kinds = []*policy.Identity{l.Key}
-			}
-			for _, kind := range kinds {
-				if example := kind.ExampleKey("…"); !slices.Contains(examples, example) {
-					examples = append(examples, example)
-				}
-			}
-		}
-	}
-	return examples
-}
-
 func (k *keyStore) close() {
 	k.redis.Close()
 	if k.policy != nil {
@@ -306,13 +282,20 @@ func (k *keyStore) close() {
 
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
-	Identity string            `json:"identity"`
-	Source   string            `json:"source"`    // where the numbers are from: the store, or a guard of the instance
-	DeniedBy []string          `json:"denied_by"` // enforced limits that would deny a request, as RULE.LIMIT
-	Limits   []keylimits.Limit `json:"limits"`
-	Global   []keylimits.Limit `json:"global,omitempty"` // of all clients together, in the same rules
-	Unread   []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
-	Skipped  int               `json:"skipped"`          // number of limits that were not read, because there are too many
+	Identity string             `json:"identity"`
+	Source   string             `json:"source"`         // where the numbers are from: the store, or a guard of the instance
+	List     string             `json:"list,omitempty"` // that has the client: allow or deny
+	DeniedBy []string           `json:"denied_by"`      // enforced limits that would deny a request whatever the tier of its client, as RULE.LIMIT
+	Results  []keylimits.Result `json:"results"`        // one for each tier that the client may have
+	Limits   []keylimits.Limit  `json:"limits"`
+	Global   []keylimits.Limit  `json:"global,omitempty"` // of all clients together, in the same rules
+	Unread   []string           `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
+	Skipped  int                `json:"skipped"`          // number of limits that were not read, because there are too many
+}
+
+// isDenied reports whether a request is certain to be denied.
+func (r *keyReport) isDenied() bool {
+	return r.List == keylimits.DenyList || r.List == "" && len(r.DeniedBy) > 0
 }
 
 // read reads all limits from the store.
@@ -322,7 +305,8 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &keyReport{Identity: k.key, Source: source.String(), DeniedBy: keylimits.DeniedBy(all), Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped}, nil
+	results := keylimits.Results(all)
+	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -348,27 +332,42 @@ func (r *keyReport) print(out io.Writer) error {
 		printable.Fprintf(&b, "\n%d more limits were not read; name a rule by --rule.\n", r.Skipped)
 	}
 	switch {
-	case len(r.DeniedBy) == 0 && len(r.Unread) > 0:
-		b.WriteString("\nNone of these limits would deny a request of one unit now.\n" + textOfUnread(r.Unread))
-	case len(r.DeniedBy) == 0:
-		b.WriteString("\nNo limit would deny a request of one unit now.\n")
-	default:
-		var names []string
-		for _, l := range slices.Concat(r.Limits, r.Global) {
-			if !l.IsDenied || l.Kind != keylimits.Enforced {
-				continue
-			}
-			name := l.Name()
-			if l.Tier != "" {
-				name += " (" + l.Tier + ")"
-			}
-			names = append(names, name)
+	case r.List == keylimits.AllowList:
+		b.WriteString("\nThe client is on the allow list, so no limit applies to its requests.\n")
+	case r.List == keylimits.DenyList:
+		b.WriteString("\nThe client is on the deny list, so all its requests are rejected.\n")
+	case keylimits.IsMixed(r.Results):
+		b.WriteString("\nThe tier of the client decides about a request of one unit now:\n")
+		for _, v := range r.Results {
+			printable.Fprintf(&b, "  %s if the tier is %s\n", resultText(&v), v.Tier)
 		}
-		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(names, ", "))
-		b.WriteString(textOfUnread(r.Unread))
+		b.WriteString("penstock explain finds the tier from the headers of a request.\n")
+	case len(r.DeniedBy) > 0:
+		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(r.DeniedBy, ", "))
+	case len(r.Unread)+r.Skipped > 0:
+		b.WriteString("\nNone of these limits would deny a request of one unit now.\n")
+	default:
+		b.WriteString("\nNo limit would deny a request of one unit now.\n")
 	}
+	b.WriteString(textOfUnread(r.Unread))
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// resultText describes what a result says about a request.
+func resultText(v *keylimits.Result) string {
+	if len(v.DeniedBy) == 0 {
+		return "allowed"
+	}
+	return deniedText(v.RetryMS) + " by " + strings.Join(v.DeniedBy, ", ")
+}
+
+// deniedText returns for how long a limit denies, as in "denied for 2m0s".
+func deniedText(retryMS int64) string {
+	if retryMS < 0 {
+		return "denied forever"
+	}
+	return "denied for " + (time.Duration(retryMS) * time.Millisecond).String()
 }
 
 // textOfUnread describes the limits of new_identities, which were not read. It returns "" if there
@@ -398,11 +397,8 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
 		name += " (" + strings.Join(notes, ", ") + ")"
 	}
 	answer := "allowed"
-	switch {
-	case l.RetryMS < 0:
-		answer = "denied forever"
-	case l.IsDenied:
-		answer = "denied for " + (time.Duration(l.RetryMS) * time.Millisecond).String()
+	if l.IsDenied {
+		answer = deniedText(l.RetryMS)
 	}
 	unused := "-"
 	if l.Used > 0 {

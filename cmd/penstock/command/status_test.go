@@ -127,11 +127,12 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 		t.Fatalf("the service allowed %v; want three of four requests", allowed)
 	}
 	code, limits, denied = f.status(t, "key:abc")
-	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; limits != want || denied != "login.hour" || code != exitDenied {
-		t.Errorf("status: exit status %d, denied by %q\n%s; want\n%s", code, denied, limits, want)
+	if want := "login.hour premium 3+27, login.hour free 3+0, login.day 3+997, login.day.candidate 2+0, busy.minute 7+53, login.everyone 4+4996"; limits != want || denied != "" || code != exitOK {
+		t.Errorf("status: exit status %d, denied by %q\n%s; want %d, no denial for all tiers, and\n%s", code, denied, limits, exitOK, want)
 	}
-	if code, out, errors := f.run("status", "key:abc"); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free).") || strings.Contains(out+errors, "hunter2") {
-		t.Errorf("status as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitDenied, "would be denied now, by login.hour (free).")
+	code, out, errors := f.run("status", "key:abc")
+	if missing := missingIn(out, "  allowed if the tier is premium\n", "  denied for ", " by login.hour if the tier is free\n"); code != exitOK || missing != nil || strings.Contains(out+errors, "hunter2") {
+		t.Errorf("status as text: exit status %d, %s\n%s; want %d with %q", code, errors, out, exitOK, missing)
 	}
 
 	if code, out, errors := f.run("reset", "key:abc", "--reason", "r"); code != exitUsage || out != "" || !strings.Contains(errors, "write --yes") {
@@ -167,6 +168,50 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 	if code, out, _ := f.run("reset", "global", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.everyone was reset: ") {
 		t.Errorf("reset of the global key: exit status %d, %s; want %d with %q", code, out, exitOK, "login.everyone was reset: ")
+	}
+}
+
+// A listed key has only the numbers of its own tier. So a customer with a higher limit is not shown
+// as denied by the limit of others.
+func TestStatusKnowsTheTierOfAListedKey(t *testing.T) {
+	const tiers = `
+tiers: {gold: {header X-Key: [gold-1]}, free: default}
+allow: {header X-Key: [friend]}
+deny: {header X-Key: [foe]}
+rules: [{name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 2/h}, algorithm: fixed-window}]}]
+`
+	f := &statusFixture{redis: redistest.Start(t)}
+	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", tiers)}
+	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	instance := &statusFixture{args: []string{"--admin", f.admin}}
+	for range 4 {
+		if !f.request(t, "/a", "gold-1") {
+			t.Fatal("a request of the tier gold is denied; want it allowed")
+		}
+		f.request(t, "/a", "other")
+	}
+	for name, from := range map[string]*statusFixture{"the store": f, "an instance": instance} {
+		if code, limits, denied := from.status(t, "key:gold-1"); code != exitOK || limits != "api.hour gold 4+2" || denied != "" {
+			t.Errorf("from %s, the status of a gold key: exit status %d, %s, denied by %q; want %d, 4 of gold's 6 units used", name, code, limits, denied, exitOK)
+		}
+		if code, out, _ := from.run("status", "key:gold-1"); code != exitOK || !strings.Contains(out, "No limit would deny a request of one unit now.") || strings.Contains(out, "free") {
+			t.Errorf("from %s, the status of a gold key: exit status %d, %s; want %d, no denial, and nothing about the tier free", name, code, out, exitOK)
+		}
+		if code, out, _ := from.run("status", "key:friend"); code != exitOK || !strings.Contains(out, "The client is on the allow list, so no limit applies to its requests.") {
+			t.Errorf("from %s, the status of a key on the allow list: exit status %d, %s; want %d", name, code, out, exitOK)
+		}
+		if code, out, _ := from.run("status", "key:foe"); code != exitDenied || !strings.Contains(out, "The client is on the deny list, so all its requests are rejected.") {
+			t.Errorf("from %s, the status of a key on the deny list: exit status %d, %s; want %d", name, code, out, exitDenied)
+		}
+		if code, limits, denied := from.status(t, "key:other"); code != exitDenied || limits != "api.hour free 2+0" || denied != "api.hour" {
+			t.Errorf("from %s, the status of a free key: exit status %d, %s, denied by %q; want %d, all units used, and api.hour", name, code, limits, denied, exitDenied)
+		}
+		if code, out, _ := from.run("status", "key:other"); code != exitDenied || !strings.Contains(out, "A request of one unit would be denied now, by api.hour.") {
+			t.Errorf("from %s, the status of a free key: exit status %d, %s; want %d and a denial", name, code, out, exitDenied)
+		}
+	}
+	if code, out, errors := f.run("reset", "key:gold-1", "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "api.hour was reset: 4 used before, 6 left now for tier gold") {
+		t.Errorf("reset of a gold key: exit status %d, %s%s; want %d with what the tier gold has left", code, out, errors, exitOK)
 	}
 }
 
@@ -273,8 +318,12 @@ func TestStatusAndResetExplainTheirErrors(t *testing.T) {
 		"status key:abc --store redis://h":         {exitUsage, "write --config rules.yaml"},
 		"status key:abc --config " + policy:        {exitUsage, "no store is named"},
 		"status user:7" + up:                       {exitUsage, "write one of: key:…, global, ip:…"},
-		"status bob" + several:                     {exitUsage, "write one of: key:…, user:…, ip:…"},
-		"status key:a --rule none" + up:            {exitUsage, `no rule "none"`},
+		"status bob" + several:                     {exitUsage, "write one of: key:bob, user:bob"},
+		"status key:a --rule none" + up:            {exitUsage, `"none": the policy has no rule of this name`},
+		"status key:a --rule lgoin" + up:           {exitUsage, "did you mean login?"},
+		"status gold-1" + up:                       {exitUsage, `no limit counts under a key such as "gold-1"; write key:gold-1`},
+		"status 2001:db8::1" + up:                  {exitUsage, "write ip:2001:db8::1"},
+		"reset gold-1 --yes --reason r" + up:       {exitUsage, "write key:gold-1"},
 		"status ip:192.0.2.1 --rule login" + up:    {exitUsage, "write one of: key:…, global"},
 		"status key:abc -o xml" + up:               {exitUsage, `unknown output "xml"`},
 		"status key:abc" + down:                    {exitUnreachable, "connection refused"},
@@ -320,8 +369,8 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 			t.Errorf("the instance shows the limits %s; want %s as in the store", limits, want)
 		}
 	}
-	if code != exitDenied || denied != "login.hour" {
-		t.Errorf("status of an instance: exit status %d, denied by %q; want %d, login.hour", code, denied, exitDenied)
+	if code != exitOK || denied != "" {
+		t.Errorf("status of an instance: exit status %d, denied by %q; want %d and no denial for all tiers, as in the store", code, denied, exitOK)
 	}
 	for args, want := range map[string]struct {
 		code int
@@ -331,7 +380,8 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		"status key:abc --admin 127.0.0.1:1":                        {exitUnreachable, "does not answer"},
 		"status key:abc --admin " + f.listen:                        {exitUsage, "check that --admin is the admin-listen address of an instance"},
 		"status user:7 --admin " + local.admin:                      {exitUsage, "no limit counts"},
-		"status key:abc --rule none --admin " + local.admin:         {exitUsage, "no limit of a rule of this name"},
+		"status gold-1 --admin " + local.admin:                      {exitUsage, "write key:gold-1"},
+		"status key:abc --rule lgoin --admin " + local.admin:        {exitUsage, "no rule of this name; did you mean login?"},
 		"status key:abc --store redis://h:1 --admin " + local.admin: {exitUsage, "omit one of them"},
 	} {
 		if code, out, errors := command(strings.Fields(args)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
@@ -345,8 +395,8 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
-	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitDenied || !strings.Contains(out, "login.hour (free)") {
-		t.Errorf("status with the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "login.hour (free)")
+	if code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port); code != exitOK || !strings.Contains(out, "by login.hour if the tier is free") {
+		t.Errorf("status with the token: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "by login.hour if the tier is free")
 	}
 	f.redis.Kill()
 	code, out, errors := command("status", "key:abc", "--admin", "127.0.0.1:"+port)
@@ -382,7 +432,7 @@ func TestResetByARunningInstance(t *testing.T) {
 		text string
 	}{
 		"":                             {exitUsage, "write --yes"},
-		"--yes --rule none":            {exitUsage, "no limit of a rule of this name"},
+		"--yes --rule none":            {exitUsage, "no rule of this name"},
 		"--yes --limit hour":           {exitUsage, "write --rule too"},
 		"--yes --rule login --limit x": {exitUsage, "no such limit counts under key:abc"},
 		"--yes --store redis://h:1":    {exitUsage, "omit one of them"},
@@ -473,8 +523,8 @@ func checkRefs(t *testing.T, p *process) {
 		t.Fatalf("denials: exit status %d, %v, %s%s; want %d and one masked key", code, err, out, errors, exitOK)
 	}
 	ref := found.Offenders[0].Ref
-	if code, out, errors := command("status", "--ref", ref, "--admin", p.admin); code != exitDenied || !strings.Contains(out, "would be denied now, by login.hour (free)") || strings.Contains(out, "4711") {
-		t.Errorf("status by the ref: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, "would be denied now, by login.hour (free)")
+	if code, out, errors := command("status", "--ref", ref, "--admin", p.admin); code != exitOK || !strings.Contains(out, "by login.hour if the tier is free") || strings.Contains(out, "4711") {
+		t.Errorf("status by the ref: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "by login.hour if the tier is free")
 	}
 	if code, out, errors := command("reset", "--ref", ref, "--admin", p.admin, "--reason", "r", "--yes"); code != exitOK || !strings.Contains(out, "login.hour was reset: 3 used before") {
 		t.Errorf("reset by the ref: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "login.hour was reset: 3 used before")

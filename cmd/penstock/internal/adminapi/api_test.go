@@ -34,6 +34,8 @@ var update = flag.Bool("update", false, "write docs/openapi.json")
 
 const testPolicy = `
 tiers: {premium: {header X-Plan: premium}, free: default}
+allow: {ip: 10.0.0.0/8}
+deny: {header X-Key: evil}
 rules:
   - name: api
     per: {key: header X-Key}
@@ -192,7 +194,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		{f: local, header: "Sec-Fetch-Site: cross-site", status: 403},
 		{f: local, header: "Sec-Fetch-Site: same-site", status: 403},
 	} {
-		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "key?key=a", "explain?url=/", "openapi.json"} {
+		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "key?key=key:a", "explain?url=/", "openapi.json"} {
 			tried++
 			w := c.f.get(path, c.header)
 			if w.Code != c.status {
@@ -227,6 +229,11 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 		"offenders?limit=9999":                       "limit is not a number from 1 to 100",
 		"offenders?knd=denied":                       `unknown parameter "knd"; the parameters are: kind, window, scope, limit`,
 		"offenders?kind=units&kind=denied":           "kind is given 2 times; the most is 1",
+		"timings?last=x":                             "last is not a number from 1 to 600",
+		"timings?last=0":                             "last is not a number from 1 to 600",
+		"timings?span=minutes&last=1441":             "last is not a number from 1 to 1440",
+		"timings?span=hours":                         "the value of span is unknown",
+		"history?last=x":                             "last is not a number from 1 to 600",
 		"history?last=601":                           "last is not a number from 1 to 600",
 		"history?span=minutes&last=1441":             "last is not a number from 1 to 1440",
 		"key":                                        "name one key",
@@ -248,9 +255,16 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 			t.Errorf("%.40s returns %d %s; want 400 with %q", path, w.Code, w.Body, want)
 		}
 	}
-	for _, path := range []string{"key?key=key:a&rule=nothing", "key?ref=0123456789abcdef"} {
-		if w := f.get(path); w.Code != 404 {
-			t.Errorf("%s returns %d %s; want 404", path, w.Code, w.Body)
+	for path, want := range map[string]string{
+		"key?key=key:a&rule=nothing": "the policy has no rule of this name; /api/v1/rules",
+		"key?key=key:a&rule=apii":    "did you mean api?",
+		"key?key=key:a&rule=address": "write ip:…",
+		"key?ref=0123456789abcdef":   "no offender",
+		"key?key=gold-1":             `no limit counts under a key such as \"gold-1\"; write key:gold-1`,
+		"key?key=user:gold-1":        "write one of: key:…, ip:…, global",
+	} {
+		if w := f.get(path); w.Code != 404 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s returns %d %s; want 404 with %q", path, w.Code, w.Body, want)
 		}
 	}
 }
@@ -302,6 +316,30 @@ func TestShortListsOfOffendersBoundTheOthers(t *testing.T) {
 	}
 }
 
+// The scope fleet has the offenders of all instances, and the scope instance only those of this
+// one.
+func TestOffendersHaveTheirScope(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		other := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(redisstore.Options{}).Append }})
+		o.Fleet = func(context.Context) *activity.Fleet { // only the other instance, which denied nobody
+			fleet := &activity.Fleet{Instances: []activity.Instance{{Name: "b", Summary: other.Summary()}, {Name: "c", Summary: other.Summary()}}, Registered: 2}
+			for _, w := range activity.Windows() {
+				fleet.Activity = append(fleet.Activity, other.Activity(w))
+			}
+			return fleet
+		}
+	})
+	f.spend("api.hour", "key:abc", 12)
+	if got := read[Offenders](f, "offenders?scope=instance"); len(got.Offenders) != 1 || got.Total != 2 || got.Instances != 1 {
+		t.Errorf("the offenders of the instance are %+v; want one with 2 denials, of 1 instance", got)
+	}
+	for _, query := range []string{"", "?scope=fleet"} {
+		if got := read[Offenders](f, "offenders"+query); len(got.Offenders) != 0 || got.Total != 0 || got.Instances != 2 {
+			t.Errorf("the offenders of all instances are %+v; want none, of 2 instances", got)
+		}
+	}
+}
+
 func TestMasksHideTheIdentity(t *testing.T) {
 	for key, want := range map[string]string{
 		"ip:192.0.2.77": "ip:192.0.2.0/24", "ip:192.0.2.0/28": "ip:192.0.2.0/24", "ip:10.0.0.0/8": "ip:10.0.0.0/8", "ip:2001:db8:1:2::/64": "ip:2001:db8:1::/48", "ip:2001:db8::1": "ip:2001:db8::/48",
@@ -335,8 +373,11 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	f.spend("api.day", "key:abc", 3)
 	for range 3 { // reading changes nothing
 		got := read[Key](f, "key?key=key:abc")
-		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "" || !slices.Equal(got.DeniedBy, []string{"api.hour"}) || got.Skipped != 0 {
-			t.Fatalf("the key is %+v; want key:abc from the store, denied by api.hour", got)
+		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "" || len(got.DeniedBy) != 0 || got.Skipped != 0 {
+			t.Fatalf("the key is %+v; want key:abc from the store, and no denial for all tiers", got)
+		}
+		if v := got.Results; len(v) != 2 || v[0].Tier != "premium" || len(v[0].DeniedBy) != 0 || v[1].Tier != "free" || !slices.Equal(v[1].DeniedBy, []string{"api.hour"}) || v[1].RetryMS < 1000 {
+			t.Fatalf("the results are %+v; want the tier premium allowed, and the tier free denied by api.hour", v)
 		}
 		byTier := make(map[string]keylimits.Limit)
 		for _, l := range got.Limits {
@@ -399,8 +440,19 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 		t.Fatalf("the rules are %+v; want 3 with a digest", got)
 	}
 	hour := got.Rules[0].Limits[0]
-	if len(hour.Rates) != 2 || hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
-		t.Errorf("the limit is %+v; want an enforced one with 2 rates, bounds, a candidate and an identity", hour)
+	if want := []Rate{{"premium", "100 per 1h, burst 100"}, {"free", "10 per 1h, burst 10"}}; !slices.Equal(hour.Rates, want) {
+		t.Errorf("the rates are %+v; want %+v", hour.Rates, want)
+	}
+	if want := []Rate{{"", "1000 per 24h, burst 1000"}}; !slices.Equal(got.Rules[0].Limits[1].Rates, want) {
+		t.Errorf("the rates of a limit without tiers are %+v; want %+v", got.Rules[0].Limits[1].Rates, want)
+	}
+	tiers := []Tier{{"premium", "header X-Plan is a value that is not shown"}, {"free", "all other clients"}}
+	allow, deny := []string{"ip is 10.0.0.0/8"}, []string{"header X-Key is a value that is not shown"}
+	if !slices.Equal(got.Tiers, tiers) || !slices.Equal(got.Allow, allow) || !slices.Equal(got.Deny, deny) {
+		t.Errorf("the tiers are %q, allowed are %q, and denied are %q; want %q, %q and %q", got.Tiers, got.Allow, got.Deny, tiers, allow, deny)
+	}
+	if hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
+		t.Errorf("the limit is %+v; want an enforced one with bounds, a candidate and an identity", hour)
 	}
 	if want := []Count{{Rule: "api", Limit: "hour", Name: "allowed", Last10: 7, Last60: 7}}; !slices.Equal(hour.Counts, want) {
 		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)

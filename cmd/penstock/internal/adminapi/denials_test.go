@@ -61,6 +61,21 @@ func TestDenialsAreSentMaskedAndFiltered(t *testing.T) {
 	})
 }
 
+// A reader that disconnects makes room for another.
+func TestReadersOfDenialsLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startLive(t, newFixture(t, withDenials))
+		for i := range denials.MaxReaders + 1 {
+			conn, response := s.open(t, "denials")
+			if response.StatusCode != 200 {
+				t.Fatalf("after %d readers have left, the next one gets %d; want 200", i, response.StatusCode)
+			}
+			conn.Close()
+			synctest.Wait()
+		}
+	})
+}
+
 // An event shows the key and its ref as shown_identities allows, and never more.
 func TestDenialsShowWhatTheSettingAllows(t *testing.T) {
 	const key = "key:customer-4711"

@@ -20,8 +20,8 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	limits, skipped := h.limitsOf(key, q.Get("rule"))
 	newIdentities := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
-	if q.Has("rule") && len(limits) == 0 && len(newIdentities) == 0 {
-		return nil, refuse(http.StatusNotFound, "no limit of a rule of this name counts under such a key; %srules lists them", Prefix)
+	if len(limits) == 0 && len(newIdentities) == 0 {
+		return nil, h.notCounted(key, q)
 	}
 	name := h.Name(key)
 	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: newIdentities, Skipped: skipped}
@@ -43,7 +43,9 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	if err != nil {
 		return nil, storeFailed(err)
 	}
-	found.Source, found.DeniedBy = source.String(), keylimits.DeniedBy(all)
+	found.Source, found.Results = source.String(), keylimits.Results(all)
+	found.DeniedBy = keylimits.DeniedBy(found.Results)
+	found.List = keylimits.ListOf(h.Rules(), limits)
 	for i, l := range all {
 		isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"
 		isGlobal := i >= len(limits) // all begins with the limits of the key
@@ -55,6 +57,19 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		}
 	}
 	return found, nil
+}
+
+// notCounted returns the refusal for a key that no limit counts. A key that was named by its ref
+// may be hidden from the viewer, so it is not in the text.
+func (h *Handler) notCounted(key string, q url.Values) error {
+	rule := q.Get("rule")
+	switch {
+	case rule != "" && h.Rules().Rule(rule) == nil:
+		return refuse(http.StatusNotFound, "%v; %srules lists the rules", h.Rules().NoRule(rule), Prefix)
+	case q.Has("ref"):
+		return refuse(http.StatusNotFound, "no limit counts under this key any more; %srules lists the limits", Prefix)
+	}
+	return refuse(http.StatusNotFound, "%s", keylimits.NotCounted(h.Rules(), key, rule))
 }
 
 // limitsOf returns the limits of the policy and of Envoy's files that count under a key.

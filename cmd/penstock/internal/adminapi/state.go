@@ -176,22 +176,29 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 		at := name{c.Rule, c.Limit}
 		counts[at] = append(counts[at], c)
 	}
-	instances := max(h.StoreInfo(ctx).Instances, 1)
+	instances, spec := max(h.StoreInfo(ctx).Instances, 1), rules.Spec()
 	describeLimit := func(l *policy.Limit, kind string) Limit {
 		one := Limit{Name: l.Name, Kind: kind, Identity: describe.Identity(l.Key), Algorithm: l.Algorithm, OnFailure: l.Guard.OnFailure.String(),
-			Failure: describe.StoreFailure(&l.Guard), WaitMS: l.Patience.Milliseconds(), Rates: []string{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
+			Failure: describe.StoreFailure(&l.Guard), WaitMS: l.Patience.Milliseconds(), Rates: []Rate{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
 		if one.Counts == nil {
 			one.Counts = []Count{}
 		}
-		for _, plan := range l.Variants {
-			one.Rates = append(one.Rates, describe.Rate(plan))
+		for tier, plan := range l.Variants {
+			rate := Rate{Text: describe.Rate(plan)}
+			if len(l.Variants) > 1 {
+				rate.Tier = spec.Tiers[tier].Name
+			}
+			one.Rates = append(one.Rates, rate)
 		}
 		if kind == keylimits.Enforced && len(l.Variants) > 0 {
 			one.Bounds = boundsOf(rules, l.Variants[0], instances)
 		}
 		return one
 	}
-	all := Rules{Digest: h.Digest(), Rules: []Rule{}}
+	all := Rules{Digest: h.Digest(), Allow: describe.Clients(spec.Allow), Deny: describe.Clients(spec.Deny), Tiers: []Tier{}, Rules: []Rule{}}
+	for _, t := range spec.Tiers {
+		all.Tiers = append(all.Tiers, Tier{t.Name, describe.Tier(t)})
+	}
 	for _, r := range rules.Rules() {
 		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, When: describe.When(r), Match: append([]describe.Condition{}, describe.Conditions(r)...), Limits: []Limit{}}
 		for _, l := range r.Limits {

@@ -105,8 +105,17 @@ type Memory struct {
 
 // Rules are the rules in force.
 type Rules struct {
-	Digest string `json:"digest" doc:"of the policy's files; instances with one digest have one policy"`
-	Rules  []Rule `json:"rules"`
+	Digest string   `json:"digest" doc:"of the policy's files; instances with one digest have one policy"`
+	Allow  []string `json:"allow" doc:"clients that are never limited, in words; values that may be secrets are only counted"`
+	Deny   []string `json:"deny" doc:"clients that are always rejected, in words like allow"`
+	Tiers  []Tier   `json:"tiers" doc:"a client has the first tier that it belongs to"`
+	Rules  []Rule   `json:"rules"`
+}
+
+// A Tier is a class of clients.
+type Tier struct {
+	Name    string `json:"name"`
+	Clients string `json:"clients" doc:"who belongs to it, in words like allow"`
 }
 
 // A Rule of the policy.
@@ -122,17 +131,31 @@ type Rule struct {
 
 // A Limit of a rule.
 type Limit struct {
-	Name      string   `json:"name"`
-	Kind      string   `json:"kind" doc:"enforced, shadow or candidate"`
-	Identity  string   `json:"identity" doc:"the identity that the limit counts by"`
-	Algorithm string   `json:"algorithm"`
-	Rates     []string `json:"rates" doc:"one for each tier, or one if they do not differ"`
-	OnFailure string   `json:"on_failure" doc:"open, closed or local"`
-	Failure   string   `json:"store_failure" doc:"what happens to requests while the store gives no answer"`
-	WaitMS    int64    `json:"max_wait_ms,omitempty" doc:"the longest time that a request may wait"`
-	Bounds    []Bound  `json:"bounds" doc:"of the first rate"`
-	Counts    []Count  `json:"counts" doc:"of this instance"`
-	Candidate *Limit   `json:"candidate,omitempty" doc:"another form of the limit, which counts and denies nothing"`
+	Name      string  `json:"name"`
+	Kind      string  `json:"kind" doc:"enforced, shadow or candidate"`
+	Identity  string  `json:"identity" doc:"the identity that the limit counts by"`
+	Algorithm string  `json:"algorithm"`
+	Rates     []Rate  `json:"rates" doc:"one for each tier, or one if they do not differ"`
+	OnFailure string  `json:"on_failure" doc:"open, closed or local"`
+	Failure   string  `json:"store_failure" doc:"what happens to requests while the store gives no answer"`
+	WaitMS    int64   `json:"max_wait_ms,omitempty" doc:"the longest time that a request may wait"`
+	Bounds    []Bound `json:"bounds" doc:"of the first rate"`
+	Counts    []Count `json:"counts" doc:"of this instance. A request is counted once: for the limit that denies it, or for the one that has least left"`
+	Candidate *Limit  `json:"candidate,omitempty" doc:"another form of the limit, which counts and denies nothing"`
+}
+
+// A Rate is how much a limit admits.
+type Rate struct {
+	Tier string `json:"tier,omitempty" doc:"the clients that have the rate; empty: all"`
+	Text string `json:"text" doc:"such as: 10 per 1s, burst 20"`
+}
+
+// String returns the rate, with its tier if it has one.
+func (r Rate) String() string {
+	if r.Tier == "" {
+		return r.Text
+	}
+	return r.Tier + " " + r.Text
 }
 
 // A Bound is how much a limit admits at most in one situation.
@@ -186,15 +209,17 @@ type DistinctLimit struct {
 
 // A Key is the state of one key in all limits.
 type Key struct {
-	Identity string            `json:"identity,omitempty"`
-	Ref      string            `json:"ref,omitempty" doc:"a short name of the key; a request by key gets it only with the token"`
-	Stored   string            `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
-	Source   string            `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
-	DeniedBy []string          `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now"`
-	Limits   []keylimits.Limit `json:"limits"`
-	Global   []keylimits.Limit `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
-	Unread   []string          `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`
-	Skipped  int               `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
+	Identity string             `json:"identity,omitempty"`
+	Ref      string             `json:"ref,omitempty" doc:"a short name of the key; a request by key gets it only with the token"`
+	Stored   string             `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
+	Source   string             `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
+	DeniedBy []string           `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now, whatever the tier of its client; empty if it would be allowed in one of the tiers"`
+	List     string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; absent: the key is on no list, or does not tell"`
+	Results  []keylimits.Result `json:"results" doc:"what would be decided about a request of one unit now, for each tier that the client may have"`
+	Limits   []keylimits.Limit  `json:"limits"`
+	Global   []keylimits.Limit  `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
+	Unread   []string           `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`
+	Skipped  int                `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 
 // Instances are those that share the store.

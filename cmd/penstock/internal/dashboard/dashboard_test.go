@@ -23,7 +23,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
-	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -181,15 +180,23 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	for _, path := range []string{"", "dashboard", "dashboard?span=minutes", "dashboard?rule=api"} {
-		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Forwarded requests, and upstream errors")
+		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests of all instances", "all instances, last 10 s", "Denied by rule, this instance", "Store latency, this instance", "Limits in the last minute, all instances",
+			"one of them counts it here", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Forwarded requests, and upstream errors")
 	}
 	rules := s.text("rules", 200)
-	s.mustHave(rules, "2 rules in force", "path /api/**", "100 per 1h, burst 100 10 per 1h, burst 10", "up to 2.0\u00a0s", "Enforced 120 1"+thin+"230", "Candidate: 50 per 1h, burst 50; 5 per 1h, burst 5 0 777", "odd.rule", "shadow", "store forgets", "each instance enforces its share")
+	s.mustHave(rules, "2 rules in force", "path /api/**", "tier premium 100 per 1h, burst 100 tier free 10 per 1h, burst 10", "up to 2.0\u00a0s", "Enforced 120 1"+thin+"230", "Candidate: premium 50 per 1h, burst 50; free 5 per 1h, burst 5 0 777", "odd.rule", "shadow", "store forgets", "each instance enforces its share")
 	if found := s.text("rules?find=odd", 200); strings.Contains(found, "/api/**") || !strings.Contains(found, "odd.rule") {
 		t.Errorf("the rules with odd in their names are %s; want only odd.rule", found)
 	}
 	s.mustHave(s.text("rules?find=nothing", 200), "No rule has such a name")
-	s.mustHave(s.text("offenders", 200), "1 different keys were denied", "key:cu…11#", "api .hour 4 exact 100\u00a0%", "Identities are masked")
+	s.mustHave(s.text("offenders", 200), "1 different keys were denied", "key:cu…11#", "Accuracy", "api .hour 4 exact 100\u00a0%", "Identities are masked. To see them in full, set shown_identities to full and log in.")
+	full := newSite(t, func(o *adminapi.Options) { o.Identities = adminapi.ShowFull })
+	full.spend("key:customer-4711", 14)
+	s.mustHave(full.text("offenders", 200), "Identities are masked. Log in to see them in full.")
+	noToken := newSite(t, func(o *adminapi.Options) { o.Token = nil })
+	noToken.spend("key:customer-4711", 14)
+	s.mustHave(noToken.text("offenders", 200), "set shown_identities to full , set operator_token , and log in.")
+	s.mustHave(s.text("offenders?kind=units", 200), "10 units were charged in all.")
 	s.mustHave(s.text("offenders?kind=near_limit&window=1h&scope=instance", 200), "near their limit most, in the last hour, at this instance")
 	s.mustHave(s.text("health", 200), "store ok", "memory", "closed: the store is used", "3.07 ms")
 	report := s.text("explain?url=/api/x&header=X-Key:%20customer-4711%0D%0A%0D%0AX-Plan:%20free", 200)
@@ -203,41 +210,72 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	denied := s.text("key?key=key:customer-4711", 200)
-	if !regexp.MustCompile(`Denied now by api\.hour , for [56] min, until \d\d:\d\d:\d\d UTC`).MatchString(denied) {
-		t.Errorf("the page lacks the limit that denies the key, or the time: %s", denied)
+	if !regexp.MustCompile(`The tier decides\. .* allowed if the tier is premium denied if the tier is free , by api\.hour , for [56] min, until \d\d:\d\d:\d\d UTC`).MatchString(denied) {
+		t.Errorf("the page lacks a result for each tier, the limit that denies the key, or the time: %s", denied)
+	}
+	if strings.Contains(denied, "Denied now") || strings.Contains(denied, "Admitted now") {
+		t.Errorf("the page says more than is known, because the tier is not known: %s", denied)
 	}
 	s.mustHave(denied, "api .hour tier free 10 per 1h, burst 10 10 0")
 	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {
 		t.Errorf("the limit of tier premium is listed before that of tier free; want the one that denies first: %s", denied)
 	}
 	s.mustHave(s.text("key?key=key:fresh", 200), "Admitted now")
-	s.mustHave(s.text("key?key=nothing", 200), "No limit counts under such a key")
+	unknown := s.text("key?key=nothing", 404)
+	s.mustHave(unknown, `no limit counts under a key such as "nothing"; write key:nothing`, "Look up")
+	if strings.Contains(unknown, "Admitted") {
+		t.Errorf("the page of a key without limits is %s; want nothing about admitting it", unknown)
+	}
 	s.mustHave(s.text("key?key="+url.QueryEscape("key:cu…11#1f3681e1"), 400), "this key is masked", "use its ref", "Look up")
 	s.mustHave(s.text("key", 200), "Look up")
 	s.mustHave(s.text("key?ref=0123456789abcdef", 404), "no offender of the last hour has this ref", "Look up")
 	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
-	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "Denied now by api.hour") {
-		t.Errorf("the page of a key by its ref is %s; want the masked key, denied by api.hour", page)
+	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "denied if the tier is free , by api.hour") {
+		t.Errorf("the page of a key by its ref is %s; want the masked key, denied by api.hour if its tier is free", page)
 	}
 }
 
-// Limits that all clients share are named as denying too, so the time must include them.
-func TestDenialLastsAsLongAsItsLongestLimit(t *testing.T) {
-	denies := func(retryMS int64) keylimits.Limit {
-		return keylimits.Limit{Kind: keylimits.Enforced, IsDenied: true, RetryMS: retryMS}
+// The page shows the numbers of one tier if the key tells the tier.
+func TestKeyPageKnowsTheTierOfAListedKey(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	const text = `
+tiers: {gold: {header X-Key: [gold-1]}, free: default}
+allow: {header X-Key: [friend]}
+deny: {header X-Key: [foe]}
+rules:
+  - {name: api, per: {key: header X-Key}, limits: [{rate: {gold: 100/h, free: 10/h}}, {name: day, rate: 900/d}]}
+  - {name: page, always: true, per: {user: header X-User}, new_identities: 9/min, limits: [{rate: 5/h}]}
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		own, global []keylimits.Limit
-		want        int64
-	}{
-		{own: []keylimits.Limit{denies(2000), denies(3000)}, want: 3000},
-		{own: []keylimits.Limit{denies(2000)}, global: []keylimits.Limit{denies(7000)}, want: 7000},
-		{global: []keylimits.Limit{denies(7000), denies(-1)}, want: -1},
-		{own: []keylimits.Limit{{Kind: keylimits.Shadow, IsDenied: true, RetryMS: 9000}}, want: 0},
-	} {
-		if got := denialOf(&adminapi.Key{Limits: c.own, Global: c.global}); got != c.want {
-			t.Errorf("with %+v and the global limits %+v, the denial lasts %d ms; want %d", c.own, c.global, got, c.want)
-		}
+	p, err := policyfile.Load(file, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	s := newSite(t, func(o *adminapi.Options) { o.Rules = func() *policy.Rules { return p.Rules } })
+	s.spend("key:gold-1", 10) // of the tier free, as another instance with an older policy may have counted
+	s.spend("key:other", 10)
+	gold, other := s.text("key?key=key:gold-1", 200), s.text("key?key=key:other", 200)
+	s.mustHave(gold, "Admitted now. No limit of this key would deny", "api .hour tier gold 100 per 1h, burst 100 10 90")
+	s.mustHave(other, "Denied now by api.hour , for", "api .hour tier free 10 per 1h, burst 10 10 0")
+	if strings.Contains(gold, "tier free") || strings.Contains(other, "tier gold") {
+		t.Errorf("a page has the numbers of another tier:\n%s\n%s", gold, other)
+	}
+	s.spend("key:friend", 10)
+	s.mustHave(s.text("key?key=key:friend", 200), "Never limited. The client is on the allow list.")
+	s.mustHave(s.text("key?key=key:foe", 200), "Always rejected. The client is on the deny list.")
+	if body := s.send("GET", "key?key=ip:198.51.100.1", "").Body.String(); strings.Contains(body, "Admitted") || !strings.Contains(body, `decision mixed`) {
+		t.Errorf("the page of an address with new identities only is %s; want it neither admitted nor denied", body)
+	}
+	s.mustHave(s.text("key?key=ip:198.51.100.1", 200), "No limit of this key was read", "page.new-identities . Each instance counts")
+	rules := s.text("rules", 200)
+	s.mustHave(rules, "On the deny list: always rejected header X-Key is a value that is not shown", "On the allow list: never limited header X-Key is a value that is not shown",
+		"Tier gold header X-Key is a value that is not shown", "Tier free all other clients", "tier gold 100 per 1h, burst 100 tier free 10 per 1h, burst 10",
+		"one of them counts it here: the one that denies it, or the one that has least left. So a limit with 0 may be in use.")
+	if strings.Contains(rules, "gold-1") || strings.Contains(rules, "foe") {
+		t.Errorf("the page of the rules shows a key: %s", rules)
 	}
 }
 

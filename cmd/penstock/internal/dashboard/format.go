@@ -24,9 +24,9 @@ var functions = template.FuncMap{
 	"clock":     clock,
 	"count":     count,
 	"counts":    countsOf,
-	"denial":    denialOf,
 	"deref":     deref,
 	"list":      list,
+	"mixed":     keylimits.IsMixed,
 	"next":      func(i int) int { return i + 1 },
 	"number":    number,
 	"once":      once,
@@ -225,19 +225,6 @@ func countsOf(l adminapi.Limit) limitCounts {
 		}
 	}
 	return c
-}
-
-// denialOf returns how long the enforced limits of a key, and those that all clients share, deny a
-// request of one unit, in milliseconds. -1 means forever.
-func denialOf(k *adminapi.Key) (ms int64) {
-	for _, l := range slices.Concat(k.Limits, k.Global) {
-		if l.IsDenied && l.Kind == keylimits.Enforced && ms >= 0 {
-			if ms = max(ms, l.RetryMS); l.RetryMS < 0 {
-				ms = -1
-			}
-		}
-	}
-	return ms
 }
 
 // once returns the first entry of each limit. A limit with tiers has an entry for each tier.

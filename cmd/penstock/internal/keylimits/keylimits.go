@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/describe"
 )
@@ -53,6 +54,58 @@ const (
 // Global is the key of limits for all clients together.
 const Global = "global"
 
+// examples returns examples of the keys that the limits of a policy count. If rule is not "", they
+// are those of one rule. If text is a key without its kind, such as the "a1" of key:a1, the
+// examples have that value.
+func examples(rules *policy.Rules, rule, text string) (keys []string) {
+	var identities []*policy.Identity
+	for _, r := range rules.Rules() {
+		if rule != "" && r.Name != rule {
+			continue
+		}
+		for _, l := range r.Limits {
+			if l.Key.FirstOf != nil {
+				identities = append(identities, l.Key.FirstOf...)
+			} else {
+				identities = append(identities, l.Key)
+			}
+		}
+	}
+	add := func(id *policy.Identity, value string) {
+		if example := id.ExampleKey(value); !slices.Contains(keys, example) {
+			keys = append(keys, example)
+		}
+	}
+	_, err := netip.ParseAddr(text)
+	isAddress := err == nil
+	if isValue := isAddress || text != "" && !strings.ContainsAny(text, ":,"); isValue {
+		for _, id := range identities {
+			if isSingle := id.Source.Kind != policy.KindNone; isSingle && isAddress == (id.Source.Kind == policy.KindAddress) {
+				add(id, text)
+			}
+		}
+	}
+	if keys == nil {
+		for _, id := range identities {
+			add(id, "…")
+		}
+	}
+	return keys
+}
+
+// NotCounted returns the text of the error for a key that no limit counts, with keys to write
+// instead. If rule is not "", only the limits of that rule were wanted.
+func NotCounted(rules *policy.Rules, key, rule string) string {
+	hint := "the domain and the entries of a descriptor, as in 'rides|api_key=abc'" // all limits are in Envoy's files
+	if keys := examples(rules, rule, key); keys != nil {
+		hint = strings.Join(keys, ", ")
+		if len(keys) > 1 {
+			hint = "one of: " + hint
+		}
+	}
+	return fmt.Sprintf("no limit counts under a key such as %q; write %s", wording.Clip(key), hint)
+}
+
 // KindOf returns the kind of a limit that is not a candidate.
 func KindOf(l *policy.Limit) string {
 	if l.Shadow || l.Rule.Shadow {
@@ -87,33 +140,35 @@ func cut(all []Limit) (found []Limit, skipped int) {
 
 // findAll returns the limits of Find without a bound.
 func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
-	tiers := rules.Spec().Tiers
 	for _, r := range rules.Rules() {
 		if rule != "" && r.Name != rule {
 			continue
 		}
 		for _, l := range r.Limits {
-			found = append(found, variants(r.Name, KindOf(l), l, key, tiers)...)
+			found = append(found, variants(rules, KindOf(l), l, key)...)
 			if l.Candidate != nil {
-				found = append(found, variants(r.Name, Candidate, l.Candidate, key, tiers)...)
+				found = append(found, variants(rules, Candidate, l.Candidate, key)...)
 			}
 		}
 	}
 	return found
 }
 
-// variants returns a limit for each tier, or one if the tiers do not differ. It returns none if the
-// limit cannot count under the key.
-func variants(rule, kind string, l *policy.Limit, key string, tiers []policy.Tier) (all []Limit) {
+// variants returns a limit for each tier that the client of a key may have, or one limit if the
+// tiers do not differ. It returns none if the limit cannot count under the key.
+func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (all []Limit) {
 	if !l.Key.CanBe(key) {
 		return nil
 	}
-	for tier, plan := range l.Variants {
-		limit := Limit{Rule: rule, Limit: l.Name, Kind: kind, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard}
-		if len(l.Variants) > 1 {
-			limit.Tier = tiers[tier].Name
-		}
-		all = append(all, limit)
+	add := func(plan *penstock.Plan, tier string) {
+		all = append(all, Limit{Rule: l.Rule.Name, Limit: l.Name, Kind: kind, Tier: tier, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard})
+	}
+	if len(l.Variants) == 1 {
+		add(l.Variants[0], "")
+		return all
+	}
+	for _, tier := range rules.TiersOf(l.Key, key) {
+		add(l.Variants[tier], rules.Spec().Tiers[tier].Name)
 	}
 	return all
 }
@@ -150,13 +205,23 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 }
 
 // Globals returns the limits for all clients together that are in the same rules as the given
-// limits. They may deny requests of the key too. Globals returns at most MaxLimits, and how many
-// others it skipped.
+// limits of a key. They may deny requests of the key too. Globals returns at most MaxLimits, and
+// how many others it skipped.
 func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
-	hasLimitIn := func(rule string) bool {
-		return slices.ContainsFunc(limits, func(l Limit) bool { return l.Rule == rule })
+	// canHave reports whether a client that one of the limits counts may have the tier of l.
+	canHave := func(l *Limit) bool {
+		return slices.ContainsFunc(limits, func(other Limit) bool {
+			switch {
+			case other.Rule != l.Rule || other.policy == nil:
+				return false
+			case l.Tier == "":
+				return true
+			}
+			hasName := func(tier int) bool { return rules.Spec().Tiers[tier].Name == l.Tier }
+			return slices.ContainsFunc(rules.TiersOf(other.policy.Key, other.key), hasName)
+		})
 	}
-	isOther := func(l Limit) bool { return !l.policy.Key.Global || !hasLimitIn(l.Rule) }
+	isOther := func(l Limit) bool { return !l.policy.Key.Global || !canHave(&l) }
 	return cut(slices.DeleteFunc(findAll(rules, Global, ""), isOther))
 }
 
@@ -233,16 +298,99 @@ func (l *Limit) fill(s penstock.Status) {
 // IsInUse reports whether the limit, as it was read, has counted something or denies.
 func (l *Limit) IsInUse() bool { return l.Used > 0 || l.IsDenied }
 
-// DeniedBy returns the names of the enforced limits, as they were read, that would deny a request
-// of one unit.
-func DeniedBy(limits []Limit) []string {
-	denied := []string{}
+// ListOf returns the list that has the client of a key: allow or deny. The limits are those of the
+// key. ListOf returns "" if the client is on no list, or if the key alone does not tell.
+func ListOf(rules *policy.Rules, limits []Limit) string {
+	list := policy.NotListed
+	for i, l := range limits {
+		if l.policy == nil { // Envoy's limits know no lists
+			return ""
+		}
+		of := rules.ListOf(l.policy.Key, l.key)
+		if i > 0 && of != list {
+			return ""
+		}
+		list = of
+	}
+	switch list {
+	case policy.AllowListed:
+		return AllowList
+	case policy.DenyListed:
+		return DenyList
+	}
+	return ""
+}
+
+// The lists of a policy.
+const (
+	AllowList = "allow"
+	DenyList  = "deny"
+)
+
+// A Result is what all limits of a key would decide now about a request of one unit, if its client
+// has a certain tier.
+type Result struct {
+	Tier     string   `json:"tier,omitempty" doc:"the result is for clients of this tier; empty: for all"`
+	DeniedBy []string `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny the request; empty: it would be allowed"`
+	RetryMS  int64    `json:"retry_after_ms" doc:"milliseconds until none of them denies it; 0: now; -1: never"`
+}
+
+// Results returns the result of limits, as they were read, for each tier that the limits have.
+// Without tiers it returns one result.
+func Results(limits []Limit) (all []Result) {
 	for _, l := range limits {
-		if l.IsDenied && l.Kind == Enforced && !slices.Contains(denied, l.Name()) {
-			denied = append(denied, l.Name())
+		hasTier := func(v Result) bool { return v.Tier == l.Tier }
+		if l.Tier != "" && !slices.ContainsFunc(all, hasTier) {
+			all = append(all, Result{Tier: l.Tier})
+		}
+	}
+	if all == nil {
+		all = []Result{{}}
+	}
+	for i := range all {
+		all[i].decide(limits)
+	}
+	return all
+}
+
+// decide sets the result of the enforced limits that count the tier.
+func (r *Result) decide(limits []Limit) {
+	r.DeniedBy = []string{}
+	for _, l := range limits {
+		isForOthers := l.Tier != "" && l.Tier != r.Tier
+		if isForOthers || l.Kind != Enforced || !l.IsDenied {
+			continue
+		}
+		r.DeniedBy = append(r.DeniedBy, l.Name())
+		if isForever := r.RetryMS < 0 || l.RetryMS < 0; isForever {
+			r.RetryMS = -1
+		} else {
+			r.RetryMS = max(r.RetryMS, l.RetryMS)
+		}
+	}
+}
+
+// DeniedBy returns the names of the limits that deny a request whatever the tier of its client. It
+// returns none if a tier would be allowed.
+func DeniedBy(results []Result) []string {
+	denied := []string{}
+	for _, v := range results {
+		if len(v.DeniedBy) == 0 {
+			return []string{}
+		}
+		for _, name := range v.DeniedBy {
+			if !slices.Contains(denied, name) {
+				denied = append(denied, name)
+			}
 		}
 	}
 	return denied
+}
+
+// IsMixed reports whether a request is denied in one tier, and allowed in another.
+func IsMixed(results []Result) bool {
+	isDenied := func(v Result) bool { return len(v.DeniedBy) > 0 }
+	return slices.ContainsFunc(results, isDenied) && len(DeniedBy(results)) == 0
 }
 
 // Name returns the limit's name in the policy, RULE.LIMIT.

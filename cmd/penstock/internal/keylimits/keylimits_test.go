@@ -97,6 +97,91 @@ func TestLimitsOfAKey(t *testing.T) {
 	}
 }
 
+// A key that is listed in a tier has only the numbers of this tier, also of limits for all clients.
+// Clients whose tier depends on something else have one result for each tier.
+func TestResultsOfTiers(t *testing.T) {
+	const tail = `
+rules:
+  - name: api
+    per: {first_of: [{key: header X-Key}, ip]}
+    limits: [{rate: {gold: 10/h, free: 4/h}, candidate: {rate: 1/h}}, {name: all, rate: {gold: 90/h, free: 50/h}, per: global}]
+`
+	listed, claimed := "tiers: {gold: {header X-Key: [gold-1]}, free: default}"+tail, "tiers: {gold: {header X-Plan: gold}, free: default}"+tail
+	for _, c := range []struct{ policy, key, want, denied string }{
+		{listed, "key:gold-1", "gold []", ""},
+		{listed, "key:other", "free [api.hour]", "api.hour"},
+		{listed, "ip:192.0.2.1", "free [api.hour]", "api.hour"},
+		{claimed, "key:gold-1", "gold [], free [api.hour]", ""},
+	} {
+		rules, store := rulesOf(t, c.policy), memstore.New(memstore.Options{})
+		limits, _ := Find(rules, c.key, "")
+		global, _ := Globals(rules, limits)
+		spend(t, store, limits, "api.hour", 4)
+		spend(t, store, limits, "api.hour.candidate", 1)
+		all := slices.Concat(limits, global)
+		if _, err := Read(t.Context(), store, all); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		results := Results(all)
+		for _, v := range results {
+			got = append(got, fmt.Sprint(v.Tier, " ", v.DeniedBy))
+			if isDenied := len(v.DeniedBy) > 0; (v.RetryMS > 0) != isDenied {
+				t.Errorf("%s: the result %+v lasts %d ms; want a time exactly if a limit denies", c.key, v, v.RetryMS)
+			}
+		}
+		if strings.Join(got, ", ") != c.want || strings.Join(DeniedBy(results), " ") != c.denied || IsMixed(results) != (len(got) > 1) {
+			t.Errorf("%s: the results are %v, denied by %v whatever the tier, mixed: %v; want %s, %q", c.key, got, DeniedBy(results), IsMixed(results), c.want, c.denied)
+		}
+		if len(global) != len(results) {
+			t.Errorf("%s has the global limits %s; want one for each tier it may have", c.key, summary(global))
+		}
+	}
+}
+
+func TestResultsNameEachLimitAndTheLongestTime(t *testing.T) {
+	denies := func(name, tier string, retryMS int64) Limit {
+		return Limit{Rule: "r", Limit: name, Tier: tier, Kind: Enforced, IsDenied: true, RetryMS: retryMS}
+	}
+	shadow := denies("s", "", 9000)
+	shadow.Kind = Shadow
+	for _, c := range []struct {
+		limits       []Limit
+		want, denied string
+		isMixed      bool
+	}{
+		{nil, "[{ [] 0}]", "[]", false},
+		{[]Limit{shadow, {Rule: "r", Limit: "x", Kind: Enforced}}, "[{ [] 0}]", "[]", false},
+		{[]Limit{denies("a", "", 2000), denies("b", "", 7000)}, "[{ [r.a r.b] 7000}]", "[r.a r.b]", false},
+		{[]Limit{denies("a", "", 7000), denies("b", "", -1), denies("c", "", 8000)}, "[{ [r.a r.b r.c] -1}]", "[r.a r.b r.c]", false},
+		{[]Limit{denies("a", "gold", 100), denies("b", "free", 50), denies("c", "", 70)}, "[{gold [r.a r.c] 100} {free [r.b r.c] 70}]", "[r.a r.c r.b]", false},
+		{[]Limit{denies("a", "free", 100), {Rule: "r", Limit: "a", Tier: "gold", Kind: Enforced}}, "[{free [r.a] 100} {gold [] 0}]", "[]", true},
+	} {
+		got := Results(c.limits)
+		if fmt.Sprint(got) != c.want || fmt.Sprint(DeniedBy(got)) != c.denied || IsMixed(got) != c.isMixed {
+			t.Errorf("%+v: the results are %v, denied by %v, mixed: %v; want %s, %s, %v", c.limits, got, DeniedBy(got), IsMixed(got), c.want, c.denied, c.isMixed)
+		}
+	}
+}
+
+func TestKeysWithoutALimitGetExamples(t *testing.T) {
+	const several = "rules: [{name: a, per: {first_of: [{key: header X-Key}, {user: header X-User}, ip]}, limits: [{rate: 9/s}]}, {name: b, always: true, per: {all_of: [{user: header X-User}, ip]}, limits: [{rate: 9/s}]}]\n"
+	for _, c := range []struct{ policy, key, rule, want string }{
+		{testPolicy, "gold-1", "", "write key:gold-1"},
+		{testPolicy, "gold-1", "near", "write ip:…"},
+		{testPolicy, "2001:db8::1", "", "write ip:2001:db8::1"},
+		{testPolicy, "user:7", "", "write one of: key:…, global, ip:…"},
+		{testPolicy, "", "", "write one of: key:…, global, ip:…"},
+		{several, "bob", "", "write one of: key:bob, user:bob"},
+		{several, "x:y", "b", "write user:…,ip:…"},
+		{"rules: [{name: a, unlimited: true}]\n", "x", "", "write the domain and the entries of a descriptor, as in 'rides|api_key=abc'"},
+	} {
+		if got := NotCounted(rulesOf(t, c.policy), c.key, c.rule); !strings.HasSuffix(got, c.want) {
+			t.Errorf("%q of rule %q: %s; want %s", c.key, c.rule, got, c.want)
+		}
+	}
+}
+
 // At most MaxLimits limits of a key are read, in full batches.
 func TestLimitsAreReadInFewBatches(t *testing.T) {
 	rules := rulesOf(t, manyLimits(MaxLimits))

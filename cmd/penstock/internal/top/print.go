@@ -204,7 +204,9 @@ func (p *printer) printRules() {
 		for _, l := range r.Limits {
 			for one := &l; one != nil; one = one.Candidate {
 				titleWidth = p.columnWidth(titleWidth, titleOf(r.Name, one))
-				ratesWidth = p.columnWidth(ratesWidth, strings.Join(one.Rates, ", "))
+				for _, r := range one.Rates {
+					titleWidth, ratesWidth = p.columnWidth(titleWidth, tierTitle(r)), p.columnWidth(ratesWidth, r.Text)
+				}
 			}
 		}
 	}
@@ -226,12 +228,24 @@ func (p *printer) printRules() {
 				if one == nil {
 					continue
 				}
-				n := rates[limitName{r.Name, one.Name}]
-				printRow(printable.Line(titleOf(r.Name, one)), printable.Line(strings.Join(one.Rates, ", ")), n.allowed.String(), n.denied.String(), n.near.String(), failureOf(one))
+				n, rate := rates[limitName{r.Name, one.Name}], "by tier"
+				if len(one.Rates) == 1 {
+					rate = one.Rates[0].Text
+				}
+				printRow(printable.Line(titleOf(r.Name, one)), printable.Line(rate), n.allowed.String(), n.denied.String(), n.near.String(), failureOf(one))
+				for _, r := range one.Rates {
+					if r.Tier != "" {
+						printRow(printable.Line(tierTitle(r)), printable.Line(r.Text), "", "", "", "")
+					}
+				}
 			}
 		}
 	}
+	p.printWrapped("All limits that apply charge a request, and one counts it: the one that denies it, or has least left.")
 }
+
+// tierTitle returns the title of the row with the rate of a tier.
+func tierTitle(r adminapi.Rate) string { return "  tier " + r.Tier }
 
 // memoryStore is the name of the store in the instance's memory.
 const memoryStore = "memory"

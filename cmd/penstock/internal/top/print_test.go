@@ -17,15 +17,15 @@ var update = flag.Bool("update", false, "write the current text to testdata/outa
 func sample() *Snapshot {
 	at := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	limit := adminapi.Limit{
-		Name: "hour", Kind: "enforced", Rates: []string{"3 per 1h"}, OnFailure: "local",
+		Name: "hour", Kind: "enforced", Rates: []adminapi.Rate{{Text: "3 per 1h"}}, OnFailure: "local",
 		Bounds: []adminapi.Bound{
 			{When: "always", Over: new(int64(0)), Text: "3 units"},
 			{When: "store fails", Over: new(int64(2)), Text: "2 instances with a share each: 1 unit more by rounding, and up to 1 at the beginning if one of them had used the whole limit"},
 			{When: "store returns", Over: new(int64(4)), Text: "4 units more around the end"},
 		},
-		Candidate: &adminapi.Limit{Name: "hour.candidate", Kind: "candidate", Rates: []string{"2 per 1h"}},
+		Candidate: &adminapi.Limit{Name: "hour.candidate", Kind: "candidate", Rates: []adminapi.Rate{{Text: "2 per 1h"}}},
 	}
-	open := adminapi.Limit{Name: "all", Kind: "enforced", Rates: []string{"5 per 1s"}, OnFailure: "open", Bounds: []adminapi.Bound{{When: "store fails", Text: "everything passes"}}}
+	open := adminapi.Limit{Name: "all", Kind: "enforced", Rates: []adminapi.Rate{{Text: "5 per 1s"}}, OnFailure: "open", Bounds: []adminapi.Bound{{When: "store fails", Text: "everything passes"}}}
 	s := &Snapshot{
 		State: adminapi.State{
 			Time: at, Health: adminapi.Health{Status: "degraded", Checks: []adminapi.Check{{Name: "service", Status: "ok"}, {Name: "store", Status: "degraded", Detail: "degraded: unreachable"}}},
@@ -130,12 +130,28 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 	}
 }
 
+// Each tier of a limit has a line with its rate, also in a narrow terminal.
+func TestRatesOfTiersHaveTheirNames(t *testing.T) {
+	s := sample()
+	s.Rules.Rules[0].Limits[0].Rates = []adminapi.Rate{{Tier: "gold", Text: "1000 per 1h"}, {Tier: "free", Text: "3 per 1h"}}
+	lines := s.Print(View{Width: 80})
+	i := slices.IndexFunc(lines, func(line string) bool {
+		return strings.HasPrefix(line, "login.hour ") && strings.Contains(line, "by tier")
+	})
+	if i < 0 || !strings.Contains(lines[i], "local +2") || strings.Join(strings.Fields(lines[i+1]), " ") != "tier gold 1000 per 1h" || strings.Join(strings.Fields(lines[i+2]), " ") != "tier free 3 per 1h" {
+		t.Errorf("the table is\n%s\nwant a line of login.hour by tier, with its counts, and below it a line for gold and for free", strings.Join(lines, "\n"))
+	}
+	if text := strings.Join(s.Print(View{}), "\n"); !strings.Contains(text, "tier gold") || strings.Contains(text, "…\n") {
+		t.Errorf("without a width, the table is\n%s\nwant the tiers, and nothing cut", text)
+	}
+}
+
 // Without a width no text is cut. In an outage, the most important facts come first.
 func TestNothingIsCutWithoutAWidth(t *testing.T) {
 	s := sample()
 	long := strings.Repeat("long", 30)
 	s.Rules.Rules[0].Name, s.Offenders.Offenders[0].Rule = "rule-"+long, "rule-"+long
-	s.Rules.Rules[0].Limits[0].Rates = []string{"rate-" + long}
+	s.Rules.Rules[0].Limits[0].Rates = []adminapi.Rate{{Text: "rate-" + long}}
 	s.Instances.Instances[0].Version, s.Instances.Instances[1].Host = "version-"+long, "host-"+long
 	s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "source:open", Counts: []uint32{9, 9}}, adminapi.Line{Name: "source:store", Counts: []uint32{0, 1}})
 	text := strings.Join(s.Print(View{}), "\n")

@@ -1,0 +1,158 @@
+package policy
+
+import (
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// TiersOf returns the tiers that a client with a key may have, as indexes in Spec.Tiers. The key is
+// by the identity id, which must be that of a limit of the Rules. If the key alone decides the
+// conditions of the tiers, as a listed API key does, TiersOf returns one tier. A NamedCall has the
+// last tier whatever its key.
+func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
+	known := r.knownBy(id, key)
+	for i, t := range r.spec.Tiers {
+		if known.source.Kind == KindTier { // the key is the name of the tier
+			if t.Name == known.text {
+				tiers = append(tiers, i)
+			}
+			continue
+		}
+		holds := no
+		if t.IsDefault {
+			holds = yes
+		}
+		holds = max(holds, known.anyHolds(t.AnyOf))
+		if holds != no {
+			tiers = append(tiers, i)
+		}
+		if holds == yes {
+			break
+		}
+	}
+	return tiers
+}
+
+// ListOf returns the list that has all requests with a key, as far as the key says. It is NotListed
+// if the key does not decide the conditions of the lists. The arguments are those of TiersOf. A
+// NamedCall is on no list.
+func (r *Rules) ListOf(id *Identity, key string) ListMatch {
+	known := r.knownBy(id, key)
+	switch known.anyHolds(r.spec.Deny) {
+	case yes:
+		return DenyListed
+	case no:
+		if known.anyHolds(r.spec.Allow) == yes {
+			return AllowListed
+		}
+	}
+	return NotListed
+}
+
+// An answer says whether something holds for all requests of a client.
+type answer uint8
+
+const (
+	no    answer = iota // for none
+	maybe               // for some
+	yes                 // for all
+)
+
+// known is what a key says about the requests that have it.
+type known struct {
+	identities []*Identity // that have the key
+	key        string
+	source     Source     // what the key was made from; KindNone if that is not known
+	text       string     // of the source, unless it is an address
+	address    netip.Addr // of the source, if it is an address
+	absent     []Source   // what these requests lack
+}
+
+// knownBy returns what a key by the identity id says.
+func (r *Rules) knownBy(id *Identity, key string) known {
+	k := known{identities: []*Identity{id}, key: key}
+	for id.FirstOf != nil {
+		// If several parts can have the key, it is not known which one has it.
+		isPart := func(one *Identity) bool { return one.CanBe(key) }
+		i := slices.IndexFunc(id.FirstOf, isPart)
+		if i < 0 || key == unknownKey || slices.ContainsFunc(id.FirstOf[i+1:], isPart) {
+			return k
+		}
+		for _, earlier := range id.FirstOf[:i] {
+			if isAnyText := earlier.Only == nil || earlier.Only.Any; isAnyText {
+				k.absent = append(k.absent, earlier.Source)
+			}
+		}
+		id = id.FirstOf[i]
+		k.identities = append(k.identities, id)
+	}
+	value, ok := strings.CutPrefix(key, id.Kind+":")
+	if !ok || id.Source.Kind == KindNone {
+		return k
+	}
+	if id.Source.Kind == KindAddress {
+		k.address, _ = netip.ParseAddr(value) // not valid for a network
+		k.source = id.Source
+		return k
+	}
+	if text, err := url.PathUnescape(value); err == nil && escape(text) == value { // not for a hash
+		k.source, k.text = id.Source, text
+	}
+	return k
+}
+
+// anyHolds reports whether one of the conditions on the client holds.
+func (k *known) anyHolds(conditions []Condition) answer {
+	holds := no
+	for _, c := range conditions {
+		holds = max(holds, k.holds(c))
+	}
+	return holds
+}
+
+// holds reports whether a condition on the client holds.
+func (k *known) holds(c Condition) answer {
+	holds := yes
+	for i := range c {
+		holds = min(holds, k.passes(&c[i]))
+	}
+	return holds
+}
+
+// passes reports whether a test on the client passes. See request.passes.
+func (k *known) passes(t *Test) answer {
+	answerOf := func(holds bool) answer {
+		if holds {
+			return yes
+		}
+		return no
+	}
+	isSame := func(s Source) bool { return s.Kind == t.Source.Kind && s.Name == t.Source.Name }
+	switch t.Source.Kind {
+	case KindAddress:
+		switch {
+		case t.Any:
+			return yes
+		case k.source.Kind == KindAddress && k.address.IsValid():
+			return answerOf(t.networks.contains(k.address))
+		}
+	case KindIdentity:
+		if slices.Contains(k.identities, t.Source.Identity) {
+			return answerOf(t.Any && k.key != unknownKey || !t.Any && t.has(k.key))
+		}
+	case KindHeader, KindCookie, KindQuery, KindDescriptor:
+		switch {
+		case slices.ContainsFunc(k.absent, isSame):
+			return no
+		case isSame(k.source):
+			return answerOf(t.has(k.text))
+		}
+	case KindClaim:
+		if isSame(k.source) && t.has(k.text) { // a claim with a text may also be a list of words
+			return yes
+		}
+	}
+	return maybe
+}
