@@ -340,6 +340,21 @@ func TestOffendersHaveTheirScope(t *testing.T) {
 	}
 }
 
+// Events that were not counted may have been of any key, so they widen all upper bounds.
+func TestMissedEventsWidenTheBounds(t *testing.T) {
+	f := newFixture(t, nil)
+	fleet := f.Fleet
+	f.Fleet = func(ctx context.Context) *activity.Fleet {
+		all := fleet(ctx)
+		all.Activity[0].Tops[activity.Denied] = &activity.Top{Items: []activity.Item{{Rule: "api", Limit: "hour", Name: "a", Weight: 9, Error: 2}}, Total: 20, Floor: 5, Missed: 3}
+		return all
+	}
+	got := read[Offenders](f, "offenders")
+	if got.Total != 20 || got.OthersAtMost != 8 || got.Missed != 3 || len(got.Offenders) != 1 || got.Offenders[0].AtLeast != 7 || got.Offenders[0].AtMost != 12 || !got.Offenders[0].IsExact {
+		t.Errorf("with 3 missed events, the offenders are %+v; want one with 7 to 12 denials, and at most 8 for others", got)
+	}
+}
+
 func TestMasksHideTheIdentity(t *testing.T) {
 	for key, want := range map[string]string{
 		"ip:192.0.2.77": "ip:192.0.2.0/24", "ip:192.0.2.0/28": "ip:192.0.2.0/24", "ip:10.0.0.0/8": "ip:10.0.0.0/8", "ip:2001:db8:1:2::/64": "ip:2001:db8:1::/48", "ip:2001:db8::1": "ip:2001:db8::/48",
