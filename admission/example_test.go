@@ -19,6 +19,7 @@ type job struct{ user string }
 
 func (j job) Lookup(policy.Kind, string) []string { return nil }
 func (j job) Address() (none netip.Addr)          { return none }
+func (j job) HasHeader(func(string) bool) bool    { return false }
 func (j job) BodySize() int64                     { return 0 }
 
 // A worker admits two jobs per hour and user.

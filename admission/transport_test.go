@@ -91,5 +91,6 @@ func (a attributes) Lookup(kind policy.Kind, name string) []string {
 	return nil
 }
 
-func (a attributes) Address() (none netip.Addr) { return none }
-func (a attributes) BodySize() int64            { return 0 }
+func (a attributes) Address() (none netip.Addr)       { return none }
+func (a attributes) HasHeader(func(string) bool) bool { return false }
+func (a attributes) BodySize() int64                  { return 0 }

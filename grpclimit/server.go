@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
 	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Gate. The zero value is useful.
@@ -142,15 +143,26 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 
 // callOf returns a call, or a message of a stream, in the form that package calls decides.
 func callOf(ctx context.Context, method string, message any) *calls.Call {
-	header := func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }
-	c := &calls.Call{Method: method, Message: message, Header: header}
-	if authority := c.Header(":authority"); len(authority) > 0 {
+	c := &calls.Call{Method: method, Message: message, Metadata: incoming{ctx}}
+	if authority := c.Metadata.Values(":authority"); len(authority) > 0 {
 		c.Authority = authority[0]
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		c.Peer = clientaddress.PeerAt(p.Addr)
 	}
 	return c
+}
+
+// incoming are the metadata of the call that has this context.
+type incoming struct{ ctx context.Context }
+
+func (i incoming) Values(lower string) []string {
+	return metadata.ValueFromIncomingContext(i.ctx, lower)
+}
+
+func (i incoming) Has(test func(name string) bool) bool {
+	md, _ := metadata.FromIncomingContext(i.ctx) // a copy: grpc-go has no other way to list the names
+	return policy.HasHeader(md, test)
 }
 
 // A serverStream sends the metadata about limits with the first message, and charges messages.

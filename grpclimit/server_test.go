@@ -586,3 +586,22 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		t.Errorf("the metadata is %v; want that of the dialects x-ratelimit and draft-06", r.header)
 	}
 }
+
+// A server may pass metadata on to an application that reads some names as another one.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	gate := gateOf(t, fixedClockStore(), `
+deny: [{header X-API-Key: banned}]
+rules: [{name: r, per: {key: header X-API-Key}, limits: [{rate: 1000/h}]}]`, grpclimit.Options{})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	for name, want := range map[string]codes.Code{
+		"x_api_key": codes.InvalidArgument, "x.api.key": codes.InvalidArgument, "x-api_key": codes.InvalidArgument, "x-api-key": codes.PermissionDenied, "x_other": codes.OK,
+	} {
+		if r := buy(t, conn, "Buy", "a", name, "banned"); status.Code(r.err) != want {
+			t.Errorf("a call with %s: %v; want %v", name, r.err, want)
+		}
+		stream := chat(t, conn, name, "banned")
+		if _, err := say(stream, "a"); status.Code(err) != want {
+			t.Errorf("a stream with %s: %v; want %v", name, err, want)
+		}
+	}
+}

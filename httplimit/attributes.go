@@ -22,7 +22,7 @@ type attributes struct {
 	single [policy.KindRawQuery + 1]string
 }
 
-// Lookup implements policy.Attributes, as Address and BodySize do.
+// Lookup implements policy.Attributes, as the other methods do.
 func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	switch kind {
 	case policy.KindHeader:
@@ -43,6 +43,10 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 		return nil
 	}
 	return a.single[kind : kind+1]
+}
+
+func (a *attributes) HasHeader(test func(name string) bool) bool {
+	return policy.HasHeader(a.request.Header, test)
 }
 
 func (a *attributes) Address() netip.Addr {

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/spellings"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -367,5 +368,57 @@ func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
 	}
 	if denied := seen.count(admission.ShadowDenied); denied != 15 {
 		t.Errorf("%d of 20 requests would have been denied; want 15", denied)
+	}
+}
+
+// Applications behind CGI, WSGI or PHP read some names as another one. No client may use such a
+// name to hide what rules read.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	gate, seen := memoryGate(t, `
+deny: [{header X-API-Key: banned}, {query key: banned}]
+rules: [{name: a, match: {method: POST}, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 1000/h}]}]
+`)
+	handled := 0
+	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { handled++ }))
+	send := func(target, name string) (status int, body string) {
+		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", target, nil)
+		r.Header[name] = []string{"banned"}
+		handler.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	rejected := 0
+	for _, name := range spellings.Header("X-API-Key") {
+		if status, body := send("/", http.CanonicalHeaderKey(name)); status != 400 || !strings.Contains(body, "X-API-Key") {
+			t.Errorf("a request with %s got %d %s; want 400 and the name X-API-Key", name, status, body)
+		}
+		rejected++
+	}
+	for _, c := range []struct {
+		target, name string
+		want         int
+	}{
+		{"/?key%00=banned", "X-Other", 400}, {"/", "X-Http-Method-Override", 400}, {"/?key=a", "X_other", 200}, {"/", "X-Api-Key", 403},
+	} {
+		if status, body := send(c.target, c.name); status != c.want {
+			t.Errorf("a request for %s with %s got %d %s; want %d", c.target, c.name, status, body, c.want)
+		}
+		if c.want == 400 {
+			rejected++
+		}
+	}
+	if malformed := seen.count(admission.Malformed); handled != 1 || malformed != rejected {
+		t.Errorf("%d requests were handled, and %d were malformed; want 1 and %d", handled, malformed, rejected)
+	}
+}
+
+func TestReadsHeaderKnowsTheHeadersOfThePolicy(t *testing.T) {
+	gate, _ := memoryGate(t, `
+http: {trusted_proxies: [10.0.0.0/8], address_header: CF-Connecting-IP}
+rules: [{name: a, match: {header X-Plan: free}, per: {session: cookie sid}, limits: [{rate: 1/h, cost: {header: X-Cost, max: 5}}]}]
+`)
+	for name, want := range map[string]bool{"X-Plan": true, "x-cost": true, "COOKIE": true, "Cf-Connecting-Ip": true, "X-Pla": false, "X_Plan": false, "Accept": false} {
+		if got := gate.ReadsHeader(name); got != want {
+			t.Errorf("whether the policy reads %s: %v; want %v", name, got, want)
+		}
 	}
 }

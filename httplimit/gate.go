@@ -3,6 +3,7 @@ package httplimit
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -125,14 +126,15 @@ func ByAddress(r *http.Request) string {
 
 // compiledRules are what a Gate needs of rules, computed once.
 type compiledRules struct {
-	rules        *policy.Rules
-	paths        policy.Paths
-	headers      *quotaheaders.Writer
-	bodies       *bodies // of rejections
-	cors         *cors   // nil: no page of another origin may read the Gate's own responses
-	deniedStatus int     // of the response to a denied request
-	proxies      *clientaddress.Proxies
-	policies     quotaheaders.Policies // the contents of RateLimit-Policy
+	rules         *policy.Rules
+	paths         policy.Paths
+	headers       *quotaheaders.Writer
+	bodies        *bodies // of rejections
+	cors          *cors   // nil: no page of another origin may read the Gate's own responses
+	deniedStatus  int     // of the response to a denied request
+	proxies       *clientaddress.Proxies
+	addressHeader string                // where proxies name the client
+	policies      quotaheaders.Policies // the contents of RateLimit-Policy
 }
 
 func compile(rules *policy.Rules) (*compiledRules, error) {
@@ -156,7 +158,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 		body.isText = config.Denied.Body == "text"
 	}
 	c.bodies = newBodies(body)
-	c.proxies = clientaddress.New(config.TrustedProxies, config.AddressHeader)
+	c.proxies, c.addressHeader = clientaddress.New(config.TrustedProxies, config.AddressHeader), config.AddressHeader
 	return c, nil
 }
 
@@ -193,4 +195,11 @@ func (g *Gate) compile(rules *policy.Rules) (*compiledRules, error) {
 // IsTrustedProxy reports whether a request comes straight from one of the policy's trusted proxies.
 func (g *Gate) IsTrustedProxy(r *http.Request) bool {
 	return g.current().proxies.Trusts(clientaddress.PeerOf(r.RemoteAddr))
+}
+
+// ReadsHeader reports whether the policy reads the header with this name. Do not send a trailer with
+// such a name to an application: it may treat trailers like headers.
+func (g *Gate) ReadsHeader(name string) bool {
+	c := g.current()
+	return strings.EqualFold(name, c.addressHeader) || c.rules.ReadsHeader(name)
 }

@@ -25,6 +25,10 @@ type Attributes interface {
 	//     sends them.
 	Lookup(kind Kind, name string) []string
 
+	// HasHeader reports whether the request has a header field whose name passes the test. The name
+	// may be in any case, but has the bytes that the client sent.
+	HasHeader(test func(name string) bool) bool
+
 	// Address is the client's address. The address is invalid if the client has none, as on a Unix
 	// socket.
 	Address() netip.Addr

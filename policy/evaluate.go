@@ -77,6 +77,7 @@ type request struct {
 	isBeforeAuth        bool   // no signature may be checked yet
 	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
 	isGrantedBeforeAuth bool   // the rules with before_auth have granted the request, and are skipped
+	hasMethodOverride   bool   // some servers use another method
 	unclear             string // the first reason why the client can be read in several ways
 }
 
@@ -217,6 +218,10 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	*q = request{rules: r, attributes: a, keys: keys, knownTierIndex: -1}
 	q.method, q.host, q.path = firstValue(a, KindMethod), firstValue(a, KindHost), cmp.Or(firstValue(a, KindPath), "/")
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
+	q.hasMethodOverride = r.names.hasMethods && isMethodOverridden(a, q.method)
+	if why := r.names.explain(a); why != "" {
+		q.noteUnclear(why)
+	}
 }
 
 // isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. A
@@ -238,8 +243,7 @@ func (r *Rules) isPreflight(a Attributes) bool {
 
 // notInPreflights are headers that identify the client, that announce a body, or that make some
 // servers use another method.
-var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie", "Transfer-Encoding",
-	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+var notInPreflights = append([]string{"Authorization", "Proxy-Authorization", "Cookie", "Transfer-Encoding"}, methodOverrides...)
 
 // inPreflights are headers that browsers also send with preflights.
 var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
@@ -371,6 +375,7 @@ func (q *request) cost(l *Limit) int64 {
 		}
 		return min(max(n, c.Min), most)
 	case c.Methods != nil:
+		q.noteMethod()
 		if n, ok := c.Methods[q.method]; ok {
 			return n
 		}

@@ -103,7 +103,13 @@ func (m *Matcher) matches(q *request) bool {
 	if q.isPreflight && len(m.Methods) == 0 {
 		return false
 	}
-	return m.matchesMethod(q.method) && m.matchesHost(q.host) && m.Path.matches(q.path) && q.holds(m.Where)
+	if !m.matchesHost(q.host) || !m.Path.matches(q.path) {
+		return false
+	}
+	if len(m.Methods) > 0 {
+		q.noteMethod()
+	}
+	return m.matchesMethod(q.method) && q.holds(m.Where)
 }
 
 func (m *Matcher) matchesMethod(method string) bool {

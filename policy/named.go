@@ -111,6 +111,7 @@ func (q *request) namedCharge(l *Limit) penstock.Charge {
 // noAttributes are the Attributes of a NamedCall or a DirectCall.
 type noAttributes struct{}
 
-func (noAttributes) Lookup(Kind, string) []string { return nil }
-func (noAttributes) Address() (none netip.Addr)   { return none }
-func (noAttributes) BodySize() int64              { return 0 }
+func (noAttributes) Lookup(Kind, string) []string     { return nil }
+func (noAttributes) HasHeader(func(string) bool) bool { return false }
+func (noAttributes) Address() (none netip.Addr)       { return none }
+func (noAttributes) BodySize() int64                  { return 0 }

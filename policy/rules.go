@@ -18,6 +18,7 @@ type Rules struct {
 	keyCount       int                        // the length of request.keys
 	settings       map[string][]limitSettings // by rule
 	byName         map[string]*Rule
+	names          readNames
 
 	identifying []string // headers of tokens, identities and lists, except inPreflights: no CORS preflight has one
 }
@@ -157,6 +158,9 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 	}
 	return plans
 }
+
+// ReadsHeader reports whether the policy reads the header field with this name, in any case.
+func (r *Rules) ReadsHeader(name string) bool { return r.names.hasHeader(name) }
 
 // Paths returns how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.spec.Paths }

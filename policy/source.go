@@ -140,6 +140,7 @@ func (q *request) text(s *Source) (string, bool) {
 	case KindHost:
 		text = q.host
 	case KindMethod:
+		q.noteMethod()
 		text = q.method
 	case KindTier:
 		return q.rules.spec.Tiers[q.tierIndex()].Name, true

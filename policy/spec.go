@@ -111,6 +111,12 @@ func (b *builder) build() {
 		spec.MaxWaiting = DefaultMaxWaiting
 	}
 	b.addIdentifyingHeader(spec.Tokens.Header)
+	if spec.Tokens.Header != "" {
+		b.rules.names.addSource(Header(spec.Tokens.Header))
+	}
+	if spec.Tokens.Cookie != "" {
+		b.rules.names.addSource(Cookie(spec.Tokens.Cookie))
+	}
 	for i := range spec.Tiers {
 		t := &spec.Tiers[i]
 		if isLast := i == len(spec.Tiers)-1; t.IsDefault != isLast {
@@ -154,6 +160,9 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 		b.fail("rule %q: BeforeAuth cannot be combined with Unlimited, Shadow, NewIdentities or a Candidate; remove one of them", r.Name)
 	}
 	r.Match.Where = b.condition(r.Match.Where, false)
+	if len(r.Match.Methods) > 0 {
+		b.rules.names.addMethods()
+	}
 	r.matchers = r.Match.Matchers()
 	r.Limits = slices.Clone(r.Limits)
 	for i, limit := range r.Limits {
@@ -185,6 +194,12 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 		l.Guard.OnFailure = guard.FailLocal
 	}
 	l.Key = b.identity(l.Key)
+	if l.Cost.Header != "" {
+		b.rules.names.addSource(Header(l.Cost.Header))
+	}
+	if l.Cost.Methods != nil {
+		b.rules.names.addMethods()
+	}
 	l.Variants = slices.Clone(l.Variants)
 	if n := len(l.Variants); n != 1 && (n == 0 || n != len(b.rules.spec.Tiers)) {
 		b.fail("limit %q has %d Variants; write one, or one for each tier", l.Policy, n)
@@ -232,6 +247,7 @@ func (b *builder) condition(c Condition, isIdentity bool) Condition {
 
 // test returns a copy of a test. Listed segments get the form of canonical paths.
 func (b *builder) test(t Test) Test {
+	b.rules.names.addSource(t.Source)
 	if t.Source.Identity != nil {
 		t.Source.Identity = b.identity(t.Source.Identity)
 	}
@@ -256,6 +272,7 @@ func (b *builder) identity(id *Identity) *Identity {
 	}
 	copied := *id
 	b.copies[id] = &copied
+	b.rules.names.addSource(copied.Source)
 	copied.FirstOf, copied.AllOf = b.identities(id.FirstOf), b.identities(id.AllOf)
 	isCompound := copied.FirstOf != nil || copied.AllOf != nil
 	if !copied.Global && copied.Func == nil && !isCompound && !IsKind(copied.Kind) {

@@ -12,6 +12,7 @@ type fields map[Kind]map[string][]string
 
 func (f fields) Lookup(kind Kind, name string) []string { return f[kind][name] }
 func (f fields) Address() netip.Addr                    { return netip.Addr{} }
+func (f fields) HasHeader(test func(string) bool) bool  { return HasHeader(f[KindHeader], test) }
 func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {

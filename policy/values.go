@@ -50,6 +50,16 @@ func QueryValues(query, name string) (values []string) {
 	return values
 }
 
+// HasHeader reports whether the name of a header field passes the test, for Attributes.HasHeader.
+func HasHeader(header map[string][]string, test func(name string) bool) bool {
+	for name := range header {
+		if test(name) {
+			return true
+		}
+	}
+	return false
+}
+
 // isSameName reports whether a server may read sentName as name. PHP reads dots and spaces in a
 // name as underscores.
 func isSameName(sentName, name string) bool {

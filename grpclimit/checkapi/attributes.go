@@ -54,6 +54,10 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	return nil
 }
 
+func (a *attributes) HasHeader(test func(name string) bool) bool {
+	return policy.HasHeader(a.headers, test)
+}
+
 func (a *attributes) Address() netip.Addr { return a.address }
 
 // BodySize returns 0 for a size that is not stated, because it does not become known later.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/memstore"
 )
 
 func TestCheckAcceptsThreeForms(t *testing.T) {
@@ -383,5 +385,25 @@ func TestCancelledCallMayBeCharged(t *testing.T) {
 	s.ServeHTTP(w, r)
 	if answer := objectOf(t, w.Body.String()); w.Code != 503 || answer["code"] != "canceled" || answer["may_be_charged"] != true {
 		t.Errorf("a call that is canceled: %d %v; want 503 with the code canceled and may_be_charged", w.Code, answer)
+	}
+}
+
+// The caller describes a request with all its names. An application may read some names as another
+// one.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	s := newServiceOf(t, `
+deny: [{header X-API-Key: banned}, {query key: banned}]
+rules: [{name: a, per: ip, limits: [{rate: 1000/h}]}]
+`, memstore.New(memstore.Options{}))
+	for path, body := range map[string]string{"/v1/check": "%s", "/v1/peek": "%s", "/v1/reserve": `{"check":%s}`} {
+		for _, name := range spellings.Header("X-API-Key") {
+			w := s.send(operatorToken, path, fmt.Sprintf(body, `{"attributes":{"path":"/","headers":{"`+name+`":"banned"}}}`))
+			if w.Code != 409 || !strings.Contains(w.Body.String(), "X-API-Key") {
+				t.Errorf("%s with the header %s: %d %s; want 409 and the name X-API-Key", path, name, w.Code, w.Body)
+			}
+		}
+		if w := s.send(operatorToken, path, fmt.Sprintf(body, `{"attributes":{"path":"/","query":"key%00=banned"}}`)); w.Code != 409 {
+			t.Errorf("%s with a NUL in the name of a parameter: %d %s; want 409", path, w.Code, w.Body)
+		}
 	}
 }

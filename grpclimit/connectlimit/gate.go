@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
 	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Gate. The zero value is useful.
@@ -184,9 +185,16 @@ func (s *stream) Send(message any) error {
 func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Call {
 	return &calls.Call{
 		Method: spec.Procedure, Peer: clientaddress.PeerOf(peer.Addr),
-		Header: func(lower string) []string { return header[http.CanonicalHeaderKey(lower)] },
+		Metadata: requestHeader(header),
 	}
 }
+
+// requestHeader is the header of a call.
+type requestHeader http.Header
+
+func (h requestHeader) Values(lower string) []string { return h[http.CanonicalHeaderKey(lower)] }
+
+func (h requestHeader) Has(test func(name string) bool) bool { return policy.HasHeader(h, test) }
 
 // setFields copies fields, whose names are in lower case, to a header.
 func setFields(header http.Header, fields map[string][]string) {

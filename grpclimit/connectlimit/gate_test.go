@@ -389,3 +389,26 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		t.Errorf("New with an unknown dialect returns %v; want ErrInvalid with the name of the package", err)
 	}
 }
+
+// A server may pass headers on to an application that reads some names as another one.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	url, client := serve(t, gateOf(t, fixedClockStore(), `
+deny: [{header X-API-Key: banned}]
+rules: [{name: r, per: {key: header X-API-Key}, limits: [{rate: 1000/h}]}]`, connectlimit.Options{}), nil)
+	for name, want := range map[string]int{"X_API_Key": 400, "X.API.Key": 400, "X~API!Key": 400, "X-API-Key": 403, "X_Other": 200} {
+		r, err := http.NewRequest("POST", url+buyProcedure, strings.NewReader(`"a"`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set(name, "banned")
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("a call with %s got %s; want %d", name, response.Status, want)
+		}
+	}
+}

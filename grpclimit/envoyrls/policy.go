@@ -218,6 +218,9 @@ func (a descriptorAttributes) Lookup(kind policy.Kind, name string) (values []st
 	return values
 }
 
+// HasHeader returns false, because a descriptor has no headers.
+func (descriptorAttributes) HasHeader(func(name string) bool) bool { return false }
+
 // domainKey is the key by which rules read the domain.
 const domainKey = "domain"
 

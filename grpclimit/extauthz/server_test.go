@@ -441,3 +441,23 @@ func FuzzCheck(f *testing.F) {
 		}
 	})
 }
+
+// Envoy forwards the request with all names. An application may read some names as another one.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	client := clientFor(t, `
+http: {trusted_proxies: [127.0.0.1]}
+deny: [{header X-API-Key: banned}, {query key: banned}]
+rules: [{name: a, per: ip, limits: [{rate: 1000/h}]}]
+`)
+	for _, name := range append(spellings.Header("X-API-Key"), "x api\x00key") {
+		answer := check(t, client, checkRequest("GET", "/", name, "banned"))
+		if status(answer) != 400 || answer.Status.Code != int32(codes.InvalidArgument) || !strings.Contains(answer.GetDeniedResponse().GetBody(), "X-API-Key") {
+			t.Errorf("a request with %q: %v; want 400 with INVALID_ARGUMENT and the name X-API-Key", name, answer)
+		}
+	}
+	for target, want := range map[string]int{"/?key%00=banned": 400, "/?key=banned": 403, "/?key=a": 200} {
+		if answer := check(t, client, checkRequest("GET", target, "x_other", "banned")); status(answer) != want {
+			t.Errorf("a request for %s: %v; want %d", target, answer, want)
+		}
+	}
+}

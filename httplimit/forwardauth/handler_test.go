@@ -724,3 +724,28 @@ func TestRulesThatAreNotForProxiesMayHaveAnyLimits(t *testing.T) {
 		}
 	}
 }
+
+// The proxy forwards the request with all names. An application may read some names as another one.
+func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
+	h := handlerOf(t, newStoppedStore(), `
+http: {trusted_proxies: [192.0.2.1]}
+deny: [{header X-API-Key: banned}, {query key: banned}]
+rules: [{name: a, per: ip, limits: [{rate: 1000/h}]}]
+`, admission.Options{})
+	for endpoint := range encodings {
+		for _, name := range spellings.Header("X-API-Key") {
+			w := send(h, endpoint, description{"GET", "api.example.com", "/", "198.51.100.1"}, name, "banned")
+			if status := clientStatus(t, endpoint, w); status != "400" || !strings.Contains(w.Body.String(), "X-API-Key") {
+				t.Errorf("%s: a request with %s got %s %s; want 400 and the name X-API-Key", endpoint, name, status, w.Body)
+			}
+		}
+		w := send(h, endpoint, description{"GET", "api.example.com", "/?key%00=banned", "198.51.100.1"})
+		if status := clientStatus(t, endpoint, w); status != "400" {
+			t.Errorf("%s: a request with a NUL in the name of a parameter got %s %s; want 400", endpoint, status, w.Body)
+		}
+		w = send(h, endpoint, description{"GET", "api.example.com", "/", "198.51.100.1"}, "X_Other", "banned")
+		if status := clientStatus(t, endpoint, w); status != "200" {
+			t.Errorf("%s: a request with a header that the policy does not read got %s %s; want 200", endpoint, status, w.Body)
+		}
+	}
+}

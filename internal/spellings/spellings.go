@@ -1,5 +1,8 @@
-// Package spellings has many ways to write one path, for tests of code that reads paths.
+// Package spellings has many ways to write one path, or the name of one header, for tests of code
+// that reads them.
 package spellings
+
+import "strings"
 
 // Path is the path that all spellings mean.
 const Path = "/api/rides/request"
@@ -19,4 +22,12 @@ func All() (targets []string) {
 	}
 	return append(targets, "/../api/rides/request", "/api/rides%2Frequest", "/api/rides%5crequest", "/api/rides/request%00", "/api/rides/../rides/request",
 		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
+}
+
+// Header returns other names that some servers read as the name of a header. The name needs a dash.
+func Header(name string) (names []string) {
+	for _, separator := range []string{"_", ".", "~", "!", "'", "*", "|", "+"} {
+		names = append(names, strings.ReplaceAll(name, "-", separator), strings.ToLower(strings.Replace(name, "-", separator, 1)))
+	}
+	return names
 }

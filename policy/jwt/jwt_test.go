@@ -90,8 +90,9 @@ func (f headerFields) Lookup(kind policy.Kind, name string) []string {
 	}
 	return nil
 }
-func (f headerFields) Address() netip.Addr { return netip.Addr{} }
-func (f headerFields) BodySize() int64     { return 0 }
+func (f headerFields) Address() netip.Addr              { return netip.Addr{} }
+func (f headerFields) HasHeader(func(string) bool) bool { return false }
+func (f headerFields) BodySize() int64                  { return 0 }
 
 func write(t testing.TB, name, text string) {
 	t.Helper()

@@ -53,7 +53,8 @@ func (a testRequest) Lookup(kind policy.Kind, name string) []string {
 	return nil
 }
 
-func (a testRequest) BodySize() int64 { return a.body }
+func (a testRequest) HasHeader(func(string) bool) bool { return false }
+func (a testRequest) BodySize() int64                  { return a.body }
 
 func (a testRequest) Address() netip.Addr {
 	if a.address == "unix" {

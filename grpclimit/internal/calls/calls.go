@@ -151,11 +151,20 @@ type Call struct {
 	HTTPMethod string // default: POST
 	Authority  string
 	Peer       clientaddress.Peer
-	Header     func(lower string) []string // metadata by its name in lower case
-	Message    any                         // nil when a stream begins
+	Metadata   Metadata
+	Message    any // nil when a stream begins
 
 	IsContinued bool          // the Call is a further message of a stream that was admitted
 	Patience    time.Duration // how long the message may wait; 0: as the max_wait of each limit allows
+}
+
+// Metadata are the metadata that a client sent with a call.
+type Metadata interface {
+	// Values returns the values of the field with this name, which is in lower case.
+	Values(lower string) []string
+
+	// Has reports whether the name of a field passes the test.
+	Has(test func(name string) bool) bool
 }
 
 // Admit decides a call. It returns an Admission or a Refusal; the other one is nil. The caller must
@@ -256,8 +265,11 @@ func (a *attributes) header(name string) []string {
 	if strings.HasSuffix(lower, "-bin") {
 		return nil // bytes, not text
 	}
-	return a.call.Header(lower)
+	return a.call.Metadata.Values(lower)
 }
+
+// HasHeader implements policy.Attributes.
+func (a *attributes) HasHeader(test func(name string) bool) bool { return a.call.Metadata.Has(test) }
 
 // lowerName returns the name of a header in lower case. It caches all names, because rules have
 // few.
@@ -276,7 +288,7 @@ func (a *attributes) Address() netip.Addr {
 	if !g.proxies.Trusts(peer) {
 		return peer.Address
 	}
-	return g.proxies.Client(peer, map[string][]string{g.addressHeader: a.call.Header(g.addressHeader)})
+	return g.proxies.Client(peer, map[string][]string{g.addressHeader: a.call.Metadata.Values(g.addressHeader)})
 }
 
 // BodySize implements policy.Attributes: it returns the size of the message in bytes, or 0 when a

@@ -32,7 +32,7 @@ func streamOf(t *testing.T, limits string) (g *Gate, receive func() (*Refusal, e
 		t.Fatal(err)
 	}
 	newCall := func() *Call {
-		return &Call{Method: "/test.Shop/Chat", Header: func(string) []string { return nil }}
+		return &Call{Method: "/test.Shop/Chat", Metadata: none{}}
 	}
 	a, refusal := g.Admit(t.Context(), newCall())
 	if refusal != nil {
@@ -76,3 +76,9 @@ func TestWaitingCountsMessages(t *testing.T) {
 		})
 	}
 }
+
+// none are no Metadata.
+type none struct{}
+
+func (none) Values(string) []string     { return nil }
+func (none) Has(func(string) bool) bool { return false }

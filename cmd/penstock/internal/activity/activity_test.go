@@ -61,8 +61,9 @@ func (a attributes) Lookup(kind policy.Kind, name string) []string {
 	}
 	return nil
 }
-func (attributes) BodySize() int64     { return 0 }
-func (attributes) Address() netip.Addr { return netip.Addr{} }
+func (attributes) HasHeader(func(string) bool) bool { return false }
+func (attributes) BodySize() int64                  { return 0 }
+func (attributes) Address() netip.Addr              { return netip.Addr{} }
 
 var get, root = []string{"GET"}, []string{"/"}
 

@@ -1,0 +1,175 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+)
+
+// Some servers change the names of headers, cookies and parameters before an application reads
+// them. So an application may find a value that rules do not find. This file finds such names. A
+// request with one of them is malformed.
+//
+//   - Servers that turn headers into variables (CGI, WSGI, PHP) read every other byte than a letter
+//     or a digit as an underscore. For them, X_API_Key and X.API.Key are X-API-Key.
+//   - PHP ends the name of a parameter at a NUL: it reads key%00a as key. Old versions of PHP unescape
+//     the names of cookies too.
+//   - Frameworks replace the method of a request by that of a header such as X-HTTP-Method-Override.
+
+// readNames are the names that a policy reads.
+type readNames struct {
+	headers []Source
+	lengths uint64                 // a bit for each length of a header that may have aliases; see lengthBit
+	isAlias func(name string) bool // whether findAlias finds one; nil if no header may have aliases
+
+	hasCookies, hasParameters, hasMethods bool
+}
+
+// methodOverrides are the headers that make some servers use another method.
+var methodOverrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// addSource adds what a source reads.
+func (n *readNames) addSource(s Source) {
+	switch s.Kind {
+	case KindHeader:
+		n.addHeader(s)
+	case KindCookie:
+		n.hasCookies = true
+		n.addHeader(Header("Cookie"))
+	case KindQuery:
+		n.hasParameters = true
+	case KindMethod:
+		n.addMethods()
+	}
+}
+
+// addMethods records that the policy reads the method of a request.
+func (n *readNames) addMethods() {
+	n.hasMethods = true
+	for _, name := range methodOverrides {
+		n.addHeader(Header(name))
+	}
+}
+
+func (n *readNames) addHeader(s Source) {
+	if n.hasHeader(s.Name) {
+		return
+	}
+	n.headers = append(n.headers, s)
+	if strings.ContainsFunc(s.Name, isSeparator) { // without one, no other name is read as this
+		n.lengths |= lengthBit(s.Name)
+		n.isAlias = func(name string) bool { return n.findAlias(name) != nil }
+	}
+}
+
+// hasHeader reports whether the policy reads the header with this name, in any case.
+func (n *readNames) hasHeader(name string) bool {
+	return slices.ContainsFunc(n.headers, func(s Source) bool { return strings.EqualFold(name, s.Name) })
+}
+
+// lengthBit returns a bit that is the same for names of equal length.
+func lengthBit(name string) uint64 { return 1 << (len(name) % 64) }
+
+func isSeparator(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9')
+}
+
+// findAlias returns the header of the policy that some servers read if a request has a header with
+// this name. It returns nil if there is none, or if the policy reads this very name.
+func (n *readNames) findAlias(name string) *Source {
+	if n.lengths&lengthBit(name) == 0 {
+		return nil
+	}
+	var found *Source
+	for i := range n.headers {
+		s := &n.headers[i]
+		switch {
+		case strings.EqualFold(name, s.Name):
+			return nil
+		case found == nil && isReadAs(name, s.Name):
+			found = s
+		}
+	}
+	return found
+}
+
+// isReadAs reports whether two names are equal if every byte that is no letter or digit is read as
+// a dash, and if the case of letters does not matter.
+func isReadAs(a, b string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range len(a) {
+		if plainByte(a[i]) != plainByte(b[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// plainByte returns a letter in lower case, a digit, or a dash for any other byte.
+func plainByte(b byte) byte {
+	switch {
+	case b >= 'A' && b <= 'Z':
+		return b - 'A' + 'a'
+	case b >= 'a' && b <= 'z' || b >= '0' && b <= '9':
+		return b
+	}
+	return '-'
+}
+
+// explain returns why some servers may find something in the request that rules do not find, or "".
+func (n *readNames) explain(a Attributes) string {
+	if n.isAlias != nil && a.HasHeader(n.isAlias) {
+		for i := range n.headers {
+			s := &n.headers[i]
+			if a.HasHeader(func(name string) bool { return n.findAlias(name) == s }) {
+				return s.String() + " is sent under another name that some servers read as this one, such as one with an underscore"
+			}
+		}
+	}
+	if n.hasParameters && hasEndedName(firstValue(a, KindRawQuery), "&;") {
+		return "the name of a parameter has an encoded NUL, where some servers end the name"
+	}
+	if n.hasCookies {
+		for _, line := range a.Lookup(KindHeader, "Cookie") {
+			if hasEndedName(line, ";") {
+				return "the name of a cookie has an encoded NUL, where some servers end the name"
+			}
+		}
+	}
+	return ""
+}
+
+// hasEndedName reports whether a name has an encoded NUL. The names and their values are in a query
+// or a line of cookies.
+func hasEndedName(text, separators string) bool {
+	if !strings.Contains(text, "%00") {
+		return false
+	}
+	for pair := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(separators, r) }) {
+		if name, _, _ := strings.Cut(pair, "="); strings.Contains(name, "%00") {
+			return true
+		}
+	}
+	return false
+}
+
+// isMethodOverridden reports whether a header makes some servers use another method.
+func isMethodOverridden(a Attributes, method string) bool {
+	for _, name := range methodOverrides {
+		for _, value := range a.Lookup(KindHeader, name) {
+			if !strings.EqualFold(strings.TrimSpace(value), method) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// noteMethod marks the request as unclear if some servers use another method. It must be called
+// before rules use the method.
+func (q *request) noteMethod() {
+	if q.hasMethodOverride {
+		q.noteUnclear("a header such as X-HTTP-Method-Override states another method than the request")
+	}
+}
