@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,5 +124,49 @@ func TestBodyAfterTheResponseIsNotReadAsARequest(t *testing.T) {
 		if path := <-paths; path != "/a" || len(paths) != 0 {
 			t.Errorf("%s: the upstream got %s, and %d more requests; want /a alone", framing, path, len(paths))
 		}
+	}
+}
+
+// TestEarlyResponseKeepsAnHTTP2Connection: other requests use the same connection. Those that the
+// client has just sent would be lost if the connection ended.
+func TestEarlyResponseKeepsAnHTTP2Connection(t *testing.T) {
+	upstream, err := url.Parse(startUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex() // respond before the body has arrived
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := revproxy.New(revproxy.Options{Upstream: upstream})
+	defer proxy.Close()
+	server := httptest.NewUnstartedServer(proxy)
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	var connections atomic.Int32
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections.Add(1)
+		}
+	}
+	server.Start()
+	defer server.Close()
+	client := &http.Client{Transport: &http.Transport{Protocols: server.Config.Protocols}, Timeout: patience}
+	defer client.CloseIdleConnections()
+	const uploads = 50
+	for range uploads {
+		body, feed := io.Pipe()
+		go feed.Write([]byte("a"))
+		res, err := client.Post(server.URL, "", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("the client gets %s; want the upstream's 413", res.Status)
+		}
+		res.Body.Close()
+		feed.Close()
+	}
+	if n := connections.Load(); n != 1 {
+		t.Errorf("%d uploads used %d connections; want 1", uploads, n)
 	}
 }

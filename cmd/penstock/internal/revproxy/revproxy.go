@@ -35,6 +35,10 @@ type Options struct {
 	// are then kept and extended. Default: no peer is trusted.
 	IsTrusted func(r *http.Request) bool
 
+	// ReadsHeader returns true for headers that rules read. Trailers with such a name are not sent on,
+	// because some upstreams treat trailers like headers. Default: rules read no header.
+	ReadsHeader func(name string) bool
+
 	// ConnectTimeout limits connecting, and separately the TLS handshake. 0: the system's limit.
 	ConnectTimeout time.Duration
 
@@ -98,6 +102,9 @@ func New(o Options) *Handler {
 	if h.options.Observe == nil {
 		h.options.Observe = func(int, time.Duration) {}
 	}
+	if h.options.ReadsHeader == nil {
+		h.options.ReadsHeader = func(string) bool { return false }
+	}
 	if h.options.Trace == nil {
 		h.options.Trace = func(context.Context, http.Header) {}
 	}
@@ -146,14 +153,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.forward.ServeHTTP(w, r)
 		return
 	}
-	res := &response{ResponseWriter: w, own: maps.Clone(own)}
+	res := &response{ResponseWriter: w, own: maps.Clone(own), isHTTP1: r.ProtoMajor == 1}
 	if r.ContentLength != 0 {
-		if r.ProtoMajor == 1 {
+		if res.isHTTP1 {
 			// Without full duplex, an early response of the upstream would make the server discard
 			// up to 256 KB of the body.
 			http.NewResponseController(w).EnableFullDuplex()
 		}
-		res.body = newBody(r, h.options.MaxBody)
+		res.body = h.newBody(r)
 		r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
 		r.Body = res.body
 	}
@@ -182,13 +189,14 @@ func hasPrefix(name, prefix string) bool {
 // A response keeps the headers that were set before the upstream was called: httputil forgets them
 // after an interim response (100, 103).
 //
-// It closes the client's connection if the response begins before the request's body has ended
-// cleanly. With full duplex the server would continue after such a body, and parse the rest of it
-// as the next request.
+// For HTTP/1.1 it closes the client's connection if the response begins before the request's body
+// has ended cleanly. With full duplex the server would continue after such a body, and parse the
+// rest of it as the next request.
 type response struct {
 	http.ResponseWriter
 	own        http.Header // set before the upstream was called
 	hasInterim bool        // an interim response was sent
+	isHTTP1    bool        // the client uses HTTP/1.0 or HTTP/1.1
 	body       *body       // of the request; nil if it has none
 }
 
@@ -204,8 +212,8 @@ func (w *response) WriteHeader(status int) {
 			header[name] = append(values[:len(values):len(values)], header[name]...)
 		}
 	}
-	if w.body != nil && !w.body.isComplete.Load() {
-		header.Set("Connection", "close")
+	if w.isHTTP1 && w.body != nil && !w.body.isComplete.Load() {
+		header.Set("Connection", "close") // for HTTP/2, this would end all streams of the connection
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -59,10 +59,18 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	}
 }
 
-// isAmbiguous returns true for names with an underscore. Upstreams that turn headers into variables
-// (CGI, WSGI) cannot distinguish '_' from '-', so they could mistake such a header for one that
-// rules have read.
-func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
+// isAmbiguous returns true for names with any other byte than letters, digits and '-'. Upstreams
+// that turn headers into variables (CGI, WSGI) read such a byte as '-', so they could mistake such a
+// header for another one.
+func isAmbiguous(name string) bool {
+	for i := range len(name) {
+		b := name[i]
+		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '-') {
+			return true
+		}
+	}
+	return false
+}
 
 // isForwarded returns true for headers with the origin of a request, such as its address.
 func isForwarded(name string) bool {
@@ -76,13 +84,14 @@ func isForwarded(name string) bool {
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
 // trailers has the trailers of the client's body (in), and those that the upstream gets (out). out
-// lacks the names that are not allowed as headers: a trailer could claim a false client address.
+// lacks the names that are not allowed as headers, and those of headers that rules read: a trailer
+// could claim another client or a false address.
 type trailers struct{ in, out http.Header }
 
-func newTrailers(in http.Header) trailers {
+func (h *Handler) newTrailers(in http.Header) trailers {
 	t := trailers{in: in}
 	for name := range in {
-		if !isAmbiguous(name) && !isForwarded(name) {
+		if !isAmbiguous(name) && !isForwarded(name) && !h.options.ReadsHeader(name) {
 			if t.out == nil {
 				t.out = make(http.Header)
 			}
@@ -108,10 +117,10 @@ type body struct {
 	readErr    atomic.Pointer[error] // why reading failed
 }
 
-// newBody wraps the body of a request. It allows at most limit bytes, if limit is not 0.
-func newBody(r *http.Request, limit int64) *body {
-	b := &body{ReadCloser: r.Body, trailers: newTrailers(r.Trailer), left: r.ContentLength}
-	if limit > 0 {
+// newBody wraps the body of a request. It allows at most Options.MaxBody bytes.
+func (h *Handler) newBody(r *http.Request) *body {
+	b := &body{ReadCloser: r.Body, trailers: h.newTrailers(r.Trailer), left: r.ContentLength}
+	if limit := h.options.MaxBody; limit > 0 {
 		b.ReadCloser = http.MaxBytesReader(nil, b.ReadCloser, limit)
 	}
 	return b

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/spellings"
 )
 
 // For every spelling of a credential that the upstream receives, the service recognizes the
@@ -146,6 +147,11 @@ rules:
 	} {
 		tryOdd("k-4711", "/", lines...)
 	}
+	for _, name := range spellings.Header("X-API-Key") {
+		if status, forwarded := try("/", name+": k-4711"); status != 400 || forwarded != "" {
+			t.Errorf("a request with %s got %d, and the upstream received %q; want 400 and nothing", name, status, forwarded)
+		}
+	}
 	for _, lines := range [][]string{
 		{"Cookie: sid=s-4711; sid=s-4711"}, {"Cookie: sid=s-4711", "Cookie: sid=x"}, {"Cookie: sid=\"s-4711\""}, {"Cookie: sid=%73-4711"}, {"Cookie: sid = s-4711"}, {"Cookie: SID=s-4711"},
 		{"Cookie: sid=s-4711,"}, {"Cookie: sid=s-4711\xa0"}, {"Cookie: ;;sid=s-4711;"}, {"Cookie: sid=; sid=s-4711"},
@@ -177,6 +183,7 @@ rules:
 	// Servers split such a query differently. Some find no key in the query, or another key.
 	for _, query := range []string{
 		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
+		"api_key%00=q-4711", "x=1&api_key%00x=q-4711", "api_key%00[]=q-4711",
 	} {
 		if status, forwarded := try("/?" + query); status != 400 || forwarded != "" {
 			t.Errorf("the query %s got %d, and the upstream received %q; want 400 and nothing", query, status, forwarded)

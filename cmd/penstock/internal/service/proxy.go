@@ -35,6 +35,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		Upstream:       upstream,
 		PreserveHost:   s.Settings.PreserveHost,
 		IsTrusted:      gate.IsTrustedProxy,
+		ReadsHeader:    gate.ReadsHeader,
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
