@@ -99,10 +99,14 @@ func (storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It omits a sample whose label is not UTF-8, because the
+// store's replies name the servers. A panic here would end the process: the registry calls Collect
+// in a goroutine of its own.
 func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, n float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, kind, n, labels...)
+		if metric, err := prometheus.NewConstMetric(desc, kind, n, labels...); err == nil {
+			ch <- metric
+		}
 	}
 	health := c.health()
 	send(storeDegraded, prometheus.GaugeValue, boolean(health.IsDegraded))

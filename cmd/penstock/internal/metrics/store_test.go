@@ -75,3 +75,15 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 		t.Errorf("%d rules have series; want 2: rule7, and other with 10000 keys", n)
 	}
 }
+
+// A reply of the store names its servers. The other series stay on the page.
+func TestServerWhoseNameIsNotUTF8HasNoSeries(t *testing.T) {
+	m := New("", nil)
+	m.AddStore(func() StoreHealth {
+		return StoreHealth{Servers: []redisstore.Server{{Memory: redisstore.Memory{Server: "a\xff:6379"}}, {Memory: redisstore.Memory{Server: "b:6379"}}}}
+	})
+	page := pageOf(m)
+	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != 1 || !strings.Contains(page, `rate_limiter_store_keys{node="b:6379"} 0`) {
+		t.Errorf("%d servers have series; want 1, that of b:6379", n)
+	}
+}

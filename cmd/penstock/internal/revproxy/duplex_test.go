@@ -170,3 +170,42 @@ func TestEarlyResponseKeepsAnHTTP2Connection(t *testing.T) {
 		t.Errorf("%d uploads used %d connections; want 1", uploads, n)
 	}
 }
+
+// TestPanicOfABodyDoesNotEndTheProcess: the transport reads and closes bodies in its own goroutine,
+// where nobody else recovers.
+func TestPanicOfABodyDoesNotEndTheProcess(t *testing.T) {
+	upstream := startUpstream(t, echo)
+	for _, panics := range []panickingBody{{inRead: true}, {inClose: true}} {
+		site := startWrappedProxy(t, revproxy.Options{}, upstream, func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				r.Body = panics
+				next.ServeHTTP(w, r)
+			})
+		})
+		res, err := http.Post(site, "", strings.NewReader("hello"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode < 400 || res.StatusCode == http.StatusNotFound {
+			t.Errorf("a request whose body panics (%+v) gets %s; want an error", panics, res.Status)
+		}
+	}
+}
+
+// A panickingBody panics when it is read or closed. It is empty.
+type panickingBody struct{ inRead, inClose bool }
+
+func (b panickingBody) Read([]byte) (int, error) {
+	if b.inRead {
+		panic("as it should")
+	}
+	return 0, io.EOF
+}
+
+func (b panickingBody) Close() error {
+	if b.inClose {
+		panic("as it should")
+	}
+	return nil
+}

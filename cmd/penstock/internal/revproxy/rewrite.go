@@ -1,11 +1,14 @@
 package revproxy
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httputil"
 	"strings"
 	"sync/atomic"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // rewrite makes the request for the upstream. httputil has already removed hop-by-hop headers.
@@ -108,7 +111,9 @@ func (t trailers) fill() {
 	}
 }
 
-// A body is the body of a client's request. It records how reading ended.
+// A body is the body of a client's request. It records how reading ended. The transport reads and
+// closes it in a goroutine of its own, also after the handler has returned. A panic there would end
+// the process, so it becomes an error.
 type body struct {
 	io.ReadCloser
 	trailers   trailers
@@ -126,8 +131,14 @@ func (h *Handler) newBody(r *http.Request) *body {
 	return b
 }
 
-func (b *body) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+func (b *body) Read(p []byte) (n int, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			n, err = 0, notePanic(value)
+			b.readErr.CompareAndSwap(nil, &err)
+		}
+	}()
+	n, err = b.ReadCloser.Read(p)
 	if b.left > 0 {
 		b.left -= int64(n)
 	}
@@ -141,6 +152,21 @@ func (b *body) Read(p []byte) (int, error) {
 		b.isComplete.Store(true)
 	}
 	return n, err
+}
+
+func (b *body) Close() (err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = notePanic(value)
+		}
+	}()
+	return b.ReadCloser.Close()
+}
+
+// notePanic logs a panic, and returns an error for it.
+func notePanic(value any) error {
+	panicked.Report("a request body is read", value)
+	return errors.New("reading the body panicked")
 }
 
 // bodyError returns why reading the client's body failed, or nil.

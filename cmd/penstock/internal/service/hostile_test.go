@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -217,6 +219,105 @@ func TestUploadWhoseResponseComesEarlyDoesNotEndTheProcess(t *testing.T) {
 	if lines := r.log.Lines("panic"); lines != nil {
 		t.Errorf("the log has panics: %q", lines)
 	}
+}
+
+// TestClientsThatLeaveAtAnyByteDoNotEndTheProcess: a client sends the first bytes of some uploads
+// and leaves, for each number of bytes. The upstream responds at different moments. So the body of a
+// request ends before, while and after its handler returns.
+func TestClientsThatLeaveAtAnyByteDoNotEndTheProcess(t *testing.T) {
+	const policy = "rules: [{name: a, match: {path: /**}, per: global, limits: [{rate: 1M/s, cost: {body: 1KB}}, {in_flight: 100000, ttl: 1m}, {name: failed, rate: 10M/s, on_status: 401}]}]\n"
+	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		control.EnableFullDuplex()
+		w.Header().Set("Connection", "close") // after an early response, net/http cannot keep the connection
+		switch r.URL.Path {
+		case "/early": // responds at once
+			w.WriteHeader(http.StatusUnauthorized)
+		case "/interim": // responds at once, in parts
+			w.WriteHeader(http.StatusEarlyHints)
+			io.WriteString(w, "first")
+			control.Flush()
+			io.WriteString(w, "second")
+		case "/half": // responds after a part of the body
+			io.ReadFull(r.Body, make([]byte, 2))
+			io.WriteString(w, "half")
+		case "/breaks": // ends the connection
+			panic(http.ErrAbortHandler)
+		default:
+			io.Copy(w, r.Body)
+		}
+	}), policy, nil)
+	log.SetOutput(r.log) // where a panic is reported that was recovered outside of a handler
+	defer log.SetOutput(os.Stderr)
+	var uploads []string
+	for _, path := range []string{"/early", "/interim", "/half", "/breaks", "/whole"} {
+		uploads = append(uploads, "POST "+path+" HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n5\r\nhello\r\n0\r\nX-T: a\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+			"POST "+path+" HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello", uploadsByHTTP2(t, path))
+	}
+	places := make(chan struct{}, 32) // bounds how many clients are connected
+	var clients sync.WaitGroup
+	sent := 0
+	for _, upload := range uploads {
+		for n := range len(upload) + 1 {
+			sent++
+			places <- struct{}{}
+			clients.Go(func() {
+				defer func() { <-places }()
+				conn := r.dial()
+				io.WriteString(conn, upload[:n])
+				if n%2 == 0 { // the others leave while the response comes
+					conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+					io.Copy(io.Discard, conn)
+				}
+				conn.Close()
+			})
+		}
+	}
+	clients.Wait()
+	if status, body, err := get("http://" + r.Listen + "/whole"); err != nil || status != http.StatusOK {
+		t.Errorf("after these clients, a request got %d %s (error %v); want 200", status, body, err)
+	}
+	if lines := r.log.Lines("panic"); lines != nil {
+		t.Errorf("the log has %d lines about panics, first %q; want none", len(lines), lines[0])
+	}
+	t.Logf("counted: %d clients that left early", sent)
+}
+
+// uploadsByHTTP2 returns what a client sends for five uploads on one connection. They end in
+// different ways: with trailers, with a reset, with too many bytes, or not at all.
+func uploadsByHTTP2(t *testing.T, path string) string {
+	t.Helper()
+	var out, block bytes.Buffer
+	out.WriteString(http2.ClientPreface)
+	framer, encoder := http2.NewFramer(&out, nil), hpack.NewEncoder(&block)
+	framer.AllowIllegalWrites = true
+	header := func(id uint32, write func(), isLast bool) {
+		block.Reset()
+		write()
+		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: isLast})
+	}
+	framer.WriteSettings()
+	for i := range uint32(5) {
+		id := 2*i + 1
+		header(id, func() {
+			encodeRequest(encoder, "POST", path)
+			encoder.WriteField(hpack.HeaderField{Name: "trailer", Value: "x-t"})
+			if i == 2 {
+				encoder.WriteField(hpack.HeaderField{Name: "content-length", Value: "3"})
+			}
+		}, false)
+		framer.WriteData(id, false, []byte("hello"))
+		switch i {
+		case 0:
+			header(id, func() { encoder.WriteField(hpack.HeaderField{Name: "x-t", Value: "a"}) }, true)
+		case 1:
+			framer.WriteRSTStream(id, http2.ErrCodeCancel)
+		case 3:
+			framer.WriteData(id, true, nil)
+		}
+	}
+	framer.WritePing(false, [8]byte{})
+	return out.String()
 }
 
 func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
