@@ -44,3 +44,26 @@ func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
 		t.Errorf("Write returns %v; want no error", err)
 	}
 }
+
+// FuzzHeadParser: the place of Connection: close does not depend on how the bytes arrive.
+func FuzzHeadParser(f *testing.F) {
+	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"), 3)
+	f.Add([]byte("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\nTransfer-Encoding : x\n y\nContent-Length:\n\n"), 1)
+	f.Add([]byte("HTTP/1.1 101 x\r\nContent-Length: 1\r\nTransfer-Encoding: x\r\n\r\n"), 7)
+	f.Fuzz(func(t *testing.T, text []byte, size int) {
+		if size < 1 {
+			return
+		}
+		whole := headParser{isReading: true, inStatusLine: true}
+		want := whole.parse(text)
+		parts, got := headParser{isReading: true, inStatusLine: true}, -1
+		for start := 0; start < len(text) && got < 0; start += size {
+			if at := parts.parse(text[start:min(start+size, len(text))]); at >= 0 {
+				got = start + at
+			}
+		}
+		if got != want {
+			t.Errorf("in parts of %d bytes, %q has its place at %d; want %d", size, text, got, want)
+		}
+	})
+}
