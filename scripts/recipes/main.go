@@ -1,8 +1,9 @@
 // Command recipes runs the configurations of deploy/recipes in real proxies. They are in front of
 // an application, and call Penstock, which has a real Redis. The command checks the responses that
-// clients get, and prints a table. It fails if a result differs from docs/forward-auth.md. Its
-// arguments are the folder of the recipes, the folder that scripts/proxies has filled, and the
-// names of proxies. It skips a proxy that is not installed.
+// clients get, and prints a table. It fails if a result differs from docs/forward-auth.md. It also
+// runs Penstock's own proxy in front of servers that change the names of headers. Its arguments are
+// the folder of the recipes, the folder that scripts/proxies has filled, and the names of proxies
+// and servers. It skips those that are not installed.
 package main
 
 import (
@@ -255,7 +256,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	for _, r := range rows {
 		r.killed, r.killedLenient = r.checkWithoutPenstock(r.recipe.whenKilled)
 	}
-	err = errors.Join(printTable(rows), checkLimitReq(dir, recipesDir, proxiesDir))
+	err = errors.Join(printTable(rows), checkLimitReq(dir, recipesDir, proxiesDir), checkServers(dir, proxiesDir, names))
 	if slices.Contains(names, "envoy") {
 		err = errors.Join(err, runRateLimit(dir, recipesDir, proxiesDir))
 	}
@@ -373,12 +374,12 @@ func awaitStore(penstock string) error {
 // printTable prints the results. It returns an error if a row has failures.
 func printTable(rows []*row) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tPenstock hangs:\t\tPenstock killed:\t")
-	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trejected\tdefault\tlenient\tdefault\tlenient")
+	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tnames\tPenstock hangs:\t\tPenstock killed:\t")
+	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trejected\tdropped\tdefault\tlenient\tdefault\tlenient")
 	var failures []string
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.title(), r.passed, r.denied, r.retryAfter, r.limits,
-			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.rejectedForged, r.allForged, r.hung, r.hungLenient, r.killed, r.killedLenient)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.title(), r.passed, r.denied, r.retryAfter, r.limits,
+			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.rejectedForged, r.allForged, r.dropped, r.names, r.hung, r.hungLenient, r.killed, r.killedLenient)
 		failures = append(failures, r.failures...)
 	}
 	if err := w.Flush(); err != nil {

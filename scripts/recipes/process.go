@@ -9,11 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
 // An app is the application behind the proxies. It responds with the method, the URI and the body
-// of the request.
+// of the request. Its header X-App-Key is the API key that an application behind CGI sees.
 type app struct{ address string }
 
 func startApp() (*app, error) {
@@ -22,6 +23,11 @@ func startApp() (*app, error) {
 		return nil, err
 	}
 	go http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for name, values := range r.Header {
+			if variableOf(name) == variableOf("X-API-Key") {
+				w.Header()["X-App-Key"] = append(w.Header()["X-App-Key"], values...)
+			}
+		}
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			w.WriteHeader(http.StatusBadRequest)
@@ -30,6 +36,17 @@ func startApp() (*app, error) {
 		fmt.Fprintf(w, "app %s %s %s", r.Method, r.RequestURI, body)
 	}))
 	return &app{listener.Addr().String()}, nil
+}
+
+// variableOf returns the name of the variable that lighttpd makes of a header for CGI, without its
+// prefix HTTP_.
+func variableOf(header string) string {
+	return strings.Map(func(c rune) rune {
+		if c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
+			return c
+		}
+		return '_'
+	}, strings.ToUpper(header))
 }
 
 // freeAddress returns an address on which nothing listens.

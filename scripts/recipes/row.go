@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/spellings"
 )
 
 // A row runs a proxy and its clients. It has their results, for a row of the table.
@@ -33,6 +35,7 @@ type row struct {
 	killedOpen, killedClosed   string // while the store is killed: the status with on_failure open and closed
 	hangingOpen, hangingClosed string // while the store hangs: the status with on_failure open and closed
 	rejectedForged, allForged  int    // forged requests that were rejected; all forged requests
+	names, dropped             int    // names that an application may read as X-API-Key; those that the proxy dropped
 	hung, hungLenient          string // while Penstock hangs: the status
 	killed, killedLenient      string // while Penstock is killed: the status
 	failures                   []string
@@ -123,6 +126,7 @@ func (r *row) start(dir, recipesDir, program string, penstock services) error {
 func (r *row) checkWhileUp() {
 	r.checkLimit()
 	r.checkForged()
+	r.checkNames()
 	r.checkAddresses()
 	r.expect(r.rejectedForged == r.allForged, "%d of %d forged requests were rejected; want all", r.rejectedForged, r.allForged)
 	r.checkOthers()
@@ -190,6 +194,21 @@ func (r *row) checkForged() {
 	}
 }
 
+// checkNames sends the key of a client on the deny list under names that the application reads as
+// X-API-Key. Each request must be rejected, or reach the application without the key.
+func (r *row) checkNames() {
+	for _, name := range append(spellings.Header("X-API-Key"), "X-API-Key") {
+		a := r.send("GET", "/free", "shop.example", name, "banned")
+		isRejected := slices.Contains([]string{"400", "403", "404", "431"}, a.status)
+		isDropped := a.status == "200" && a.header["X-App-Key"] == nil
+		r.expect(isRejected || isDropped, "%s got status %s, and the application saw the key %q; want 400, or 200 without the key", a.request, a.status, a.header["X-App-Key"])
+		r.names++
+		if isDropped {
+			r.dropped++
+		}
+	}
+}
+
 // checkAddresses checks that each client of the proxy is limited by its true address, even if it
 // sends headers with other addresses.
 func (r *row) checkAddresses() {
@@ -229,6 +248,7 @@ func (r *row) checkOthers() {
 		{what: "a client with another key", want: "200", isLimited: true, got: r.post("/api/things", "X-Api-Key", "b-"+r.recipe.key())},
 		{what: "a token", want: "200", isLimited: true, got: r.send("GET", token, "shop.example")},
 		{what: "the same token", want: "429", isLimited: true, got: r.send("GET", token, "shop.example")},
+		{what: "a NUL in the name of a parameter", want: "400", got: r.send("GET", strings.Replace(token, "?token=", "?token%00=", 1), "shop.example")},
 		{what: "another token", want: "200", isLimited: true, got: r.send("GET", token+"-b", "shop.example")},
 		{what: "a client on the deny list", want: "403", got: r.send("POST", "/api/things", "shop.example", "X-Api-Key", "banned")},
 		{what: "an ambiguous path", want: "400", got: r.send("GET", "/a%2Fb", "shop.example")},
