@@ -21,6 +21,9 @@ import (
 	"github.com/penstock/penstock/internal/eventually"
 )
 
+// preface begins a connection with HTTP/2 and no settings.
+const preface = http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
 // slowClients occupy a connection. Each client sends begin once, and then drip every 20 ms.
 var slowClients = []struct{ name, begin, drip string }{
 	{name: "sends nothing", begin: "", drip: ""},
@@ -40,6 +43,8 @@ var slowClients = []struct{ name, begin, drip string }{
 	{name: "sends half of a second request", begin: "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", drip: ""},
 	{name: "begins HTTP/2 and stops", begin: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", drip: ""},
 	{name: "begins HTTP/2 with half a frame", begin: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00", drip: ""},
+	{name: "sends a HEADERS frame byte by byte", begin: preface + "\x00\x40\x00\x01\x05\x00\x00\x00\x01", drip: "\x82"},
+	{name: "sends endless CONTINUATION frames", begin: preface + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82", drip: "\x00\x00\x00\x09\x00\x00\x00\x00\x01"},
 }
 
 func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
