@@ -197,8 +197,8 @@ func (g *Gate) IsTrustedProxy(r *http.Request) bool {
 	return g.current().proxies.Trusts(clientaddress.PeerOf(r.RemoteAddr))
 }
 
-// ReadsHeader reports whether the policy reads the header with this name. Do not send a trailer with
-// such a name to an application: it may treat trailers like headers.
+// ReadsHeader reports whether the policy reads the header with this name. Do not send a trailer
+// with such a name to an application: it may treat trailers like headers.
 func (g *Gate) ReadsHeader(name string) bool {
 	c := g.current()
 	return strings.EqualFold(name, c.addressHeader) || c.rules.ReadsHeader(name)

@@ -71,8 +71,8 @@ deny: [{header X-API-Key: banned}, {query key: banned}, {cookie sid: banned}]
 rules: [{name: all, per: ip, limits: [{rate: 1M/s}]}]
 `
 
-// checkServers runs Penstock's own proxy in front of servers that change names. A client on the deny
-// list sends its key under other names. No application may read the key. Servers that are not
+// checkServers runs Penstock's own proxy in front of servers that change names. A client on the
+// deny list sends its key under other names. No application may read the key. Servers that are not
 // installed are left out.
 func checkServers(dir, proxiesDir string, names []string) error {
 	config := filepath.Join(dir, "names.yaml")

@@ -172,7 +172,7 @@ func TestEarlyResponseKeepsAnHTTP2Connection(t *testing.T) {
 }
 
 // TestPanicOfABodyDoesNotEndTheProcess: the transport reads and closes bodies in its own goroutine,
-// where nobody else recovers.
+// where no other code recovers.
 func TestPanicOfABodyDoesNotEndTheProcess(t *testing.T) {
 	upstream := startUpstream(t, echo)
 	for _, panics := range []panickingBody{{inRead: true}, {inClose: true}} {

@@ -411,8 +411,8 @@ func TestForgedTrailersAreRemoved(t *testing.T) {
 	}
 }
 
-// Upstreams that turn headers into variables read each other byte as '-'. They must receive only the
-// header that rules have read.
+// Upstreams that turn headers into variables read each other byte as '-'. They must receive only
+// the header that rules have read.
 func TestHeadersWithOddNamesAreRemoved(t *testing.T) {
 	site := startProxy(t, revproxy.Options{}, startUpstream(t, echo))
 	aliases := append(spellings.Header("X-API-Key"), "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Transfer.Encoding", "Upgrade_", "_", ".", "X`API^Key", "X#API$Key", "X%API&Key")

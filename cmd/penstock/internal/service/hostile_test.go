@@ -227,8 +227,8 @@ func TestUploadWhoseResponseComesEarlyDoesNotEndTheProcess(t *testing.T) {
 }
 
 // TestClientsThatLeaveAtAnyByteDoNotEndTheProcess: a client sends the first bytes of some uploads
-// and leaves, for each number of bytes. The upstream responds at different moments. So the body of a
-// request ends before, while and after its handler returns.
+// and leaves, for each number of bytes. The upstream responds at different moments. So the body of
+// a request ends before, while and after its handler returns.
 func TestClientsThatLeaveAtAnyByteDoNotEndTheProcess(t *testing.T) {
 	const policy = "rules: [{name: a, match: {path: /**}, per: global, limits: [{rate: 1M/s, cost: {body: 1KB}}, {in_flight: 100000, ttl: 1m}, {name: failed, rate: 10M/s, on_status: 401}]}]\n"
 	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
