@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 const (
@@ -133,15 +135,21 @@ func (l *broadcaster) run(ctx context.Context, ended chan struct{}) {
 	tick := time.NewTicker(snapshotInterval)
 	defer tick.Stop()
 	for {
-		state := l.handler.state(ctx)
-		text := fmt.Appendf(nil, "event: state\nid: %s\ndata: %s\n", state.tag, state.text) // the text ends with a newline
-		l.offer(text)
+		l.makeSnapshot(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
+}
+
+// makeSnapshot makes a snapshot, and offers it to the readers. A panic, because of what the store
+// replies, ends only this snapshot.
+func (l *broadcaster) makeSnapshot(ctx context.Context) {
+	defer panicked.Recover("a snapshot of the state is made")
+	state := l.handler.state(ctx)
+	l.offer(fmt.Appendf(nil, "event: state\nid: %s\ndata: %s\n", state.tag, state.text)) // the text ends with a newline
 }
 
 // offer gives each reader the latest snapshot, in place of one that the reader has not taken.

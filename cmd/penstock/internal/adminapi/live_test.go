@@ -192,3 +192,26 @@ func TestReadersShareSnapshots(t *testing.T) {
 		}
 	})
 }
+
+// Snapshots are made in a goroutine of their own, where net/http does not recover.
+func TestPanicOfASnapshotEndsOnlyThisSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := 0
+		s := startLive(t, newFixture(t, func(o *Options) {
+			o.StoreInfo = func(context.Context) StoreState {
+				if reads++; reads < 3 {
+					panic("as it should")
+				}
+				return StoreState{Breakers: map[string]string{}}
+			}
+		}))
+		conn, response := s.open(t, "events")
+		defer conn.Close()
+		for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+			if strings.HasPrefix(lines.Text(), "data: ") {
+				return
+			}
+		}
+		t.Error("after two panics, no snapshot is sent; want the third")
+	})
+}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -53,8 +54,10 @@ func (m *storeMonitor) run(ctx context.Context) {
 	}
 }
 
-// check reads the servers' state once.
+// check reads the servers' state once. A panic, because of what a server replies, ends only this
+// read.
 func (m *storeMonitor) check(ctx context.Context) {
+	defer panicked.Recover("the state of the store's servers is read")
 	ctx, cancel := context.WithTimeout(ctx, serversTimeout)
 	defer cancel()
 	var found metrics.StoreHealth

@@ -97,3 +97,12 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestPanicWhileServersAreReadEndsOnlyThisRead(t *testing.T) {
+	m := storeMonitor{log: new(logbuffer.Buffer).Logger(), sample: noSample, servers: func(context.Context) ([]redisstore.Server, error) { panic("as it should") }}
+	m.check(t.Context())
+	m.servers = func(context.Context) ([]redisstore.Server, error) { return make([]redisstore.Server, 1), nil }
+	if m.check(t.Context()); m.latest.Load() == nil || len(m.latest.Load().Servers) != 1 {
+		t.Errorf("after a panic, the next read finds %+v; want one server", m.latest.Load())
+	}
+}
