@@ -78,7 +78,7 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 
 // A reply of the store names its servers. The other series stay on the page.
 func TestServerWhoseNameIsNotUTF8HasNoSeries(t *testing.T) {
-	m := New("", nil)
+	m := New("", nil, 80)
 	m.AddStore(func() StoreHealth {
 		return StoreHealth{Servers: []redisstore.Server{{Memory: redisstore.Memory{Server: "a\xff:6379"}}, {Memory: redisstore.Memory{Server: "b:6379"}}}}
 	})
