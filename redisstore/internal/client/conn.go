@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -40,11 +39,8 @@ func guardConnections(option *rueidis.ClientOption, clientCtx context.Context) {
 }
 
 func guardConn(clientCtx context.Context, conn net.Conn) *guardedConn {
-	g := &guardedConn{Conn: conn, socket: directsocket.New(conn), readable: make(chan struct{})}
-	g.release = context.AfterFunc(clientCtx, func() {
-		g.allowReads()
-		_ = conn.Close()
-	})
+	g := &guardedConn{Conn: conn, socket: directsocket.New(conn)}
+	g.release = context.AfterFunc(clientCtx, func() { _ = conn.Close() })
 	return g
 }
 
@@ -55,29 +51,25 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A guardedConn reads nothing before something was written. A server with too many clients sends an
-// error before any command, and rueidis panics at a reply to no command. Without a guardedConn,
-// this can happen if the context of a call ends while rueidis dials, because rueidis then sends no
-// command.
+// A guardedConn returns an error in place of a malformed reply, because rueidis may panic at one.
+// An error ends the connection.
 //
 // If the process was suspended, a read's deadline may have passed although the reply has arrived.
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
-	socket  io.ReadWriter // reads and writes Conn
-	release func() bool   // after its call, the end of clientCtx no longer closes the connection
-	hasRead bool          // only Read uses it; after the first read, rueidis itself closes the connection
-
-	canRead  atomic.Bool
-	readable chan struct{} // closed when something is written, or when the connection ends
+	socket   io.ReadWriter // reads and writes Conn
+	exchange exchange
+	release  func() bool // after its call, the end of clientCtx no longer closes the connection
+	hasRead  bool        // only Read uses it; after the first read, rueidis itself closes the connection
 }
 
 // lateReadTimeout is how long a read may take after its deadline, for data that has arrived.
 const lateReadTimeout = time.Millisecond
 
 func (g *guardedConn) Read(b []byte) (int, error) {
-	if !g.hasRead {
-		<-g.readable
+	if g.exchange.err != nil {
+		return 0, g.exchange.err
 	}
 	n, err := g.socket.Read(b)
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && g.SetReadDeadline(time.Now().Add(lateReadTimeout)) == nil {
@@ -87,22 +79,20 @@ func (g *guardedConn) Read(b []byte) (int, error) {
 		g.hasRead = true
 		g.release()
 	}
+	if n > 0 {
+		if accepted, malformed := g.exchange.receive(b[:n]); malformed != nil || accepted < n {
+			return accepted, malformed
+		}
+	}
 	return n, err
 }
 
 func (g *guardedConn) Write(b []byte) (int, error) {
-	g.allowReads()
+	g.exchange.send(b)
 	return g.socket.Write(b)
 }
 
 func (g *guardedConn) Close() error {
-	g.allowReads()
 	g.release()
 	return g.Conn.Close()
-}
-
-func (g *guardedConn) allowReads() {
-	if !g.canRead.Load() && g.canRead.CompareAndSwap(false, true) {
-		close(g.readable)
-	}
 }

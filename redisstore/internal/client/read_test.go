@@ -29,21 +29,21 @@ func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 	defer server.Close()
 	g := guardConn(context.Background(), client)
 	defer g.Close()
-	if _, err := g.Write([]byte("question")); err != nil {
+	if _, err := g.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := server.Write([]byte("reply")); err != nil {
+	if _, err := server.Write([]byte("+PONG\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	var reply [5]byte
+	var reply [7]byte
 	if _, err := g.Read(reply[:1]); err != nil { // it has arrived
 		t.Fatal(err)
 	}
 	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadFull(g, reply[1:]); err != nil || string(reply[:]) != "reply" {
-		t.Errorf("read %q, %v; want \"reply\"", reply, err)
+	if _, err := io.ReadFull(g, reply[1:]); err != nil || string(reply[:]) != "+PONG\r\n" {
+		t.Errorf("read %q, %v; want the reply to PING", reply, err)
 	}
 	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {
 		t.Fatal(err)
