@@ -1,6 +1,9 @@
 package redisstore
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 // A Client is the small part of a Redis client that a Store needs. This package makes a Client from
 // a URL (Open), from options (Dial) or from a rueidis.Client (NewRueidis). Package
@@ -45,4 +48,14 @@ type Client interface {
 // A ReplyError is the text of an error reply of Redis, such as "OOM command not allowed …".
 type ReplyError string
 
-func (e ReplyError) Error() string { return string(e) }
+// maxErrorText is how many bytes of a ReplyError are shown. The longest replies of Redis and of the
+// scripts have about 150.
+const maxErrorText = 200
+
+// Error returns the text, cut off after 200 bytes.
+func (e ReplyError) Error() string {
+	if len(e) > maxErrorText {
+		return strings.ToValidUTF8(string(e[:maxErrorText]), "") + "…"
+	}
+	return string(e)
+}

@@ -12,8 +12,9 @@ import (
 // client. Set DisableRetry in its ClientOption to true. With Sentinel, also set a
 // TopologyRefreshInterval.
 //
-// rueidis panics if a server sends an error before the first command of a connection, as it does
-// when it has too many clients. Dial and Open guard against that; NewRueidis cannot.
+// rueidis panics on a goroutine of its own if a reply is malformed, or if a server sends an error
+// before the first command of a connection, as it does when it has too many clients. This ends the
+// program. Dial and Open guard against that; NewRueidis cannot.
 func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
 
 type rueidisClient struct{ rueidis.Client }

@@ -26,6 +26,7 @@ type Proxy struct {
 	isDropping        bool
 	isCutting         bool
 	firstLost         chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
+	replacement       string        // the argument of ReplaceReply; "" after it was sent
 	onlyMatching      []byte        // the argument of Only, in lower case
 	firstReplyDelay   time.Duration // of the first reply of a connection
 	blockedIPs        []string      // of clients
@@ -77,7 +78,10 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	p.set(func() { p.isCutting, p.firstLost = false, nil })
 }
 
-// Only makes DropReplies and CutOnReply affect only connections whose client has sent this text, in
+// ReplaceReply makes the proxy send this text in place of the next reply, once.
+func (p *Proxy) ReplaceReply(text string) { p.set(func() { p.replacement = text }) }
+
+// Only makes DropReplies, CutOnReply and ReplaceReply affect only connections whose client has sent this text, in
 // upper or lower case. So handshakes still work. With an empty text, all connections are affected.
 // Replies that are in flight when the client sends the text may be lost too.
 func (p *Proxy) Only(text string) {
@@ -200,7 +204,8 @@ type link struct {
 	// and CutOnReply are both off. hasMatched is guarded by proxy.mu.
 	hasMatched bool
 
-	hasLostReply bool // a reply was discarded; used only by forwardReplies
+	hasLostReply bool   // a reply was discarded; used only by forwardReplies
+	replacement  []byte // of a replaced reply; used only by forwardReplies
 }
 
 func (l *link) forwardRequests() {
@@ -246,13 +251,16 @@ func (l *link) forwardReplies() {
 			time.Sleep(l.firstReplyDelay)
 		}
 		l.proxy.awaitUnblocked(l.client)
+		reply := buf[:n]
 		switch l.decideFate() {
 		case discarded:
 			continue
 		case disconnected:
 			return
+		case replaced:
+			reply = l.replacement
 		}
-		if _, err := l.client.Write(buf[:n]); err != nil {
+		if _, err := l.client.Write(reply); err != nil {
 			return
 		}
 	}
@@ -265,6 +273,7 @@ const (
 	passed       fate = iota // the client gets the reply
 	discarded                // the client does not get the reply
 	disconnected             // the client's connection is closed
+	replaced                 // the client gets another reply
 )
 
 // decideFate decides the fate of a reply that has just arrived.
@@ -285,6 +294,10 @@ func (l *link) decideFate() fate {
 		p.recordLossLocked()
 		l.hasLostReply = true
 		return discarded
+	case p.replacement != "" && isAffected:
+		p.recordLossLocked()
+		l.replacement, p.replacement = []byte(p.replacement), ""
+		return replaced
 	}
 	if !p.isDropping && !p.isCutting {
 		l.hasMatched = false

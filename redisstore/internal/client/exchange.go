@@ -68,8 +68,9 @@ func (x *exchange) send(b []byte) {
 
 // note records a command that is special, and its version of the protocol.
 func (x *exchange) note(number int64) {
+	name, argument := x.commands.words()
 	s := special{number: number}
-	switch name, argument := x.commands.words(); string(name) {
+	switch string(name) {
 	default:
 		return
 	case "HELLO":

@@ -8,11 +8,11 @@ import (
 
 // A commandScanner finds the ends of the commands that rueidis writes.
 type commandScanner struct {
-	number    int64 // of the header that is being read
-	isArray   bool  // the header is that of the command, not of an argument
-	left      int64 // arguments that are still to come
-	skip      int64 // bytes of the argument, and of its end of line, that are still to come
-	arguments int   // of this command, so far
+	number    int  // the digits of the header that is being read, so far
+	isArray   bool // the header is that of the command, not of an argument
+	left      int  // arguments that are still to come
+	skip      int  // bytes of the argument, and of its end of line, that are still to come
+	arguments int  // of this command, so far
 
 	start  [64]byte // the first two arguments, each with its end of line
 	length int
@@ -20,45 +20,55 @@ type commandScanner struct {
 
 // scan reads up to the end of a command, and returns the rest.
 func (s *commandScanner) scan(b []byte) (rest []byte, isComplete bool) {
-	for i := 0; i < len(b); {
-		if s.skip > 0 {
-			n := int(min(s.skip, int64(len(b)-i)))
-			if s.arguments < 2 {
-				s.length += copy(s.start[s.length:], b[i:i+n])
-			}
-			i += n
-			if s.skip -= int64(n); s.skip > 0 {
-				break
-			}
-			s.arguments++
-			if s.left--; s.left == 0 {
-				return b[i:], true
-			}
+	for len(b) > 0 {
+		if s.skip == 0 {
+			b = s.readHeader(b)
 			continue
 		}
-		switch c := b[i]; c {
-		case '*', '$':
-			s.number, s.isArray = 0, c == '*'
-		case '\n':
-			if s.isArray {
-				s.left, s.arguments, s.length = s.number, 0, 0
-			} else {
-				s.skip = s.number + 2
-			}
-		case '\r':
-		default:
-			s.number = s.number*10 + int64(c-'0')
+		n := min(s.skip, len(b))
+		if s.arguments < 2 {
+			s.length += copy(s.start[s.length:], b[:n])
 		}
-		i++
+		b = b[n:]
+		if s.skip -= n; s.skip > 0 {
+			break
+		}
+		s.arguments++
+		if s.left--; s.left == 0 {
+			return b, true
+		}
 	}
 	return nil, false
 }
 
+// readHeader reads up to the end of a header, and returns the rest.
+func (s *commandScanner) readHeader(b []byte) (rest []byte) {
+	number := s.number
+	for i, c := range b {
+		switch {
+		case '0' <= c && c <= '9':
+			number = number*10 + int(c-'0')
+		case c == '*':
+			s.isArray = true
+		case c == '\n':
+			s.number = 0
+			if s.isArray {
+				s.left, s.arguments, s.length, s.isArray = number, 0, 0, false
+			} else {
+				s.skip = number + len("\r\n")
+			}
+			return b[i+1:]
+		}
+	}
+	s.number = number
+	return nil
+}
+
 // words returns the first two arguments of a command, as far as they fit into start.
 func (s *commandScanner) words() (name, argument []byte) {
-	name, rest, _ := bytes.Cut(s.start[:s.length], []byte("\r\n"))
-	argument, _, _ = bytes.Cut(rest, []byte("\r\n"))
-	return name, argument
+	name, rest, _ := bytes.Cut(s.start[:s.length], []byte{'\r'})
+	argument, _, _ = bytes.Cut(rest, []byte{'\r'})
+	return name, bytes.TrimPrefix(argument, []byte{'\n'})
 }
 
 // The bounds of a reply. The largest one that a Store needs is CLUSTER SLOTS of a Cluster in which
