@@ -34,8 +34,9 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 
 // A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
 // four times when a reply is lost. A cluster client would do so even with MaxRetries -1. Each
-// copy may run and charge.
-type singleCmd struct{ *redis.Cmd }
+// copy may run and charge. Its reply must be a string. For the announced length of an array,
+// go-redis would allocate memory before the elements come.
+type singleCmd struct{ *redis.StringCmd }
 
 func (singleCmd) NoRetry() bool { return true }
 
@@ -50,7 +51,7 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 	for _, arg := range args {
 		words = append(words, strings.Clone(arg))
 	}
-	cmd := singleCmd{redis.NewCmd(ctx, words...)}
+	cmd := singleCmd{redis.NewStringCmd(ctx, words...)}
 	const firstKey = 3 // the index in words: the command, the script and the number of keys come first
 	cmd.SetFirstKeyPos(firstKey)
 	defer a.reloadLater(ctx)()
@@ -59,7 +60,7 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 		a.reloadAfter(ctx, err)
 		return "", err
 	}
-	return cmd.Text()
+	return cmd.Result()
 }
 
 // reloadAfter makes the client of a Cluster reload the layout in the background, unless err is a

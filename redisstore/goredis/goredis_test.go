@@ -176,3 +176,27 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		}
 	}
 }
+
+// The length of an array is no reason to allocate, because a script replies with a string.
+func TestHugeArrayIsAnError(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy, err := redistest.NewProxy("unix", server.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	c := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+	defer c.Close()
+	client := goredis.New(c)
+	proxy.Only("eval")
+	for _, reply := range []string{"*2000000000\r\n", "%1000000000\r\n", "*-5\r\n", "$-2\r\n"} {
+		proxy.ReplaceReply(reply)
+		if got, err := client.Eval(t.Context(), "return 'a'", []string{"k"}, nil); err == nil {
+			t.Errorf("the reply %q is %q; want an error", reply, got)
+		}
+		if got, err := client.Eval(t.Context(), "return 'a'", []string{"k"}, nil); got != "a" || err != nil {
+			t.Errorf("after the reply %q: %q, %v; want \"a\" and no error", reply, got, err)
+		}
+	}
+}
