@@ -2,8 +2,8 @@ package redisstore
 
 import (
 	"context"
-	"os"
 
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/redis/rueidis"
 )
@@ -71,10 +71,16 @@ func asReply(err error) error {
 //	ca, cert, key           PEM files: the servers' CA, and the client's certificate and key
 //	server_name             the name in all certificates (each server's host or address)
 //	insecure_skip_verify    true accepts any certificate: for tests only
-//	sentinel_username, sentinel_password
+//	sentinel_username, sentinel_password, sentinel_password_file
+//
+// The files password_file, sentinel_password_file, cert and key are read again for each new
+// connection. So AuthCredentialsFn of the option is set, and has priority over its Password.
 //
 // An error wraps penstock.ErrInvalid and never shows the password.
-func ParseURL(text string) (rueidis.ClientOption, error) { return client.ParseURL(text, os.ReadFile) }
+func ParseURL(text string) (rueidis.ClientOption, error) { return client.ParseURL(text, readFile) }
+
+// readFile reads a file that a URL names.
+func readFile(name string) ([]byte, error) { return boundedfile.Read(name, 1<<20) }
 
 // CheckURL returns the error that ParseURL would return, but reads no file: the files may be on
 // another machine.

@@ -51,7 +51,7 @@ func formatOptions(o rueidis.ClientOption) string {
 		if c.RootCAs != nil {
 			s.WriteString(" ca")
 		}
-		if len(c.Certificates) > 0 {
+		if c.GetClientCertificate != nil {
 			s.WriteString(" cert")
 		}
 	}
@@ -115,6 +115,7 @@ func TestURLsAreParsed(t *testing.T) {
 		"redis+sentinel://h1/main?db=6":                         "h1:26379, db 6, primary main",
 		"redis+sentinel://u:p@h1/main?sentinel_username=su&sentinel_password=s%40p": "h1:26379, user u, password p, primary main, sentinel user su, sentinel password s@p",
 		"redis+sentinel://h1/main?sentinel_password=s@p":                            "h1:26379, primary main, sentinel password s@p",
+		"redis+sentinel://h1/main?sentinel_password_file=" + passwordFile:           "h1:26379, primary main, sentinel password from a file, socket",
 		"rediss+sentinel://h1/main":                                                 "h1:26379, primary main, tls",
 		"valkey+sentinel://h1/main":                                                 "h1:26379, primary main",
 		"redis-sentinel://h1/main":                                                  "h1:26379, primary main",
@@ -200,7 +201,8 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 		"redis+sentinel://h1/main/x":               `the database is "x"; it must be a whole number from 0 on`,
 		"unix://":                                  "a unix URL names a socket by its absolute path: unix:///run/redis.sock",
 		"unix://run/redis.sock":                    "a unix URL names a socket by its absolute path: unix:///run/redis.sock",
-		"redis://host?dbs=1":                       `the option "dbs" is not known; there are db, password_file, dial_timeout, ca, cert, key, server_name, insecure_skip_verify, sentinel_username, sentinel_password`,
+		"redis://host?dbs=1":                       `the option "dbs" is not known; there are db, password_file, dial_timeout, ca, cert, key, server_name, insecure_skip_verify, sentinel_username, sentinel_password, sentinel_password_file`,
+		"redis://host?sentinel_password_file=x":    `the option "sentinel_password_file" needs a URL of Sentinels: redis+sentinel://host:26379/mymaster`,
 		"redis://host?db=1;ca=x":                   malformed,
 		"redis://host?db=%zz":                      malformed,
 		"redis://host/%zz":                         malformed,
@@ -210,7 +212,7 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 		"redis://host?dial_timeout=5":              `dial_timeout is "5"; write a duration such as 500ms or 5s`,
 		"redis://host?dial_timeout=-1s":            `dial_timeout is "-1s"; write a duration such as 500ms or 5s`,
 		"redis://host?dial_timeout=0s":             `dial_timeout is "0s"; write a duration such as 500ms or 5s`,
-		"redis://host?password_file=/no/file":      "password_file: open /no/file: no such file or directory",
+		"redis://host?password_file=/no/file":      "password_file: stat /no/file: no such file or directory",
 		"redis://host?ca=" + cert:                  needsTLS("ca"),
 		"redis://host?cert=" + cert:                needsTLS("cert"),
 		"redis://host?key=" + cert:                 needsTLS("key"),
@@ -218,7 +220,7 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 		"redis://host?insecure_skip_verify=1":      needsTLS("insecure_skip_verify"),
 		"unix:///run/r?server_name=x":              needsTLS("server_name"),
 		"rediss://h?insecure_skip_verify=yes":      `insecure_skip_verify is "yes"; it must be true or false`,
-		"rediss://h?ca=/no/file":                   "ca: open /no/file: no such file or directory",
+		"rediss://h?ca=/no/file":                   "ca: stat /no/file: no such file or directory",
 		"rediss://h?ca=" + dir + "/key.pem":        "ca: " + dir + "/key.pem holds no certificate in PEM form",
 		"rediss://h?cert=" + cert:                  "cert and key belong together; write both or neither",
 		"rediss://h?key=" + cert:                   "cert and key belong together; write both or neither",

@@ -19,7 +19,7 @@ import (
 )
 
 // ParseURL parses the URL of Redis; redisstore.ParseURL documents the forms. readFile reads the
-// files that the URL names. If it is nil, they are not read.
+// files that the URL names, also later for new connections. If it is nil, no file is read.
 func ParseURL(text string, readFile func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, readFile)
 	if err != nil {
@@ -189,7 +189,7 @@ func addresses(hosts, defaultPort string) ([]string, error) {
 }
 
 var urlOptions = []string{"db", "password_file", "dial_timeout", "ca", "cert", "key", "server_name", "insecure_skip_verify",
-	"sentinel_username", "sentinel_password"}
+	"sentinel_username", "sentinel_password", "sentinel_password_file"}
 
 // parseOptions reads the options, and the files that they name if readFile is not nil.
 func parseOptions(option *rueidis.ClientOption, query url.Values, hasTLS bool, readFile func(string) ([]byte, error)) error {
@@ -197,13 +197,6 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, hasTLS bool, r
 		if !slices.Contains(urlOptions, name) {
 			return fmt.Errorf("the option %q is not known; there are %s", name, strings.Join(urlOptions, ", "))
 		}
-	}
-	if name := query.Get("password_file"); name != "" && readFile != nil {
-		password, err := readFile(name)
-		if err != nil {
-			return fmt.Errorf("password_file: %w", err)
-		}
-		option.Password = strings.TrimRight(string(password), "\r\n")
 	}
 	if text := query.Get("dial_timeout"); text != "" {
 		timeout, err := time.ParseDuration(text)
@@ -213,6 +206,9 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, hasTLS bool, r
 		option.Dialer.Timeout = timeout
 	}
 	option.Sentinel.Dialer = option.Dialer
+	if err := setPasswordFiles(option, query, readFile); err != nil {
+		return err
+	}
 	if hasTLS {
 		return parseTLS(option, query, readFile)
 	}
@@ -247,11 +243,17 @@ func parseTLS(option *rueidis.ClientOption, query url.Values, readFile func(stri
 		return errors.New("cert and key belong together; write both or neither")
 	}
 	if query.Has("cert") && readFile != nil {
-		pair, err := keyPair(query.Get("cert"), query.Get("key"), readFile)
-		if err != nil {
+		// The files are read again for each new connection, because certificates end.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			pair, err := keyPair(query.Get("cert"), query.Get("key"), readFile)
+			if err != nil {
+				return nil, NotSent(fmt.Errorf("cert and key: %w", err))
+			}
+			return &pair, nil
+		}
+		if _, err := keyPair(query.Get("cert"), query.Get("key"), readFile); err != nil {
 			return fmt.Errorf("cert and key: %w", err)
 		}
-		config.Certificates = []tls.Certificate{pair}
 	}
 	option.TLSConfig = config
 	if option.Sentinel.MasterSet != "" {
