@@ -33,7 +33,12 @@ const (
 
 var kindNames = [kindCount]string{"denied", "near_limit", "units", "shadow_denied"}
 
-func (k Kind) String() string { return kindNames[k] }
+func (k Kind) String() string {
+	if k >= kindCount {
+		return "unknown"
+	}
+	return kindNames[k]
+}
 
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Denied, Near, Units, ShadowDenied} }

@@ -420,3 +420,13 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("a recorder uses %d KB; want at most 16 MB", all>>10)
 	}
 }
+
+func TestKindsHaveNames(t *testing.T) {
+	names := make(map[string]bool)
+	for _, k := range Kinds() {
+		names[k.String()] = true
+	}
+	if len(names) != int(kindCount) || names["unknown"] || kindCount.String() != "unknown" {
+		t.Errorf("the kinds have the names %v, and one past the last %q; want %d names, and unknown", names, kindCount, kindCount)
+	}
+}

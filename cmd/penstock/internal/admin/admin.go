@@ -28,7 +28,12 @@ const (
 
 var stateNames = [...]string{"ok", "degraded", "down"}
 
-func (s State) String() string { return stateNames[s] }
+func (s State) String() string {
+	if int(s) >= len(stateNames) {
+		return "unknown"
+	}
+	return stateNames[s]
+}
 
 // A Check is a part of readiness. Run returns its state, and a text for ?verbose; "" stands for the
 // state's name.

@@ -112,3 +112,11 @@ func TestBrowsersCannotUseResponses(t *testing.T) {
 		}
 	}
 }
+
+func TestStatesHaveNames(t *testing.T) {
+	for state, want := range map[State]string{OK: "ok", Degraded: "degraded", Down: "down", Down + 1: "unknown"} {
+		if got := state.String(); got != want {
+			t.Errorf("the state %d has the name %q; want %q", uint8(state), got, want)
+		}
+	}
+}
