@@ -1,6 +1,8 @@
 package command
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy"
@@ -21,11 +24,12 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output string
 	var isStrict bool
 	given := storeFlags{algorithms: algorithms}
+	var instance adminFlags
 	c := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Find what is wrong with Redis or Valkey",
 		Long: "doctor examines the servers of the store: whether they can be reached and make decisions, the user's rights, eviction and\n" +
-			"memory, latency, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
+			"memory, latency, slow commands, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
 			"shows the consequence, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
 			"so that it checks the rights of that user. If a right is missing, it names the right and goes on; penstock acl --role doctor\n" +
 			"prints a user that has all rights for it. It only reads, except for one probe key on each primary, which expires in seconds.\n\n" +
@@ -46,6 +50,11 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if p != nil {
 				defer p.Close()
 				o.Digest = p.Digest
+			}
+			if instance.Address != "" {
+				if o.AskInstance, err = askInstance(&instance); err != nil {
+					return err
+				}
 			}
 			report, err := doctor.Run(c.Context(), o)
 			if err != nil {
@@ -68,6 +77,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 	}
 	given.add(c, "store-timeout")
+	instance.add(c, "admin address of an instance, which is asked how the store works for it")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -81,6 +91,30 @@ func readInstance(summary string) (doctor.Instance, error) {
 		return doctor.Instance{}, err
 	}
 	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed}, nil
+}
+
+// askInstance returns a function that asks the instance at an admin address.
+func askInstance(f *adminFlags) (func(context.Context) (doctor.Instance, error), error) {
+	token, err := operatorToken()
+	if err != nil {
+		return nil, err
+	}
+	instance, err := f.open(token)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (doctor.Instance, error) {
+		defer instance.Close()
+		var s adminapi.State
+		if err := instance.send(ctx, "state", nil, &s); err != nil {
+			return doctor.Instance{}, err
+		}
+		i := doctor.Instance{Host: f.Address}
+		if s.Store.IsFailing {
+			i.Health = cmp.Or(s.Store.Reason, "unknown")
+		}
+		return i, nil
+	}, nil
 }
 
 // storeFlags are the settings of serve that name a store and the policy of its limits. They come

@@ -87,6 +87,9 @@ func markSentinels(option *rueidis.ClientOption) {
 // A sentinelConn is a connection to a Sentinel.
 type sentinelConn struct{ net.Conn }
 
+// NetConn returns the connection itself, as that of a tls.Conn does.
+func (c sentinelConn) NetConn() net.Conn { return c.Conn }
+
 func (c sentinelConn) RemoteAddr() net.Addr { return sentinelAddr{c.Conn.RemoteAddr()} }
 
 type sentinelAddr struct{ net.Addr }

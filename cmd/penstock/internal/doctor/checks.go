@@ -37,7 +37,9 @@ func (d *doctor) checkReach() {
 		if !isSentinelReached && (s.client == nil || s.err != nil) {
 			c.Status, c.Summary = Failed, "the server cannot be reached: "+shortText(s.err)
 			c.isLoginRefused = isLoginRefused
-			if isLoginRefused {
+			if s.isHanging() {
+				c.Summary = fmt.Sprintf("the server accepted the connection, and did not answer within %v", s.waited.Round(100*time.Millisecond))
+			} else if isLoginRefused {
 				c.Summary = "the server refuses the user or the password: " + shortText(s.err)
 			}
 			c.Why, c.Remedy = d.whyUnreached(s)
@@ -107,6 +109,8 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the server has no password, so it accepts only connections from its own machine", "on that machine, add the user that penstock acl prints; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):
 		return "the user lacks a right that every connection needs", "grant the rights that penstock acl prints"
+	case s.isHanging():
+		return "while the server does not answer, limits use on_failure", "see whether its process hangs or is stopped, and whether this is the port of Redis: " + d.cli(s, "PING")
 	case !hasTLS && (strings.Contains(text, "reset by peer") || strings.Contains(text, "EOF")):
 		return "the port may expect TLS", "try rediss:// instead of redis://"
 	case strings.Contains(text, "first record does not look like a TLS handshake"), hasTLS && strings.Contains(text, "deadline exceeded"):

@@ -24,6 +24,10 @@ type Options struct {
 
 	// ReadInstance reads the summary of an instance. Default: instances are only counted.
 	ReadInstance func(summary string) (Instance, error)
+
+	// AskInstance asks a running instance how the store works for it. Its Host is the address that
+	// was asked. Default: no instance is asked.
+	AskInstance func(context.Context) (Instance, error)
 }
 
 // A Status is the result of a check.
@@ -70,7 +74,7 @@ var schema []byte
 func Schema() []byte { return schema }
 
 // Names are the names of the checks, in the order of the report.
-var Names = []string{"reach", "version", "rights", "decisions", "latency", "eviction", "memory", "clock", "persistence", "replication",
+var Names = []string{"reach", "version", "rights", "decisions", "latency", "slowlog", "eviction", "memory", "clock", "persistence", "replication",
 	"topology", "scripts", "connections", "keys", "tenants", "instances"}
 
 const (
@@ -152,6 +156,7 @@ func (d *doctor) examine(ctx context.Context) {
 		}
 		d.checkVersion(s)
 		d.checkRights(ctx, s)
+		d.checkSlowlog(ctx, s)
 		d.checkMemory(s)
 		d.checkPersistence(s)
 		d.checkScripts(s)
@@ -170,6 +175,7 @@ func (d *doctor) examine(ctx context.Context) {
 		d.checkKeys(ctx, s)
 	}
 	d.checkSpread()
+	d.checkAskedInstance(ctx)
 	d.checkEvictions(ctx)
 }
 

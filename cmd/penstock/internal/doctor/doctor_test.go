@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -202,7 +203,7 @@ const limiter = "limiter:secret@"
 
 var faults = []fault{
 	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, summary: "connection refused", remedy: "PING"},
-	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, summary: "cannot be reached"},
+	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, summary: "did not answer within 1s", remedy: "hangs"},
 	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, summary: "refuses the user or the password: WRONGPASS", remedy: "correct the URL"},
 	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, summary: "+set +zadd", remedy: "ACL SETUSER limiter +set +zadd"},
 	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, summary: "permission_denied", remedy: "ACL SETUSER limiter +set"},
@@ -224,6 +225,7 @@ var faults = []fault{
 	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, summary: "volatile-ttl", remedy: "noeviction"},
 	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, summary: "deleting keys now", remedy: "noeviction"},
 	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, summary: "store_timeout is 10ms", remedy: "SLOWLOG GET"},
+	{name: "slow commands of others", prepare: commands("CONFIG SET slowlog-log-slower-than 0", "SET user:s3cret x", "DEBUG SLEEP 0.2"), change: func(o *Options) { o.StoreTimeout = 100 * time.Millisecond }, check: "slowlog", status: Warning, summary: "slow commands in the last hour: DEBUG of ", remedy: "SLOWLOG GET"},
 	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, summary: "snapshot failed", remedy: "BGSAVE"},
 	{name: "a replica lags", prepare: lag, check: "replication", status: Warning, summary: " behind", remedy: ""},
 	{name: "a replica", prepare: commands("REPLICAOF 127.0.0.1 1"), check: "replication", status: Failed, summary: "is a replica", remedy: "127.0.0.1:1"},
@@ -245,6 +247,11 @@ var faults = []fault{
 	{name: "two versions", prepare: instances("abc1 1 1", "abc1 2 1", "form of another version"), check: "instances", status: Warning, summary: "1 (1 instance), 2 (1 instance)", remedy: "upgrade"},
 	{name: "two secrets", prepare: instances("abc1 1 1", "abc1 1 2"), check: "instances", status: Warning, summary: "2 different secrets", remedy: "key-hash-secret"},
 	{name: "an instance whose store fails", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, summary: "timeout", remedy: "network"},
+	{name: "an instance without the password", prepare: commands(), change: func(o *Options) {
+		o.AskInstance = func(context.Context) (Instance, error) {
+			return Instance{Host: "h:9180", Health: "permission_denied"}, nil
+		}
+	}, check: "instances", status: Failed, summary: "h:9180 reports that the store fails: permission_denied", remedy: "password_file"},
 	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, summary: "WRONGTYPE", remedy: "DEL 'ps1{%@}instances'"},
 }
 
@@ -622,7 +629,7 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 		options redisstore.RightsOptions
 		rights  string // the test revokes each of them once
 	}{
-		{url: "redis://" + limiter + group.Primary.Addr, servers: []*redistest.Server{group.Primary, group.Replica}, rights: "info scan type pttl memory|usage zrange time"},
+		{url: "redis://" + limiter + group.Primary.Addr, servers: []*redistest.Server{group.Primary, group.Replica}, rights: "info scan type pttl memory|usage slowlog|get zrange time"},
 		{url: sentinelURL(group, limiter), servers: []*redistest.Server{group.Primary, group.Replica}, options: redisstore.RightsOptions{Sentinel: true}, rights: "info"},
 		{url: "redis://" + limiter + cluster.Nodes[0].Addr, servers: cluster.Nodes, options: redisstore.RightsOptions{Cluster: true}, rights: "info cluster|info scan"},
 	} {
@@ -682,7 +689,7 @@ func TestDoctorOnlyReads(t *testing.T) {
 		}
 		sent++
 		switch name := strings.Split(command, `"`)[1]; name {
-		case "HELLO", "INFO", "EVAL", "EVALSHA", "SCRIPT", "TIME", "SCAN", "TYPE", "PTTL", "MEMORY":
+		case "HELLO", "INFO", "EVAL", "EVALSHA", "SCRIPT", "TIME", "SCAN", "TYPE", "PTTL", "MEMORY", "SLOWLOG":
 		default:
 			t.Errorf("the doctor sent %s; want only commands that read, and probes", command)
 		}

@@ -90,13 +90,44 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	}
 	for _, i := range all {
 		if i.Health != "" {
-			warn(fmt.Sprintf("an instance on %q reports that the store fails: %q", i.Host, i.Health), "its limits use on_failure", "see its log, and the network between it and the store")
+			warn(fmt.Sprintf("an instance on %q reports that the store fails: %q", i.Host, i.Health), usesOnFailure, remedyOf(i.Health))
 			break
 		}
 	}
 	if !hasWarning {
 		d.add(c)
 	}
+}
+
+const usesOnFailure = "its limits use on_failure"
+
+// checkAskedInstance reports how the store works for a running instance, which may differ from how
+// it works for this command.
+func (d *doctor) checkAskedInstance(ctx context.Context) {
+	if d.AskInstance == nil {
+		return
+	}
+	i, err := d.AskInstance(ctx)
+	switch {
+	case err != nil:
+		d.add(Check{Name: "instances", Status: Unknown, Summary: "the instance cannot be asked: " + shortText(err)})
+	case i.Health != "":
+		d.add(Check{Name: "instances", Status: Failed, Summary: fmt.Sprintf("the instance at %s reports that the store fails: %s", i.Host, i.Health), Why: usesOnFailure,
+			Remedy: remedyOf(i.Health)})
+	default:
+		d.add(Check{Name: "instances", Status: OK, Summary: fmt.Sprintf("the store works for the instance at %s", i.Host)})
+	}
+}
+
+// remedyOf returns what to do if the store fails for an instance. health has the reason.
+func remedyOf(health string) string {
+	switch {
+	case strings.Contains(health, penstock.ReasonPermissionDenied.String()):
+		return "if the other checks are ok, the instance has another user or password than this command: correct its password_file, which is read for each new connection, or its URL, which needs a restart"
+	case strings.Contains(health, penstock.ReasonUnreachable.String()), strings.Contains(health, penstock.ReasonTimeout.String()):
+		return "if the other checks are ok, see the network between the instance and the store"
+	}
+	return "see the other checks, and the instance's log"
 }
 
 // tally counts the instances that have each value of a property.

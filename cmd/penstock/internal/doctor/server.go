@@ -25,6 +25,7 @@ type server struct {
 	disconnect func()
 	err        error // why the server cannot be reached, or why a Sentinel names no primary
 	dialed     dialed
+	waited     time.Duration // for the connection and the first reply
 
 	slotsError     string // why CLUSTER SLOTS failed
 	primaryAddress string // of a Sentinel: the primary that it names
@@ -40,9 +41,10 @@ type slotRange struct{ first, last int64 }
 
 // dialed describes the latest connection: the time to connect, and the state of TLS.
 type dialed struct {
-	mu   sync.Mutex
-	took time.Duration
-	tls  *tls.ConnectionState
+	mu     sync.Mutex
+	isOpen bool // a connection was made
+	took   time.Duration
+	tls    *tls.ConnectionState
 }
 
 // connect connects to a server, with the login and the TLS settings of the option.
@@ -62,7 +64,9 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
+	begin := time.Now()
 	s.client, s.disconnect, s.err = redisstore.Connect(ctx, option)
+	s.waited = time.Since(begin)
 	if s.err != nil {
 		s.client = nil
 		if greeting := greetingOf(ctx, &option, dial, address); greeting != "" {
@@ -116,11 +120,27 @@ func dialWith(ctx context.Context, dial dialFunc, address string, dialer *net.Di
 func (d *dialed) record(conn net.Conn, took time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.took = took
+	d.isOpen, d.took = true, took
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		if _, isTLS := conn.(*tls.Conn); !isTLS {
+			conn = wrapped.NetConn()
+		}
+	}
 	if tlsConn, ok := conn.(*tls.Conn); ok {
 		state := tlsConn.ConnectionState()
 		d.tls = &state
 	}
+}
+
+// isHanging reports whether the server accepted a connection, but did not answer in time.
+func (s *server) isHanging() bool {
+	s.dialed.mu.Lock()
+	defer s.dialed.mu.Unlock()
+	timeout, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](s.err)
+	return s.dialed.isOpen && ok && timeout.Timeout()
 }
 
 // sendHello sends HELLO and returns its reply: the version, the mode and the role. HELLO needs no
