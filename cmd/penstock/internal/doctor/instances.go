@@ -115,7 +115,13 @@ func (d *doctor) checkAskedInstance(ctx context.Context) {
 		d.add(Check{Name: "instances", Status: Failed, Summary: fmt.Sprintf("the instance at %s reports that the store fails: %s", i.Host, i.Health), Why: usesOnFailure,
 			Remedy: remedyOf(i.Health)})
 	default:
-		d.add(Check{Name: "instances", Status: OK, Summary: fmt.Sprintf("the store works for the instance at %s", i.Host)})
+		works := "the store works for the instance at " + i.Host
+		isListed := func(c Check) bool { return c.Name == "instances" && c.Status == OK }
+		if at := slices.IndexFunc(d.checks, isListed); at >= 0 { // the report shows one line for all checks that are ok
+			d.checks[at].Summary += "; " + works
+			return
+		}
+		d.add(Check{Name: "instances", Status: OK, Summary: works})
 	}
 }
 

@@ -92,8 +92,9 @@ func slowCommands(entries []rueidis.RedisMessage, since time.Time) (all []slowCo
 // hostOf returns the host of a client's address. A client at a socket has the address of the
 // socket, with the port 0.
 func hostOf(address string) string {
-	if i := strings.LastIndexByte(address, ':'); i > 0 {
-		return address[:i]
+	host := address[:max(strings.LastIndexByte(address, ':'), 0)]
+	if host == "" || host == "?" {
+		return "a script"
 	}
-	return "an unknown address"
+	return host
 }
