@@ -45,7 +45,7 @@ var mayImport = []struct {
 	{"redisstore/internal/coalesce", []string{".", "internal/lazy"}},
 	{"redisstore/internal/background", []string{"internal/panicked"}},
 	{"redisstore/internal/client", []string{".", "internal/directsocket", "internal/lazy", "redisstore/internal/background", "github.com/redis/rueidis"}},
-	{"redisstore", []string{".", "algorithm", "internal/hashslot", "internal/piggyback", "redisstore/internal/luagen", "redisstore/internal/coalesce", "redisstore/internal/client",
+	{"redisstore", []string{".", "algorithm", "internal/boundedfile", "internal/hashslot", "internal/piggyback", "redisstore/internal/luagen", "redisstore/internal/coalesce", "redisstore/internal/client",
 		"redisstore/internal/background", "github.com/redis/rueidis", "internal/many"}},
 	{"guard/internal/deadline", []string{".", "internal/lazy", "internal/many"}},
 	{"guard/internal/divide", []string{"."}},
