@@ -1,6 +1,7 @@
 package redisstore_test
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -140,6 +141,36 @@ func TestURLsAreParsed(t *testing.T) {
 		if o.TLSConfig != nil && strings.Contains(url, "sentinel") != (o.Sentinel.TLSConfig != nil) {
 			t.Errorf("%s: TLS to Sentinels is %t; want it only for a URL of Sentinels", url, o.Sentinel.TLSConfig != nil)
 		}
+	}
+}
+
+// Certificates end, so their files are read for each new connection.
+func TestClientCertificateIsReadAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cert, key := writeCertificate(t, dir)
+	o, err := redisstore.ParseURL("rediss://h?cert=" + cert + "&key=" + key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := o.TLSConfig.GetClientCertificate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeCertificate(t, dir)
+	want, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := o.TLSConfig.GetClientCertificate(nil)
+	if err != nil || !bytes.Equal(second.Certificate[0], want.Certificate[0]) || bytes.Equal(second.Certificate[0], first.Certificate[0]) {
+		t.Errorf("after the files have changed, the certificate is the first one, or there is the error %v; want the second one", err)
+	}
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.TLSConfig.GetClientCertificate(nil); err == nil || !strings.Contains(err.Error(), "cert and key: stat "+key) {
+		t.Errorf("without the key: %v; want an error that names its file", err)
 	}
 }
 
