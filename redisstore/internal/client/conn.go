@@ -80,11 +80,9 @@ func (g *guardedConn) Read(b []byte) (int, error) {
 		g.release()
 	}
 	if n > 0 {
-		if accepted, malformed := g.exchange.receive(b[:n]); malformed != nil || accepted < n {
-			return accepted, malformed
-		}
+		return g.exchange.receive(b[:n]) // an error of the connection returns with the next call
 	}
-	return n, err
+	return 0, err
 }
 
 func (g *guardedConn) Write(b []byte) (int, error) {

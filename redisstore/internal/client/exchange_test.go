@@ -74,6 +74,16 @@ var replyCases = []struct {
 	{"1 billion pairs", []string{evalsha}, "%1000000000\r\n", "\n"},
 	{"elements beyond 64 bits", []string{evalsha}, "*9999999999999999999\r\n", "\n"},
 	{"string of 1 TB", []string{evalsha}, "$1000000000000\r\n", "\n"},
+	{"the longest string", []string{evalsha}, "$16777216\r\na", ""},
+	{"too long a string", []string{evalsha}, "$16777217\r\n", "\n"},
+	{"the longest strings", []string{evalsha, evalsha}, "+OK\r\n*2\r\n$1\r\na\r\n$16777215\r\na", ""},
+	{"too long strings", []string{evalsha}, "*2\r\n$1\r\na\r\n$16777216\r\n", "\n"},
+	{"too long strings after a line", []string{evalsha}, "*2\r\n+a\r\n$16777216\r\n", "\n"},
+	{"most elements", []string{evalsha}, "*524288\r\n:1\r\n", ""},
+	{"too many elements", []string{evalsha}, "*524289\r\n", "\n"},
+	{"most pairs", []string{evalsha}, "%262144\r\n:1\r\n", ""},
+	{"too many pairs", []string{evalsha}, "%262145\r\n", "\n"},
+	{"most elements in total", []string{evalsha, evalsha}, "*1\r\n:1\r\n*2\r\n*0\r\n*524286\r\n:1\r\n", ""},
 	{"too many elements in total", []string{evalsha}, "*2\r\n*0\r\n*524287\r\n", "\n"},
 	{"nine levels", []string{evalsha}, strings.Repeat("*1\r\n", 9), "\n"},
 	{"surplus reply", []string{evalsha}, ":1\r\n:1\r\n", "\n"},
@@ -90,6 +100,8 @@ var replyCases = []struct {
 	{"redirection to nowhere", []string{evalsha}, "-MOVED\r\n", "\n"},
 	{"redirection without a server", []string{evalsha}, "-ASK 1\r\n", "\n"},
 	{"redirection of a replica to nowhere", []string{evalsha}, "-REDIRECT\r\n", "\n"},
+	{"redirection to nowhere, as a text", []string{evalsha}, "!5\r\nMOVED\r\n", "\n"},
+	{"a string like a redirection", []string{evalsha, evalsha}, "$5\r\nMOVED\r\n+ASK\r\n", ""},
 	{"redirections", []string{evalsha, evalsha, evalsha}, "-MOVED 1 h:1\r\n-ASK 1 h:1\r\n-REDIRECT h:1\r\n", ""},
 	{"empty role", []string{"PING", "ROLE"}, "+PONG\r\n*0\r\n", "\n"},
 	{"role", []string{"PING", "ROLE", "PING"}, "+PONG\r\n*1\r\n+master\r\n+PONG\r\n", ""},
@@ -103,6 +115,7 @@ var replyCases = []struct {
 	{"confirmation of no subscription", []string{"HELLO 3", "GET k"}, "%0\r\n>3\r\n+subscribe\r\n+a\r\n:1\r\n", "\n"},
 	{"confirmation before its turn", []string{"HELLO 3", "GET k", "SUBSCRIBE a"}, "%0\r\n>3\r\n+subscribe\r\n+a\r\n:1\r\n", "\n"},
 	{"rejected subscription", []string{"HELLO 3", "SUBSCRIBE a", "PING"}, "%0\r\n-NOPERM no\r\n+PONG\r\n", ""},
+	{"another reply to a subscription", []string{"HELLO 3", "SUBSCRIBE a"}, "%0\r\n+OK\r\n", "\n"},
 	{"queued subscription", []string{"HELLO 3", "SUBSCRIBE a"}, "%0\r\n+QUEUED\r\n", "\n"},
 	{"end of a subscription", []string{"HELLO 3", "UNSUBSCRIBE a b", "PING", "GET k"},
 		"%0\r\n>3\r\n+unsubscribe\r\n+a\r\n:1\r\n>3\r\n+unsubscribe\r\n+b\r\n:0\r\n+PONG\r\n$-1\r\n", ""},
@@ -132,6 +145,14 @@ func TestMalformedRepliesDoNotPass(t *testing.T) {
 				t.Errorf("%s, %s: accepted %q of %q and the error %v; want %q", c.name, pieces, accepted, c.stream, err, want)
 			}
 		}
+	}
+}
+
+func TestLinesAreBounded(t *testing.T) {
+	x := new(exchange)
+	x.send([]byte(commandsOf(evalsha)))
+	if accepted, err := receiveAll(x, "+"+strings.Repeat("a", maxReplyBytes+1), whole); len(accepted) != 1+maxReplyBytes || err == nil {
+		t.Errorf("a line of %d bytes: %d bytes are accepted, error %v; want all but one, and an error", maxReplyBytes+1, len(accepted)-1, err)
 	}
 }
 
