@@ -158,7 +158,7 @@ func TestLinesAreBounded(t *testing.T) {
 
 // Commands are found in any pieces.
 func TestCommandsAreCounted(t *testing.T) {
-	text := commandsOf("HELLO 3", evalsha, "SUBSCRIBE a b", "PING") + "*2\r\n$3\r\nGET\r\n$0\r\n\r\n" + "*2\r\n$3\r\nGET\r\n$13\r\n\r\n*1\r\n$1\r\nA\r\n\r\n"
+	text := commandsOf("HELLO 3", "MSET k 0123456789 c d e f g h i", "SUBSCRIBE a b", "PING") + "*2\r\n$3\r\nGET\r\n$0\r\n\r\n" + "*2\r\n$3\r\nGET\r\n$13\r\n\r\n*1\r\n$1\r\nA\r\n\r\n"
 	for size := 1; size <= len(text); size++ {
 		x := new(exchange)
 		for rest := text; rest != ""; {
