@@ -101,7 +101,7 @@ func (x *exchange) note(number int64) {
 func (x *exchange) receive(b []byte) (n int, err error) {
 	for n < len(b) && x.err == nil {
 		if x.replies.isAtStart() {
-			x.replies.isKept = x.pending.Load() > 0 || x.isPubSub.Load()
+			x.replies.isKept = x.isPubSub.Load()
 		}
 		var accepted int
 		if accepted, x.err = x.replies.scan(b[n:]); x.err == nil && x.replies.isComplete() {
