@@ -222,7 +222,7 @@ const limiter = "limiter:secret@"
 
 var faults = []fault{
 	{name: "killed", prepare: func(_ *testing.T, s *redistest.Server) { s.Kill() }, check: "reach", status: Failed, summary: "connection refused", remedy: "PING"},
-	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, summary: "did not answer within 1s", remedy: "hangs"},
+	{name: "paused", prepare: func(t *testing.T, s *redistest.Server) { s.Pause(); t.Cleanup(s.Resume) }, check: "reach", status: Failed, summary: "accepted the connection, and did not answer within ", remedy: "hangs"},
 	{name: "wrong password", prepare: commands("CONFIG SET requirepass other"), user: ":wr0ng@", check: "reach", status: Failed, summary: "refuses the user or the password: WRONGPASS", remedy: "correct the URL"},
 	{name: "no SET", prepare: rightsWithout("set", "zadd"), user: limiter, check: "rights", status: Failed, summary: "+set +zadd", remedy: "ACL SETUSER limiter +set +zadd"},
 	{name: "no SET, decisions", prepare: rightsWithout("set"), user: limiter, check: "decisions", status: Failed, summary: "permission_denied", remedy: "ACL SETUSER limiter +set"},
