@@ -253,6 +253,8 @@ type Guards struct {
 	Instances  func() int                            // the method of a *guard.Guarded
 	ClockSteps func() (back, forward int64)          // the method of a *redisstore.Store
 	Scripts    func() (missing, loaded, evals int64) // the numbers that Scripts of a *redisstore.Store returns
+
+	ScriptsInFlight func() (inFlight, queued int) // the method of a *redisstore.Store
 }
 
 // SetGuards adds the series of guards. From then on, ObserveRequest and ObserveDecision do not

@@ -96,6 +96,15 @@ func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
 	}
 }
 
+// ScriptsInFlight returns how many scripts of decisions are in flight, and how many are queued. A
+// queued script is sent when those that were in flight before it have ended. So a longer queue
+// delays decisions only if 64 scripts are in flight. On a Cluster, these are the sums of all slots.
+func (s *Store) ScriptsInFlight() (inFlight, queued int) {
+	inFlight, queued = s.serverCoalescer.Flights()
+	ofSlots, queuedOfSlots := s.slotCoalescers.Flights()
+	return inFlight + ofSlots, queued + queuedOfSlots
+}
+
 // A decider decides the flights of a store's coalescers.
 type decider struct{ *Store }
 

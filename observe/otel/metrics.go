@@ -56,9 +56,9 @@ type instruments struct {
 	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
 	waiting                                                                                 metric.Int64ObservableUpDownCounter
 
-	breakerState                                         metric.Int64ObservableGauge
-	breakerChanges, leaseUnits, clockSteps, scriptEvents metric.Int64ObservableCounter
-	denyCacheEntries, instances                          metric.Int64ObservableUpDownCounter
+	breakerState                                                metric.Int64ObservableGauge
+	breakerChanges, leaseUnits, clockSteps, scriptEvents        metric.Int64ObservableCounter
+	scriptsInFlight, scriptsQueued, denyCacheEntries, instances metric.Int64ObservableUpDownCounter
 }
 
 // NewMetrics makes Metrics and registers them with the provider until Close. It returns the error
@@ -138,6 +138,8 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 	makeCounter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
 	makeCounter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
 	makeCounter(&i.scriptEvents, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
+	makeUpDown(&i.scriptsInFlight, "ratelimit.store.scripts_in_flight", "{script}", "Lua scripts of decisions that the store has not answered yet.")
+	makeUpDown(&i.scriptsQueued, "ratelimit.store.scripts_queued", "{script}", "Lua scripts of decisions that wait until scripts in flight have ended.")
 	makeUpDown(&i.denyCacheEntries, "ratelimit.deny_cache.entries", "{entry}", "Entries in the denial cache.")
 	makeUpDown(&i.instances, "ratelimit.instances", "{instance}", "Running instances that share this store.")
 	made, makeErr := meter.Int64ObservableGauge("ratelimit.breaker.state", metric.WithUnit("1"), metric.WithDescription("State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open."))
@@ -208,5 +210,10 @@ func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report fun
 		report(m.instruments.scriptEvents, uint64(missing), attribute.String("ratelimit.script.event", "noscript"))
 		report(m.instruments.scriptEvents, uint64(loaded), attribute.String("ratelimit.script.event", "load"))
 		report(m.instruments.scriptEvents, uint64(evals), attribute.String("ratelimit.script.event", "eval"))
+	}
+	if g.ScriptsInFlight != nil {
+		inFlight, queued := g.ScriptsInFlight()
+		report(m.instruments.scriptsInFlight, uint64(inFlight))
+		report(m.instruments.scriptsQueued, uint64(queued))
 	}
 }

@@ -148,6 +148,8 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		Instances:  func() int { return 4 },
 		ClockSteps: func() (back, forward int64) { return 2, 1 },
 		Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
+
+		ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
 	})
 	want := []string{
 		"ratelimit.breaker.changes{breaker.state=open} 1",
@@ -159,6 +161,8 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.lease.units{lease.fate=spent} 60",
 		"ratelimit.store.clock_steps{direction=back} 2",
 		"ratelimit.store.clock_steps{direction=forward} 1",
+		"ratelimit.store.scripts_in_flight{} 6",
+		"ratelimit.store.scripts_queued{} 7",
 		"ratelimit.store.scripts{script.event=eval} 5",
 		"ratelimit.store.scripts{script.event=load} 4",
 		"ratelimit.store.scripts{script.event=noscript} 3",

@@ -37,6 +37,8 @@ var (
 	instancesDesc        = newDesc("rate_limiter_instances", "Running instances that share this store.")
 	clockStepsDesc       = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
 	scriptsDesc          = newDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", "event")
+	scriptsInFlightDesc  = newDesc("rate_limiter_scripts_in_flight", "Lua scripts of decisions that the store has not answered yet.")
+	scriptsQueuedDesc    = newDesc("rate_limiter_scripts_queued", "Lua scripts of decisions that wait until scripts in flight have ended.")
 )
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -47,7 +49,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
 		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, tokensRejectedDesc, waitingDesc,
-		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc,
+		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
 	} {
 		to <- desc
 	}
@@ -150,6 +152,11 @@ func collectGuards(s samples, g *observe.Guards) {
 		s.counter(scriptsDesc, uint64(missing), "noscript")
 		s.counter(scriptsDesc, uint64(loaded), "load")
 		s.counter(scriptsDesc, uint64(evals), "eval")
+	}
+	if g.ScriptsInFlight != nil {
+		inFlight, queued := g.ScriptsInFlight()
+		s.gauge(scriptsInFlightDesc, inFlight)
+		s.gauge(scriptsQueuedDesc, queued)
 	}
 }
 

@@ -22,6 +22,8 @@ var someGuards = observe.Guards{
 	Instances:  func() int { return 4 },
 	ClockSteps: func() (back, forward int64) { return 2, 1 },
 	Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
+
+	ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
 }
 
 // page returns a scrape as text.
@@ -63,6 +65,8 @@ func TestGuardsHaveMetrics(t *testing.T) {
 		`rate_limiter_scripts_total{event="noscript"} 3`,
 		`rate_limiter_scripts_total{event="load"} 4`,
 		`rate_limiter_scripts_total{event="eval"} 5`,
+		`rate_limiter_scripts_in_flight 6`,
+		`rate_limiter_scripts_queued 7`,
 	}
 	for _, line := range lines {
 		if !strings.Contains(page, "\n"+line+"\n") {

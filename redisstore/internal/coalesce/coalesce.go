@@ -28,15 +28,22 @@ type Decider interface {
 	DecideFlight(ctx context.Context, f *Flight)
 }
 
-// A Coalescer keeps two scripts in flight, or three if many callers wait. While these scripts are
-// in flight, further callers wait. The next script decides their batches. Each caller gets the
-// answer that it would have got if the batches had been decided one by one. If call B begins after
-// call A has returned, B is decided after A. Concurrent calls are decided in any order.
+// A Coalescer keeps two scripts in flight, or three if many callers wait, or more if the round trip
+// is long. While these scripts are in flight, further callers wait. The next script decides their
+// batches. Each caller gets the answer that it would have got if the batches had been decided one
+// by one. If call B begins after call A has returned, B is decided after A. Concurrent calls are
+// decided in any order.
+//
+// A queued flight is sent, at the latest, when the scripts that were in flight before it have
+// ended. So it waits for at most one round trip, and a decision takes at most two. The exception is
+// that maxFlights are in flight. No time is measured, so a busy server does not look like a distant
+// one. If a server hangs, no script ends, and no further script is sent.
 type Coalescer struct {
 	decider Decider
 
 	mu       sync.Mutex
 	inFlight int         // how many scripts are in flight
+	ended    int         // how many scripts have ended
 	flights  []*Flight   // of the scripts in flight; a script for one caller has none
 	queue    []*Flight   // the first is sent next
 	timer    *time.Timer // calls wakeExpired; nil until it is needed
@@ -57,6 +64,10 @@ const (
 	thirdFlightMinRequests  = 16
 	maxFlightMinRequests    = 24 // the most that a second flight needs; a third needs up to twice as many
 )
+
+// maxFlights is the largest number of flights that are in flight at the same time. They decide
+// 4,096 different requests of one charge, as many as guard.Timeout admits by default.
+const maxFlights = 64
 
 // New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
@@ -120,6 +131,13 @@ func (c *Coalescer) Waiting() (n int) {
 	return n
 }
 
+// Flights returns how many scripts are in flight, and how many are queued.
+func (c *Coalescer) Flights() (inFlight, queued int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inFlight, len(c.queue)
+}
+
 // joinLocked adds a waiter to a flight in the queue.
 func (c *Coalescer) joinLocked(w *Waiter) {
 	hasJoined := false
@@ -148,7 +166,7 @@ func (c *Coalescer) joinFlightLocked(w *Waiter) {
 		}
 	}
 	f := NewFlight(script)
-	f.wakeup = newWakeup()
+	f.wakeup, f.dueAt = newWakeup(), c.ended+c.inFlight
 	c.queue = append(c.queue, f)
 	f.Join(w)
 }
@@ -204,11 +222,16 @@ func (c *Coalescer) shouldSendLocked(others int) bool {
 	case 1:
 		hasManyRequests := len(first.requests) >= max(secondFlightMinRequests, largest)
 		hasManyWaiters := first.waiters >= secondFlightMinWaiters
-		return len(c.queue) > 1 || hasManyRequests || hasManyWaiters
+		return len(c.queue) > 1 || hasManyRequests || hasManyWaiters || c.isDueLocked()
 	case 2:
-		return len(first.requests) >= max(thirdFlightMinRequests, 2*largest)
+		return len(first.requests) >= max(thirdFlightMinRequests, 2*largest) || c.isDueLocked()
 	}
-	return false
+	return c.isDueLocked()
+}
+
+// isDueLocked tells whether the first flight of the queue must wait no longer.
+func (c *Coalescer) isDueLocked() bool {
+	return len(c.queue) > 0 && c.queue[0].dueAt <= c.ended && len(c.flights) < maxFlights
 }
 
 // takeLocked takes the first flight from the queue, to be sent.
@@ -221,19 +244,26 @@ func (c *Coalescer) takeLocked() *Flight {
 }
 
 // next is called when a script has ended. ended is its flight, or nil if it decided one caller's
-// batch. next returns the next flight to send. If there is none, it decrements inFlight and returns
-// nil.
-func (c *Coalescer) next(ended *Flight) *Flight {
+// batch. next returns the next flight to send, or nil if there is none. It sends further flights
+// that are due.
+func (c *Coalescer) next(ended *Flight) (next *Flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.flights = slices.DeleteFunc(c.flights, func(f *Flight) bool { return f == ended })
+	c.inFlight--
+	c.ended++
 	// Scripts for one caller do not count here: beside them, a flight of any size is sent.
 	others := len(c.flights)
 	if !c.shouldSendLocked(others) {
-		c.inFlight--
 		return nil
 	}
-	return c.takeLocked()
+	c.inFlight++
+	next = c.takeLocked()
+	for c.isDueLocked() {
+		c.inFlight++
+		go c.run(c.takeLocked())
+	}
+	return next
 }
 
 // run decides a flight, and then further flights of the queue, until no flight should be sent.
@@ -286,4 +316,17 @@ func (s *Slots) Waiting() (n int) {
 		}
 	}
 	return n
+}
+
+// Flights returns how many scripts of all slots are in flight, and how many are queued.
+func (s *Slots) Flights() (inFlight, queued int) {
+	if bySlot := s.bySlot.Load(); bySlot != nil {
+		for i := range bySlot {
+			if c := bySlot[i].Load(); c != nil {
+				n, m := c.Flights()
+				inFlight, queued = inFlight+n, queued+m
+			}
+		}
+	}
+	return inFlight, queued
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -29,14 +31,12 @@ type setup struct {
 
 const scriptTime = time.Second
 
-// uniformScript is the Script of charges without a holder.
-type uniformScript struct{}
-
+// ScriptFor returns the name of the limit, or nil for charges with a holder.
 func (s *setup) ScriptFor(charges []penstock.Charge) Script {
 	if charges[0].Holder != "" {
 		return nil
 	}
-	return uniformScript{}
+	return charges[0].Plan.Name()
 }
 
 func (s *setup) DecideFlight(ctx context.Context, f *Flight) {
@@ -318,8 +318,8 @@ func TestFurtherFlightIsAsLargeAsThoseInFlight(t *testing.T) {
 	}
 }
 
-// A third flight needs many different requests; equal requests do not count. A fourth flight is
-// never sent.
+// A third flight needs many different requests; equal requests do not count. A fourth flight is not
+// sent before a script has ended.
 func TestThirdFlightHasAThreshold(t *testing.T) {
 	inBubble(t, func(s *setup) {
 		defer s.occupy()()
@@ -337,6 +337,82 @@ func TestThirdFlightHasAThreshold(t *testing.T) {
 		}
 		s.wantFlights(100 + thirdFlightMinRequests - 1)
 	})
+}
+
+// A decision takes at most two round trips: one until the scripts in flight have ended, and one of
+// its own script. The callers come at random times, and then again as soon as they have an answer.
+func TestDecisionTakesAtMostTwoRoundTrips(t *testing.T) {
+	for _, row := range []struct{ callers, limits, keys int }{
+		{callers: 4, limits: 1, keys: 4},
+		{callers: 64, limits: 6, keys: 64},
+		{callers: 600, limits: 1, keys: 1},
+		{callers: 600, limits: 1, keys: 600},
+		{callers: 600, limits: 6, keys: 600},
+		{callers: 2000, limits: 1, keys: 2000},
+	} {
+		inBubble(t, func(s *setup) {
+			seed := effort.Seed()
+			random := rand.New(rand.NewPCG(seed, 0))
+			longest := make(chan time.Duration, row.callers)
+			for i := range row.callers {
+				limit := penstock.PerDay(30).With(penstock.FixedWindow)
+				limit.Name = fmt.Sprint("limit", i%row.limits)
+				charge := penstock.Charge{Key: fmt.Sprint(i % row.keys), Plan: limit.MustCompile(), Cost: 1}
+				pause := time.Duration(random.Int64N(int64(scriptTime)))
+				go func() {
+					var most time.Duration
+					for range 8 {
+						time.Sleep(pause)
+						r := s.decide(s.Context(), &Waiter{Charges: []penstock.Charge{charge}})
+						most = max(most, r.after)
+					}
+					longest <- most
+				}()
+			}
+			var most time.Duration
+			for range row.callers {
+				most = max(most, <-longest)
+			}
+			if most > 2*scriptTime {
+				t.Errorf("seed %d: with %+v, a decision took %.2f round trips; want at most 2", seed, row, most.Seconds()/scriptTime.Seconds())
+			}
+		})
+	}
+}
+
+// If maxFlights are in flight, further flights wait for one of them to end. If the scripts hang, no
+// further flight is sent.
+func TestNumberOfFlightsIsBounded(t *testing.T) {
+	inBubble(t, func(s *setup) {
+		const perFlight, waiting = 64, maxFlights + 4
+		release := s.occupy()
+		s.sendThird()
+		var calls []<-chan result
+		for i := range perFlight * waiting {
+			calls = append(calls, s.call(s.Context(), spend(fmt.Sprint(i), 1)))
+		}
+		s.wantNumbers(3, waiting)
+		release()
+		time.Sleep(scriptTime)
+		synctest.Wait()
+		s.wantNumbers(maxFlights, 2)
+		time.Sleep(scriptTime)
+		synctest.Wait()
+		s.wantNumbers(2, 0)
+		for _, c := range calls {
+			if r := <-c; r.err != nil || r.after > 3*scriptTime {
+				t.Errorf("a call: %+v; want a decision within 3 round trips", r)
+			}
+		}
+	})
+}
+
+// wantNumbers checks how many scripts are in flight, and how many flights are queued.
+func (s *setup) wantNumbers(inFlight, queued int) {
+	s.Helper()
+	if n, m := s.coalescer.Flights(); n != inFlight || m != queued {
+		s.Errorf("%d scripts are in flight and %d are queued; want %d and %d", n, m, inFlight, queued)
+	}
 }
 
 // A waiter that leaves before its flight is sent is not charged. The others are charged.

@@ -20,6 +20,7 @@ type Flight struct {
 	waiters       int            // how many there are
 	cost          int            // at most maxCost
 
+	dueAt            int                // the flight must be sent when this many scripts have ended
 	wakeup           *wakeup            // nil when all waiters have their answers
 	earliestDeadline time.Time          // of the deadlines that have no timer of their own; zero: there is none
 	latestDeadline   time.Time          // of the waiters' deadlines

@@ -80,6 +80,8 @@ func TestPageIsAsBefore(t *testing.T) {
 		Instances:  func() int { return 4 },
 		ClockSteps: func() (back, forward int64) { return 2, 1 },
 		Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
+
+		ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
 	})
 	m.AddWaiting(func() int { return 2 })
 	calls := m.AddGRPC([]string{"a.B", "grpc.health.v1.Health"}, []string{"OK", "Canceled"}, func() int { return 7 })
