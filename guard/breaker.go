@@ -42,7 +42,7 @@ type BreakerOptions struct {
 	// 1024 nodes. Further nodes share one. Default: the store has one node, whose name is "".
 	Node func([]penstock.Charge) string
 
-	// Failures is how many consecutive failures open the breaker. Default: 5.
+	// Failures is how many failures in a row open the breaker. Default: 5.
 	Failures int
 
 	// Pause is how long the breaker stays open at first. The next pause is twice as long, up to
@@ -59,8 +59,11 @@ type BreakerOptions struct {
 // Breaker stops sending calls to a store that fails, except a few that find out when the store
 // works again. While the breaker is open, calls end immediately with an error of ReasonBreakerOpen.
 //
-// The breaker opens after Failures consecutive failures. It also opens when at least 20 calls began
-// in the last second, and half of them have failed. After its pause, the breaker lets a few calls
+// The breaker opens after Failures failures in a row. It also opens when at least 20 calls began in
+// the last second, half of them have failed, and these are at least 10 failures. A cut connection
+// or a lost script fails many calls at once, so a call that was in flight when another one failed
+// is not a failure of its own. A timeout always is, because each call waits for its own deadline.
+// After its pause, the breaker lets a few calls
 // through in each 50 ms: one call, and one more for each success so far. If all succeed, these are
 // 1, 2, 4 and 8 calls. The 15 successes close the breaker. One failure opens it again. In Standard,
 // the breaker makes the first of these calls itself. So no caller waits for a store that hangs, and
@@ -93,11 +96,13 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024 // nodes that have a breaker of their own
 
-	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed.
-	// rateWindow is several deadlines long. Its calls are counted in rateSlots slots.
-	rateWindow = time.Second
-	rateSlots  = 5
-	rateCalls  = 20
+	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed, and
+	// these are at least rateFailures failures. rateWindow is several deadlines long. Its calls are
+	// counted in rateSlots slots.
+	rateWindow   = time.Second
+	rateSlots    = 5
+	rateCalls    = 20
+	rateFailures = rateCalls / 2
 
 	maxIdle = time.Minute // a circuit without calls for this long is removed
 
@@ -234,7 +239,8 @@ type circuit struct {
 	window     [rateSlots]slotCounts // calls in the closed state
 	inFlight   int                   // calls in the half-open state
 	successes  int                   // of calls in the half-open state
-	failures   int                   // consecutive failures
+	failures   int                   // failures in a row
+	counted    int                   // failures since the start, each counted once for the calls that were in flight together
 	lastErr    error                 // the last failure
 	lastPause  time.Duration         // the length of the last pause, before jitter
 	closedAt   time.Time             // when the circuit closed last
@@ -242,15 +248,18 @@ type circuit struct {
 
 // slotCounts are the counts of calls that began in one slot of the window.
 type slotCounts struct {
-	slot            int64
-	calls, failures int
+	slot     int64
+	calls    int
+	failed   int // calls that failed
+	failures int // as circuit.counted counts them
 }
 
-// A ticket records when a call began: in which generation of the circuit, and in which slot of the
-// window.
+// A ticket records when a call began: in which generation of the circuit, in which slot of the
+// window, and after how many failures.
 type ticket struct {
 	generation int
 	slot       int64
+	counted    int
 }
 
 func newCircuit(b *breaker, node string) *circuit {
@@ -364,7 +373,7 @@ func (c *circuit) begin() (t ticket, ok bool) {
 	if c.state == StateHalfOpen {
 		c.inFlight++
 	}
-	return ticket{c.generation, slot}, true
+	return ticket{c.generation, slot, c.counted}, true
 }
 
 // beginClosed returns a ticket for any number of calls. ok is false if the circuit is not closed.
@@ -372,7 +381,7 @@ func (c *circuit) beginClosed() (t ticket, ok bool) {
 	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return ticket{c.generation, slot}, c.state == StateClosed
+	return ticket{c.generation, slot, c.counted}, c.state == StateClosed
 }
 
 // end records the result of a call, as classify returned it.
@@ -388,9 +397,14 @@ func (c *circuit) end(t ticket, result error) {
 	switch {
 	case result == errNothingLearnt:
 	case result != nil:
-		c.failures++
 		c.lastErr = result
-		c.countLocked(t.slot, 1)
+		failures := 0
+		if t.counted == c.counted || isTimeout(result) { // no other call has failed since this one began
+			failures = 1
+		}
+		c.failures += failures
+		c.counted += failures
+		c.countLocked(t.slot, 1, failures)
 		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
 			c.changeStateLocked(StateOpen)
 		}
@@ -402,12 +416,12 @@ func (c *circuit) end(t ticket, result error) {
 		}
 	default:
 		c.failures = 0
-		c.countLocked(t.slot, 0)
+		c.countLocked(t.slot, 0, 0)
 	}
 }
 
 // countLocked counts a call in the slot in which it began, unless the window has moved on.
-func (c *circuit) countLocked(slot int64, failures int) {
+func (c *circuit) countLocked(slot int64, failed, failures int) {
 	w := &c.window[slot%rateSlots]
 	if w.slot > slot {
 		return
@@ -416,20 +430,22 @@ func (c *circuit) countLocked(slot int64, failures int) {
 		*w = slotCounts{slot: slot}
 	}
 	w.calls++
+	w.failed += failed
 	w.failures += failures
 }
 
 // failsOftenLocked tells whether half of the calls that began in the window have failed.
 func (c *circuit) failsOftenLocked() bool {
-	calls, failures := 0, 0
+	calls, failed, failures := 0, 0, 0
 	oldest := int64(time.Since(c.start)/(rateWindow/rateSlots)) - rateSlots + 1
 	for _, w := range c.window {
 		if w.slot >= oldest {
 			calls += w.calls
+			failed += w.failed
 			failures += w.failures
 		}
 	}
-	return calls >= rateCalls && 2*failures >= calls
+	return calls >= rateCalls && 2*failed >= calls && failures >= rateFailures
 }
 
 func (c *circuit) changeStateLocked(to State) {
@@ -533,6 +549,12 @@ func classify(ctx context.Context, err error) error {
 		return errNothingLearnt
 	}
 	return err
+}
+
+// isTimeout tells whether a call failed because its deadline passed.
+func isTimeout(failure error) bool {
+	e := penstock.AsStoreError(failure)
+	return e != nil && (e.Reason == penstock.ReasonTimeout || e.Reason == penstock.ReasonLate)
 }
 
 // isCanceledByCaller tells whether the error is the caller's own cancellation.

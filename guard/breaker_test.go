@@ -536,3 +536,62 @@ func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// A call that fails while others are in flight often fails for all of them: they shared a script or
+// a connection. So these failures count once.
+func TestFailuresOfCallsThatWereInFlightTogetherCountOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.setFault(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(time.Millisecond)
+			return penstock.Decision{}, errDown
+		})
+		loseCalls := func(n int) {
+			var all sync.WaitGroup
+			for range n {
+				all.Go(func() { c.Decide(t.Context(), c.charges) })
+			}
+			all.Wait()
+		}
+		for range 4 {
+			loseCalls(64)
+		}
+		c.succeed() // ends the row
+		if len(c.changes) > 0 {
+			t.Fatalf("the breaker has changed its state: %v; want that it stays closed, after four failures in a row", c.changes)
+		}
+		for range 4 {
+			loseCalls(64)
+		}
+		loseCalls(1)
+		if want := []string{"closed-open"}; !slices.Equal(c.changes, want) {
+			t.Errorf("after five failures in a row, the changes are %v; want %v", c.changes, want)
+		}
+	})
+}
+
+// succeed makes a call that succeeds.
+func (c *circuit) succeed() {
+	c.Helper()
+	fault := c.fault.Swap(nil)
+	c.checkReached(1, 1)
+	c.fault.Store(fault)
+}
+
+// Each call that has waited for its whole deadline is a failure of its own. So the breaker opens
+// after the first deadline if many callers wait for a store that hangs.
+func TestEachTimeoutCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.Store = guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { c.changes = append(c.changes, "open") }})(guard.Timeout(guard.TimeoutOptions{})(c.faulty))
+		c.setFault(hang)
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() { c.Decide(t.Context(), c.charges) })
+		}
+		all.Wait()
+		if len(c.changes) != 1 {
+			t.Errorf("after five timeouts, the breaker has changed its state %d times; want once", len(c.changes))
+		}
+	})
+}

@@ -120,20 +120,23 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	t.Logf("counted: %d decisions of lists", decided)
 }
 
-// The fallback decides each batch of a list that the store does not decide. Each such batch counts
-// for the breaker.
+// The fallback decides each batch of a list that the store does not decide. If the list fails, that
+// is one failure for the breaker. If it hangs, each batch is a timeout.
 func TestListsGoThroughAnOutage(t *testing.T) {
-	for name, fail := range map[string]func(context.Context) error{
-		"refused": func(context.Context) error {
+	for name, row := range map[string]struct {
+		fail  func(context.Context) error
+		lists int // how many open the breaker
+	}{
+		"refused": {lists: 5, fail: func(context.Context) error {
 			return penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("for the test"))
-		},
-		"hangs": func(ctx context.Context) error {
+		}},
+		"hangs": {lists: 1, fail: func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
-		},
+		}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &listStore{Store: memstore.New(memstore.Options{}), fail: fail}
+			store := &listStore{Store: memstore.New(memstore.Options{}), fail: row.fail}
 			g := standardWithLists(t, store, guard.Options{})
 			limit := compiled(t, penstock.PerHour(1))
 			begin := time.Now()
@@ -148,8 +151,14 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 			if took := time.Since(begin); took > 300*time.Millisecond {
 				t.Errorf("%s: the list took %v; want at most 300ms", name, took)
 			}
+			for range row.lists - 1 {
+				if state := g.Stats().Breakers[""]; state != guard.StateClosed {
+					t.Errorf("%s: after %d failed lists the breaker is %v; want closed", name, store.lists, state)
+				}
+				many.Decide(t.Context(), g, callsOf(calls[0].Charges[0], calls[1].Charges[0]))
+			}
 			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
-				t.Errorf("%s: after five failures the breaker is %v; want open", name, state)
+				t.Errorf("%s: after %d failed lists the breaker is %v; want open", name, store.lists, state)
 			}
 			second := callsOf(calls[0].Charges[0], calls[1].Charges[0])
 			many.Decide(t.Context(), g, second)
@@ -158,8 +167,8 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 					t.Errorf("%s: call %d while the breaker is open: a decision by %v, error %v; want one by the fallback", name, i, c.Decision.Source, c.Err)
 				}
 			}
-			if store.lists != 1 {
-				t.Errorf("%s: the store got %d of 2 lists; want 1, since the breaker was open for the second", name, store.lists)
+			if store.lists != row.lists {
+				t.Errorf("%s: the store got %d lists; want %d, since the breaker was open for the last", name, store.lists, row.lists)
 			}
 		})
 	}

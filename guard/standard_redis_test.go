@@ -3,6 +3,7 @@ package guard_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -256,4 +258,55 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	if cached.Load() == 0 {
 		t.Error("the deny cache has denied 0 batches; want at least 1")
 	}
+}
+
+// If all connections are cut, the calls in flight fail. The next calls use new connections, so the
+// breaker stays closed.
+func TestCutConnectionsDoNotOpenTheBreaker(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	redis, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	var changes, failures atomic.Int64
+	o := withLongTimeout(redis, guard.Options{OnStoreError: func(guard.Event) { failures.Add(1) }})
+	o.Breaker.Changed = func(string, guard.State, guard.State) { changes.Add(1) }
+	g := standard(t, redis, o)
+	t.Cleanup(g.Close)
+	plan := compiled(t, penstock.PerHour(1_000_000_000))
+	var byStore atomic.Int64
+	var callers sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 64 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if d, err := g.Decide(t.Context(), one(plan, fmt.Sprint(i))); err == nil && d.Source == penstock.FromStore {
+					byStore.Add(1)
+				}
+			}
+		})
+	}
+	for range 8 {
+		before := byStore.Load()
+		eventually.True(t, "the store decides", func() bool { return byStore.Load() > before+10_000 })
+		if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	callers.Wait()
+	if n := changes.Load(); n > 0 {
+		t.Errorf("the breaker has changed its state %d times; want that it stays closed", n)
+	}
+	if failures.Load() == 0 {
+		t.Error("no call was lost; want some in flight when the connections were cut")
+	}
+	t.Logf("counted: %d calls lost by 8 cuts of all connections, and %d decisions by the store", failures.Load(), byStore.Load())
 }
