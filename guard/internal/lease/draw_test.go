@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -191,5 +192,29 @@ func checkUnits(t *testing.T, l *Store) {
 	t.Helper()
 	if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live {
 		t.Errorf("the stats are %+v; want Drawn = Spent+Returned+Expired+Lost+Live", s)
+	}
+}
+
+// A bucket that is nearly empty is drawn from again when it will have enough units for a draw at the
+// time when the draw arrives.
+func TestBucketRefillsWhileADrawIsOnItsWay(t *testing.T) {
+	perSecond, err := penstock.PerSecond(1000).Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		decay     algorithm.Decay
+		roundTrip time.Duration
+		isScarce  bool
+	}{
+		{decay: algorithm.DecayContinuous, roundTrip: 0, isScarce: true},
+		{decay: algorithm.DecayContinuous, roundTrip: (minDraw - 1) * time.Millisecond, isScarce: true},
+		{decay: algorithm.DecayContinuous, roundTrip: (minDraw + 1) * time.Millisecond},
+		{decay: algorithm.DecayAtReset, roundTrip: time.Hour, isScarce: true},
+	} {
+		p := &pool{roundTrip: row.roundTrip, limits: []pooledLimit{{plan: perSecond, decay: row.decay, counters: 1}}}
+		if got := p.isScarce(); got != row.isScarce {
+			t.Errorf("an empty limit of 1000 per second, decay %v, with a round trip of %v, is scarce: %v; want %v", row.decay, row.roundTrip, got, row.isScarce)
+		}
 	}
 }
