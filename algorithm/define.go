@@ -108,9 +108,9 @@ func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 // Spends of many callers together.
 func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
-// RetryAfterGrant sets the function that computes, from a grant, the RetryAfter of the next
-// request. The next request is a Spend of cost units at the same moment, without patience.
-// remaining and reset are the Remaining and ResetAfter of the grant, and p is the result of
+// RetryAfterGrant sets the function that computes, from a grant or a denial, the RetryAfter of the
+// next request. The next request is a Spend of cost units at the same moment, without patience.
+// remaining and reset are the Remaining and ResetAfter of the answer, and p is the result of
 // Prepare. The function may return 1 µs less than that RetryAfter. It returns 0 if the request
 // would be granted immediately, if it can never be granted, or if the answer is not known.
 func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {

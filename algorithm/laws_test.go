@@ -1177,12 +1177,9 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 }}
 
 // The contract of the option RetryAfterGrant, in any state.
-var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a subject, roll dice) error {
+var answerPredictsRetryAfter = law{"an answer predicts the next RetryAfter", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {
-		if !out.OK() {
-			return nil
-		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
 		predicted := a.retryAfterGrant(&params, cost, out.Remaining, out.ResetAfter)
 		actual := r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
@@ -1197,7 +1194,7 @@ var grantPredictsNextDenial = law{"a grant predicts the next denial", func(a sub
 }}
 
 func TestRetryAfterGrant(t *testing.T) {
-	prove(t, grantPredictsNextDenial, subjectsWhere(func(a subject) bool { return a.retryAfterGrant != nil }))
+	prove(t, answerPredictsRetryAfter, subjectsWhere(func(a subject) bool { return a.retryAfterGrant != nil }))
 }
 
 func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(isAdditive)) }

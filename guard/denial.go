@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"math/bits"
 	"sync/atomic"
 	"time"
 
@@ -21,29 +22,37 @@ type denial struct {
 // A deniedCharge is one charge of a denial, and its status.
 type deniedCharge struct {
 	plan     *penstock.Plan
-	cost     int64 // the smallest cost that is denied; for a charge that was not denied, its cost
-	maxCost  int64 // the largest cost that this status answers
+	cost     int64 // Charge.MinCost
 	patience time.Duration
 	status   penstock.Status
+	demand   demand // of the limit, when the denial was stored
+
+	isRefilling     bool // Remaining may grow, and follows from ResetAfter
+	answersAllCosts bool // the status of any cost and patience follows from ResetAfter, as for a TokenBucket
 }
 
-// covers tells whether the denial answers the charges: they would be denied too, with the same
-// statuses.
-func (e *denial) covers(q *denyQuery, charges []penstock.Charge) bool {
+// covers tells whether the denial answers the charges: they would be denied too, and their statuses
+// are known.
+func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demands) bool {
 	if e.version != q.version || len(e.charges) != len(charges) {
 		return false
 	}
 	for i := range e.charges {
 		p, c := &e.charges[i], &charges[i]
-		if !isSamePlan(p.plan, charges[i].Plan) {
+		if !isSamePlan(p.plan, c.Plan) {
 			return false
 		}
 		cost, patience := c.MinCost(), patienceOf(c)
-		if p.status.RetryAfter > 0 {
-			if cost < p.cost || cost > p.maxCost || patience > p.patience {
+		switch {
+		case p.status.RetryAfter == 0:
+			if cost > p.cost || patience < p.patience {
 				return false
 			}
-		} else if cost > p.cost || patience < p.patience {
+		case demands.of(c.Plan).exceeds(p.demand):
+			return false // smaller requests than those that the denial allowed for may be granted
+		case !p.answersAllCosts && (cost != p.cost || patience != p.patience):
+			return false
+		case p.answersAllCosts && cost <= p.status.Remaining:
 			return false
 		}
 	}
@@ -60,31 +69,86 @@ func (e *denial) isNever() bool {
 	return false
 }
 
-// answer returns the decision, counted down to now, which is in ns of DenyCache.now.
-func (e *denial) answer(now int64) penstock.Decision {
+// answer returns the decision on charges that the denial covers, counted down to now, which is in
+// ns of DenyCache.now. ok is false if they would be granted by now.
+func (e *denial) answer(now int64, charges []penstock.Charge) (decision penstock.Decision, ok bool) {
 	elapsed := time.Duration(now - e.answeredAt).Truncate(time.Microsecond)
-	var decision penstock.Decision
 	if len(e.charges) == 1 {
-		decision = penstock.Single(e.charges[0].after(elapsed))
+		status, ok := e.charges[0].after(elapsed, &charges[0])
+		if !ok {
+			return decision, false
+		}
+		decision = penstock.Single(status)
 	} else {
 		statuses := make([]penstock.Status, len(e.charges))
 		for i := range e.charges {
-			statuses[i] = e.charges[i].after(elapsed)
+			if statuses[i], ok = e.charges[i].after(elapsed, &charges[i]); !ok {
+				return decision, false
+			}
 		}
 		decision = penstock.NewDecision(statuses)
 	}
 	decision.Source = penstock.FromDenyCache
-	return decision
+	return decision, true
 }
 
-// after returns the status, counted down by the time since the store's answer.
-func (p *deniedCharge) after(elapsed time.Duration) penstock.Status {
-	s := p.status
-	if s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
-		s.RetryAfter = max(s.RetryAfter-elapsed, time.Microsecond)
-	}
+// after returns the status that a charge gets when this time has passed since the store's answer.
+// ok is false if the charge would be granted by then.
+func (p *deniedCharge) after(elapsed time.Duration, c *penstock.Charge) (s penstock.Status, ok bool) {
+	s = p.status
 	s.ResetAfter = max(s.ResetAfter-elapsed, 0)
-	return s
+	if s.RetryAfter == 0 {
+		return s, true
+	}
+	if p.isRefilling {
+		s.Remaining = max(s.Remaining, p.plan.Capacity()-usedUntilReset(p.plan, s.ResetAfter))
+	}
+	cost, patience := c.MinCost(), patienceOf(c)
+	switch isSame := cost == p.cost && patience == p.patience; {
+	case s.RetryAfter != penstock.Never && (isSame || !p.answersAllCosts):
+		s.RetryAfter = max(s.RetryAfter-elapsed, time.Microsecond)
+	case cost > p.plan.Capacity():
+		s.RetryAfter = penstock.Never
+	case p.answersAllCosts:
+		retryAfter := retryAfterAnswer(p.plan, cost, s.Remaining, s.ResetAfter.Microseconds())
+		s.RetryAfter = time.Duration(retryAfter)*time.Microsecond - patience
+		return s, s.RetryAfter > 0
+	}
+	return s, true
+}
+
+// usedUntilReset returns how many units of a limit are in use if it refills steadily, and all are
+// back after reset. The number is rounded up.
+func usedUntilReset(plan *penstock.Plan, reset time.Duration) int64 {
+	limit := plan.Limit()
+	high, low := bits.Mul64(uint64(reset), uint64(limit.Count))
+	used, rest := bits.Div64(high, low, uint64(limit.Period))
+	if rest > 0 {
+		used++
+	}
+	return int64(used)
+}
+
+// retryAfterAnswer returns how many µs after an answer with these numbers a Spend without patience
+// is granted, if no other request comes. It returns 0 if that is not known, or if the Spend is
+// granted immediately.
+func retryAfterAnswer(plan *penstock.Plan, cost, remaining, reset int64) int64 {
+	return plan.Algorithm().RetryAfterGrant(plan.Params(0), cost, remaining, reset)
+}
+
+// quietFor returns for how long no request is granted that needs at least what the demand needs.
+// Until then, nobody changes the counter, so the status is exact.
+func (p *deniedCharge) quietFor() time.Duration {
+	least, patience := p.demand.minCost, p.demand.maxPatience
+	switch retryAfter := p.status.RetryAfter; {
+	case retryAfter != penstock.Never && p.cost <= least:
+		return retryAfter - max(patience-p.patience, 0)
+	case least > p.plan.Capacity():
+		return maxDuration
+	case !p.answersAllCosts || least <= p.status.Remaining:
+		return 0
+	}
+	return time.Duration(retryAfterAnswer(p.plan, least, p.status.Remaining, p.status.ResetAfter.Microseconds()))*time.Microsecond - patience
 }
 
 // claim is called after the denial has ended. The first caller must send its request to the store,
@@ -100,21 +164,12 @@ func (e *denial) claim() (answered chan struct{}, isFirst bool) {
 	return *e.refreshed.Load(), false
 }
 
-// patienceOf returns the charge's patience, or 0 if its limit ignores it.
+// patienceOf returns the charge's patience in whole µs, or 0 if its limit ignores it.
 func patienceOf(c *penstock.Charge) time.Duration {
-	if !c.Plan.Algorithm().CanBook() {
+	if c.Patience == 0 || !c.Plan.Algorithm().CanBook() {
 		return 0
 	}
-	return c.Patience
-}
-
-// maxCostFor returns the largest cost that a denial answers. A larger cost never fits the limit,
-// and needs an answer of Never from the store.
-func maxCostFor(plan *penstock.Plan, denied penstock.Status) int64 {
-	if denied.RetryAfter == penstock.Never {
-		return penstock.MaxCost
-	}
-	return plan.Capacity()
+	return c.Patience.Truncate(time.Microsecond)
 }
 
 // isSamePlan tells whether two plans of one counter have the same numbers.

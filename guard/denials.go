@@ -23,7 +23,7 @@ type denials struct {
 const placesPerSet = 8 // each for one denial
 
 type denialSet struct {
-	version atomic.Uint64               // grows with each Refund or Reset of a counter whose hash selects this set
+	version atomic.Uint64               // grows with each Refund, Reset or Force of a counter whose hash selects this set
 	mu      sync.Mutex                  // for writing tags and places
 	tags    [placesPerSet]atomic.Uint32 // of the denials in places; 0: the place is empty
 	_       [16]byte                    // fills the first of two cache lines; a miss reads only this line
@@ -79,7 +79,7 @@ func (t *denials) find(key denialKey) *denial {
 // replaces the entry that ends first. In two cases a valid entry with the same key stays: it
 // answers this query too, or e is a denial with Never. A denial with Never would answer fewer
 // requests.
-func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
+func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge, demands *demands) {
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +93,7 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge) {
 			continue
 		}
 		if old.key == e.key {
-			if old.validUntil > e.answeredAt && old.version == e.version && (e.isNever() || old.covers(q, charges)) {
+			if old.validUntil > e.answeredAt && old.version == e.version && (e.isNever() || old.covers(q, charges, demands)) {
 				return
 			}
 			place = i
@@ -126,12 +126,12 @@ func (t *denials) remove(e *denial) {
 	}
 }
 
-// forget invalidates the denials of the counters that are refunded or reset, including denials that
-// are still in flight.
+// forget invalidates the denials of the counters that are refunded, reset or forced, including
+// denials that are still in flight.
 func (t *denials) forget(charges []penstock.Charge) {
 	for i := range charges {
 		switch charges[i].Mode {
-		case penstock.Refund, penstock.Reset:
+		case penstock.Refund, penstock.Reset, penstock.Force:
 			t.set(t.hash(charges[i].Key).counter(charges[i].Plan)).version.Add(1)
 		}
 	}

@@ -11,7 +11,7 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	var put []*denial
 	for i := range uint64(placesPerSet) {
 		e := &denial{key: denialKey{low: i<<32 | 1, high: i * 3}, validUntil: int64(100 + i)}
-		table.put(e, nil, nil)
+		table.put(e, nil, nil, nil)
 		put = append(put, e)
 	}
 	for _, e := range put {
@@ -27,11 +27,11 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 func TestDenialThatEndsFirstIsEvictedFirst(t *testing.T) {
 	table := newDenials(8)
 	for i, until := range []int64{80, 30, 90, 60, 50, 70, 40, 99} {
-		table.put(&denial{key: denialKey{low: uint64(2 * i)}, validUntil: until}, nil, nil)
+		table.put(&denial{key: denialKey{low: uint64(2 * i)}, validUntil: until}, nil, nil, nil)
 	}
 	for i, want := range []uint64{1, 6, 4} { // the denials that end at 30, 40 and 50
 		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, validUntil: 1000, answeredAt: 35} // the denial that ends at 30 has ended
-		table.put(e, nil, nil)
+		table.put(e, nil, nil, nil)
 		if table.find(denialKey{low: 2 * want}) != nil {
 			t.Errorf("after another put, denial %d is still in the table; want it replaced, because it ends first", want)
 		}

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -12,13 +13,13 @@ import (
 
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is the longest time for which a denial is cached. A Refund or Reset that does not pass
-	// through this guard may stay unnoticed for as long. Default: 1 s.
+	// MaxAge is the longest time for which a denial is cached. A Refund, Reset or Force that does not
+	// pass through this guard may stay unnoticed for as long. Default: 1 s.
 	MaxAge time.Duration
 
 	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least
 	// 8. A new denial replaces the one that ends first, which costs one more call to the store. A
-	// denial takes about 160 bytes, 80 more for each charge beyond the first, and the plan that it
+	// denial takes about 190 bytes, 110 more for each charge beyond the first, and the plan that it
 	// keeps alive. Default: 65,536.
 	MaxEntries int
 
@@ -42,12 +43,20 @@ func Deny(o DenyOptions) penstock.Decorator {
 // A DenyCache caches denials of the store and repeats them. So requests of a key over its limit do
 // not reach the store, at any request rate.
 //
-// A denial is cached until its RetryAfter, and for MaxAge at most. RetryAfter counts from before
-// the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. While a denial is
-// cached, a request is denied if it needs at least as much, and has at most as much Patience. A
-// request that needs less is sent to the store. Decisions of the cache have the Source
-// FromDenyCache. With Grants, a grant of a bucket's last tokens is cached as a denial of the next
-// request. So the store decides few requests besides those that it grants.
+// A denial is cached for MaxAge at most, and only while no other request can be granted. Until then
+// nobody changes the counter, so the denial is exact: Remaining, RetryAfter and ResetAfter are
+// counted down, and are those that the store would return. For requests of equal costs, this lasts
+// until RetryAfter. If the limit has requests of smaller costs, it lasts until the smallest of them
+// fits. RetryAfter counts from before the request was sent, and is shortened by 0.1 % and 2 µs
+// because clocks differ. Decisions of the cache have the Source FromDenyCache. With Grants, a grant
+// of a bucket's last tokens is cached as a denial of the next request. So the store decides few
+// requests besides those that it grants.
+//
+// A denial of a TokenBucket answers requests of any cost and Patience. That of another algorithm
+// answers requests of the same cost and Patience.
+//
+// The cache learns the smallest cost and the longest Patience of each limit from the requests of
+// this instance. Until it has seen 64 requests, it takes the smallest cost to be 1.
 //
 // A cached denial is correct: the store would deny too, because other charges only take units away.
 // The exceptions below end when the denial is MaxAge old:
@@ -59,20 +68,26 @@ func Deny(o DenyOptions) penstock.Decorator {
 //   - A limit of another rate or Period shares the counter. Once it grants, used units return at
 //     its rate.
 //
-// Once a Refund or Reset through this guard is answered, no older denial is used for its counters.
+// Once a Refund, Reset or Force through this guard is answered, no older denial is used for its
+// counters.
 //
-// The statuses are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
-// from the exceptions above, RetryAfter is too long by at most the time that the answer was in
-// flight. RetryAfter is too short if others have spent since the denial, or if the request needs
-// more than the denied one. A RetryAfter of Never stays Never.
+// The numbers of a cached denial have these exceptions, which end with the denial:
+//
+//   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
+//   - RetryAfter is too short if another instance has used Force, or has granted a request that needs
+//     less, or has more Patience, than any request of this instance. The same holds if another
+//     instance has granted a limit with other numbers that uses the counter, as tiers do.
+//   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come back
+//     since, but are too few for the request.
+//   - RetryAfter of a split limit is that of the answer.
 //
 // A cached denial answers only for a limit with the same numbers. If several limits of one name use
 // one counter, as tiers do, a denial of one does not deny another.
 //
-// A batch is denied by a cached batch with the same limits and keys in the same order. Compared
-// with the cached batch, the charges that were denied there must not need less, and the others must
-// not need more. The statuses of the others are as old as the denial, so those limits may deny now
-// too.
+// A batch is denied by a cached batch with the same limits and keys in the same order. The charges
+// that were denied there are answered as above. The others must not need more than in the cached
+// batch, nor have less Patience. Their statuses are as old as the denial, so those limits may deny
+// now too.
 //
 // Some batches are always sent to the store: batches of more than 8 charges, and batches with a
 // Force, Refund or Reset. So are batches that a Concurrency limit denied, because its slots may be
@@ -89,6 +104,7 @@ type DenyCache struct {
 	deadlines          *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
 	start              time.Time     // now counts from here
 	table              *denials
+	demands            *demands
 	waited             atomic.Int64 // DenyStats.Waited
 }
 
@@ -100,7 +116,7 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
+	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
 }
 
 // Decide implements penstock.Store.
@@ -108,25 +124,28 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err
 	}
+	d.demands.learn(charges)
 	switch routeOf(charges) {
-	case refunding:
-		return d.refund(ctx, charges)
+	case changing:
+		return d.change(ctx, charges)
 	case passThrough:
 		return d.next.Decide(ctx, charges)
 	}
 	var q denyQuery
 	d.prepare(&q, charges)
-	known := d.table.find(q.key)
-	if known == nil || !known.covers(&q, charges) {
+	if q.known == nil || !q.known.covers(&q, charges, d.demands) {
 		return d.decide(ctx, &q, charges)
 	}
-	if q.sentAt >= known.validUntil {
-		return d.refreshOnce(ctx, &q, charges, known)
+	if q.sentAt >= q.known.validUntil {
+		return d.refreshOnce(ctx, &q, charges)
 	}
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
 	}
-	return known.answer(q.sentAt), nil
+	if answer, ok := q.known.answer(q.sentAt, charges); ok {
+		return answer, nil
+	}
+	return d.decide(ctx, &q, charges)
 }
 
 // DecideMany decides independent batches.
@@ -138,8 +157,9 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 		if c.Err = penstock.Check(c.Charges); c.Err != nil {
 			continue
 		}
+		d.demands.learn(c.Charges)
 		switch routeOf(c.Charges) {
-		case refunding:
+		case changing:
 			alone = append(alone, c)
 			continue
 		case passThrough:
@@ -148,16 +168,21 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 		}
 		q := denyQuery{sentAt: sent}
 		q.key, q.version = d.table.keyOf(c.Charges)
-		switch known := d.table.find(q.key); {
-		case known == nil || !known.covers(&q, c.Charges):
-			together, queries = append(together, c), append(queries, q)
-		case q.sentAt >= known.validUntil:
+		q.known = d.table.find(q.key)
+		isCovered := q.known != nil && q.known.covers(&q, c.Charges, d.demands)
+		if isCovered && q.sentAt >= q.known.validUntil {
 			alone = append(alone, c) // it may have to wait for another request
-		default:
-			if c.Err = ctx.Err(); c.Err == nil {
-				c.Decision = known.answer(q.sentAt)
+			continue
+		}
+		if isCovered {
+			if c.Err = ctx.Err(); c.Err != nil {
+				continue
+			}
+			if c.Decision, isCovered = q.known.answer(q.sentAt, c.Charges); isCovered {
+				continue
 			}
 		}
+		together, queries = append(together, c), append(queries, q)
 	}
 	many.DecideDivided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
 		many.Decide(ctx, d.next, calls)
@@ -190,13 +215,15 @@ func (d *DenyCache) Stats() DenyStats {
 // A denyQuery is what a look-up of a batch needs, taken before the batch is sent to the store.
 type denyQuery struct {
 	key     denialKey
-	version uint64 // sum of the counters' versions; Refund and Reset change it
-	sentAt  int64  // no later than when the batch is sent, in ns of the cache's clock
+	version uint64  // sum of the counters' versions; Refund, Reset and Force change it
+	sentAt  int64   // no later than when the batch is sent, in ns of the cache's clock
+	known   *denial // with this key, or nil
 }
 
 // prepare sets what a look-up of the batch needs.
 func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
+	q.known = d.table.find(q.key)
 	q.sentAt = d.now()
 }
 
@@ -207,8 +234,12 @@ func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock
 }
 
 // learn caches a decision that is a denial. It also caches a grant after which the same batch would
-// be denied.
+// be denied. A grant drops an older denial of the same counters. There is one if the granted limit
+// shares them with a limit of other numbers.
 func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
+	if err == nil && q.known != nil && hasGranted(decision) {
+		d.table.remove(q.known)
+	}
 	switch {
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
@@ -221,17 +252,24 @@ func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *pen
 	}
 }
 
+// hasGranted tells whether a decision has granted units.
+func hasGranted(d *penstock.Decision) bool {
+	for i := range d.Len() {
+		if d.Status(i).Granted > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // denialAfterGrant returns the status that the same charge would get right after its grant, if that
 // is known and is a denial.
 func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status) (status penstock.Status, isDenied bool) {
 	if c.MinCost() <= granted.Remaining || patienceOf(c) > 0 {
 		return status, false
 	}
-	retry := c.Plan.Algorithm().RetryAfterGrant(c.Plan.Params(0), c.MinCost(), granted.Remaining, granted.ResetAfter.Microseconds())
-	if retry <= 0 {
-		return status, false
-	}
-	if isSplit := d.limits != nil && d.limits(c.Plan).SplitInto > 1; isSplit {
+	retry := retryAfterAnswer(c.Plan, c.MinCost(), granted.Remaining, granted.ResetAfter.Microseconds())
+	if retry <= 0 || d.settingsOf(c.Plan).SplitInto > 1 {
 		return status, false
 	}
 	return penstock.Status{
@@ -243,7 +281,8 @@ func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 
 // refreshOnce sends the first request after a denial has ended to the store. The others wait for
 // its answer.
-func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
+func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
+	ended := q.known
 	if d.deadlines != nil {
 		bounded, isOwn := d.deadlines.Of(ctx)
 		if isOwn {
@@ -265,15 +304,17 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 		return d.decide(ctx, q, charges) // the deadline has passed, so a Fallback below answers
 	}
 	d.prepare(q, charges)
-	if known := d.table.find(q.key); known != nil && q.sentAt < known.validUntil && known.covers(q, charges) {
-		return known.answer(q.sentAt), nil
+	if known := q.known; known != nil && q.sentAt < known.validUntil && known.covers(q, charges, d.demands) {
+		if answer, ok := known.answer(q.sentAt, charges); ok {
+			return answer, nil
+		}
 	}
 	return d.decide(ctx, q, charges)
 }
 
-// refund passes a Refund or Reset to the store. It drops the denials of the charged counters before
-// the caller gets the answer, even if the answer is an error.
-func (d *DenyCache) refund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// change passes a Refund, Reset or Force to the store. It drops the denials of the charged counters
+// before the caller gets the answer, even if the answer is an error.
+func (d *DenyCache) change(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	defer d.table.forget(charges)
 	return d.next.Decide(ctx, charges)
 }
@@ -289,17 +330,26 @@ func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 		plan, status := charges[i].Plan, decision.Status(i)
 		p := deniedCharge{plan: plan, cost: charges[i].MinCost(), patience: patienceOf(&charges[i]), status: status}
 		if status.RetryAfter > 0 {
-			age := d.maxAgeOf(plan)
+			own := d.settingsOf(plan)
+			age := d.maxAgeOf(own)
 			if plan.Algorithm().NeedsHolder() || age < 0 {
 				return
 			}
-			e.validUntil = min(e.validUntil, q.sentAt+int64(min(age, safeFor(status.RetryAfter))))
-			p.maxCost = maxCostFor(plan, status)
+			p.demand = d.demands.of(plan)
+			if own.Lease > 0 {
+				p.demand.minCost = 1 // leases draw what there is
+			}
+			if own.SplitInto <= 1 {
+				p.answersAllCosts = retryAfterAnswer(plan, plan.Capacity(), status.Remaining, status.ResetAfter.Microseconds()) > 0
+				endsAtNextUnit := p.answersAllCosts && p.demand.minCost <= status.Remaining+1
+				p.isRefilling = plan.Algorithm().RefillsSteadily() && !endsAtNextUnit
+			}
+			e.validUntil = min(e.validUntil, q.sentAt+int64(min(age, safeFor(p.quietFor()))))
 		}
 		e.charges = append(e.charges, p)
 	}
 	if e.validUntil > e.answeredAt && e.validUntil < noEnd {
-		d.table.put(e, q, charges)
+		d.table.put(e, q, charges, d.demands)
 	}
 }
 
@@ -309,14 +359,17 @@ func safeFor(retryAfter time.Duration) time.Duration {
 	return retryAfter - retryAfter/1000 - 2*time.Microsecond
 }
 
-func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
-	age := d.maxAge
+// settingsOf returns the Settings of a limit.
+func (d *DenyCache) settingsOf(plan *penstock.Plan) (s Settings) {
 	if d.limits != nil {
-		if own := d.limits(plan).DenyCacheTTL; own != 0 {
-			age = own
-		}
+		s = d.limits(plan)
 	}
-	return min(age, maxDuration)
+	return s
+}
+
+// maxAgeOf returns the MaxAge of a limit with these Settings.
+func (d *DenyCache) maxAgeOf(s Settings) time.Duration {
+	return min(cmp.Or(s.DenyCacheTTL, d.maxAge), maxDuration)
 }
 
 // denyCacheTTL is the default of MaxAge.
@@ -334,7 +387,7 @@ type route uint8
 const (
 	passThrough route = iota // send it to the store, and look up nothing
 	cacheable                // a cached denial may answer
-	refunding                // send it to the store, and drop the denials of its keys
+	changing                 // send it to the store, and drop the denials of its keys
 )
 
 // maxCachedCharges is the largest number of charges in a batch whose denial is cached.
@@ -353,9 +406,9 @@ func routeOf(charges []penstock.Charge) route {
 			if c.Patience > 0 && a.CanBook() { // algorithms differ in how they treat the patience of a Draw
 				to = passThrough
 			}
-		case penstock.Refund, penstock.Reset:
+		case penstock.Refund, penstock.Reset, penstock.Force:
 			if !a.NeedsHolder() {
-				return refunding
+				return changing
 			}
 			to = passThrough
 		default:

@@ -90,6 +90,15 @@ func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
 }
 
+// learnCost makes a cache expect that no request of a limit needs fewer units than cost, by 64
+// requests with other keys.
+func learnCost(t testing.TB, cache penstock.Store, limit *penstock.Plan, cost int64) {
+	t.Helper()
+	for i := range 64 {
+		decide(t, cache, spend(fmt.Sprint("learn ", i), limit, cost))
+	}
+}
+
 func refund(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: limit, Cost: cost, Mode: penstock.Refund}
 }
@@ -150,51 +159,64 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 	})
 }
 
-func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
-	t.Parallel()
-	store := newCountingStore()
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
-	limit := penstock.PerDay(10).MustCompile()
-	charge := func(mode penstock.Mode, cost int64, patience time.Duration) penstock.Charge {
-		return penstock.Charge{Key: "k", Plan: limit, Mode: mode, Cost: cost, Patience: patience}
-	}
-	for i, step := range []struct {
-		mode     penstock.Mode
-		cost     int64
-		patience time.Duration
-		allowed  bool
-		source   penstock.Source
-	}{
-		{mode: penstock.Spend, cost: 8, allowed: wantAllowed, source: fromStore},
-		{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromStore},
-		{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Spend, cost: 10, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Peek, cost: 7, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromStore}, // above the limit, so RetryAfter is Never
-		{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromStore}, // the denial with Never was not cached, because it would replace that of cost 5
-		{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Draw, cost: 5, allowed: wantAllowed, source: fromStore}, // takes the last 2 units
-		{mode: penstock.Spend, cost: 0, allowed: wantAllowed, source: fromStore},
-		{mode: penstock.Spend, cost: 2, allowed: wantDenied, source: fromStore},
-		{mode: penstock.Spend, cost: 2, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Draw, cost: 2, allowed: wantDenied, source: fromStore},
-		{mode: penstock.Draw, cost: 7, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Draw, cost: 0, allowed: wantAllowed, source: fromStore},
-		{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Peek, cost: 0, allowed: wantAllowed, source: fromStore},
-		{mode: penstock.Spend, cost: 1, patience: time.Second, allowed: wantDenied, source: fromStore},
-		{mode: penstock.Spend, cost: 1, patience: time.Second, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Spend, cost: 1, patience: time.Minute, allowed: wantDenied, source: fromStore},
-		{mode: penstock.Spend, cost: 3, patience: time.Second, allowed: wantDenied, source: fromCache},
-		{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},                            // the denial without Patience is still cached
-		{mode: penstock.Spend, cost: 1, patience: 23 * time.Hour, allowed: wantAllowed, source: fromStore}, // granted after a wait
-		{mode: penstock.Force, cost: 1, allowed: wantAllowed, source: fromStore},
-		{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},
-	} {
-		if d := decide(t, cache, charge(step.mode, step.cost, step.patience)); d.Allowed != step.allowed || d.Source != step.source {
-			t.Fatalf("step %d: %v by %v; want %+v", i, d, d.Source, step)
+// A denial by the cache has the numbers that the store would return.
+func TestDenialAnswersWhatItIsExactFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCountingStore()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+		limit := penstock.PerDay(10).MustCompile()
+		learnCost(t, cache, limit, 5)
+		for i, step := range []struct {
+			mode     penstock.Mode
+			cost     int64
+			patience time.Duration
+			allowed  bool
+			source   penstock.Source
+		}{
+			{mode: penstock.Spend, cost: 8, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromStore},
+			{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Spend, cost: 10, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Peek, cost: 7, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Peek, cost: 3, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Peek, cost: 2, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 11, allowed: wantDenied, source: fromCache}, // above the limit, so RetryAfter is Never
+			{mode: penstock.Spend, cost: 4, allowed: wantDenied, source: fromStore},  // smaller than any cost until now
+			{mode: penstock.Spend, cost: 5, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Draw, cost: 5, allowed: wantAllowed, source: fromStore}, // takes the last 2 units
+			{mode: penstock.Spend, cost: 0, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 2, allowed: wantDenied, source: fromStore},
+			{mode: penstock.Spend, cost: 2, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Draw, cost: 2, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Draw, cost: 0, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Peek, cost: 0, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 1, patience: time.Second, allowed: wantDenied, source: fromStore},
+			{mode: penstock.Spend, cost: 1, patience: time.Second, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Spend, cost: 1, patience: time.Minute, allowed: wantDenied, source: fromStore}, // more patient than any until now
+			{mode: penstock.Spend, cost: 3, patience: time.Second, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromStore}, // patient spends may take units a minute earlier
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Spend, cost: 1, patience: 4 * time.Hour, allowed: wantAllowed, source: fromStore}, // granted after a wait
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromStore},
+			{mode: penstock.Force, cost: 1, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromStore},
+			{mode: penstock.Spend, cost: 1, allowed: wantDenied, source: fromCache},
+			{mode: penstock.Reset, cost: 0, allowed: wantAllowed, source: fromStore},
+			{mode: penstock.Spend, cost: 1, allowed: wantAllowed, source: fromStore},
+		} {
+			c := penstock.Charge{Key: "k", Plan: limit, Mode: step.mode, Cost: step.cost, Patience: step.patience}
+			want := decide(t, store, asPeek(c))
+			d := decide(t, cache, c)
+			if d.Allowed != step.allowed || d.Source != step.source {
+				t.Fatalf("step %d: %v by %v; want %+v", i, d, d.Source, step)
+			}
+			if !d.Allowed && d.Status(0) != want.Status(0) {
+				t.Fatalf("step %d: %+v by %v; want %+v, as from the store", i, d.Status(0), d.Source, want.Status(0))
+			}
+			time.Sleep(time.Second)
 		}
-	}
+	})
 }
 
 func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
@@ -213,7 +235,7 @@ func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 		time.Sleep(49 * time.Millisecond)
 		checkDecision(t, decide(t, cache, patient), wantDenied, fromCache)
 		time.Sleep(11 * time.Millisecond)
-		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // a patient spend might have taken the next unit
 		checkDecision(t, decide(t, cache, patient), wantAllowed, fromStore)
 	})
 }
@@ -261,14 +283,14 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
-	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
-		t.Fatalf("a cost of 11 with a limit of 10 gets %v; want Never", d)
-	}
-	decide(t, cache, spend("other", limit, 11))
-	d := decide(t, cache, spend("other", limit, 12))
-	checkDecision(t, d, wantDenied, fromCache)
-	if d.RetryAfter() != penstock.Never {
-		t.Fatalf("a cost of 12 with a limit of 10 gets %v; want Never", d)
+	for key, source := range map[string]penstock.Source{"k": fromCache, "new": fromStore} { // "new" has units that others may take
+		for cost := int64(11); cost < 14; cost++ {
+			d := decide(t, cache, spend(key, limit, cost))
+			checkDecision(t, d, wantDenied, source)
+			if d.RetryAfter() != penstock.Never {
+				t.Fatalf("a cost of %d with a limit of 10 gets %v; want Never", cost, d)
+			}
+		}
 	}
 }
 
@@ -384,12 +406,13 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 		decide(t, cache, penstock.Charge{Key: key, Plan: pair[0].MustCompile(), Cost: 5, Mode: penstock.Force})
 		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), wantDenied, fromStore)
 		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), wantDenied, fromCache)
-		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), wantAllowed, fromStore)
 		copied, err := pair[0].Compile() // another Plan with the same numbers
 		if err != nil {
 			t.Fatal(err)
 		}
 		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromCache)
+		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), wantAllowed, fromStore)
+		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromStore) // the grant has changed its numbers
 	}
 }
 
@@ -444,7 +467,7 @@ func TestBatchIsDeniedFromTheCache(t *testing.T) {
 		checkDecision(t, decide(t, cache, spend("k", second, 1)), wantDenied, fromStore) // another batch
 		checkDecision(t, decide(t, cache, batch(1, 7)...), wantDenied, fromStore)        // the limit per day denies a cost of 7 too
 		d = decide(t, cache, batch(1, 7)...)
-		checkDecision(t, d, wantDenied, fromCache)
+		checkDecision(t, d, wantDenied, fromStore) // others may have taken some of the 6 units of the day
 		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
 			t.Fatalf("the statuses are %+v and %+v; want a RetryAfter in both", d.Status(0), d.Status(1))
 		}
@@ -612,6 +635,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
+		learnCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
@@ -654,6 +678,7 @@ func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
 		limit := penstock.PerDay(10).MustCompile()
+		learnCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
@@ -706,11 +731,13 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
 		limit := compiled(t, penstock.PerSecond(10))
+		learnCost(t, cache, limit, 7)
+		store.calls.Store(0)
 		checkDecision(t, decide(t, cache, spend("k", limit, 7)), wantAllowed, fromStore)
-		d := decide(t, cache, spend("k", limit, 8)) // 3 are left, so 7 fit in 400 ms; the cached denial of 7 answers 8 too
+		d := decide(t, cache, spend("k", limit, 8)) // 3 are left; the denial of 7 that follows answers 8 too
 		checkDecision(t, d, wantDenied, fromCache)
-		if s := d.Status(0); s != (penstock.Status{Remaining: 3, RetryAfter: 400 * time.Millisecond, ResetAfter: 700 * time.Millisecond}) {
-			t.Errorf("after 7 of 10 were taken, a spend of 8 gets %+v; want 3 left, a RetryAfter of 400ms and a ResetAfter of 700ms", s)
+		if s := d.Status(0); s != (penstock.Status{Remaining: 3, RetryAfter: 500 * time.Millisecond, ResetAfter: 700 * time.Millisecond}) {
+			t.Errorf("after 7 of 10 were taken, a spend of 8 gets %+v; want 3 left, a RetryAfter of 500ms and a ResetAfter of 700ms", s)
 		}
 		checkDecision(t, decide(t, cache, spend("k", limit, 3)), wantAllowed, fromStore) // less than 7, so the store decides
 		d = decide(t, cache, spend("k", limit, 3))
@@ -736,10 +763,13 @@ func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 		small, large := compiled(t, penstock.PerHour(10).WithBurst(2)), compiled(t, penstock.PerHour(10).WithBurst(9))
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromCache)
 		for range 7 { // of the larger burst of 9, the two spends above have left 7
-			checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromCache)
 			checkDecision(t, decide(t, cache, spend("k", large, 1)), wantAllowed, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromStore) // the grant has changed the RetryAfter
+			checkDecision(t, decide(t, cache, spend("k", small, 1)), wantDenied, fromCache)
 		}
+		checkDecision(t, decide(t, cache, spend("k", large, 1)), wantDenied, fromStore)
 		checkDecision(t, decide(t, cache, spend("k", large, 1)), wantDenied, fromCache)
 	})
 }
@@ -848,11 +878,13 @@ func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromStore)
 			time.Sleep(23 * time.Hour)
 			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromCache)
-			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), wantDenied, fromStore)
+			other := limit.WithName("other").MustCompile()
+			learnCost(t, cache, other, 2) // so nothing is ever granted
+			checkDecision(t, decide(t, cache, spend("never", other, 2)), wantDenied, fromStore)
 			time.Sleep(200 * 24 * time.Hour)
-			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), wantDenied, fromCache)
-			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), wantDenied, fromStore)
-			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("never", other, 2)), wantDenied, fromCache)
+			checkDecision(t, decide(t, cache, spend("late", other, 2)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend("late", other, 2)), wantDenied, fromCache)
 		}
 	})
 }
