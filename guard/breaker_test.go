@@ -581,17 +581,21 @@ func (c *circuit) succeed() {
 // Each call that has waited for its whole deadline is a failure of its own. So the breaker opens
 // after the first deadline if many callers wait for a store that hangs.
 func TestEachTimeoutCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCircuit(t, guard.BreakerOptions{})
-		c.Store = guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { c.changes = append(c.changes, "open") }})(guard.Timeout(guard.TimeoutOptions{})(c.faulty))
-		c.setFault(hang)
-		var all sync.WaitGroup
-		for range 5 {
-			all.Go(func() { c.Decide(t.Context(), c.charges) })
-		}
-		all.Wait()
-		if len(c.changes) != 1 {
-			t.Errorf("after five timeouts, the breaker has changed its state %d times; want once", len(c.changes))
-		}
-	})
+	for _, reason := range []penstock.Reason{penstock.ReasonTimeout, penstock.ReasonLate} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCircuit(t, guard.BreakerOptions{})
+			c.setFault(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+				time.Sleep(time.Millisecond)
+				return penstock.Decision{}, penstock.NewStoreError(reason, context.DeadlineExceeded)
+			})
+			var all sync.WaitGroup
+			for range 5 {
+				all.Go(func() { c.Decide(t.Context(), c.charges) })
+			}
+			all.Wait()
+			if want := []string{"closed-open"}; !slices.Equal(c.changes, want) {
+				t.Errorf("after five failures of reason %v at the same time, the changes are %v; want %v", reason, c.changes, want)
+			}
+		})
+	}
 }

@@ -219,6 +219,29 @@ func TestDenialAnswersWhatItIsExactFor(t *testing.T) {
 	})
 }
 
+// Leases draw any number of units, so smaller spends than those of the requests may come. A split
+// limit has several counters, so its numbers say nothing about other costs.
+func TestDenialsOfLeasedAndSplitLimitsAnswerLess(t *testing.T) {
+	for _, row := range []struct {
+		settings     guard.Settings
+		equal, other penstock.Source // who answers the same cost again, and another one
+	}{
+		{settings: guard.Settings{}, equal: fromCache, other: fromCache},
+		{settings: guard.Settings{Lease: 10}, equal: fromStore, other: fromStore},
+		{settings: guard.Settings{SplitInto: 2}, equal: fromCache, other: fromStore},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{Limits: func(*penstock.Plan) guard.Settings { return row.settings }})
+			limit := penstock.PerDay(10).MustCompile()
+			learnCost(t, cache, limit, 5)
+			checkDecision(t, decide(t, cache, spend("k", limit, 8)), wantAllowed, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 5)), wantDenied, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 5)), wantDenied, row.equal)
+			checkDecision(t, decide(t, cache, spend("k", limit, 6)), wantDenied, row.other)
+		})
+	}
+}
+
 func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
