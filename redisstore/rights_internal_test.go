@@ -178,8 +178,8 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		decide("denied", charge("k", log, penstock.Spend, 3, ""), charge("k", slots, penstock.Spend, 3, "d"))
 		decide("refunded", charge("k", log, penstock.Refund, 1, ""), charge("k", slots, penstock.Refund, 1, "c"))
 		together("sets of several callers", one(charge("l", log, penstock.Spend, 3, "")), one(charge("l", slots, penstock.Spend, 2, "a")),
-			one(charge("l", log, penstock.Spend, 1, "")), one(charge("l", bucket, penstock.Spend, 1, "")))
-		decide("deleted", charge("l", log, penstock.Reset, 0, ""), charge("l", slots, penstock.Reset, 0, ""), charge("l", bucket, penstock.Reset, 0, ""))
+			one(charge("l", log, penstock.Spend, 1, "")))
+		decide("deleted", charge("l", log, penstock.Reset, 0, ""), charge("l", slots, penstock.Reset, 0, ""))
 		sleep(59 * time.Second) // then some entries and holds have expired
 	}
 	sleep(-time.Hour) // then the next call repairs the state

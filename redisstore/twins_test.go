@@ -172,14 +172,15 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 	}
 	c.Exit()
 	c.Exit()
-	for i := range waiters {
-		if _, err := c.Wait(ctx, &waiters[i]); err != nil {
-			return nil, nil, err
-		}
-		if waiters[i].Err != nil {
-			return nil, nil, waiters[i].Err
+	for i := range waiters { // also after an error, since the others are still in flight
+		_, waitErr := c.Wait(ctx, &waiters[i])
+		if err == nil {
+			err = cmp.Or(waitErr, waiters[i].Err)
 		}
 		decisions = append(decisions, waiters[i].Decision)
+	}
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, w := range serial.order {
 		order = append(order, index[w])
