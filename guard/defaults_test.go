@@ -3,8 +3,10 @@ package guard
 import "testing"
 
 func TestFallbackMemoryHasAMillionCountersByDefault(t *testing.T) {
-	f := Fallback(FallbackOptions{})(nil).(*fallback)
-	if got := f.options.MaxCounters; got != 1_000_000 {
-		t.Errorf("without MaxCounters, the local memory has up to %d counters; want 1,000,000", got)
+	for given, want := range map[int]int{-1: 1_000_000, 0: 1_000_000, 1: 1} {
+		f := Fallback(FallbackOptions{MaxCounters: given})(nil).(*fallback)
+		if got := f.options.MaxCounters; int(got) != want {
+			t.Errorf("with MaxCounters %d, the local memory has up to %d counters; want %d", given, got, want)
+		}
 	}
 }
