@@ -233,3 +233,18 @@ func TestPanicOfAListIsContained(t *testing.T) {
 		t.Errorf("after five panics the breaker is %v; want open", state)
 	}
 }
+
+// Outside Standard, and without a deadline, the batches of a list are decided too.
+func TestListsWithoutACommonDeadlineAreDecided(t *testing.T) {
+	for _, after := range []time.Duration{0, -1} {
+		store := guard.Timeout(guard.TimeoutOptions{After: after})(memstore.New(memstore.Options{}))
+		limit := compiled(t, penstock.PerHour(1))
+		calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "a", Plan: limit, Cost: 2})
+		many.Decide(t.Context(), store, calls)
+		for i, c := range calls {
+			if c.Err != nil || c.Decision.Allowed != (i == 0) || c.Decision.Len() != 1 {
+				t.Errorf("with After %v, call %d: %v, error %v; want a decision, denied only for cost 2", after, i, c.Decision, c.Err)
+			}
+		}
+	}
+}
