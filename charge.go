@@ -51,6 +51,16 @@ type Charge struct {
 	// 512 bytes, unique per hold. Concurrency needs it unless Mode is Peek or Reset. LeakyBucket needs
 	// it for a Refund.
 	Holder string
+
+	// IsRefundable says that a later Refund may return what this charge spends. Its Status then has a
+	// Receipt. Concurrency and LeakyBucket have none: they return units by their Holder.
+	IsRefundable bool
+
+	// Receipt, in a Refund, is that of the Status of the charge whose units are returned. The Refund
+	// is then exact: the counter becomes what it would be if these units had never been charged. So
+	// nothing is returned if the counter has been full since, or if its window has ended. A Refund
+	// without a Receipt lowers what is used now, even if others have used it. Other modes ignore it.
+	Receipt int64
 }
 
 // MinCost returns the fewest units that must fit into the limit for the charge to be granted: Cost,
@@ -69,6 +79,8 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Cost = c.Cost
 	r.Patience = c.Patience.Microseconds()
 	r.Holder = c.Holder
+	r.IsRefundable = c.IsRefundable
+	r.Receipt = c.Receipt
 }
 
 // Check returns an error if the batch is invalid. The error wraps ErrInvalid and names the charge.
@@ -140,6 +152,8 @@ func (c *Charge) check() error {
 		return fmt.Errorf("the patience is %v; it must not be negative", c.Patience)
 	case c.Patience > 0 && c.Patience > plan.MaxPatience():
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
+	case c.Mode == Refund && (c.Receipt < 0 || c.Receipt > algorithm.Max):
+		return fmt.Errorf("the receipt is %d; use the Receipt of the Status that the charge had", c.Receipt)
 	case c.Holder == "" && plan.limit.Algorithm.NeedsHolder() && c.Mode != Peek && c.Mode != Reset:
 		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.limit.Algorithm.Title())
 	}

@@ -24,10 +24,6 @@ type Decision struct {
 	// most frequent decision needs no allocation.
 	single   Status
 	statuses []Status
-
-	// This padding makes the size a multiple of 16 bytes. Copying is faster then, which saves 5 ns per
-	// decision.
-	_ [8]byte
 }
 
 // Single returns the decision on a batch of one charge with this status.
@@ -44,6 +40,7 @@ func SetOutcome(d *Decision, o *algorithm.Outcome) {
 	d.single.RetryAfter = retryAfter(o)
 	d.single.ResetAfter = time.Duration(o.ResetAfter) * time.Microsecond
 	d.single.Wait = time.Duration(o.Wait) * time.Microsecond
+	d.single.Receipt = o.Receipt
 }
 
 // NewDecision returns the decision on a batch, with one status for each charge in the order of the
@@ -91,6 +88,10 @@ type Status struct {
 
 	// Wait is how long the caller must wait before it goes ahead. It is at most the charge's Patience.
 	Wait time.Duration
+
+	// Receipt is for the Refund of a charge with IsRefundable; see Charge.Receipt. It is 0 if nothing
+	// was charged. It means nothing to callers. Only the store that granted the charge knows it.
+	Receipt int64
 }
 
 // A Source is who made a Decision.
@@ -188,6 +189,7 @@ func StatusOf(o *algorithm.Outcome) Status {
 		RetryAfter: retryAfter(o),
 		ResetAfter: time.Duration(o.ResetAfter) * time.Microsecond,
 		Wait:       time.Duration(o.Wait) * time.Microsecond,
+		Receipt:    o.Receipt,
 	}
 }
 

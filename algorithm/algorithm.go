@@ -68,6 +68,15 @@ type Request struct {
 	Cost     int64  // units; 0 spends nothing
 	Patience int64  // µs that the caller is ready to wait
 	Holder   string // the holder of a slot, or the owner of a place in a queue
+
+	// IsRefundable says that a later Refund may return what this request spends. Then the outcome has
+	// a Receipt, if the algorithm has the option ExactRefunds.
+	IsRefundable bool
+
+	// Receipt is that of the outcome whose units a Refund returns. The Refund is then exact: the
+	// state becomes what it would be if these units had never been spent. Without a Receipt, a Refund
+	// lowers what is used now, whoever has used it.
+	Receipt int64
 }
 
 // leastCost is the fewest units that must fit for the request to be granted.
@@ -90,6 +99,9 @@ type Outcome struct {
 	// Keep is how long the store must keep the new state. 0 means that the new state equals a fresh
 	// one. Unchanged means that there is no new state.
 	Keep int64
+	// Receipt says where the units that a request with IsRefundable has spent are in the state. 0: the
+	// request has spent nothing, or the algorithm has no exact refunds.
+	Receipt int64
 }
 
 // OK tells whether the request was granted.

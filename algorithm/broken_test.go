@@ -141,7 +141,7 @@ func brokenLimiters() []brokenLimiter {
 // its last refill.
 func timeWrittenBackwards(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
-	return byValue(tokenBucket)(s, p, r, now)
+	return byValue(unmarked)(s, p, r, now)
 }
 
 // A published bucket that adds elapsed·rate tokens, even if elapsed is negative because the clock
@@ -151,13 +151,13 @@ func elapsedNotClamped(s bucket, p Params, r Request, now int64) (Outcome, bucke
 		s.Level += min(muldiv(back, p[0], 1), Max/4)
 		s.At = now
 	}
-	return byValue(tokenBucket)(s, p, r, now)
+	return byValue(unmarked)(s, p, r, now)
 }
 
 // GCRA that accepts any stored time, however far ahead of the clock it is.
 func futureAccepted(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
-	out, next := byValue(tokenBucket)(s, p, r, now+ahead)
+	out, next := byValue(unmarked)(s, p, r, now+ahead)
 	if out.RetryAfter > 0 {
 		out.RetryAfter += ahead
 	}
@@ -172,7 +172,7 @@ func futureAccepted(s bucket, p Params, r Request, now int64) (Outcome, bucket) 
 
 // A denial that writes nothing, although it had to repair the time.
 func neverRepaired(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if !out.OK() {
 		out.Keep, next = Unchanged, s
 	}
@@ -180,13 +180,13 @@ func neverRepaired(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 }
 
 func keptForAnHour(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	out.Keep = min(out.Keep, hour)
 	return out, next
 }
 
 func keptForWholeSeconds(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if out.Keep > 0 {
 		out.Keep = out.Keep / 1_000_000 * 1_000_000
 	}
@@ -203,10 +203,10 @@ func keptForever(s window, p Params, r Request, now int64) (Outcome, window) {
 }
 
 func denialCharged(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if r.Mode == Spend && out.RetryAfter > 0 {
 		r.Mode = Force
-		_, next = byValue(tokenBucket)(s, p, r, now)
+		_, next = byValue(unmarked)(s, p, r, now)
 		out.Keep = out.ResetAfter
 	}
 	return out, next
@@ -224,7 +224,7 @@ func denialCounted(s window, p Params, r Request, now int64) (Outcome, window) {
 
 // GCRA that computes a RetryAfter even for a cost that never fits.
 func oversizeHasRetryAfter(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if out.RetryAfter == Never {
 		out.RetryAfter = max(out.ResetAfter, 1)
 	}
@@ -233,9 +233,9 @@ func oversizeHasRetryAfter(s bucket, p Params, r Request, now int64) (Outcome, b
 
 // GCRA that compares with >= instead of >.
 func wholeBurstRefused(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if (r.Mode == Spend || r.Mode == Peek) && r.Cost == p[2] {
-		left, _ := byValue(tokenBucket)(s, p, Request{Mode: Peek}, now)
+		left, _ := byValue(unmarked)(s, p, Request{Mode: Peek}, now)
 		return Outcome{RetryAfter: Never, Remaining: left.Remaining, ResetAfter: left.ResetAfter, Keep: Unchanged}, s
 	}
 	return out, next
@@ -256,7 +256,7 @@ func refundAboveCapacity(s window, p Params, r Request, now int64) (Outcome, win
 
 // GCRA that stores the time at which the bucket is full only if this time is in the future.
 func fillingRefundLost(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if r.Mode == Refund && out.Keep == 0 {
 		out.Keep, next = Unchanged, s
 	}
@@ -265,7 +265,7 @@ func fillingRefundLost(s bucket, p Params, r Request, now int64) (Outcome, bucke
 
 // A Draw that takes everything, and reports only the whole units.
 func drawChargesFraction(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if r.Mode == Draw && out.Granted > 0 && out.Granted < r.Cost {
 		next.Level = p[1] * p[2]
 		out.Remaining, out.ResetAfter = 0, cdiv(next.Level, p[0])
@@ -369,7 +369,7 @@ func oneShort(s parts, p Params, r Request, now int64) (Outcome, parts) {
 // floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in
 // tokens per µs.
 func floatQuotients(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if out.RetryAfter > 0 && r.Patience == 0 {
 		level, _, ahead, _ := drain(p[0], now, s.Level, s.At)
 		short := float64(r.leastCost()) - float64(p[2]*p[1]-level)/float64(p[1])
@@ -410,7 +410,7 @@ func intervalRounded(s arrival, p Params, r Request, now int64) (Outcome, arriva
 
 // A reset of now + capacity/rate, however much is used.
 func resetAlwaysFull(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	out.ResetAfter = cdiv(p[1]*p[2], p[0])
 	return out, next
 }
@@ -434,7 +434,7 @@ func levelClamped(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 		s.Level = min(convert(s.Level, s.Parts, p[1]), p[1]*p[2])
 		s.Parts = p[1]
 	}
-	return byValue(tokenBucket)(s, p, r, now)
+	return byValue(unmarked)(s, p, r, now)
 }
 
 // A fixed window that moves used units to the window of the present limit, even if that ends
@@ -546,7 +546,7 @@ func anyHolderReleases(s slots, p Params, r Request, now int64) (Outcome, slots)
 
 // A bucket that charges an extra unit for each spend.
 func feePerSpend(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	if r.Mode == Spend && out.Granted > 0 {
 		next.Level++
 	}
@@ -555,7 +555,7 @@ func feePerSpend(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 
 // A bucket that returns its reset in whole milliseconds.
 func resetRounded(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
-	out, next := byValue(tokenBucket)(s, p, r, now)
+	out, next := byValue(unmarked)(s, p, r, now)
 	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000
 	return out, next
 }

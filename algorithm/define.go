@@ -23,6 +23,7 @@ type Algorithm struct {
 
 	// Properties of requests.
 	needsHolder, ownsRefunds, canBook, canRefund bool
+	receiptNumber                                int // see ExactRefunds; 0: without the option
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.
@@ -57,10 +58,11 @@ func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, 
 }
 
 func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
-	a := &Algorithm{
-		name: name, title: name, lua: lua, prepare: prepare, maxNumbers: 6,
-		newStates: func() States { return &stateArray[S]{step: step} },
-	}
+	return defineStates(name, lua, func() States { return &stateArray[S]{step: step} }, prepare, options...)
+}
+
+func defineStates(name, lua string, newStates func() States, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
+	a := &Algorithm{name: name, title: name, lua: lua, prepare: prepare, maxNumbers: 6, newStates: newStates}
 	for _, option := range options {
 		option(a)
 	}
@@ -95,6 +97,10 @@ func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
+
+// ExactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt of
+// a request is the number with this index, from 1, of the twin's new state.
+func ExactRefunds(index int) Option { return func(a *Algorithm) { a.receiptNumber = index } }
 
 // CanBook says that a request with patience can book units that become free later. If the first of
 // the Params is above 1, it must be the rate: how many parts of a unit become free in a µs. The
@@ -230,6 +236,12 @@ func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
 // CanRefund tells whether the option CanRefund is set.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
+
+// HasExactRefunds tells whether the option ExactRefunds is set.
+func (a *Algorithm) HasExactRefunds() bool { return a.receiptNumber > 0 }
+
+// ReceiptNumber is the index that the option ExactRefunds sets, or 0.
+func (a *Algorithm) ReceiptNumber() int { return a.receiptNumber }
 
 // CanBook tells whether the option CanBook is set.
 func (a *Algorithm) CanBook() bool { return a.canBook }

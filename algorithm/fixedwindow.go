@@ -46,7 +46,7 @@ var AnchoredWindow = defineFixedWindow("anchored-window", func(l Limit) (Params,
 // defineFixedWindow defines one of the algorithms that share the step of fixed windows.
 func defineFixedWindow(title string, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
-		Title(title), CanRefund(), Additive(), WindowsDiffer(),
+		Title(title), CanRefund(), ExactRefunds(1), Additive(), WindowsDiffer(),
 		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
 		Divisible(splitCount),
 		Bounded(func(l Limit, rate string) string {
@@ -213,6 +213,9 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 	if end <= now {
 		end, used = currentEnd, 0
 	}
+	if r.Mode == Refund && r.Receipt != 0 && r.Receipt != end { // the window of these units has ended
+		r.Cost = 0
+	}
 	granted, after, fits := take(r, used, count)
 	// The window is of another limit, or the clock has stepped back: bound the window's end.
 	if end > nextEnd || s.Kind != kind {
@@ -255,6 +258,9 @@ func fixedWindow(s window, p Params, r Request, now int64) (Outcome, window) {
 		return out, s
 	}
 	out.Keep = out.ResetAfter
+	if r.IsRefundable && after > used {
+		out.Receipt = end
+	}
 	return out, window{end, after, kind}
 }
 

@@ -1,4 +1,4 @@
-local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, oldkind)
+local function fixedwindow(count, first, second, align, mode, cost, _, now, _, receipt, ending, used, oldkind)
   -- The end of the current window, the end and the length of the next, and the kind of window.
   local currentend, nextend, length, kind = 0, 0, first, first
   if align == 1 then -- windows begin at a key's first spend
@@ -28,6 +28,9 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   local repaired = false
   if not ending or ending <= now then
     ending, used = currentend, 0
+  end
+  if receipt ~= 0 and mode == REFUND and receipt ~= ending then -- the window of these units has ended
+    cost = 0
   end
   local granted, after, fits = take(mode, cost, used, count)
   -- The window is of another limit, or the clock has stepped back: bound the window's end.

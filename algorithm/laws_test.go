@@ -151,6 +151,23 @@ func byValue[S any](step stepper[S]) Step[S] {
 	}
 }
 
+// unmarked is the step of a token bucket whose charges are never refunded exactly.
+func unmarked(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
+	next, _ := tokenBucket(s, nil, p, r, now, out)
+	return next
+}
+
+// A markedBucket is the whole state of a token bucket.
+type markedBucket struct {
+	bucket
+	marks *marks
+}
+
+func markedStep(s markedBucket, p Params, r Request, now int64) (out Outcome, next markedBucket) {
+	next.bucket, next.marks = tokenBucket(s.bucket, s.marks, &p, &r, now, &out)
+	return out, next
+}
+
 // hideState hides the type of a step's state. A nil state means a fresh one.
 func hideState[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
 	return func(s any, p Params, r Request, now int64) (Outcome, any) {
@@ -188,7 +205,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 
 func bucketSubject() subject {
 	a := subject{
-		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(byValue(tokenBucket)), canBook: true, grain: func(Limit) int64 { return 1 },
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(markedStep), canBook: true, grain: func(Limit) int64 { return 1 },
 		isAdditive: TokenBucket.isAdditive, retryAfterGrant: TokenBucket.retryAfterGrant,
 	}
 	a.capacity = func(l Limit) int64 {

@@ -33,7 +33,7 @@ var slidingLogLua string
 // Period, for each of their Periods.
 var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
-	Title("sliding-log"), Collection(), CanRefund(), Divisible(splitCount), Bounded(slidingExactly))
+	Title("sliding-log"), Collection(), CanRefund(), ExactRefunds(1), Divisible(splitCount), Bounded(slidingExactly))
 
 // record is the state of a sliding log: the grants, ordered by time and then by sum. Some of them
 // may have expired. The last expired one is kept, because used units are counted from its sum on.
@@ -61,6 +61,13 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 	used := last.sum - base
 
 	var out Outcome
+	isExact := r.Mode == Refund && r.Receipt != 0
+	if isExact && (needsRepair || r.Receipt <= now-period) {
+		r.Cost = 0
+	} else if isExact {
+		first, end := s.chargedAt(r.Receipt)
+		r.Cost = min(r.Cost, s.sumBefore(end)-s.sumBefore(first))
+	}
 	granted, after, fits := take(r, used, count)
 	if never(r, count) {
 		out.RetryAfter = Never
@@ -89,6 +96,9 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 		return out, s
 	}
 	next := trim(s, expired, now)
+	if isExact {
+		next = next.returnUnits(r.Receipt, granted)
+	}
 	if needsRepair {
 		next = gatherGrants(next, now)
 	}
@@ -106,7 +116,10 @@ func slidingLog(s record, p Params, r Request, now int64) (Outcome, record) {
 			next, last.sum = rebase(next, base), last.sum-base
 		}
 		next = record{append(next.grants, grant{at, last.sum + granted, keep})}
-	} else if after > 0 && after < used {
+		if r.IsRefundable {
+			out.Receipt = at
+		}
+	} else if after > 0 && after < used && !isExact {
 		next = cut(next, base+after)
 	}
 	if after == 0 {
@@ -128,6 +141,34 @@ func resetOfLog(last, period, now int64, needsRepair bool, used int64) int64 {
 		last = min(last, now)
 	}
 	return last + period - now
+}
+
+// chargedAt returns the range of indexes of the grants that were made at a time.
+func (s record) chargedAt(at int64) (first, end int) {
+	first = sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at >= at })
+	end = sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at > at })
+	return first, end
+}
+
+// sumBefore returns the running sum of all costs before grant i.
+func (s record) sumBefore(i int) int64 {
+	if i == 0 {
+		return 0
+	}
+	return s.grants[i-1].sum
+}
+
+// returnUnits removes units of the grants that were made at a time, the oldest first.
+func (s record) returnUnits(at, units int64) record {
+	first, _ := s.chargedAt(at)
+	sum := s.sumBefore(first)
+	grants := s.grants[:first:first]
+	for _, g := range s.grants[first:] {
+		if g.sum -= units; g.sum > sum { // some of its units are left
+			grants, sum = append(grants, g), g.sum
+		}
+	}
+	return record{grants}
 }
 
 // trim drops the expired grants that no other limit needs, except the last of them. The sum of this

@@ -29,7 +29,15 @@ local function findsum(key, enough, low)
   return low, tonumber(found[2]), found[1]
 end
 
-local function slidinglog(count, period, _, _, mode, cost, _, now, key)
+-- Returns the running sum of all costs before the grant of this rank.
+local function sumbefore(key, rank)
+  if rank == 0 then
+    return 0
+  end
+  return fromsum(call('ZRANGE', key, rank - 1, rank - 1)[1])
+end
+
+local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, receipt)
   local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
   local sum, last = 0, now -- of the newest grant
   local expired = 0 -- how many grants have expired
@@ -46,6 +54,14 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   local used = sum - base
 
   local remaining, retry, reset, keep = 0, 0, 0, UNCHANGED
+  local isexact, first = mode == REFUND and receipt ~= 0, 0 -- first is the rank of the first grant of that time
+  if isexact and (needsrepair or receipt <= now - period) then
+    cost = 0
+  elseif isexact then
+    first = call('ZCOUNT', key, '-inf', '(' .. text(receipt))
+    local upto = call('ZCOUNT', key, '-inf', text(receipt))
+    cost = math.min(cost, sumbefore(key, upto) - sumbefore(key, first))
+  end
   local granted, after, fits = take(mode, cost, used, count)
   if never(mode, cost, count) then
     retry = NEVER
@@ -93,6 +109,13 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     if not newest[1] or after == 0 then
       newkeep = period
     end
+  elseif isexact and after > 0 then
+    -- All later grants stay. If all units of the newest are returned, the one before is the newest.
+    at = last
+    if receipt == last and sum - granted == sumbefore(key, first) then
+      local before = call('ZRANGE', key, first - 1, first - 1, 'WITHSCORES')
+      at, newkeep = tonumber(before[2]), fromkeep(before[1])
+    end
   elseif after > 0 and after < used then
     local member
     _, at, member = findsum(key, base + after, expired)
@@ -108,11 +131,11 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   else
     keep = 0
   end
-  return granted, remaining, retry, reset, 0, keep, now, expired, base, baseuntil, sum, used, after, needsrepair, at, newkeep, storedkeep
+  return granted, remaining, retry, reset, 0, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep, isexact and receipt
 end
 
 -- Writes what slidinglog decided. The arguments are the results of slidinglog from keep on.
-local function slidinglog_save(key, keep, now, expired, base, baseuntil, sum, used, after, needsrepair, at, newkeep, storedkeep)
+local function slidinglog_save(key, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep, receipt)
   if keep == 0 then
     call('DEL', key)
     return
@@ -151,6 +174,17 @@ local function slidinglog_save(key, keep, now, expired, base, baseuntil, sum, us
       sum = sum - base
     end
     call('ZADD', key, text(at), tomember(sum + after - used, newkeep))
+  elseif after < used and receipt then -- an exact refund: the sums from the grants of that time on become lower
+    local first = call('ZCOUNT', key, '-inf', '(' .. text(receipt))
+    local grants, before = call('ZRANGE', key, first, -1, 'WITHSCORES'), sumbefore(key, first)
+    call('ZREMRANGEBYRANK', key, first, -1)
+    for i = 1, #grants, 2 do
+      local lower = fromsum(grants[i]) - (used - after)
+      if lower > before then -- some of its units are left
+        call('ZADD', key, grants[i + 1], tomember(lower, fromkeep(grants[i])))
+        before = lower
+      end
+    end
   elseif after < used then
     call('ZREMRANGEBYRANK', key, (findsum(key, base + after, 0)), -1)
     call('ZADD', key, text(at), tomember(base + after, newkeep))

@@ -42,7 +42,7 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 		tick := tickOf(l.Count, l.Period)
 		return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
 	},
-	Title("sliding-window"), CanRefund(), Additive(), WindowsDiffer(),
+	Title("sliding-window"), CanRefund(), ExactRefunds(1), Additive(), WindowsDiffer(),
 	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
 	Divisible(splitCount),
 	Bounded(func(l Limit, rate string) string {
@@ -66,13 +66,19 @@ type windowPair struct {
 func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, width, previous, repaired := slide(s, period, now)
-	before := current + previous
 
 	var out Outcome
 	if r.Mode == Refund {
-		out.Granted = min(r.Cost, before)
-		previous -= max(out.Granted-current, 0)
-		current = max(current-out.Granted, 0)
+		fromCurrent, fromPrevious := current, previous // the most units to return from each window
+		if r.Receipt != 0 && r.Receipt != start {
+			fromCurrent = 0
+		}
+		if r.Receipt != 0 && r.Receipt != start-width {
+			fromPrevious = 0
+		}
+		out.Granted = min(r.Cost, fromCurrent+fromPrevious)
+		previous -= max(out.Granted-fromCurrent, 0)
+		current -= min(out.Granted, fromCurrent)
 	} else if r.Mode == Reset {
 		current, previous = 0, 0
 	}
@@ -136,6 +142,9 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 		return out, s
 	}
 	out.Keep = out.ResetAfter
+	if r.IsRefundable && out.Granted > 0 && r.Mode != Refund {
+		out.Receipt = start
+	}
 	owner := period
 	if width == period {
 		owner = 0

@@ -1,4 +1,4 @@
-local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous, owner)
+local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, receipt, start, current, width, previous, owner)
   local repaired = false
   if not width or start + 2 * width <= now or (start + width <= now and current == 0) then
     start, current, width, previous = now - fmod(now, period), 0, period, 0
@@ -11,13 +11,19 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       start, repaired = now, true
     end
   end
-  local before = current + previous
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
   if mode == REFUND then
-    granted = math.min(cost, before)
-    previous = previous - math.max(granted - current, 0)
-    current = math.max(current - granted, 0)
+    local fromcurrent, fromprevious = current, previous -- the most units to return from each window
+    if receipt ~= 0 and receipt ~= start then
+      fromcurrent = 0
+    end
+    if receipt ~= 0 and receipt ~= start - width then
+      fromprevious = 0
+    end
+    granted = math.min(cost, fromcurrent + fromprevious)
+    previous = previous - math.max(granted - fromcurrent, 0)
+    current = current - math.min(granted, fromcurrent)
   elseif mode == RESET then
     current, previous = 0, 0
   end

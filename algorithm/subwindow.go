@@ -46,7 +46,7 @@ func SubWindow(n int) *Algorithm {
 			return Params{}, fmt.Errorf("a period of %d µs cannot be split into %d parts", l.Period, n)
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
-	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(),
+	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(), ExactRefunds(1),
 		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
 		Divisible(splitCount), Bounded(slidingExactly))
 }
@@ -66,9 +66,15 @@ type parts struct {
 func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 	count, width, n := p[0], p[1], p[2]
 	next, used, repaired := advanceParts(s, width, n, now)
+	newest := 0 // the newest part from which a refund returns units
+	if r.Mode == Refund && r.Receipt != 0 {
+		if newest = next.indexOf(r.Receipt); newest < 0 {
+			newest, r.Cost = 0, 0
+		}
+		r.Cost = min(r.Cost, next.Used[newest])
+	}
 	granted, after, fits := take(r, used, count)
-	// A refund returns the newest units first.
-	for i, returned := 0, used-after; returned > 0; i++ {
+	for i, returned := newest, used-after; returned > 0; i++ {
 		taken := min(returned, next.Used[i])
 		next.Used[i] -= taken
 		returned -= taken
@@ -110,6 +116,9 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 		return out, s
 	}
 	out.Keep = out.ResetAfter
+	if r.IsRefundable && after > used {
+		out.Receipt = next.Start
+	}
 	next.Owner = width * n
 	if own {
 		next.Owner = 0
@@ -137,6 +146,16 @@ func advanceParts(s parts, width, n, now int64) (next parts, used int64, repaire
 		next.Used[0], repaired = used, used > 0
 	}
 	return next, used, repaired
+}
+
+// indexOf returns the index of the part that starts at a time, or -1 if there is none.
+func (s parts) indexOf(start int64) int {
+	for i := range s.Count + 1 {
+		if s.Start-i*s.Width == start {
+			return int(i)
+		}
+	}
+	return -1
 }
 
 // emptyAt is the time at which the newest part in use stops counting. Then nothing is used.

@@ -9,7 +9,7 @@ end
 
 -- oldn and oldwidth are the number and the width of the stored parts. The arguments after owner are
 -- the units used in each part, the current part first.
-local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, oldwidth, owner, ...)
+local function subwindow(count, width, n, _, mode, cost, _, now, _, receipt, start, oldn, oldwidth, owner, ...)
   local passed, used, repaired = 0, 0, false
   local next = {} -- the current part first
   if oldwidth and start <= now then
@@ -32,9 +32,16 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   for i = 1, oldn + 1 do
     next[i] = next[i] or 0
   end
+  local part = 1 -- the newest part from which a refund returns units
+  if mode == REFUND and receipt ~= 0 then
+    part = oldn + 1
+    while part > 0 and start - (part - 1) * oldwidth ~= receipt do
+      part = part - 1
+    end
+    cost = math.min(cost, next[part] or 0)
+  end
   local granted, after, fits = take(mode, cost, used, count)
-  -- A refund returns the newest units first.
-  local part, returned = 1, used - after
+  local returned = used - after
   while returned > 0 do
     local taken = math.min(returned, next[part])
     next[part] = next[part] - taken

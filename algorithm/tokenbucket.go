@@ -37,9 +37,10 @@ var tokenBucketLua string
 // Rounding adds less than one part to the used tokens. If the product of the two numbers of parts
 // exceeds 2^52, it adds less than three parts. A level is at most 2^52 parts, and the excess is
 // dropped. 2^52 parts are at least twice the largest Burst that the present rate allows.
-var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
+var TokenBucket = defineStates("tokenbucket", tokenBucketLua,
+	func() States { return &bucketStates{marks: make(map[uint32]*marks)} },
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
-	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
+	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), ExactRefunds(2), CanBook(), Additive(),
 	RetryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
 	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
 	Shared(func(l Limit, n int64) []Limit {
@@ -78,9 +79,50 @@ type bucket struct {
 	Level int64 // parts used; above the capacity if tokens were booked, forced, or used under a larger limit
 	At    int64 // when the level was Level, in µs since the epoch
 	Parts int64 // parts per token when the state was written
+	Low   int64 // the lowest level since the newest mark, in parts; 0: there are no marks (see marks)
 }
 
-func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
+// bucketStates are the States of TokenBucket. Few buckets have marks, so the marks are beside the
+// array.
+type bucketStates struct {
+	stateArray[bucket]
+	marks map[uint32]*marks // of the states whose Low is above 0
+}
+
+// Remove clears a state.
+func (b *bucketStates) Remove(i uint32) {
+	if b.states[i].Low > 0 {
+		delete(b.marks, i)
+	}
+	b.stateArray.Remove(i)
+}
+
+// Step decides a request.
+func (b *bucketStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
+	s := b.states[i]
+	var m *marks
+	if s.Low > 0 {
+		m = b.marks[i]
+	}
+	next, nextMarks := tokenBucket(s, m, p, r, now, out)
+	if out.Keep == Unchanged || !commit && out.OK() {
+		return
+	}
+	b.states[i] = next
+	if nextMarks != m {
+		b.setMarks(i, nextMarks)
+	}
+}
+
+func (b *bucketStates) setMarks(i uint32, m *marks) {
+	if m == nil {
+		delete(b.marks, i)
+	} else {
+		b.marks[i] = m
+	}
+}
+
+func tokenBucket(s bucket, m *marks, p *Params, r *Request, now int64, out *Outcome) (bucket, *marks) {
 	rate, parts, burst := p[0], p[1], p[2]
 	capacity := burst * parts
 	level, oldParts := s.Level, s.Parts
@@ -90,6 +132,16 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 	level, at, ahead, repaired := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
+	low, next := s.Low, m
+	if low > 0 {
+		if oldParts != parts {
+			low, next = m.convert(low, oldParts, parts)
+		}
+		low = min(low, level)
+		if repaired {
+			low = 0
+		}
+	}
 
 	var granted, remaining, retry, reset, wait int64
 	switch r.Mode {
@@ -119,8 +171,19 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 		granted = min(r.Cost, (Max-level)/parts)
 		level += granted * parts
 	case Refund:
-		granted = min(r.Cost, level/parts) // whole tokens; a larger cost returns the last fraction of a token too
-		level = shrink(level, r.Cost, parts)
+		returned := level // the most parts to return
+		if r.Receipt != 0 {
+			returned = next.lowestSince(r.Receipt, low)
+		}
+		lowest := returned
+		if r.Cost < cdiv(returned, parts) { // otherwise the last fraction of a token is returned too
+			returned = r.Cost * parts
+		}
+		granted = returned / parts // whole tokens
+		level -= returned
+		if r.Receipt != 0 && returned > 0 {
+			low, next = next.lower(low, lowest, returned)
+		}
 	default: // Reset
 		level = 0
 	}
@@ -131,15 +194,24 @@ func tokenBucket(s bucket, p *Params, r *Request, now int64, out *Outcome) bucke
 	if level > 0 {
 		reset = cdiv(level, rate) + ahead
 	}
+	low = min(low, level)
+	out.Receipt = 0
+	if r.IsRefundable && granted > 0 && r.Mode != Refund {
+		low, next = next.add(low, at, level)
+		out.Receipt = at
+	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
 	// A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
 	savesRepair := repaired && (r.Mode != Peek || retry != 0)
 	if level == before && !savesRepair && r.Mode != Reset {
 		out.Keep = Unchanged
-		return s
+		return s, m
 	}
-	return bucket{level, at, parts}
+	if low == 0 {
+		next = nil
+	}
+	return bucket{level, at, parts, low}, next
 }
 
 // tokenRetryAfter counts back from the time at which the bucket is full, to the time at which it
@@ -188,12 +260,4 @@ func convert(level, old, parts int64) int64 {
 		rest = cdiv(rest*parts, old)
 	}
 	return whole*parts + rest
-}
-
-// shrink removes tokens from a level, but not below zero.
-func shrink(level, tokens, parts int64) int64 {
-	if tokens >= cdiv(level, parts) {
-		return 0
-	}
-	return level - tokens*parts
 }

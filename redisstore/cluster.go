@@ -49,10 +49,16 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 		}
 	}
 
-	charges = withHolders(charges)
+	asked := charges
+	charges = toRefundable(charges)
 	secondRound, err := s.chargeMultiSlot(ctx, deniable, undeniable, charges)
 	if err != nil {
 		return penstock.Decision{}, err
+	}
+	for i := range asked {
+		if !asked[i].IsRefundable {
+			secondRound[i].Receipt = 0
+		}
 	}
 	if !isDenied(secondRound) {
 		return penstock.NewDecision(secondRound), nil
@@ -206,14 +212,15 @@ func toDryRun(charges []penstock.Charge) []penstock.Charge {
 	return charges
 }
 
-// withHolders returns a copy of the charges. In this copy, each charge that could not be refunded
-// without a Holder has a random one.
-func withHolders(charges []penstock.Charge) []penstock.Charge {
+// toRefundable returns a copy of the charges that can be refunded. Each charge that could not be
+// refunded without a Holder has a random one.
+func toRefundable(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
 		c := &charges[i]
-		isRefundable := c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force
-		if isRefundable && c.Plan.Algorithm().OwnsRefunds() && c.Holder == "" {
+		isSpending := c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force
+		c.IsRefundable = c.IsRefundable || isSpending
+		if isSpending && c.Plan.Algorithm().OwnsRefunds() && c.Holder == "" {
 			c.Holder = rand.Text()
 		}
 	}
@@ -226,7 +233,7 @@ func refundsOf(charges []penstock.Charge, statuses []penstock.Status) []penstock
 	var refunds []penstock.Charge
 	for i, c := range charges {
 		if granted := statuses[i].Granted; granted > 0 && c.Mode != penstock.Refund {
-			c.Mode, c.Cost, c.Patience = penstock.Refund, granted, 0
+			c.Mode, c.Cost, c.Patience, c.Receipt = penstock.Refund, granted, 0, statuses[i].Receipt
 			refunds = append(refunds, c)
 		}
 	}
@@ -242,7 +249,7 @@ func isDenied(statuses []penstock.Status) bool {
 func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
 	for i := range statuses {
 		if statuses[i].RetryAfter == 0 {
-			statuses[i].Granted, statuses[i].Wait = 0, 0
+			statuses[i].Granted, statuses[i].Wait, statuses[i].Receipt = 0, 0, 0
 		}
 	}
 	return penstock.NewDecision(statuses)

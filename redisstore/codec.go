@@ -37,8 +37,10 @@ const (
 	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
 	plainSize  = 2 * 8               // remaining, reset: the whole cost was granted without a wait
 
+	receiptSize = 8 // follows a status or a plain status, if a charge of the batch may be refunded
+
 	// An extension follows each charge of a dry run, and each charge that sets one of these fields.
-	extensionSize = 3 * 8 // fourth parameter, patience, holder
+	extensionSize = 4 * 8 // fourth parameter, patience, holder, receipt
 
 	keyRoom = 256 // for keys; buf grows if they need more
 )
@@ -117,12 +119,13 @@ func (c *call) increment(index int) {
 // because the extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
-	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
+	patience, holder, receipt := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder), receiptNumber(ch)
 	mode := byte(ch.Mode)
-	isExtended := params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
+	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
 	if isExtended {
 		mode += extended
-		c.extensions = appendNumber(appendNumber(appendNumber(c.extensions, params[3]), patience), holder)
+		c.extensions = appendNumber(appendNumber(c.extensions, params[3]), patience)
+		c.extensions = appendNumber(appendNumber(c.extensions, holder), receipt)
 	}
 	b := append(c.buf, mode)
 	b = appendNumber(b, ch.Cost)
@@ -144,16 +147,17 @@ func (c *call) setStrings(chargesEnd int) {
 // charge's size. The comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
-	key, patience, holder := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch)
+	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptNumber(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
-	isExtended := params[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
+	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
 	if isExtended {
 		mode += extended
 		extension := b[chargeSize:]
 		putNumber(extension, params[3])
 		putNumber(extension[8:], patience)
 		putNumber(extension[16:], holder)
+		putNumber(extension[24:], receipt)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
 	if script.kind == mixed {
@@ -209,6 +213,22 @@ func (c *call) holderNumber(ch *penstock.Charge) int64 {
 	return int64(len(c.args))
 }
 
+// wantsReceipt stands for the receipt of a charge that may be refunded.
+const wantsReceipt = -1
+
+// receiptNumber returns the receipt of a Refund, wantsReceipt, or 0.
+func receiptNumber(ch *penstock.Charge) int64 {
+	switch {
+	case !ch.Plan.Algorithm().HasExactRefunds():
+		return 0
+	case ch.Mode == penstock.Refund:
+		return ch.Receipt
+	case ch.IsRefundable:
+		return wantsReceipt
+	}
+	return 0
+}
+
 // decode reads the statuses of a batch.
 func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	size := len(reply) / len(charges)
@@ -222,10 +242,14 @@ func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// status reads one status. The size of the status, plainSize or statusSize, shows its form.
+// status reads one status. The size of the status shows its form.
 func status(reply string, c *penstock.Charge) penstock.Status {
+	var receipt int64
+	if n := len(reply) - receiptSize; n == plainSize || n == statusSize {
+		receipt, reply = getNumber(reply[n:]), reply[:n]
+	}
 	if len(reply) == plainSize {
-		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:])})
+		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:]), Receipt: receipt})
 	}
 	return penstock.StatusOf(&algorithm.Outcome{
 		Granted:    getNumber(reply),
@@ -233,6 +257,7 @@ func status(reply string, c *penstock.Charge) penstock.Status {
 		RetryAfter: getNumber(reply[16:]),
 		ResetAfter: getNumber(reply[24:]),
 		Wait:       getNumber(reply[32:]),
+		Receipt:    receipt,
 	})
 }
 

@@ -156,14 +156,15 @@ func (s *Store) decideMixed(ctx context.Context, c *call, f *coalesce.Flight) er
 	if err != nil {
 		return err
 	}
-	if len(reply) != statusSize*len(c.charges) { // eval accepts replies of single.lua too, which can be shorter
-		return fmt.Errorf("the script replied %d bytes; expected %d for %d charges", len(reply), statusSize*len(c.charges), len(c.charges))
+	const size = statusSize + receiptSize
+	if len(reply) != size*len(c.charges) { // eval accepts replies of single.lua too, which can be shorter
+		return fmt.Errorf("the script replied %d bytes; expected %d for %d charges", len(reply), size*len(c.charges), len(c.charges))
 	}
 	for _, r := range f.Requests {
 		for _, w := range r.Waiters {
-			size := statusSize * len(r.Charges)
-			w.Decision, w.Err = decode(reply[:size], r.Charges), nil
-			reply = reply[size:]
+			end := size * len(r.Charges)
+			w.Decision, w.Err = decode(reply[:end], r.Charges), nil
+			reply = reply[end:]
 		}
 	}
 	return nil

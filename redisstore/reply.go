@@ -53,8 +53,10 @@ func (r *replyReader) read(charges []penstock.Charge) {
 	switch kind {
 	case luagen.ReplyPlain:
 		size = plainSize
+	case luagen.ReplyReceipts:
+		size = plainSize + receiptSize
 	case luagen.ReplyFull:
-		size = statusSize
+		size = statusSize + receiptSize
 	case luagen.ReplyCorrupt:
 	default:
 		r.isShort = true

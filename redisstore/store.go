@@ -223,8 +223,9 @@ func (s *Store) eval(ctx context.Context, c *call, script *script) (string, erro
 	c.encode(s, s.fixedNow(), script)
 	reply, err := s.send(ctx, c, script)
 	n := len(c.charges)
-	if err == nil && len(reply) != statusSize*n && len(reply) != plainSize*n {
-		err = fmt.Errorf("the script replied %d bytes for %d charges; expected %d or %d", len(reply), n, statusSize*n, plainSize*n)
+	if size := len(reply) / n; err == nil && (size*n != len(reply) || size != plainSize && size != statusSize && size != statusSize+receiptSize) {
+		err = fmt.Errorf("the script replied %d bytes for %d charges; expected %d, %d or %d",
+			len(reply), n, plainSize*n, statusSize*n, (statusSize+receiptSize)*n)
 	}
 	return reply, err
 }

@@ -96,6 +96,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		limits[i] = hostileLimit(rng, subject, i)
 	}
 	last := penstock.Single(penstock.Status{})
+	var receipts []int64
 	decided := 0
 	for range 100 {
 		if rng.IntN(20) == 0 {
@@ -109,7 +110,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		}
 		repeats := rng.IntN(3) // callers often make equal batches: a half to three quarters of them
 		for i := range batches {
-			batches[i] = hostileBatch(rng, limits, &last)
+			batches[i] = hostileBatch(rng, limits, &last, receipts)
 			if i > 0 && rng.IntN(repeats+2) > 0 {
 				batches[i] = batches[i-1]
 			}
@@ -131,10 +132,21 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 				}
 			}
 			last = want
+			receipts = appendReceipts(receipts, &last)
 			decided++
 		}
 	}
 	return decided, nil
+}
+
+// appendReceipts adds the receipts of a decision.
+func appendReceipts(receipts []int64, d *penstock.Decision) []int64 {
+	for i := range d.Len() {
+		if receipt := d.Status(i).Receipt; receipt != 0 {
+			receipts = append(receipts, receipt)
+		}
+	}
+	return receipts
 }
 
 // decideList decides independent batches as a coalescer does for waiting callers. It also returns
@@ -215,7 +227,8 @@ func (d *serialDecider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 func describe(batch []penstock.Charge) string {
 	text := ""
 	for _, c := range batch {
-		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q\n", c.Mode, c.Cost, c.Plan, c.Key, c.Patience, c.Holder)
+		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q, refundable %v, receipt %d\n",
+			c.Mode, c.Cost, c.Plan, c.Key, c.Patience, c.Holder, c.IsRefundable, c.Receipt)
 	}
 	return text
 }
@@ -280,8 +293,9 @@ func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *pe
 	return time.UnixMicro(max(clock.UnixMicro()+step, 1_000_000_000_000_000)) // not before 2001
 }
 
-// hostileBatch draws one to four charges of different limits or keys.
-func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) []penstock.Charge {
+// hostileBatch draws one to four charges of different limits or keys. receipts are those of earlier
+// charges.
+func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision, receipts []int64) []penstock.Charge {
 	var batch []penstock.Charge
 	n := 1
 	if rng.IntN(3) == 0 {
@@ -309,6 +323,11 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 		c.Holder = []string{"x", "y", "z", "holder\x00 with:{}"}[rng.IntN(4)]
 		if !l.Algorithm().NeedsHolder() && rng.IntN(2) == 0 {
 			c.Holder = ""
+		}
+		// Some charges may be refunded, and refunds have the receipts of earlier charges.
+		c.IsRefundable = rng.IntN(3) == 0
+		if c.Mode == penstock.Refund && len(receipts) > 0 && rng.IntN(4) > 0 {
+			c.Receipt = receipts[len(receipts)-1-rng.IntN(min(len(receipts), 40))] + pick(rng, 0, 0, 0, 0, 0, 0, 0, 1)
 		}
 		batch = append(batch, c)
 		if err := penstock.Check(batch); err != nil {

@@ -273,6 +273,9 @@ func areEqual(a, b []penstock.Charge) bool {
 		if a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
 			return false
 		}
+		if a[i].IsRefundable != b[i].IsRefundable || a[i].Receipt != b[i].Receipt {
+			return false
+		}
 		if p, q := a[i].Plan, b[i].Plan; p != q && (p.Algorithm().IsCalendar() || q.Algorithm().IsCalendar() || *p.Params(0) != *q.Params(0)) {
 			return false
 		}

@@ -11,22 +11,22 @@ import (
 //
 //   - A function whose body is "return" and one expression. Each call is replaced by the
 //     expression.
-//   - A function without a loop. A call is replaced if it is a statement on one line, "a, b =
-//     f(…)" or "local a, b = f(…)".
+//   - A function without a return in a loop. A call is replaced if it is a statement on one line, "a,
+//     b = f(…)" or "local a, b = f(…)".
 //
 // Others stay functions. Each pass reads the text once, because a request may wait for its script
 // to be generated.
 
 // A function is a Lua function as text.
 type function struct {
-	name       string
-	parameters []string
-	body       string
-	expression string // if the body only returns one expression: that expression; else ""
-	hasLoop    bool
-	names      map[string]bool // all names in the body
-	assigned   map[string]bool // names to which the body assigns
-	declared   map[string]bool // names that the body declares as local
+	name        string
+	parameters  []string
+	body        string
+	expression  string          // if the body only returns one expression: that expression; else ""
+	cannotLeave bool            // a return is in a loop: it would become a break, which only leaves the loop
+	names       map[string]bool // all names in the body
+	assigned    map[string]bool // names to which the body assigns
+	declared    map[string]bool // names that the body declares as local
 }
 
 // removeComments removes comments and empty lines.
@@ -68,7 +68,7 @@ func functionsOf(lua string, others []function) []function {
 
 func newFunction(name, parameters, body string, others []function) function {
 	f := function{name: name, parameters: strings.Split(parameters, ", ")}
-	f.hasLoop = hasName(body, "while") || hasName(body, "for") || hasName(body, "repeat") // before inlining, which adds repeat blocks
+	f.cannotLeave = returnsInLoop(body) // before inlining, which adds repeat blocks
 	body = replaceAllCalls(body, others)
 	f.body = body
 	if expression, ok := strings.CutPrefix(strings.TrimSpace(body), "return "); ok && !strings.Contains(expression, "\n") {
@@ -78,6 +78,23 @@ func newFunction(name, parameters, body string, others []function) function {
 	}
 	f.recordNames()
 	return f
+}
+
+// returnsInLoop tells whether a return is in a loop. The end of a loop has the indent of its beginning.
+func returnsInLoop(body string) bool {
+	indent := -1 // of the outermost loop; -1 outside of loops
+	for line := range strings.Lines(body) {
+		code := strings.TrimLeft(line, " \t")
+		switch word := code[:listEnd(code)]; {
+		case indent < 0 && (strings.HasPrefix(word, "while ") || strings.HasPrefix(word, "for ") || word == "repeat"):
+			indent = len(line) - len(code)
+		case indent >= 0 && strings.HasPrefix(word, "return"):
+			return true
+		case len(line)-len(code) == indent:
+			indent = -1
+		}
+	}
+	return false
 }
 
 // recordNames records the names in the body, and which of them the body assigns or declares.
@@ -142,7 +159,7 @@ func (f *function) replaceCalls(text string) string {
 	switch {
 	case f.expression != "":
 		return f.inlineExpression(text)
-	case f.hasLoop: // a return would become a break, which only leaves the inner loop
+	case f.cannotLeave:
 		return text
 	}
 	return f.inlineStatements(text)

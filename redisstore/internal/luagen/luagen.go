@@ -43,7 +43,7 @@ const (
 	FirstCollection = 128
 
 	// ExtendedMode is added to the mode of a charge that has an extension: a fourth parameter, a
-	// patience or a holder.
+	// patience, a holder or a receipt.
 	ExtendedMode = 128
 
 	// DryRunMode is added to the mode of each charge in a batch that must charge nothing.
@@ -60,6 +60,8 @@ const (
 	// Run-length encoding: the number of further batches with results like that of the last one. Then,
 	// for each charge: by how much Remaining decreases and ResetAfter increases from batch to batch.
 	ReplyRepeat = 3
+
+	ReplyReceipts = 4 // remaining, reset and receipt of each charge; otherwise like ReplyPlain
 )
 
 const (
@@ -90,19 +92,29 @@ func Uniform(algorithms []*algorithm.Algorithm) string {
 
 // Mixed generates a script that decides batches of any form, whose algorithms are among these.
 func Mixed(algorithms []*algorithm.Algorithm) string {
-	var fragments, steps, saves strings.Builder
+	var fragments, steps, saves, receipts strings.Builder
 	for i, a := range algorithms {
 		// The first six elements of a cell and of a result are the outcome; see mixed.lua.
-		number, lastArguments := i, "holder, unpack(cell, 7)"
+		receipt := ""
+		if a.HasExactRefunds() {
+			receipt = "receipt, "
+		}
+		number, lastArguments := i, "holder, "+receipt+"sixof(cell)"
+		if a.Numbers() > MaxNumbers {
+			lastArguments = "holder, " + receipt + "unpack(cell, 7)"
+		}
 		if a.IsCollection() {
-			number, lastArguments = FirstCollection+i, "KEYS[key], ARGV[holder] or ''"
+			number, lastArguments = FirstCollection+i, strings.TrimSuffix("KEYS[key], ARGV[holder] or '', "+receipt, ", ")
 			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name())
 		}
 		fmt.Fprintf(&steps, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",
 			number, a.Name(), lastArguments)
+		if a.HasExactRefunds() {
+			fmt.Fprintf(&receipts, "  if algorithm == %d then return result[%d] end\n", number, 6+a.ReceiptNumber())
+		}
 		fragments.WriteString(a.Lua() + "\n")
 	}
-	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String()).Replace(harnesses().mixed)
+	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String(), "  RECEIPTOF\n", receipts.String()).Replace(harnesses().mixed)
 	return finish(inline(replaceNames(removeComments(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
@@ -115,7 +127,12 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	replacements := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(isAdditive)}
 	var fragments strings.Builder
 	for i, a := range algorithms {
-		replacements = append(replacements, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
+		receipt, newReceipt := "", "0"
+		if a.HasExactRefunds() {
+			receipt, newReceipt = fmt.Sprintf("receipt%d, ", i+1), fmt.Sprintf("t%d%d", i+1, a.ReceiptNumber())
+		}
+		replacements = append(replacements, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(",
+			fmt.Sprintf("NEWRECEIPT%d", i+1), newReceipt, fmt.Sprintf("RECEIPT%d", i+1), receipt)
 		isRepeated := slices.ContainsFunc(algorithms[:i], func(earlier *algorithm.Algorithm) bool { return earlier.Name() == a.Name() })
 		if !isRepeated {
 			fragments.WriteString(a.Lua() + "\n")
@@ -155,6 +172,7 @@ var constants = decimals(map[string]int64{
 	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "CERTAINSLACK": certainSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
+	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,
 })
 
 // decimals writes numbers in decimal digits.

@@ -19,7 +19,7 @@ var luaDir = flag.String("lua", "", "directory in which TestScriptsAreWritten wr
 // Each algorithm has scripts of every kind, for one charge and for two.
 func TestScriptsAreWritten(t *testing.T) {
 	write := func(name, text string) {
-		for _, placeholder := range []string{"@", "ALGORITHM", "FAIL\n", "STEP\n"} {
+		for _, placeholder := range []string{"@", "ALGORITHM", "FAIL\n", "STEP\n", "RECEIPTOF", "NEWRECEIPT", "RECEIPT1"} {
 			if strings.Contains(text, placeholder) {
 				t.Errorf("%s: the script has the placeholder %q of its template; want none:\n%s", name, placeholder, text)
 			}

@@ -46,14 +46,33 @@ local function load(key)
   return strings[key]
 end
 
+-- Returns the six numbers of a cell. If it has more, the sixth is a string of those from the sixth
+-- on, as they are stored.
+local function sixof(cell)
+  local n = #cell
+  if n > 12 then
+    cell[12] = spack('<' .. string.rep('I7', n - 11), unpack(cell, 12))
+    for i = 13, n do
+      cell[i] = nil
+    end
+  end
+  return unpack(cell, 7)
+end
+
 -- Runs the step of an algorithm for one charge. p1 to p4 are the algorithm's parameters.
 local FRESH = {}
-local function step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p3, p4)
+local function step(key, algorithm, tag, mode, cost, patience, holder, receipt, p1, p2, p3, p4)
   local cell
   if algorithm < FIRSTCOLLECTION then
     cell = (strings[key] or load(key)).cells[tag] or FRESH
   end
   STEP
+end
+
+-- Returns the receipt of a granted charge, which is one of the new numbers.
+local function receiptof(algorithm, result)
+  RECEIPTOF
+  return 0
 end
 
 -- Saves the state of a granted charge, or the repaired state of a denied one. If a state has not
@@ -101,17 +120,17 @@ for _ = 1, batches do
   local charges, results, isGranted = {}, {}, true
   for i = 1, count do
     local key, algorithm, mode, tag, cost, p1, p2, p3
-    local p4, patience, holder = 0, 0, 0
+    local p4, patience, holder, receipt = 0, 0, 0, 0
     key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4dddd', args, at)
     if mode >= EXTENDED then
       mode = mode - EXTENDED
-      p4, patience, holder, at = sunpack('<ddd', args, at)
+      p4, patience, holder, receipt, at = sunpack('<dddd', args, at)
     end
     if mode >= DRYRUN then
       mode, isGranted = mode - DRYRUN, false
     end
-    charges[i] = { key, algorithm, tag, holder, p1, p2, p3, p4 }
-    results[i] = step(key, algorithm, tag, mode, cost, patience, holder, p1, p2, p3, p4)
+    charges[i] = { key, algorithm, tag, holder, receipt, p1, p2, p3, p4 }
+    results[i] = step(key, algorithm, tag, mode, cost, patience, holder, receipt, p1, p2, p3, p4)
     isGranted = isGranted and results[i][3] == 0
   end
   for i = 1, count do
@@ -121,7 +140,11 @@ for _ = 1, batches do
       result = step(key, algorithm, tag, PEEK, 0, 0, unpack(charges[i], 4))
     end
     save(key, algorithm, tag, result)
-    reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])
+    local newreceipt = 0
+    if charges[i][5] < 0 and result[1] > 0 then
+      newreceipt = receiptof(algorithm, result)
+    end
+    reply[#reply + 1] = spack('<dddddd', result[1], result[2], result[3], result[4], result[5], newreceipt)
   end
 end
 
@@ -135,7 +158,11 @@ for _, key in ipairs(changed) do
     end
     if n > 6 then -- an entry has at least two numbers
       n, cell[8] = math.max(n, 8), cell[8] or 0
-      parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
+      if type(cell[12]) == 'string' then -- see sixof
+        parts[#parts + 1] = spack('<I4', tag + 5 + #cell[12] / 7) .. spack(formatof(5), unpack(cell, 7, 11)) .. cell[12]
+      else
+        parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
+      end
     end
   end
   if #parts == 1 then

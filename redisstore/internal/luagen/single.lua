@@ -2,13 +2,13 @@
 -- kind. The generator unrolls this template for a sequence of algorithms, so that the script needs
 -- no tables (see template.go). COUNT is the number of charges.
 --
--- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$ is left out if
--- all three are 0, unless the batch is a dry run. An x in a format skips a byte. The skipped bytes
+-- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is left
+-- out if all four are 0, unless the batch is a dry run. An x in a format skips a byte. The skipped bytes
 -- are the counts, and the numbers of keys and algorithms, which are all known here. The first 12
 -- bytes of args are the head. A charge has 40 bytes without its extension.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
-local @list{d$, patience$, holder$} = @list{0, 0, 0}
+local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
 if #args == 12 + 40 * COUNT then
   now, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<dxxxx@text{xxxBI4dddd}', args)
 else
@@ -21,7 +21,7 @@ else
     if mode$ >= DRYRUN then
       mode$, isDryRun = mode$ - DRYRUN, true
     end
-    d$, patience$, holder$, at = sunpack('<ddd', args, at)
+    d$, patience$, holder$, receipt$, at = sunpack('<dddd', args, at)
   end
 @endeach
 end
@@ -33,6 +33,11 @@ end
 
 @save
 if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then -- the caller knows the other fields
-  return spack('<@text{dd}', @list{remaining$, reset$})
+  if not (@any{receipt$ < 0}) then
+    return spack('<@text{dd}', @list{remaining$, reset$})
+  end
+end
+if @any{receipt$ < 0} then
+  return spack('<@text{dddddd}', @list{granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0})
 end
 return spack('<@text{ddddd}', @list{granted$, remaining$, retry$, reset$, wait$})

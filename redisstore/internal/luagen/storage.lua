@@ -23,7 +23,7 @@ end
 --
 -- For each charge: in a usual string, n$ is the word of its entry. In any other string, n$ is the
 -- count of the entry's numbers, and first$ is the position of the entry. s$1 to s$6 are the stored
--- numbers. expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
+-- numbers. If there are more than six, s$6 has those from the sixth on, as they are stored. expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
@@ -57,8 +57,11 @@ if stored then
           s$1, s$2, s$3, s$4 = sunpack('<I7I7I6I7', stored, pos + 4)
         elseif n == 5 then
           s$1, s$2, s$3, s$4, s$5 = sunpack('<I7I7I6I7I7', stored, pos + 4)
-        else
+        elseif n == 6 then
           s$1, s$2, s$3, s$4, s$5, s$6 = sunpack('<I7I7I6I7I7I7', stored, pos + 4)
+        else
+          s$1, s$2, s$3, s$4, s$5 = sunpack('<I7I7I6I7I7', stored, pos + 4)
+          s$6 = stored:sub(pos + 38, nextPos - 1)
         end
       end
 @endeach
@@ -77,12 +80,12 @@ end
 -- keep$ is 0 if the numbers equal a new state, and negative if the step has not changed them.
 @each
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
-granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
+granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, RECEIPT$s$1, s$2, s$3, s$4, s$5, s$6)
 @endeach
 if isDryRun or not (@all{retry$ == 0}) then
 @each
   if retry$ == 0 then -- another charge is denied, or it is a dry run: reply what is left
-    granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
+    granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, holder$, RECEIPT$s$1, s$2, s$3, s$4, s$5, s$6)
   end
 @endeach
 end
@@ -106,13 +109,15 @@ t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
 if keep > need then
   need = keep
 end
-if isUsual and now + need <= expiresAfter and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
+if isUsual and now + need <= expiresAfter and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 == 0 and t$6 == 0} then
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
 elseif keep >= 0 or need > 0 and now + need > expiresAfter then
   local value = ''
 @each
   if keep$ > 0 then
-    if t$6 > 0 then
+    if t$6 ~= 0 and type(t$6) == 'string' then
+      value = value .. spack('<I4I7I7I6I7I7', tag$ + 5 + #t$6 / 7, t$1, t$2, t$3, t$4, t$5) .. t$6
+    elseif t$6 ~= 0 then
       value = value .. spack('<I4I7I7I6I7I7I7', tag$ + 6, t$1, t$2, t$3, t$4, t$5, t$6)
     elseif t$5 > 0 then
       value = value .. spack('<I4I7I7I6I7I7', tag$ + 5, t$1, t$2, t$3, t$4, t$5)

@@ -8,13 +8,13 @@ import (
 // A template is expanded for a sequence of n charges:
 //
 //   - The lines between @each and @endeach are repeated for each charge.
-//   - The text in @list{…}, @text{…} or @all{…} is repeated in one line for each charge. The copies
-//     are joined by commas, by nothing, or by "and".
+//   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge. The
+//     copies are joined by commas, by nothing, by "and", or by "or".
 //
 // In each copy, $ is replaced by the number of the charge, from 1.
 
 // separators separate the parts of an expanded list in one line.
-var separators = map[string]string{"list": ", ", "text": "", "all": " and "}
+var separators = map[string]string{"list": ", ", "text": "", "all": " and ", "any": " or "}
 
 // cutBlock returns what is before the line "@name" in a text, what is between that line and
 // "@endname", and what is after "@endname".

@@ -28,14 +28,14 @@ for index = 1, #KEYS do
     if request > 1 then
       callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{Bdddd}', args, at)
     end
-    local isDryRun, @list{d$, patience$, holder$} = false, @list{0, 0, 0}
+    local isDryRun, @list{d$, patience$, holder$, receipt$} = false, @list{0, 0, 0, 0}
 @each
     if mode$ >= EXTENDED then
       mode$ = mode$ - EXTENDED
       if mode$ >= DRYRUN then
         mode$, isDryRun = mode$ - DRYRUN, true
       end
-      d$, patience$, holder$, at = sunpack('<ddd', args, at)
+      d$, patience$, holder$, receipt$, at = sunpack('<dddd', args, at)
     end
 @endeach
     if isCorrupt then
@@ -83,12 +83,21 @@ for index = 1, #KEYS do
           merged = 1
         elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
           isUnchanged = @all{keep$ < 0}
-          replies[filled + 1] = REPLYPLAIN
-          filled = filled + 1
+          if @any{receipt$ < 0} then
+            replies[filled + 1] = REPLYRECEIPTS
+            filled = filled + 1
 @each
-          replies[filled + 1], replies[filled + 2] = remaining$, reset$
-          filled = filled + 2
+            replies[filled + 1], replies[filled + 2], replies[filled + 3] = remaining$, reset$, receipt$ < 0 and cost$ > 0 and NEWRECEIPT$ or 0
+            filled = filled + 3
 @endeach
+          else
+            replies[filled + 1] = REPLYPLAIN
+            filled = filled + 1
+@each
+            replies[filled + 1], replies[filled + 2] = remaining$, reset$
+            filled = filled + 2
+@endeach
+          end
           if canMerge and callers > 0 then
             merged = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
             @list{remainingBefore$} = @list{remaining$}
@@ -99,8 +108,8 @@ for index = 1, #KEYS do
           replies[filled + 1] = REPLYFULL
           filled = filled + 1
 @each
-          replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
-          filled = filled + 5
+          replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5], replies[filled + 6] = granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0
+          filled = filled + 6
 @endeach
         end
         if isUnchanged and callers > 0 then -- nothing has changed: the other callers get the same reply
