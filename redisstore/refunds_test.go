@@ -82,10 +82,13 @@ func runReservations(client Client, a *algorithm.Algorithm, rng *rand.Rand) (ref
 			charge.Mode, charge.Cost = penstock.Refund, rng.Int64N(3)
 		case isCrowded && step < 80:
 			charge.Mode = penstock.Force
-		case kind < 13 && len(open) > 0:
+		case (kind < 13 || isCrowded) && len(open) > 0:
 			ended = rng.IntN(len(open))
 			charge = open[ended].charge
-			charge.Mode, charge.Cost, charge.Receipt = penstock.Refund, 1+rng.Int64N(charge.Cost), open[ended].receipt
+			charge.Mode, charge.Receipt = penstock.Refund, open[ended].receipt
+			if !isCrowded {
+				charge.Cost = 1 + rng.Int64N(charge.Cost)
+			}
 		default:
 			charge.Patience = min(time.Duration(rng.IntN(2))*limit.Period, plan.MaxPatience())
 		}
