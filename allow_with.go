@@ -88,6 +88,9 @@ func (l *Limiter) plan(limit Limit) (*Plan, error) {
 func (l *Limiter) AllowAtMost(ctx context.Context, key string, n int64) (Decision, error) {
 	b := l.takeBatch(key, noHolder, Draw, n)
 	defer l.putBatch(b)
+	for i := range b.charges {
+		b.charges[i].IsRefundable = len(b.charges) > 1
+	}
 	d, err := l.store.Decide(ctx, b.charges)
 	if err != nil || !d.Allowed || d.Len() == 1 {
 		return d, err
@@ -104,7 +107,7 @@ func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decisio
 	for i := range statuses {
 		statuses[i] = d.Status(i)
 		if surplus := statuses[i].Granted - granted; surplus > 0 {
-			refunds = append(refunds, Charge{Key: charges[i].Key, Plan: charges[i].Plan, Cost: surplus, Mode: Refund})
+			refunds = append(refunds, Charge{Key: charges[i].Key, Plan: charges[i].Plan, Cost: surplus, Mode: Refund, Receipt: statuses[i].Receipt})
 		}
 	}
 	if len(refunds) == 0 {

@@ -80,7 +80,17 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Patience = c.Patience.Microseconds()
 	r.Holder = c.Holder
 	r.IsRefundable = c.IsRefundable
-	r.Receipt = c.Receipt
+	r.Receipt = c.StoreReceipt()
+}
+
+// StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store but
+// of a guard. It is for authors of a Store.
+func (c *Charge) StoreReceipt() int64 {
+	const ofNoCharge = 1
+	if c.Receipt > algorithm.Max {
+		return ofNoCharge
+	}
+	return c.Receipt
 }
 
 // Check returns an error if the batch is invalid. The error wraps ErrInvalid and names the charge.
@@ -152,7 +162,7 @@ func (c *Charge) check() error {
 		return fmt.Errorf("the patience is %v; it must not be negative", c.Patience)
 	case c.Patience > 0 && c.Patience > plan.MaxPatience():
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
-	case c.Mode == Refund && (c.Receipt < 0 || c.Receipt > algorithm.Max):
+	case c.Mode == Refund && c.Receipt < 0:
 		return fmt.Errorf("the receipt is %d; use the Receipt of the Status that the charge had", c.Receipt)
 	case c.Holder == "" && plan.limit.Algorithm.NeedsHolder() && c.Mode != Peek && c.Mode != Reset:
 		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.limit.Algorithm.Title())

@@ -89,8 +89,10 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, noHolder, Peek, 1)
 }
 
-// Refund returns n units, or what is used if that is less. A place in the queue of a LeakyBucket
-// stays taken, because others wait behind it. To cancel a Reservation, call its Cancel.
+// Refund returns n units, or what is used if that is less, whoever has used it. It does not know when
+// the units were charged. So a late Refund of a charge returns units of later charges. A Reservation
+// can be canceled or settled exactly at any time. A place in the queue of a LeakyBucket stays taken,
+// because others wait behind it.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, noHolder, Refund, n)
 }
@@ -116,6 +118,7 @@ func (l *Limiter) takeBatch(key, holder string, mode Mode, n int64) *batch {
 	for i := range b.charges {
 		c := &b.charges[i]
 		c.Key, c.Cost, c.Mode, c.Patience, c.Holder = key, n, mode, 0, holder
+		c.IsRefundable, c.Receipt = false, 0
 	}
 	return b
 }

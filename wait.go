@@ -119,6 +119,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 	defer l.putBatch(b)
 	for i := range b.charges {
 		b.charges[i].Patience = min(patience, l.plans[i].MaxPatience())
+		b.charges[i].IsRefundable = true
 	}
 	d, err := l.store.Decide(ctx, b.charges)
 	if err != nil {
@@ -149,7 +150,9 @@ type Reservation struct {
 func (r *Reservation) Delay() time.Duration { return max(time.Until(r.turn), 0) }
 
 // Settle corrects the cost to the actual one. It refunds the surplus, or charges what is missing
-// even if that does not fit. Settle takes at most a second, and works even if ctx has ended.
+// even if that does not fit. A refund is exact at any time: the counter becomes what it would be if
+// the surplus had never been charged. So nothing is refunded if the counter has been full since the
+// Reserve, or if its window has ended. Settle takes at most a second, and works even if ctx has ended.
 //
 // Only the first Settle or Cancel has an effect. One that fails with ErrInvalid, because actual is
 // below 0 or above MaxCost, does not count as the first. One that fails with ErrUnavailable does:
@@ -171,7 +174,12 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	_, err := r.limiter.decide(ctx, r.key, r.holder, mode, difference)
+	b := r.limiter.takeBatch(r.key, r.holder, mode, difference)
+	defer r.limiter.putBatch(b)
+	for i := range b.charges {
+		b.charges[i].Receipt = r.Decision.Status(i).Receipt
+	}
+	_, err := r.limiter.store.Decide(ctx, b.charges)
 	return err
 }
 

@@ -222,7 +222,7 @@ func receiptNumber(ch *penstock.Charge) int64 {
 	case !ch.Plan.Algorithm().HasExactRefunds():
 		return 0
 	case ch.Mode == penstock.Refund:
-		return ch.Receipt
+		return ch.StoreReceipt()
 	case ch.IsRefundable:
 		return wantsReceipt
 	}

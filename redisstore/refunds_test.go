@@ -63,7 +63,7 @@ func runReservations(client Client, a *algorithm.Algorithm, rng *rand.Rand) (ref
 	other := penstock.Limit{Name: "other", Group: "l", Algorithm: a, Count: 1_000_000, Period: time.Second}.MustCompile()
 	var open []reservation
 	least := limit.Count / pick(rng, 10, 40, 200) // units of the smallest reservation
-	isCrowded := rng.IntN(3) == 0 // many reservations are open before the first ends
+	isCrowded := rng.IntN(3) == 0                 // many reservations are open before the first ends
 	for step := range 150 {
 		before := clock
 		clock = clock.Add(time.Duration(pick(rng, 0, 0, 1, 1000, limit.Period.Microseconds()/limit.Count, limit.Period.Microseconds()/20, limit.Period.Microseconds()/4)) * time.Microsecond)
