@@ -343,7 +343,7 @@ rules:
       - {name: slots, in_flight: 60, candidate: {in_flight: 1}, headers: true}
 `)
 		admit := func() (*admission.Admission, []int64) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, IsRefundable: true})
 			if outcome != admission.Allowed {
 				t.Fatalf("a request is %v; want allowed", outcome)
 			}

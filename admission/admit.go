@@ -21,8 +21,7 @@ type Admission struct {
 	*scratch   // nil after Done
 
 	decision  penstock.Decision
-	isLimited bool      // a limit applies, so there is a decision
-	decidedAt time.Time // for a repeat, when the first request was decided
+	isLimited bool // a limit applies, so there is a decision
 
 	isRejected      bool
 	actualCostPlus1 atomic.Int64 // 0 while the true cost is unknown
@@ -175,6 +174,7 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 	case !a.admitsIdentities():
 		return DeniedNewIdentity, nil, true
 	}
+	a.request.markRefundable(v.Charges, v.Limits)
 	if err := a.addOnceCharge(); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
@@ -283,15 +283,13 @@ func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration,
 // decide sends the charges to the store. If the request's turn comes later, decide waits for the
 // turn.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
-	start := a.controller.now()
 	d, latency, err := a.decideInStore()
 	a.endPiggybacked(shadows)
-	return a.applyDecision(d, start, latency, err)
+	return a.applyDecision(d, latency, err)
 }
 
-// applyDecision finds the outcome that follows from the store's decision. The store was called at
-// start.
-func (a *Admission) applyDecision(d penstock.Decision, start time.Time, latency time.Duration, err error) (Outcome, error) {
+// applyDecision finds the outcome that follows from the store's decision.
+func (a *Admission) applyDecision(d penstock.Decision, latency time.Duration, err error) (Outcome, error) {
 	switch {
 	case a.hasOnceCharge && err == nil:
 		a.removeOnceCharge(&d)
@@ -301,11 +299,11 @@ func (a *Admission) applyDecision(d penstock.Decision, start time.Time, latency 
 	if err != nil {
 		return a.applyError(err, latency)
 	}
-	a.decision, a.isLimited, a.decidedAt = d, true, start.Add(-a.age)
+	a.decision, a.isLimited = d, true
 	if !d.Allowed {
 		return a.deny(latency), nil
 	}
-	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d, start)
+	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d)
 	if d.Source == penstock.FromOpen {
 		return a.observeDecision(FailedOpen, latency), nil
 	}

@@ -3,6 +3,7 @@ package admission_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -42,11 +43,11 @@ func TestDoneDoesNotCorrectTakenGrants(t *testing.T) {
 	}
 	grants := a.TakeGrants()
 	a.Done(admission.Result{Status: 200}) // without TakeGrants, it would refund the day and return the slot
-	if len(grants) != 2 || grants[0].Limit.Name != "day" || grants[1].Charge.Holder != "me" || !grants[1].RefundableUntil.IsZero() {
+	if len(grants) != 2 || grants[0].Limit.Name != "day" || grants[1].Charge.Holder != "me" {
 		t.Fatalf("the grants are %+v; want one of the limit \"day\", and one of the slot of the holder \"me\"", grants)
 	}
-	if until := time.Until(grants[0].RefundableUntil); until < 7*time.Hour || until > 8*time.Hour {
-		t.Errorf("one of 3 units per day can be refunded for %v; want 8 hours", until)
+	if grants[0].Charge.Receipt == 0 {
+		t.Errorf("the grant of the limit \"day\" has no Receipt; want one, for its refund")
 	}
 	for i, left := range []int64{3 - 1, 2 - 1} { // units of the day, and slots
 		peek := grants[i].Charge
@@ -68,25 +69,27 @@ func TestOnlySlotsAreTakenWithoutTheStore(t *testing.T) {
 	a.Done(admission.Result{})
 }
 
-// A repeat charges nothing. So its grants can be refunded only as long as those of the first
-// request.
-func TestTheGrantsOfARepeatAreAsOldAsThoseOfTheFirstRequest(t *testing.T) {
+// A repeat charges nothing. Its grants are those of the first request, with the same receipts.
+func TestTheGrantsOfARepeatAreThoseOfTheFirstRequest(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	c := onceController(t, memstore.New(memstore.Options{Now: func() time.Time { return now }}))
-	var until [2]time.Time
+	var receipts [2][]int64
 	var names [2]string
-	for i := range until {
+	for i := range receipts {
 		age := time.Duration(i) * 5 * time.Minute
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a", IsRefundable: true})
 		if outcome != admission.Allowed || err != nil || a.Age() != age {
 			t.Fatalf("call %d is %v, error %v, age %v; want allowed, no error, age %v", i, outcome, err, a.Age(), age)
 		}
-		until[i], names[i] = a.TakeGrants()[0].RefundableUntil, a.OnceName()
+		for _, g := range a.TakeGrants() {
+			receipts[i] = append(receipts[i], g.Charge.Receipt)
+		}
+		names[i] = a.OnceName()
 		a.Done(admission.Result{})
 		now = now.Add(5 * time.Minute)
 	}
-	if d := until[0].Sub(until[1]); d < 4*time.Minute || d > 6*time.Minute {
-		t.Errorf("RefundableUntil of the repeat is %v earlier than that of the first request; want 5 minutes", d)
+	if slices.Contains(receipts[0], 0) || !slices.Equal(receipts[0], receipts[1]) {
+		t.Errorf("the receipts of a request are %d, and of its repeat %d; want the same, and none 0", receipts[0], receipts[1])
 	}
 	if names[0] != names[1] || len(names[0]) != 26 {
 		t.Errorf("OnceName of a request and of its repeat are %q; want the same name of 26 characters", names)

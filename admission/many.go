@@ -47,7 +47,6 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 		// A list of one is decided by Decide, which records the store's error in this context.
 		storeCtx = &listed[0].Admission.call
 	}
-	start := c.now()   // by the store's clock
 	sent := time.Now() // for the latency, which is always real time
 	many.Decide(storeCtx, c.store, calls)
 	latency := time.Since(sent)
@@ -56,7 +55,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 		if call.Cause != nil {
 			a.call.storeErr = call.Cause
 		}
-		outcome, err := a.applyDecision(call.Decision, start, latency, call.Err)
+		outcome, err := a.applyDecision(call.Decision, latency, call.Err)
 		item.Outcome, item.Err = a.end(outcome), err
 	}
 	for _, item := range alone {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -105,6 +107,59 @@ func (a *Admission) removeOnceCharge(d *penstock.Decision) {
 	v.Charges[last] = penstock.Charge{}
 	v.Charges, v.Limits = v.Charges[:last], v.Limits[:last]
 	a.hasOnceCharge = false
+}
+
+// firstReceipts returns the receipts that the first request of a repeat has got. A batch that charges
+// nothing but a clock tells the store's time, how old the charge "once" is, and when windows end. A
+// receipt is 0 if its charge may have been made before the present window, or if the store gives no
+// answer. Then the units stay charged.
+func (a *Admission) firstReceipts() []int64 {
+	v := &a.evaluation
+	receipts := make([]int64, len(v.Charges))
+	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}
+	once, err := limit.Compile()
+	limit.Name, limit.Period = "clock", time.Millisecond
+	clock, clockErr := limit.Compile()
+	if err != nil || clockErr != nil || len(v.Charges)+2 > penstock.MaxCharges {
+		return receipts
+	}
+	key := v.Charges[0].Key
+	batch := []penstock.Charge{
+		{Key: key, Plan: clock, Cost: 1, Mode: penstock.Force, IsRefundable: true},
+		{Key: key, Plan: once, Mode: penstock.Refund},
+	}
+	for _, c := range v.Charges {
+		c.Mode, c.Cost, c.Patience = penstock.Refund, 0, 0
+		batch = append(batch, c)
+	}
+	d, err := panicked.Decide(&a.call, a.controller.store, batch)
+	if err != nil || isWithoutStore(d.Source) {
+		return receipts
+	}
+	now, age := d.Status(0).Receipt, OnceFor-d.Status(1).ResetAfter
+	for i := range receipts {
+		receipts[i] = receiptAt(v.Charges[i].Plan, now, age, d.Status(i+2).ResetAfter)
+	}
+	return receipts
+}
+
+// receiptAt returns the receipt that a charge had which was made at the age before now, in µs since
+// the epoch. reset is the ResetAfter of its limit now.
+func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
+	at, window := now-age.Microseconds(), plan.Window()
+	switch plan.Algorithm().Decay() {
+	case algorithm.DecayAtReset: // a receipt is the end of a window
+		if plan.Algorithm().IsCalendar() {
+			window = window * 9 / 10 // the shortest day, week and month are longer
+		}
+		if age+reset > window {
+			return 0
+		}
+		return now + reset.Microseconds()
+	case algorithm.DecayAfterPeriod: // the start of a window or sub-window
+		return at - at%window.Microseconds()
+	}
+	return at
 }
 
 // OnceName returns a name that the request shares with its repeats, and with no other request. It

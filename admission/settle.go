@@ -3,7 +3,6 @@ package admission
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -60,8 +59,10 @@ func (a *Admission) Done(r Result) {
 }
 
 // Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns slots, and refunds all charges that still count, except those of rules with before_auth.
-// The charges of a repeat are those of the first request, and stay.
+// returns slots, and refunds charges exactly, as if they had never been made. These are all charges of a
+// request with IsRefundable, or that could wait. Of other requests, they are those of limits with
+// on_status or a true cost. The charges of rules with before_auth stay. The charges of a repeat are
+// those of the first request, and stay.
 func (a *Admission) Cancel() {
 	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
 		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
@@ -123,15 +124,29 @@ func (a *Admission) Settle(cost int64) error {
 // A grant is a charge that Done may have to correct: it was made, or it takes a slot that the store
 // may have given. If the caller corrects charges instead, TakeGrants returns them as Grants.
 type grant struct {
-	charge          penstock.Charge
-	limit           *policy.Limit
-	source          penstock.Source
-	refundableUntil time.Time // from then on, the charge does not count any more
-	isUnsized       bool      // the size of the request's body was not known
+	charge    penstock.Charge // with its Receipt
+	limit     *policy.Limit
+	source    penstock.Source
+	isUnsized bool // the size of the request's body was not known
 }
 
-// noteGrants records the charges that may have to be corrected. All charges were made after start.
-func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
+// markRefundable sets IsRefundable of the charges that may have to be refunded.
+func (r *Request) markRefundable(charges []penstock.Charge, limits []*policy.Limit) {
+	canWait := slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Patience > 0 })
+	for i, l := range limits {
+		charges[i].IsRefundable = r.IsRefundable || canWait || l.Status != nil || l.Adjustable
+	}
+}
+
+// refundOf returns the charge that refunds what a charge was granted. isPossible is false if the
+// store cannot know where these units are, so that a refund would return the units of others.
+func refundOf(c penstock.Charge, s penstock.Status) (refund penstock.Charge, isPossible bool) {
+	c.Mode, c.Patience, c.IsRefundable, c.Receipt = penstock.Refund, 0, false, s.Receipt
+	return c, s.Receipt != 0 || !c.Plan.Algorithm().HasExactRefunds()
+}
+
+// noteGrants records the charges that may have to be corrected.
+func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
 	if a.request.Peek {
 		return
 	}
@@ -143,7 +158,9 @@ func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit
 		}
 		isUnsized := l.Cost.Body > 0 && a.request.Attributes != nil && a.request.Attributes.BodySize() < 0
 		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
-			a.grants = append(a.grants, grant{*c, l, d.Source, start.Add(countsFor(c, d.Status(i))), isUnsized})
+			granted := *c
+			granted.Receipt = d.Status(i).Receipt
+			a.grants = append(a.grants, grant{granted, l, d.Source, isUnsized})
 		}
 	}
 }
@@ -160,40 +177,15 @@ func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit)
 	}
 }
 
-// countsFor returns the least time for which a charge counts. After that time, a refund would
-// cancel newer charges.
-func countsFor(c *penstock.Charge, s penstock.Status) time.Duration {
-	if c.Plan.Algorithm().RefillsSteadily() {
-		return s.Wait + refillTime(c.Cost, c.Plan.Limit())
-	}
-	if c.Plan.Algorithm().IsCalendar() {
-		return s.ResetAfter
-	}
-	return min(s.ResetAfter, c.Plan.Limit().Period)
-}
-
-// refillTime returns how long a limit takes to refill units.
-func refillTime(units int64, l penstock.Limit) time.Duration {
-	t := float64(units) / float64(l.Count) * float64(l.Period)
-	const longest = math.MaxInt64 / 2 // so that a wait can be added
-	if t >= longest {
-		return longest
-	}
-	return time.Duration(t)
-}
-
-// returnAll returns the slots of enforced limits, and refunds their charges that still count.
+// returnAll returns the slots of enforced limits, and refunds their charges.
 func (a *Admission) returnAll() {
 	var all corrections
-	now := a.controller.now()
 	for i, c := range a.evaluation.Charges {
 		isCounted := !isNotCounted(a.evaluation.Limits[i], a.decision.Source)
-		isStillCounted := isCounted && now.Before(a.decidedAt.Add(countsFor(&c, a.decision.Status(i))))
-		if !isSlot(&c) && !isStillCounted {
-			continue
+		refund, isPossible := refundOf(c, a.decision.Status(i))
+		if isSlot(&c) || isCounted && isPossible {
+			all.add(refund, a.decision.Source)
 		}
-		c.Mode, c.Patience = penstock.Refund, 0
-		all.add(c, a.decision.Source)
 	}
 	a.correct(all)
 }
@@ -269,27 +261,21 @@ func (a *Admission) isFallbackInUse(ctx context.Context, c penstock.Charge) bool
 
 // correction returns the charge that corrects a grant, if one is needed.
 func (a *Admission) correction(g *grant, r *Result) (correcting penstock.Charge, isNeeded bool) {
-	c := g.charge
-	c.Patience = 0
-	if isSlot(&c) {
-		c.Mode = penstock.Refund
-		return c, true
+	refund, isPossible := refundOf(g.charge, penstock.Status{Receipt: g.charge.Receipt})
+	if isSlot(&refund) {
+		return refund, true
 	}
 	cost := a.trueCost(g, r)
 	if g.limit.Status != nil && r.Status != 0 && !g.limit.Status.Has(r.Status) {
 		cost = 0
 	}
-	switch {
-	case cost < c.Cost && !a.controller.now().Before(g.refundableUntil):
-		return c, false
-	case cost < c.Cost:
-		c.Mode, c.Cost = penstock.Refund, c.Cost-cost
-	case cost > c.Cost:
-		c.Mode, c.Cost = penstock.Force, cost-c.Cost
-	default:
-		return c, false
+	if cost <= refund.Cost {
+		refund.Cost -= cost
+		return refund, isPossible && refund.Cost > 0
 	}
-	return c, true
+	missing := g.charge
+	missing.Mode, missing.Cost, missing.Patience, missing.IsRefundable = penstock.Force, cost-g.charge.Cost, 0, false
+	return missing, true
 }
 
 // trueCost returns what the grant should have charged, as far as that is known.

@@ -15,7 +15,6 @@ import (
 type shadow struct {
 	piggyback.Batch
 	event      Event
-	start      time.Time // by the store's clock
 	sent       time.Time // for the latency, which is always real time
 	hasOwnCall bool      // to the store; if false, the call of the enforced batch may decide the shadow
 }
@@ -41,8 +40,9 @@ func (a *Admission) beginShadows() *shadows {
 	ctx := a.call.Context
 	for i := range batches {
 		item := &s.list[i]
-		item.start, item.sent = a.controller.now(), time.Now()
+		item.sent = time.Now()
 		item.Charges = batches[i].Charges
+		a.request.markRefundable(item.Charges, batches[i].Limits)
 		item.DecideAlone = func() {
 			item.hasOwnCall = true
 			s.running.Go(func() {
@@ -105,7 +105,7 @@ func (a *Admission) endShadows(s *shadows) {
 		if item.isUndecided() {
 			a.noteHolds(batch.Charges, batch.Limits)
 		} else if item.Decision.Allowed {
-			a.noteGrants(batch.Charges, batch.Limits, &item.Decision, item.start)
+			a.noteGrants(batch.Charges, batch.Limits, &item.Decision)
 		}
 	}
 }

@@ -39,6 +39,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 		return nil, err
 	}
 	request := check.request()
+	request.IsRefundable = true
 	if check.id != "" {
 		request.ID = idOfReservation(check.id, ttl)
 	}
@@ -86,7 +87,7 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	if t.isExpired(now) {
 		return nil, errExpired
 	}
-	batches, err := s.corrections(t, end, now)
+	batches, err := s.corrections(t, end)
 	if err != nil {
 		return nil, err
 	}
@@ -125,18 +126,17 @@ func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each batch can be made only once.
-func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]penstock.Charge, err error) {
+func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, err error) {
 	type madeCharge struct {
-		charge          penstock.Charge
-		limit           *policy.Limit
-		refundableUntil int64 // Unix ms
+		charge penstock.Charge
+		limit  *policy.Limit
 	}
 	rules := s.controller.Rules()
 	var all []madeCharge
 	hasAdjustable := false // the true cost of one of the limits is known only afterwards
 	for i := range t.Charges {
 		if c, l, ok := s.chargeOf(rules, &t.Charges[i]); ok {
-			all = append(all, madeCharge{c, l, t.Charges[i].RefundableUntil})
+			all = append(all, madeCharge{c, l})
 			hasAdjustable = hasAdjustable || l.Adjustable
 		}
 	}
@@ -152,7 +152,7 @@ func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]pens
 			byKey[m.charge.Key] = at
 			batches = append(batches, []penstock.Charge{once})
 		}
-		if c, ok := correction(m.charge, m.limit, e, hasAdjustable, now.UnixMilli() < m.refundableUntil); ok {
+		if c, ok := correction(m.charge, m.limit, e, hasAdjustable); ok {
 			batches[at] = append(batches[at], c)
 		}
 	}
@@ -170,7 +170,7 @@ func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 // correction returns the charge that corrects charge c, if one is needed. The actual cost applies
 // to the limits that are Adjustable. If the reservation has no such limit, the actual cost applies
 // to all limits that can refund.
-func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable, isRefundable bool) (penstock.Charge, bool) {
+func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable bool) (penstock.Charge, bool) {
 	c.Mode = penstock.Refund
 	if c.Plan.Algorithm().NeedsHolder() {
 		return c, true // the slots are returned
@@ -188,7 +188,7 @@ func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable, isRefu
 	case cost > c.Cost:
 		c.Mode, c.Cost = penstock.Force, cost-c.Cost
 		return c, true
-	case cost < c.Cost && isRefundable:
+	case cost < c.Cost && (c.Receipt != 0 || !c.Plan.Algorithm().HasExactRefunds()):
 		c.Cost -= cost
 		return c, true
 	}

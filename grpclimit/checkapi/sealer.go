@@ -36,7 +36,7 @@ type ticketCharge struct {
 	Cost    int64  `json:"u"`
 	Holder  string `json:"h,omitempty"`
 
-	RefundableUntil int64 `json:"x,omitempty"` // Unix ms; 0 for slots
+	Receipt int64 `json:"rc,omitempty"` // of the charge; 0 if its algorithm has none
 }
 
 // The kinds of tickets. A ticket of one kind is refused where the other kind is needed.
@@ -102,10 +102,7 @@ func (s *Service) ticketOf(check *validCheck, grants []admission.Grant) *ticket 
 	t := &ticket{Name: randomName()}
 	for i := range grants {
 		g := &grants[i]
-		c := ticketCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder}
-		if !g.RefundableUntil.IsZero() {
-			c.RefundableUntil = g.RefundableUntil.UnixMilli()
-		}
+		c := ticketCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder, Receipt: g.Charge.Receipt}
 		if stated := check.specOf(&g.Charge); stated != nil {
 			c.Spec = stated
 		} else {
@@ -137,7 +134,7 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 // chargeOf returns the charge that a ticket contains, and the limit of the charge. ok is false if
 // the policy does not have the limit any more. Then there is nothing to correct.
 func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
-	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
+	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder, Receipt: c.Receipt}
 	if c.Spec != nil {
 		stated, err := s.stated.limitOf(*c.Spec, "limits")
 		if err != nil {
