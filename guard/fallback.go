@@ -76,7 +76,8 @@ type FallbackOptions struct {
 // window more may be admitted at the start of an outage.
 //
 // A cost that fits the limit but not the share is denied with RetryAfter one second, not Never. In
-// an outage, Refund and Reset change the local memory only. If n changes in an outage, the used
+// an outage, Refund and Reset change the local memory only. A Refund with a Receipt has an effect only
+// where its charge was made. If n changes in an outage, the used
 // units count against the new share.
 //
 // Limits that use one counter (tiers, or old and new limits during a reload) share one counter in
@@ -299,9 +300,25 @@ func (f *fallback) assignModes(charges []penstock.Charge, modes *[penstock.MaxCh
 		local := *c
 		local.Plan = localPlan
 		local.Patience = min(c.Patience, localPlan.MaxPatience())
+		if c.Receipt != 0 {
+			local.Receipt = ofLocal(c.Receipt)
+		}
 		locals = append(locals, local)
 	}
 	return locals
+}
+
+// localReceipt marks the receipts of the local memory. They mean nothing to the store, and those of
+// the store mean nothing to the local memory.
+const localReceipt = 1 << 60
+
+// ofLocal returns the local memory's own receipt, or one that no charge has had.
+func ofLocal(receipt int64) int64 {
+	const ofNoCharge = 1
+	if receipt&localReceipt == 0 {
+		return ofNoCharge
+	}
+	return receipt &^ localReceipt
 }
 
 // compose makes one decision of the answers of all modes.
@@ -339,6 +356,9 @@ func (f *fallback) status(b *failedBatch, i, localIndex int, isAllowed bool) (s 
 		s.RetryAfter = defaultRetryAfter
 	case FailLocal:
 		s = b.local.Status(localIndex)
+		if s.Receipt != 0 {
+			s.Receipt |= localReceipt
+		}
 		if s.RetryAfter == penstock.Never && f.fits(c) {
 			s.RetryAfter = defaultRetryAfter
 		}

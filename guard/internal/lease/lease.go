@@ -294,7 +294,7 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 	}
 	for i := range charges {
 		c := &charges[i]
-		isPlainSpend := c.Mode == penstock.Spend && c.Patience == 0 && c.Holder == ""
+		isPlainSpend := c.Mode == penstock.Spend && c.Patience == 0 && c.Holder == "" && !c.IsRefundable
 		isLikeFirst := c.Cost == first.Cost && c.Key == first.Key
 		if !isPlainSpend || !isLikeFirst {
 			return nil, passThrough

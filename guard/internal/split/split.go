@@ -105,6 +105,8 @@ type chargeState struct {
 	shortestRetry time.Duration   // the shortest RetryAfter of its denials
 	soonestShard  int             // the shard of that RetryAfter
 	isConfirmed   bool            // all shards together deny it
+	receipt       int64           // of the shards, for an exact Refund
+	grantingShard int             // the shard whose receipt the status has; allShards: all of them
 	remaining     [maxParts]int64 // remaining units of each shard, 0 if not known
 	shardCosts    [maxParts]int64 // the cost for each shard, if all are called
 }
@@ -138,6 +140,9 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 		}
 		p.firstIndex, p.tried, p.shortestRetry, p.strategy = p.parts.firstShard(c), 0, penstock.Never, oneShard
 		clear(p.remaining[:p.parts.N()])
+		if c.Receipt != 0 {
+			p.readReceipt(c.Receipt)
+		}
 		if c.Mode != penstock.Draw && c.Cost > p.parts.MinUnits {
 			p.strategy = equally
 			p.spreadEqually(c.Cost)
@@ -214,6 +219,9 @@ func (b *splitBatch) isDenied() bool {
 
 // makeDecision returns the decision of the statuses.
 func (b *splitBatch) makeDecision() (d penstock.Decision) {
+	for i := range b.charges {
+		b.states[i].writeReceipt()
+	}
 	if len(b.charges) == 1 {
 		d = penstock.Single(b.states[0].status)
 	} else {
@@ -237,6 +245,9 @@ func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *pe
 	c.Mode, c.Cost = mode, cost
 	if p := b.states[i].parts; p != nil {
 		c.Key, c.Plan = shardKey(c.Key, shard), p.plans[shard]
+		if c.Receipt != 0 {
+			c.Receipt = b.states[i].receipt
+		}
 		if c.Patience > 0 {
 			c.Patience = min(c.Patience, c.Plan.MaxPatience())
 		}
@@ -287,6 +298,37 @@ func (p *chargeState) addStatus(s penstock.Status, shard int) {
 	p.status.RetryAfter = max(p.status.RetryAfter, s.RetryAfter)
 	p.status.ResetAfter = max(p.status.ResetAfter, s.ResetAfter)
 	p.status.Wait = max(p.status.Wait, s.Wait)
+	p.status.Receipt, p.grantingShard = max(p.status.Receipt, s.Receipt), allShards
+}
+
+// A receipt of a split charge has a bit that marks it, the receipt of a shard, and the shard. If all
+// shards have granted a part of the cost, it has the last of their receipts.
+const (
+	splitReceipt = 1 << 59
+	allShards    = 63 // in place of a shard
+	shardBits    = 6
+)
+
+// writeReceipt puts the shard into the receipt of the status.
+func (p *chargeState) writeReceipt() {
+	if p.parts != nil && p.status.Receipt != 0 {
+		p.status.Receipt = splitReceipt | p.status.Receipt<<shardBits | int64(p.grantingShard)
+	}
+}
+
+// readReceipt reads the receipt of a Refund. A receipt that was made before the limit was split
+// returns nothing.
+func (p *chargeState) readReceipt(receipt int64) {
+	const ofNoCharge = 1
+	shard := int(receipt & (1<<shardBits - 1))
+	if receipt&splitReceipt == 0 || shard >= p.parts.N() && shard != allShards {
+		p.receipt, p.grantingShard = ofNoCharge, p.firstIndex
+		return
+	}
+	p.receipt, p.grantingShard = receipt&^splitReceipt>>shardBits, shard
+	if shard != allShards {
+		p.firstIndex = shard
+	}
 }
 
 // peekShards peeks at all shards, and sets the status that a Spend of the cost would get.
@@ -500,7 +542,7 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 // readStatus stores the status of a charge that was sent to one shard. In this status, RetryAfter
 // becomes the shortest of the denials so far, and Remaining an estimate for all shards.
 func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
-	p.remaining[shard] = s.Remaining
+	p.remaining[shard], p.grantingShard = s.Remaining, shard
 	if s.RetryAfter != 0 {
 		if s.RetryAfter < p.shortestRetry {
 			p.shortestRetry, p.soonestShard = s.RetryAfter, shard
@@ -589,7 +631,15 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 	case c.Mode == penstock.Force:
 		return b.forceCharge(ctx, i)
 	}
-	// A Refund goes to the shards that have units in use.
+	if c.Receipt != 0 && p.grantingShard != allShards {
+		_, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost)
+		return err
+	}
+	if c.Receipt != 0 {
+		p.spreadEqually(c.Cost)
+		return b.chargeAllShards(ctx, i, c.Mode)
+	}
+	// A Refund without a receipt goes to the shards that have units in use.
 	if err := b.peekShards(ctx, i, 0); err != nil {
 		return err
 	}
