@@ -76,6 +76,47 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 	}
 }
 
+// 95 of the 100 reserved units are refilled and spent by others. So 5 return, and 100 pass in this
+// moment.
+func TestLateCancelReturnsNoRefilledUnits(t *testing.T) {
+	const reserved = `{"key":"a","limits":[{"rate":"50/s","burst":100}],"cost":100}`
+	const check = `{"key":"a","limits":[{"rate":"50/s","burst":100}],"cost":95}`
+	s := newService(t)
+	id := s.reserve(`{"check":` + reserved + `}`)
+	s.clock.advance(1900 * time.Millisecond)
+	if answer := s.call("/v1/check", check); answer["allowed"] != true {
+		t.Fatalf("a check of 95 units: %v; want it allowed", answer)
+	}
+	s.call("/v1/settle", `{"id":"`+id+`","cancel":true}`)
+	if left := s.left(check, "second"); left != 5 {
+		t.Errorf("%d units are left; want 5", left)
+	}
+}
+
+// Others keep a bucket nearly empty, so the surplus of a long request still counts when it is
+// settled. A repeat of the reservation can settle it too.
+func TestLateSettleReturnsTheSurplus(t *testing.T) {
+	const limits = `"key":"a","limits":[{"rate":"100k/min"}]`
+	for _, settlesRepeat := range []bool{false, true} {
+		s := newService(t)
+		s.call("/v1/check", `{`+limits+`,"cost":80000}`)
+		reservation := `{"check":{` + limits + `,"cost":16000,"request_id":"r1"}}`
+		id := s.reserve(reservation)
+		for range 60 {
+			s.clock.advance(time.Second)
+			s.call("/v1/check", `{`+limits+`,"cost":1666}`)
+		}
+		if settlesRepeat {
+			id = s.reserve(reservation)
+		}
+		before := s.left(`{`+limits+`,"cost":1}`, "minute")
+		s.call("/v1/settle", `{"id":"`+id+`","actual":100}`)
+		if back := s.left(`{`+limits+`,"cost":1}`, "minute") - before; back != 15_900 {
+			t.Errorf("settled by a repeat %t: %d units came back; want 15900", settlesRepeat, back)
+		}
+	}
+}
+
 // twoInstances makes two services that share one Redis and one secret.
 func twoInstances(t *testing.T) (all [2]*testService) {
 	t.Helper()

@@ -88,7 +88,7 @@ func returnsInLoop(body string) bool {
 		switch word := code[:listEnd(code)]; {
 		case indent < 0 && (strings.HasPrefix(word, "while ") || strings.HasPrefix(word, "for ") || word == "repeat"):
 			indent = len(line) - len(code)
-		case indent >= 0 && strings.HasPrefix(word, "return"):
+		case indent >= 0 && strings.HasPrefix(word, "return "):
 			return true
 		case len(line)-len(code) == indent:
 			indent = -1
