@@ -59,7 +59,7 @@ var mayImport = []struct {
 	{"policy/describe", []string{".", "algorithm", "guard", "internal/wording", "policy"}},
 	{"policy/policyfile", []string{".", "algorithm", "guard", "internal/boundedfile", "internal/linkedfolders", "internal/panicked", "internal/wording", "policy", "policy/jwt", "policy/describe",
 		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
-	{"admission", []string{".", "internal/many", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
+	{"admission", []string{".", "algorithm", "internal/many", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
 	{"observe", []string{".", "admission", "guard", "policy"}},
 	{"internal/clientaddress", nil},
 	{"internal/quotaheaders", []string{".", "algorithm", "admission", "policy"}},

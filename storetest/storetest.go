@@ -66,6 +66,9 @@ var laws = []law{
 			"above 0 while units are used.", checkRetryAfter},
 	{"refund returns at most what is used",
 		"A Refund returns units for later charges, and never more than were used.", checkRefund},
+	{"a refund with a receipt is exact",
+		"A charge with IsRefundable has a Receipt. The Refund with this Receipt returns its units, and no units " +
+			"of other charges.", checkReceipts},
 	{"reset clears the counter",
 		"After a Reset, the counter is like a new one. Other counters do not change.", checkReset},
 	{"force is never denied",
@@ -431,6 +434,7 @@ func checkInvalidArguments(t *lawTest) {
 	}{
 		{"no plan", bad(func(c *penstock.Charge) { c.Plan = nil })},
 		{"a negative cost", bad(func(c *penstock.Charge) { c.Cost = -1 })},
+		{"a negative receipt", bad(func(c *penstock.Charge) { c.Receipt, c.Mode = -1, penstock.Refund })},
 		{"a negative refund", bad(func(c *penstock.Charge) { c.Cost, c.Mode = -1, penstock.Refund })},
 		{"a cost above MaxCost", bad(func(c *penstock.Charge) { c.Cost = penstock.MaxCost + 1 })},
 		{"an unknown mode", bad(func(c *penstock.Charge) { c.Mode = penstock.Reset + 1 })},
@@ -544,6 +548,33 @@ func checkRefund(t *lawTest) {
 		}
 		t.allow(c.spend(units))
 		t.deny(c.withHolder("other").spend(1))
+	})
+}
+
+func checkReceipts(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c := t.counter(k, units)
+		if !c.limit.MustCompile().Algorithm().HasExactRefunds() {
+			return
+		}
+		plain := t.allow(c.spend(1))
+		refundable := c.spend(1)
+		refundable.IsRefundable = true
+		granted := t.allow(refundable)
+		if plain.Receipt != 0 || granted.Receipt == 0 {
+			t.reportViolation("a charge has the receipt %d, and one that is refundable has %d; want one only for the second", plain.Receipt, granted.Receipt)
+		}
+		t.allow(c.spend(2))
+		const ofNoCharge = 1
+		for _, step := range []struct{ receipt, cost, remaining int64 }{
+			{ofNoCharge, 1, units - 4}, {granted.Receipt, 1, units - 3},
+		} {
+			refund := c.charge(penstock.Refund, step.cost)
+			refund.Receipt = step.receipt
+			if s := t.allow(refund); s.Remaining != step.remaining || s.Granted > step.cost {
+				t.reportViolation("a refund of %d units with the receipt %d: %+v; want %d left", step.cost, step.receipt, s, step.remaining)
+			}
+		}
 	})
 }
 

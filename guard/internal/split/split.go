@@ -631,13 +631,8 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 	case c.Mode == penstock.Force:
 		return b.forceCharge(ctx, i)
 	}
-	if c.Receipt != 0 && p.grantingShard != allShards {
-		_, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost)
-		return err
-	}
 	if c.Receipt != 0 {
-		p.spreadEqually(c.Cost)
-		return b.chargeAllShards(ctx, i, c.Mode)
+		return b.refundExactly(ctx, i)
 	}
 	// A Refund without a receipt goes to the shards that have units in use.
 	if err := b.peekShards(ctx, i, 0); err != nil {
@@ -673,6 +668,33 @@ func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 		released += granted
 	}
 	p.status.Granted = released
+	return nil
+}
+
+// refundExactly makes a Refund with a receipt. If all shards have granted parts of the cost, each first
+// returns an equal part. Then each returns what the others could not. A bucket's Granted is rounded
+// down, so for buckets it does not say what the others could not return.
+func (b *splitBatch) refundExactly(ctx context.Context, i int) error {
+	c, p := &b.charges[i], &b.states[i]
+	if p.grantingShard != allShards {
+		_, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost)
+		return err
+	}
+	p.spreadEqually(c.Cost)
+	if err := b.chargeAllShards(ctx, i, c.Mode); err != nil || c.Plan.Algorithm().RefillsSteadily() {
+		return err
+	}
+	returned, last := p.status.Granted, p.status
+	for ; p.tried < p.parts.N() && returned < c.Cost; p.tried++ {
+		granted, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost-returned)
+		if err != nil {
+			return err
+		}
+		returned += granted
+	}
+	p.status = last
+	p.status.Remaining += returned - last.Granted
+	p.status.Granted = returned
 	return nil
 }
 
