@@ -83,8 +83,8 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Receipt = c.StoreReceipt()
 }
 
-// StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store but
-// of a guard. It is for authors of a Store.
+// StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store
+// but of a guard. It is for authors of a Store.
 func (c *Charge) StoreReceipt() int64 {
 	const ofNoCharge = 1
 	if c.Receipt > algorithm.Max {

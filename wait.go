@@ -152,7 +152,8 @@ func (r *Reservation) Delay() time.Duration { return max(time.Until(r.turn), 0) 
 // Settle corrects the cost to the actual one. It refunds the surplus, or charges what is missing
 // even if that does not fit. A refund is exact at any time: the counter becomes what it would be if
 // the surplus had never been charged. So nothing is refunded if the counter has been full since the
-// Reserve, or if its window has ended. Settle takes at most a second, and works even if ctx has ended.
+// Reserve, or if its window has ended. Settle takes at most a second, and works even if ctx has
+// ended.
 //
 // Only the first Settle or Cancel has an effect. One that fails with ErrInvalid, because actual is
 // below 0 or above MaxCost, does not count as the first. One that fails with ErrUnavailable does:

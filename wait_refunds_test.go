@@ -41,7 +41,8 @@ func remaining(t *testing.T, l *penstock.Limiter) int64 {
 	return d.Remaining()
 }
 
-// 95 of the 100 reserved tokens are refilled when others spend them. Then only 5 are left to refund.
+// 95 of the 100 reserved tokens are refilled when others spend them. Then only 5 are left to
+// refund.
 func TestCancelReturnsNoRefilledTokens(t *testing.T) {
 	clock := newManualClock()
 	l := newLimiter(t, clock.store(), "l", penstock.PerSecond(50).WithBurst(100))
@@ -54,8 +55,8 @@ func TestCancelReturnsNoRefilledTokens(t *testing.T) {
 	}
 }
 
-// Others spend all tokens as they are refilled. So the surplus of a reservation is still charged when
-// it is settled, after any time.
+// Others spend all tokens as they are refilled. So the surplus of a reservation is still charged
+// when it is settled, after any time.
 func TestSettleReturnsTheSurplusOfABusyBucket(t *testing.T) {
 	for _, row := range []struct {
 		name   string

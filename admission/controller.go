@@ -157,9 +157,9 @@ type Request struct {
 	// they are renewed in the background until Done.
 	RenewsHolds bool
 
-	// IsRefundable means that Cancel or TakeGrants may return all charges of the request. The store then
-	// remembers when they were made. Default: it does so for requests that may wait, and for limits
-	// with on_status or a true cost.
+	// IsRefundable means that Cancel or TakeGrants may return all charges of the request. The store
+	// then remembers when they were made. Default: it does so for requests that may wait, and for
+	// limits with on_status or a true cost.
 	IsRefundable bool
 
 	// Into is memory for the Admission. It must be a zero Admission. Do not use it for a second

@@ -109,10 +109,10 @@ func (a *Admission) removeOnceCharge(d *penstock.Decision) {
 	a.hasOnceCharge = false
 }
 
-// firstReceipts returns the receipts that the first request of a repeat has got. A batch that charges
-// nothing but a clock tells the store's time, how old the charge "once" is, and when windows end. A
-// receipt is 0 if its charge may have been made before the present window, or if the store gives no
-// answer. Then the units stay charged.
+// firstReceipts returns the receipts that the first request of a repeat has got. A batch that
+// charges nothing but a clock tells the store's time, how old the charge "once" is, and when
+// windows end. A receipt is 0 if its charge may have been made before the present window, or if the
+// store gives no answer. Then the units stay charged.
 func (a *Admission) firstReceipts() []int64 {
 	v := &a.evaluation
 	receipts := make([]int64, len(v.Charges))

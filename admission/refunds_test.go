@@ -51,8 +51,8 @@ func (s *refundSetup) left() int64 {
 	return left
 }
 
-// 16,000 tokens are reserved, and 100 are used a minute later. The surplus comes back if others have
-// kept the bucket nearly empty, and not if it was full since.
+// 16,000 tokens are reserved, and 100 are used a minute later. The surplus comes back if others
+// have kept the bucket nearly empty, and not if it was full since.
 func TestActualCostOfALongRequestIsExact(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -59,10 +59,10 @@ func (a *Admission) Done(r Result) {
 }
 
 // Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns slots, and refunds charges exactly, as if they had never been made. These are all charges of a
-// request with IsRefundable, or that could wait. Of other requests, they are those of limits with
-// on_status or a true cost. The charges of rules with before_auth stay. The charges of a repeat are
-// those of the first request, and stay.
+// returns slots, and refunds charges exactly, as if they had never been made. These are all charges
+// of a request with IsRefundable, or that could wait. Of other requests, they are those of limits
+// with on_status or a true cost. The charges of rules with before_auth stay. The charges of a
+// repeat are those of the first request, and stay.
 func (a *Admission) Cancel() {
 	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
 		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })

@@ -75,7 +75,7 @@ type Request struct {
 
 	// Receipt is that of the outcome whose units a Refund returns. The Refund is then exact: the
 	// state becomes what it would be if these units had never been spent. Without a Receipt, a Refund
-	// lowers what is used now, whoever has used it.
+	// lowers what is used now, no matter which caller has used it.
 	Receipt int64
 }
 

@@ -98,8 +98,8 @@ func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 
-// ExactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt of
-// a request is the number with this index, from 1, of the twin's new state.
+// ExactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt
+// of a request is the number with this index, from 1, of the twin's new state.
 func ExactRefunds(index int) Option { return func(a *Algorithm) { a.receiptNumber = index } }
 
 // CanBook says that a request with patience can book units that become free later. If the first of

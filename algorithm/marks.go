@@ -2,17 +2,17 @@ package algorithm
 
 import "slices"
 
-// A mark is the lowest level of a bucket since a time, in parts. A refund of what was charged at that
-// time is worth at most so much. Without that charge, the bucket would have been full when it was at
-// this level, and what is refilled into a full bucket is lost.
+// A mark is the lowest level of a bucket since a time, in parts. A refund of what was charged at
+// that time is worth at most so much. Without that charge, the bucket would have been full when it
+// was at this level, and what is refilled into a full bucket is lost.
 type mark struct{ since, lowest int64 }
 
 // marks are the marks of a token bucket. Each charge that may be refunded makes one. A mark with a
-// later time has a higher level. Of two marks with one level, the earlier is enough. So each level is
-// that of all charges from its time until the time of the next mark.
+// later time has a higher level. Of two marks with one level, the earlier is enough. So each level
+// is that of all charges from its time until the time of the next mark.
 //
-// marks never change. bucket.Low is the level of the newest mark, which each step lowers. The levels
-// of the older marks are not lowered at once: a level above Low means Low.
+// marks never change. bucket.Low is the level of the newest mark, which each step lowers. The
+// levels of the older marks are not lowered at once: a level above Low means Low.
 type marks struct {
 	since int64  // of the newest mark
 	older []mark // in the order of their times
@@ -38,9 +38,9 @@ func (m *marks) lowestSince(receipt, low int64) int64 {
 	return 0
 }
 
-// lower returns the newest level and the marks after a refund. lowest was the level of the mark from
-// which parts were returned. The later levels are lower now by these parts. The earlier levels are
-// at most what is left at that mark.
+// lower returns the newest level and the marks after a refund. lowest was the level of the mark
+// from which parts were returned. The later levels are lower now by these parts. The earlier levels
+// are at most what is left at that mark.
 func (m *marks) lower(low, lowest, returned int64) (int64, *marks) {
 	next, last := marks{since: m.since}, int64(0)
 	for _, o := range m.older {

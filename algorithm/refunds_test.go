@@ -119,8 +119,8 @@ func (t *refundTrace) check() error {
 	return nil
 }
 
-// checkIntervals checks that no interval of a token bucket has more use than its bound. Force is not
-// bounded.
+// checkIntervals checks that no interval of a token bucket has more use than its bound. Force is
+// not bounded.
 func (t *refundTrace) checkIntervals() error {
 	if t.algorithm != TokenBucket || t.hasForced {
 		return nil
@@ -139,8 +139,8 @@ func (t *refundTrace) checkIntervals() error {
 	return nil
 }
 
-// A refund is exact: the state is never better than if the surplus had never been charged. It is equal
-// to that state, unless so many charges were open that marks were dropped.
+// A refund is exact: the state is never better than if the surplus had never been charged. It is
+// equal to that state, unless so many charges were open that marks were dropped.
 func TestRefundIsExact(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, FixedWindow, AnchoredWindow, SlidingWindow, SubWindow(1), SubWindow(5), SlidingLog} {
 		t.Run(a.Title(), func(t *testing.T) {

@@ -76,9 +76,9 @@ type FallbackOptions struct {
 // window more may be admitted at the start of an outage.
 //
 // A cost that fits the limit but not the share is denied with RetryAfter one second, not Never. In
-// an outage, Refund and Reset change the local memory only. A Refund with a Receipt has an effect only
-// where its charge was made. If n changes in an outage, the used
-// units count against the new share.
+// an outage, Refund and Reset change the local memory only. A Refund with a Receipt has an effect
+// only where its charge was made. If n changes in an outage, the used units count against the new
+// share.
 //
 // Limits that use one counter (tiers, or old and new limits during a reload) share one counter in
 // the local memory too. The bound is that of the largest.

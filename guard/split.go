@@ -43,8 +43,8 @@ type SplitOptions struct {
 //   - Peek, Refund, Reset and a Force that does not fit one shard use all S counters. These four
 //     are not atomic with the rest of their batch. A Peek is made before the rest, and the other
 //     three after the rest was allowed.
-//   - An exact Refund of a cost that several shards have granted is divided equally among all shards,
-//     even if they have granted different parts. So a TokenBucket may return less.
+//   - An exact Refund of a cost that several shards have granted is divided equally among all
+//     shards, even if they have granted different parts. So a TokenBucket may return less.
 //   - Units forced beyond the limit are debts of the shards that took them. The other shards still
 //     grant.
 //   - Concurrency: the hash of the Holder selects the first shard of a hold. Later calls look for

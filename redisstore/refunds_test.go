@@ -20,8 +20,8 @@ type reservation struct {
 	receipt int64
 }
 
-// Both twins return the same units of many open reservations, which end in any order. The level of a
-// bucket rises and falls, so that its marks are added, merged, lowered and dropped.
+// Both twins return the same units of many open reservations, which end in any order. The level of
+// a bucket rises and falls, so that its marks are added, merged, lowered and dropped.
 func TestTwinsRefundExactly(t *testing.T) {
 	effort.SkipUnderRace(t)
 	client := dialURL(t, redistest.Shared(t).URL())
@@ -44,7 +44,8 @@ func TestTwinsRefundExactly(t *testing.T) {
 	}
 }
 
-// runReservations makes a random trace of reservations, and returns how many refunds returned units.
+// runReservations makes a random trace of reservations, and returns how many refunds returned
+// units.
 func runReservations(client Client, a *algorithm.Algorithm, rng *rand.Rand) (refunds int, err error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(1e12))
 	now := func() time.Time { return clock }

@@ -301,8 +301,8 @@ func (p *chargeState) addStatus(s penstock.Status, shard int) {
 	p.status.Receipt, p.grantingShard = max(p.status.Receipt, s.Receipt), allShards
 }
 
-// A receipt of a split charge has a bit that marks it, the receipt of a shard, and the shard. If all
-// shards have granted a part of the cost, it has the last of their receipts.
+// A receipt of a split charge has a bit that marks it, the receipt of a shard, and the shard. If
+// all shards have granted a part of the cost, it has the last of their receipts.
 const (
 	splitReceipt = 1 << 59
 	allShards    = 63 // in place of a shard
@@ -671,9 +671,9 @@ func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 	return nil
 }
 
-// refundExactly makes a Refund with a receipt. If all shards have granted parts of the cost, each first
-// returns an equal part. Then each returns what the others could not. A bucket's Granted is rounded
-// down, so for buckets it does not say what the others could not return.
+// refundExactly makes a Refund with a receipt. If all shards have granted parts of the cost, each
+// first returns an equal part. Then each returns what the others could not. A bucket's Granted is
+// rounded down, so for buckets it does not say what the others could not return.
 func (b *splitBatch) refundExactly(ctx context.Context, i int) error {
 	c, p := &b.charges[i], &b.states[i]
 	if p.grantingShard != allShards {

@@ -11,8 +11,8 @@ import (
 //
 //   - A function whose body is "return" and one expression. Each call is replaced by the
 //     expression.
-//   - A function without a return in a loop. A call is replaced if it is a statement on one line, "a,
-//     b = f(…)" or "local a, b = f(…)".
+//   - A function without a return in a loop. A call is replaced if it is a statement on one line,
+//     "a, b = f(…)" or "local a, b = f(…)".
 //
 // Others stay functions. Each pass reads the text once, because a request may wait for its script
 // to be generated.
@@ -80,7 +80,8 @@ func newFunction(name, parameters, body string, others []function) function {
 	return f
 }
 
-// returnsInLoop tells whether a return is in a loop. The end of a loop has the indent of its beginning.
+// returnsInLoop tells whether a return is in a loop. The end of a loop has the indent of its
+// beginning.
 func returnsInLoop(body string) bool {
 	indent := -1 // of the outermost loop; -1 outside of loops
 	for line := range strings.Lines(body) {

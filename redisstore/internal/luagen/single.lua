@@ -2,10 +2,10 @@
 -- kind. The generator unrolls this template for a sequence of algorithms, so that the script needs
 -- no tables (see template.go). COUNT is the number of charges.
 --
--- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is left
--- out if all four are 0, unless the batch is a dry run. An x in a format skips a byte. The skipped bytes
--- are the counts, and the numbers of keys and algorithms, which are all known here. The first 12
--- bytes of args are the head. A charge has 40 bytes without its extension.
+-- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
+-- left out if all four are 0, unless the batch is a dry run. An x in a format skips a byte. The
+-- skipped bytes are the counts, and the numbers of keys and algorithms, which are all known here.
+-- The first 12 bytes of args are the head. A charge has 40 bytes without its extension.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}

@@ -23,7 +23,8 @@ end
 --
 -- For each charge: in a usual string, n$ is the word of its entry. In any other string, n$ is the
 -- count of the entry's numbers, and first$ is the position of the entry. s$1 to s$6 are the stored
--- numbers. If there are more than six, s$6 has those from the sixth on, as they are stored. expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
+-- numbers. If there are more than six, s$6 has those from the sixth on, as they are stored.
+-- expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
 local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}

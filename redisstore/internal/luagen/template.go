@@ -8,8 +8,8 @@ import (
 // A template is expanded for a sequence of n charges:
 //
 //   - The lines between @each and @endeach are repeated for each charge.
-//   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge. The
-//     copies are joined by commas, by nothing, by "and", or by "or".
+//   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge.
+//     The copies are joined by commas, by nothing, by "and", or by "or".
 //
 // In each copy, $ is replaced by the number of the charge, from 1.
 
