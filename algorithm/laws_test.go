@@ -153,7 +153,7 @@ func byValue[S any](step stepper[S]) Step[S] {
 
 // unmarked is the step of a token bucket whose charges are never refunded exactly.
 func unmarked(s bucket, p *Params, r *Request, now int64, out *Outcome) bucket {
-	next, _ := tokenBucket(s, nil, p, r, now, out)
+	next, _ := tokenBucket(s, nil, new(marks), p, r, now, out)
 	return next
 }
 
@@ -164,7 +164,7 @@ type markedBucket struct {
 }
 
 func markedStep(s markedBucket, p Params, r Request, now int64) (out Outcome, next markedBucket) {
-	next.bucket, next.marks = tokenBucket(s.bucket, s.marks, &p, &r, now, &out)
+	next.bucket, next.marks = tokenBucket(s.bucket, s.marks, new(marks), &p, &r, now, &out)
 	return out, next
 }
 

@@ -59,33 +59,38 @@ func (m *marks) lower(low, lowest, returned int64) (int64, *marks) {
 }
 
 // add returns the newest level and the marks after a charge at a time, which raised the level.
-// Charges at one time are one charge: what is refunded of one or the other makes no difference.
-func (m *marks) add(low, at, level int64) (int64, *marks) {
+// Charges at one time are one charge: what is refunded of one or the other makes no difference. add
+// writes the marks to *into, whose memory it reuses.
+func (m *marks) add(low, at, level int64, into *marks) (int64, *marks) {
+	into.since, into.older = at, into.older[:0]
 	if m == nil || low == 0 {
-		return level, &marks{since: at}
+		return level, into
 	}
 	since, older := m.since, m.older
 	for len(older) > 0 && older[len(older)-1].lowest >= low {
 		since, older = older[len(older)-1].since, older[:len(older)-1]
 	}
+	into.older = append(into.older, older...)
 	if since == at {
-		return level, &marks{since, older}
+		return level, into
 	}
-	older = append(slices.Clip(older), mark{since, low})
-	if len(older) < MaxMarks {
-		return level, &marks{at, older}
+	into.older = append(into.older, mark{since, low})
+	if len(into.older) < MaxMarks {
+		return level, into
 	}
 	dropped, least, last := 0, int64(Max), int64(0)
-	for i, o := range older {
+	for i, o := range into.older {
 		if o.lowest-last < least {
 			dropped, least = i, o.lowest-last
 		}
 		last = o.lowest
 	}
 	if level-last < least { // the new mark
-		return last, &marks{since, older[:len(older)-1]}
+		into.since, into.older = since, into.older[:len(into.older)-1]
+		return last, into
 	}
-	return level, &marks{at, slices.Delete(older, dropped, dropped+1)}
+	into.older = slices.Delete(into.older, dropped, dropped+1)
+	return level, into
 }
 
 // convert returns the newest level and the marks in parts of another size. convert of package

@@ -160,3 +160,25 @@ func TestRefundIsExact(t *testing.T) {
 		})
 	}
 }
+
+// A busy state reuses the memory of its marks.
+func TestRefundableChargesDoNotAllocate(t *testing.T) {
+	r := refundTrace{algorithm: TokenBucket, states: TokenBucket.NewStates(), now: 1_700_000_000_000_000}
+	r.states.Add()
+	var err error
+	if r.params, err = TokenBucket.Prepare(Limit{Count: 1000, Period: 1_000_000, Burst: 100_000}); err != nil {
+		t.Fatal(err)
+	}
+	var out Outcome
+	request := Request{Mode: Spend, Cost: 2, IsRefundable: true}
+	charge := func() {
+		r.now += 1000
+		r.states.Step(0, &r.params, &request, r.now, true, &out)
+	}
+	for range 100 {
+		charge()
+	}
+	if n := testing.AllocsPerRun(1000, charge); n > 0 {
+		t.Errorf("a charge that may be refunded makes %v allocations; want 0", n)
+	}
+}

@@ -87,6 +87,7 @@ type bucket struct {
 type bucketStates struct {
 	stateArray[bucket]
 	marks map[uint32]*marks // of the states whose Low is above 0
+	spare *marks            // memory for the next marks
 }
 
 // Remove clears a state.
@@ -104,25 +105,28 @@ func (b *bucketStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	if s.Low > 0 {
 		m = b.marks[i]
 	}
-	next, nextMarks := tokenBucket(s, m, p, r, now, out)
+	if r.IsRefundable && b.spare == nil {
+		b.spare = new(marks)
+	}
+	next, nextMarks := tokenBucket(s, m, b.spare, p, r, now, out)
 	if out.Keep == Unchanged || !commit && out.OK() {
 		return
 	}
 	b.states[i] = next
-	if nextMarks != m {
-		b.setMarks(i, nextMarks)
-	}
-}
-
-func (b *bucketStates) setMarks(i uint32, m *marks) {
-	if m == nil {
+	switch nextMarks {
+	case m:
+		return
+	case nil:
 		delete(b.marks, i)
-	} else {
-		b.marks[i] = m
+		return
+	case b.spare:
+		b.spare = m
 	}
+	b.marks[i] = nextMarks
 }
 
-func tokenBucket(s bucket, m *marks, p *Params, r *Request, now int64, out *Outcome) (bucket, *marks) {
+// tokenBucket is the step. It writes new marks to *spare, which the state must not have.
+func tokenBucket(s bucket, m, spare *marks, p *Params, r *Request, now int64, out *Outcome) (bucket, *marks) {
 	rate, parts, burst := p[0], p[1], p[2]
 	capacity := burst * parts
 	level, oldParts := s.Level, s.Parts
@@ -197,7 +201,7 @@ func tokenBucket(s bucket, m *marks, p *Params, r *Request, now int64, out *Outc
 	low = min(low, level)
 	out.Receipt = 0
 	if r.IsRefundable && granted > 0 && r.Mode != Refund {
-		low, next = next.add(low, at, level)
+		low, next = next.add(low, at, level, spare)
 		out.Receipt = at
 	}
 	// The fields are set one by one, because a composite literal would be built and then copied.
