@@ -76,8 +76,8 @@ func nextSecond(r *rand.Rand, second int64) int64 {
 }
 
 // buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file that the
-// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module. The changed file
-// is in the folder clock.
+// variable CLOCK_FILE names. buildClocked makes the change in a copy of the module. The changed
+// file is in the folder clock.
 func (o *oracle) buildClocked() error {
 	module, err := o.runGo(slices.Concat([]string{"list"}, o.flags, []string{"-m", "-f", "{{.Dir}}", modulePath})...)
 	if err != nil {

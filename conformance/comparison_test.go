@@ -249,7 +249,8 @@ func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
 	if err := c.run(effort.Of(6_000, 12_000)); err != nil {
 		t.Fatal(err)
 	}
-	// A tenth of the exchanges are not comparable. That none is has a chance below 0.9^6000, or 10^-270.
+	// A tenth of the exchanges are not comparable. That none is has a chance below 0.9^6000, or
+	// 10^-270.
 	if c.mismatches > 0 || c.tally.counts["not comparable: not decided in one second"] == 0 {
 		t.Errorf("PENSTOCK_SEED=%d: %d mismatches; want none, and some exchanges that are not comparable:\n%v", c.seed, c.mismatches, &c.tally)
 	}

@@ -74,11 +74,11 @@ func Deny(o DenyOptions) penstock.Decorator {
 // The numbers of a cached denial have these exceptions, which end with the denial:
 //
 //   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
-//   - RetryAfter is too short if another instance has used Force, or has granted a request that needs
-//     less, or has more Patience, than any request of this instance. The same holds if another
-//     instance has granted a limit with other numbers that uses the counter, as tiers do.
-//   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come back
-//     since, but are too few for the request.
+//   - RetryAfter is too short if another instance has used Force, or has granted a request that
+//     needs less, or has more Patience, than any request of this instance. The same holds if
+//     another instance has granted a limit with other numbers that uses the counter, as tiers do.
+//   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come
+//     back since, but are too few for the request.
 //   - RetryAfter of a split limit is that of the answer.
 //
 // A cached denial answers only for a limit with the same numbers. If several limits of one name use

@@ -188,8 +188,9 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 			all.add(tr)
 		})
 	}
-	// With 334 seeds there are about 100 patient denials, and more of each other kind. None has a chance
-	// of e^-100, or 10^-43. Of 11,500 cached denials, 85 % are exact; the deviation is below 1 %.
+	// With 334 seeds there are about 100 patient denials, and more of each other kind. None has a
+	// chance of e^-100, or 10^-43. Of 11,500 cached denials, 85 % are exact; the deviation is
+	// below 1 %.
 	if all.cached < seeds || all.exact < all.cached/20 || all.early == 0 || all.patient == 0 || all.batches == 0 {
 		t.Errorf("the cached denials are %d: %d exact, %d early, %d patient and %d of batches; want at least %d, a twentieth of them exact, and some of each kind",
 			all.cached, all.exact, all.early, all.patient, all.batches, seeds)
@@ -286,7 +287,8 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 			}
 		})
 	}
-	// With 334 seeds there are about 11,800 denials with a deviation of 400, and 1,300 of them are false.
+	// With 334 seeds there are about 11,800 denials with a deviation of 400, and 1,300 of them are
+	// false.
 	if wrong == 0 || cached < seeds {
 		t.Errorf("the cache denied %d times, %d of them falsely; want at least %d denials, and some false", cached, wrong, seeds)
 	}

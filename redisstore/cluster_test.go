@@ -121,7 +121,8 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 			}
 		}
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
-		// Refunds have no receipts, because a Cluster also knows when it made the charges of other batches.
+		// Refunds have no receipts, because a Cluster also knows when it made the charges of other
+		// batches.
 		batch := hostileBatch(rng, limits, &last, nil)
 		for range rng.IntN(3) { // so that more batches have several keys
 			more := append(batch, hostileBatch(rng, limits, &last, nil)...)

@@ -81,9 +81,10 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 // ReplaceReply makes the proxy send this text in place of the next reply, once.
 func (p *Proxy) ReplaceReply(text string) { p.set(func() { p.replacement = text }) }
 
-// Only makes DropReplies, CutOnReply and ReplaceReply affect only connections whose client has sent this text, in
-// upper or lower case. So handshakes still work. With an empty text, all connections are affected.
-// Replies that are in flight when the client sends the text may be lost too.
+// Only makes DropReplies, CutOnReply and ReplaceReply affect only connections whose client has
+// sent this text, in upper or lower case. So handshakes still work. With an empty text, all
+// connections are affected. Replies that are in flight when the client sends the text may be lost
+// too.
 func (p *Proxy) Only(text string) {
 	p.set(func() { p.onlyMatching = bytes.ToLower([]byte(text)) })
 }

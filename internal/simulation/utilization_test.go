@@ -138,8 +138,8 @@ var leasable = []*algorithm.Algorithm{
 	penstock.SubWindow(60),
 }
 
-// For traffic below a limit, a fleet with leases admits nearly as much as the store alone. No formula
-// bounds how much a fleet loses, so the seeds of this test are known to pass.
+// For traffic below a limit, a fleet with leases admits nearly as much as the store alone. No
+// formula bounds how much a fleet loses, so the seeds of this test are known to pass.
 func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	t.Parallel()
 	var loads []*steadyLoad

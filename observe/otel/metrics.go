@@ -37,8 +37,8 @@ type MetricsOptions struct {
 	// Provider makes the meter. Default: the global provider.
 	Provider metric.MeterProvider
 
-	// NearPercent is the percentage of a limit that a request near the limit has used at least. From 50
-	// to 100; default: 80.
+	// NearPercent is the percentage of a limit that a request near the limit has used at least.
+	// From 50 to 100; default: 80.
 	NearPercent int
 }
 

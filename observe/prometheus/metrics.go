@@ -20,8 +20,8 @@ type Options struct {
 	// only ids of sampled traces, like penstockotel.SampledTraceID. Default: no exemplars.
 	TraceID func(context.Context) string
 
-	// NearPercent is the percentage of a limit that a request near the limit has used at least. From 50
-	// to 100; default: 80.
+	// NearPercent is the percentage of a limit that a request near the limit has used at least.
+	// From 50 to 100; default: 80.
 	NearPercent int
 }
 

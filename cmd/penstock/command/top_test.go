@@ -25,8 +25,8 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// startTop shows an instance on a screen until the test ends. The test needs no real terminal, which
-// a container may not have.
+// startTop shows an instance on a screen until the test ends. The test needs no real terminal,
+// which a container may not have.
 func startTop(t *testing.T, address string) *screen {
 	t.Helper()
 	var top topCommand

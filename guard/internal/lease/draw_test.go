@@ -195,8 +195,8 @@ func checkUnits(t *testing.T, l *Store) {
 	}
 }
 
-// A bucket that is nearly empty is drawn from again when it will have enough units for a draw at the
-// time when the draw arrives.
+// A bucket that is nearly empty is drawn from again when it will have enough units for a draw at
+// the time when the draw arrives.
 func TestBucketRefillsWhileADrawIsOnItsWay(t *testing.T) {
 	perSecond, err := penstock.PerSecond(1000).Compile()
 	if err != nil {

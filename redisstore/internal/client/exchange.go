@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// An exchange checks the replies on a connection against the commands that were sent. rueidis trusts
-// replies: a wrong length, a reply to no command or a reply with too few elements makes it panic on
-// a goroutine of its own, and a large number makes it allocate as much. So it must never read the
-// last byte of such a reply.
+// An exchange checks the replies on a connection against the commands that were sent. rueidis
+// trusts replies: a wrong length, a reply to no command or a reply with too few elements makes it
+// panic on a goroutine of its own, and a large number makes it allocate as much. So it must never
+// read the last byte of such a reply.
 //
 // Almost every reply is only counted. The few commands whose replies rueidis reads without looking
 // at their length, and those of publish and subscribe, are special.

@@ -69,9 +69,9 @@ func (f passwordFile) password(given string) (string, error) {
 	return strings.TrimRight(string(text), "\r\n"), nil
 }
 
-// markSentinels makes connections to Sentinels have a sentinelAddr. rueidis requests the credentials
-// of servers and of Sentinels by the same function, and passes only the address. It dials them with
-// different dialers, but copies these, so a Resolver is the mark.
+// markSentinels makes connections to Sentinels have a sentinelAddr. rueidis requests the
+// credentials of servers and of Sentinels by the same function, and passes only the address. It
+// dials them with different dialers, but copies these, so a Resolver is the mark.
 func markSentinels(option *rueidis.ClientOption) {
 	mark := new(net.Resolver) // it resolves names as a nil Resolver does
 	option.Sentinel.Dialer.Resolver = mark
