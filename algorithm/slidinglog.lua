@@ -131,7 +131,8 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, recei
   else
     keep = 0
   end
-  return granted, remaining, retry, reset, 0, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep, isexact and receipt
+  return granted, remaining, retry, reset, 0, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep,
+    isexact and receipt
 end
 
 -- Writes what slidinglog decided. The arguments are the results of slidinglog from keep on.

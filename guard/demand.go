@@ -29,7 +29,7 @@ type learntDemand struct {
 	maxPatience atomic.Int64
 }
 
-// enoughRequests is how many requests of a limit an instance must see before it believes that none
+// enoughRequests is how many requests of a limit an instance must see before it accepts that none
 // needs fewer units. Other instances may have seen such a request before. Until then, the smallest
 // cost is taken to be 1.
 const enoughRequests = 64
