@@ -30,9 +30,10 @@ type Admission struct {
 	grants          []grant // charges that may have to be corrected
 	shadows         *shadows
 	renewal         *renewal
-	hasOnceCharge   bool // the last charge is that of addOnceCharge
+	idCharges       int // how many of the last charges are those of addIDCharges
 	onceName        string
 	isRepeat        bool
+	isSettled       bool          // the request is a reservation that was settled
 	age             time.Duration // if isRepeat: the time since the first request was granted
 }
 
@@ -175,7 +176,7 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 		return DeniedNewIdentity, nil, true
 	}
 	a.request.markRefundable(v.Charges, v.Limits)
-	if err := a.addOnceCharge(); err != nil {
+	if err := a.addIDCharges(); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
@@ -291,10 +292,13 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 // applyDecision finds the outcome that follows from the store's decision.
 func (a *Admission) applyDecision(d penstock.Decision, latency time.Duration, err error) (Outcome, error) {
 	switch {
-	case a.hasOnceCharge && err == nil:
-		a.removeOnceCharge(&d)
-	case a.hasOnceCharge:
-		a.removeOnceCharge(nil)
+	case a.idCharges > 0 && err == nil:
+		a.removeIDCharges(&d)
+	case a.idCharges > 0:
+		a.removeIDCharges(nil)
+	}
+	if a.isSettled {
+		return a.rejectMalformed(errSettled)
 	}
 	if err != nil {
 		return a.applyError(err, latency)
@@ -303,7 +307,9 @@ func (a *Admission) applyDecision(d penstock.Decision, latency time.Duration, er
 	if !d.Allowed {
 		return a.deny(latency), nil
 	}
-	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d)
+	if !a.isRepeat { // the charges of a repeat are corrected with the first request
+		a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d)
+	}
 	if d.Source == penstock.FromOpen {
 		return a.observeDecision(FailedOpen, latency), nil
 	}

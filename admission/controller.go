@@ -118,8 +118,15 @@ type Request struct {
 	// never waits, and may have at most 63 charges. A repeat is charged again in three cases. The
 	// store gave no answer to one of the two requests, or the store has lost its data, or an error
 	// interrupted a batch over several servers of a Cluster. Rules with before_auth, new_identities
-	// and shadows count repeats too. Default: none.
+	// and shadows count repeats too. Whoever chooses the ID can repeat requests for free, so it must
+	// not come from the client that is limited. After Cancel, the next request with the ID is charged.
+	// Default: none.
 	ID string
+
+	// Settleable makes a request with an ID a reservation, whose charges the caller corrects with a
+	// SettledCharge for this long. Repeats are free for this long too, but after the SettledCharge the
+	// outcome is Malformed. A reservation may have at most 62 charges. Default: no reservation.
+	Settleable time.Duration
 
 	// Holder names the holder of the slots that the request takes. A request with the same Holder
 	// renews these slots, and takes no others. Default: a random name.

@@ -15,30 +15,60 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// OnceFor is the least time for which repeats of a Request with an ID are free.
+// OnceFor is the least time for which repeats of a Request with an ID are free. For a reservation,
+// it is Request.Settleable if that is longer.
 const OnceFor = 10 * time.Minute
 
 // MaxID is the length of the longest Request.ID, in bytes.
 const MaxID = 512
 
 var (
-	errTooManyCharges = errors.New("the request has as many charges as a batch may have, and its id needs one more; send it without an id")
+	errTooManyCharges = fmt.Errorf("the request has an id, which needs charges of its own, and then more than %d charges; send it without an id", penstock.MaxCharges)
+	errSettled        = errors.New("this reservation was settled; reserve with a new id")
 	errLongID         = fmt.Errorf("the id of the request is longer than %d bytes", MaxID)
 )
 
-// onceLimit is the limit of the charge that makes repeats of a request free. Clients do not see it.
+// onceLimit is the limit of the charges that an ID adds to a batch. Clients do not see it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
-// addOnceCharge adds one more charge to the batch of a request with an ID. Only the first request
-// with this ID and the same charges can make it, so the whole batch of a repeat is denied.
-func (a *Admission) addOnceCharge() error {
+// The charges of the group of an ID, under the key of the request's first charge.
+const (
+	onceCharge    = "once"    // made by the first request
+	settledCharge = "settled" // made by the first settlement of a reservation
+)
+
+// idCharge returns one of the charges of an ID. It can be made once in the period.
+func idCharge(id, name, key string, period time.Duration) (penstock.Charge, error) {
+	plan, err := penstock.Limit{Group: policy.OnceGroup + id, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
+	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
+}
+
+// SettledCharge returns the charge that records that a reservation was settled. The batch of the
+// settlement that has the key of the reservation's first charge must have it too. From then on, a
+// Request with the ID of the reservation is not admitted. The name is the OnceName of the
+// reservation, and settleable its Request.Settleable.
+func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge, error) {
+	c, err := idCharge(name, settledCharge, key, settleable)
+	c.Mode = penstock.Force
+	return c, err
+}
+
+// addIDCharges adds charges to the batch of a request with an ID. The charge "once" can only be
+// made by the first request with this ID and the same charges, so the whole batch of a repeat is
+// denied. The batch of a reservation is also denied if it was settled, by a Peek of "settled".
+func (a *Admission) addIDCharges() error {
 	v := &a.evaluation
+	isReservation := a.request.Settleable > 0
+	n := 1
+	if isReservation {
+		n = 2
+	}
 	switch {
 	case a.request.ID == "" || a.request.Peek || len(v.Charges) == 0:
 		return nil
 	case len(a.request.ID) > MaxID:
 		return errLongID
-	case len(v.Charges) == penstock.MaxCharges:
+	case len(v.Charges)+n > penstock.MaxCharges:
 		return errTooManyCharges
 	}
 	for i := range v.Charges {
@@ -47,15 +77,30 @@ func (a *Admission) addOnceCharge() error {
 		v.Charges[i].Patience = 0
 	}
 	a.onceName = digest(a.request.ID, v.Charges)
-	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}
-	plan, err := limit.Compile()
+	key := v.Charges[0].Key
+	once, err := a.onceCharge(key)
 	if err != nil {
 		return err
 	}
-	a.hasOnceCharge = true
-	v.Charges = append(v.Charges, penstock.Charge{Key: v.Charges[0].Key, Plan: plan, Cost: 1})
-	v.Limits = append(v.Limits, onceLimit)
+	v.Charges, v.Limits = append(v.Charges, once), append(v.Limits, onceLimit)
+	if isReservation {
+		settled, err := idCharge(a.onceName, settledCharge, key, a.request.Settleable)
+		if err != nil {
+			return err
+		}
+		settled.Mode = penstock.Peek
+		v.Charges, v.Limits = append(v.Charges, settled), append(v.Limits, onceLimit)
+	}
+	a.idCharges = n
 	return nil
+}
+
+// onceFor returns for how long repeats are free.
+func (a *Admission) onceFor() time.Duration { return max(OnceFor, a.request.Settleable) }
+
+// onceCharge returns the charge that only the first request with the ID can make.
+func (a *Admission) onceCharge(key string) (penstock.Charge, error) {
+	return idCharge(a.onceName, onceCharge, key, a.onceFor())
 }
 
 // digest returns a name for the combination of an ID and charges.
@@ -81,19 +126,25 @@ func nameOf(hash []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// removeOnceCharge removes the charge that addOnceCharge has added, and its status from the
+// removeIDCharges removes the charges that addIDCharges has added, and their statuses from the
 // decision. If the request repeats one that was granted, the decision becomes one that grants 0
 // units. d is nil if there is no decision.
-func (a *Admission) removeOnceCharge(d *penstock.Decision) {
+func (a *Admission) removeIDCharges(d *penstock.Decision) {
 	v := &a.evaluation
-	last := len(v.Charges) - 1
+	n := len(v.Charges) - a.idCharges
+	if d == nil || isWithoutStore(d.Source) {
+		a.onceName = "" // the store has not recorded the request
+	}
 	if d != nil {
-		once := d.Status(last)
-		a.isRepeat = once.RetryAfter > 0 && !isWithoutStore(d.Source)
-		if a.isRepeat {
-			a.age = OnceFor - once.RetryAfter // the first request's unit is refilled after OnceFor
+		if a.onceName != "" {
+			once := d.Status(n)
+			a.isRepeat = once.RetryAfter > 0
+			if a.isRepeat {
+				a.age = a.onceFor() - once.RetryAfter // the first request's unit is refilled after onceFor
+			}
+			a.isSettled = a.idCharges > 1 && d.Status(n+1).RetryAfter > 0
 		}
-		statuses := make([]penstock.Status, last)
+		statuses := make([]penstock.Status, n)
 		for i := range statuses {
 			statuses[i] = d.Status(i)
 			if a.isRepeat {
@@ -104,9 +155,9 @@ func (a *Admission) removeOnceCharge(d *penstock.Decision) {
 		*d = penstock.NewDecision(statuses)
 		d.Source = source
 	}
-	v.Charges[last] = penstock.Charge{}
-	v.Charges, v.Limits = v.Charges[:last], v.Limits[:last]
-	a.hasOnceCharge = false
+	clear(v.Charges[n:])
+	v.Charges, v.Limits = v.Charges[:n], v.Limits[:n]
+	a.idCharges = 0
 }
 
 // firstReceipts returns the receipts that the first request of a repeat has got. A batch that
@@ -116,18 +167,15 @@ func (a *Admission) removeOnceCharge(d *penstock.Decision) {
 func (a *Admission) firstReceipts() []int64 {
 	v := &a.evaluation
 	receipts := make([]int64, len(v.Charges))
-	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}
-	once, err := limit.Compile()
-	limit.Name, limit.Period = "clock", time.Millisecond
-	clock, clockErr := limit.Compile()
+	key := v.Charges[0].Key
+	once, err := a.onceCharge(key)
+	clock, clockErr := idCharge(a.onceName, "clock", key, time.Millisecond)
 	if err != nil || clockErr != nil || len(v.Charges)+2 > penstock.MaxCharges {
 		return receipts
 	}
-	key := v.Charges[0].Key
-	batch := []penstock.Charge{
-		{Key: key, Plan: clock, Cost: 1, Mode: penstock.Force, IsRefundable: true},
-		{Key: key, Plan: once, Mode: penstock.Refund},
-	}
+	clock.Mode, clock.IsRefundable = penstock.Force, true
+	once.Mode, once.Cost = penstock.Refund, 0
+	batch := []penstock.Charge{clock, once}
 	for _, c := range v.Charges {
 		c.Mode, c.Cost, c.Patience = penstock.Refund, 0, 0
 		batch = append(batch, c)
@@ -136,7 +184,7 @@ func (a *Admission) firstReceipts() []int64 {
 	if err != nil || isWithoutStore(d.Source) {
 		return receipts
 	}
-	now, age := d.Status(0).Receipt, OnceFor-d.Status(1).ResetAfter
+	now, age := d.Status(0).Receipt, a.onceFor()-d.Status(1).ResetAfter
 	for i := range receipts {
 		receipts[i] = receiptAt(v.Charges[i].Plan, now, age, d.Status(i+2).ResetAfter)
 	}
@@ -163,7 +211,7 @@ func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
 }
 
 // OnceName returns a name that the request shares with its repeats, and with no other request. It
-// is empty if the request has no ID, or if no limit applied.
+// is empty if the request has no ID, no limit applied, or the store gave no answer.
 func (a *Admission) OnceName() string { return a.onceName }
 
 // Age returns how long ago the request was granted. It is 0 unless the request is a repeat.

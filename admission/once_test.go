@@ -3,8 +3,10 @@ package admission_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -100,5 +102,122 @@ func TestCanceledRepeatRefundsNothing(t *testing.T) {
 	d, _ := admit("b").Decision()
 	if left := d.Status(0).Remaining; left != 1 {
 		t.Errorf("after a canceled repeat and another request, %d of 3 units are left; want 1", left)
+	}
+}
+
+// A repeat after Cancel would be free for ever, because nothing is charged for the first request
+// any more.
+func TestCanceledRequestIsChargedWhenRepeated(t *testing.T) {
+	c := onceController(t, memstore.New(memstore.Options{}))
+	request := admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 3}, ID: "a"}
+	for i := range 5 {
+		a, outcome, err := c.Admit(t.Context(), request)
+		if outcome != admission.Allowed || err != nil || a.IsRepeat() {
+			t.Fatalf("call %d is %v, error %v, IsRepeat %t; want it allowed and charged", i, outcome, err, a.IsRepeat())
+		}
+		a.Cancel()
+	}
+	a, _, _ := c.Admit(t.Context(), request)
+	if d, _ := a.Decision(); d.Status(0).Remaining != 0 || d.Status(1).Remaining != 6 {
+		t.Errorf("after canceled requests, a request leaves %v; want 0 and 6 units", d)
+	}
+}
+
+// Done of a repeat would refund the same charge again.
+func TestDoneOfARepeatCorrectsNothing(t *testing.T) {
+	c := grantController(t, memstore.New(memstore.Options{}))
+	admit := func(id string) *admission.Admission {
+		t.Helper()
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Named: namedCall("user:1", 1), ID: id})
+		if outcome != admission.Allowed || err != nil {
+			t.Fatalf("the request %q is %v, error %v; want it allowed", id, outcome, err)
+		}
+		return a
+	}
+	admit("other").Done(admission.Result{Status: 401})
+	admit("a").Done(admission.Result{Status: 401})
+	admit("a").Done(admission.Result{Status: 200}) // 200 is not counted, but this request was charged with the first
+	a := admit("b")
+	if d, _ := a.Decision(); d.Status(0).Remaining != 0 {
+		t.Errorf("after two requests and a repeat, another leaves %d of 3 units; want 0", d.Status(0).Remaining)
+	}
+	a.Done(admission.Result{})
+}
+
+// The handler of a repeat need not know that it is one.
+func TestSettleOfARepeatIsNoError(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: day, rate: 9/day, cost: {units: 4, actual: X-Cost}}]}]`)
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := admission.Request{Named: &policy.NamedCall{Rule: "tokens", Key: "user:1", Cost: 4, CanEnd: true}, ID: "a"}
+	for i, want := range []int64{5, 8, 8} { // left when the request is admitted: the first is settled to 1 unit, then come repeats
+		a, outcome, err := c.Admit(t.Context(), request)
+		d, _ := a.Decision()
+		if outcome != admission.Allowed || err != nil || d.Status(0).Remaining != want {
+			t.Fatalf("call %d is %v, error %v, with %d units left; want it allowed with %d", i, outcome, err, d.Status(0).Remaining, want)
+		}
+		if err := a.Settle(1); err != nil {
+			t.Errorf("Settle of call %d returned %v; want no error", i, err)
+		}
+		a.Done(admission.Result{})
+	}
+}
+
+func TestSettledReservationIsNotRepeated(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	c := onceController(t, store)
+	const settleable = time.Hour
+	reserve := func() (*admission.Admission, admission.Outcome) {
+		a, outcome, _ := c.Admit(t.Context(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a", Settleable: settleable})
+		return a, outcome
+	}
+	first, _ := reserve()
+	now = now.Add(settleable - time.Second)
+	if repeat, outcome := reserve(); outcome != admission.Allowed || !repeat.IsRepeat() || repeat.OnceName() != first.OnceName() || repeat.Age() != settleable-time.Second {
+		t.Errorf("a repeat near the end of the reservation is %v, IsRepeat %t, age %v; want an allowed repeat", outcome, repeat.IsRepeat(), repeat.Age())
+	}
+	settled, err := admission.SettledCharge(first.OnceName(), "user:1", settleable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Decide(t.Context(), []penstock.Charge{settled}); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []time.Duration{0, settleable - time.Second} { // then the charge "once" has ended
+		now = now.Add(after)
+		a, outcome := reserve()
+		if outcome != admission.Malformed || !strings.Contains(a.Rejection().Detail, "was settled; reserve with a new id") || len(a.TakeGrants()) != 0 {
+			t.Errorf("a repeat %v after the reservation was settled is %v, with %q; want malformed, because it was settled", after, outcome, a.Rejection().Detail)
+		}
+		a.Done(admission.Result{})
+	}
+	now = now.Add(time.Second)
+	if a, outcome := reserve(); outcome != admission.Allowed || a.IsRepeat() {
+		t.Errorf("a reservation after the settled one is forgotten is %v, IsRepeat %t; want it allowed and charged", outcome, a.IsRepeat())
+	}
+}
+
+func TestReservationNeedsRoomForTwoCharges(t *testing.T) {
+	c := onceController(t, memstore.New(memstore.Options{}))
+	call := new(policy.DirectCall)
+	for i := range penstock.MaxCharges - 1 {
+		plan := penstock.Limit{Group: "stated", Name: fmt.Sprintf("limit-%d", i), Count: 9, Period: time.Hour}.MustCompile()
+		call.Charges = append(call.Charges, penstock.Charge{Key: "a", Plan: plan, Cost: 1})
+		call.Limits = append(call.Limits, &policy.Limit{Rule: &policy.Rule{}, Variants: []*penstock.Plan{plan}})
+	}
+	for _, row := range []struct {
+		charges    int
+		settleable time.Duration
+		want       admission.Outcome
+	}{{63, 0, admission.Allowed}, {63, time.Hour, admission.Malformed}, {62, time.Hour, admission.Allowed}} {
+		direct := &policy.DirectCall{Charges: call.Charges[:row.charges], Limits: call.Limits[:row.charges]}
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Direct: direct, ID: "a", Settleable: row.settleable})
+		if outcome != row.want || (err != nil) != (row.want == admission.Malformed) {
+			t.Errorf("a request with an ID, %d charges, and Settleable %v is %v, error %v; want %v", row.charges, row.settleable, outcome, err, row.want)
+		}
+		a.Done(admission.Result{})
 	}
 }

@@ -114,7 +114,7 @@ func (a *Admission) Settle(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
 	}
-	if !a.canSettle {
+	if !a.canSettle && !a.isRepeat {
 		return fmt.Errorf("%w: admission: no limit of the request can adjust to a true cost; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
 	}
 	a.actualCostPlus1.Store(cost + 1)
@@ -185,6 +185,12 @@ func (a *Admission) returnAll() {
 		refund, isPossible := refundOf(c, a.decision.Status(i))
 		if isSlot(&c) || isCounted && isPossible {
 			all.add(refund, a.decision.Source)
+		}
+	}
+	if a.onceName != "" {
+		if once, err := a.onceCharge(a.evaluation.Charges[0].Key); err == nil {
+			once.Mode = penstock.Reset // so that a repeat is charged
+			all.add(once, a.decision.Source)
 		}
 	}
 	a.correct(all)

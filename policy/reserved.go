@@ -11,8 +11,9 @@ import (
 const (
 	reservedPrefix = "penstock."
 
-	// OnceGroup is the prefix of groups whose charges make repeats of a request free. While the store
-	// gives no answer, these charges are not counted, so repeats are not noticed.
+	// OnceGroup is the prefix of groups whose charges make repeats of a request free, until its
+	// reservation is settled. While the store gives no answer, these charges are not counted, so
+	// repeats are not noticed.
 	OnceGroup = reservedPrefix + "once."
 
 	// SettledGroup is the prefix of groups whose charges let a correction be made only once. While the
@@ -23,8 +24,9 @@ const (
 	StatedGroup = reservedPrefix + "stated"
 )
 
-// OnceSettings are the settings of limits in a OnceGroup.
-var OnceSettings = guard.Settings{OnFailure: guard.FailOpen}
+// OnceSettings are the settings of limits in a OnceGroup. Their denials are not cached, because a
+// reservation that another process settles must not be repeated.
+var OnceSettings = guard.Settings{OnFailure: guard.FailOpen, DenyCacheTTL: -1}
 
 // reservedSettings returns the settings of a limit that belongs to no rule.
 func reservedSettings(limit *penstock.Plan) guard.Settings {
