@@ -41,7 +41,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	request := check.request()
 	request.IsRefundable = true
 	if check.id != "" {
-		request.ID = idOfReservation(check.id, ttl)
+		request.ID, request.Settleable = idOfReservation(check.id, ttl), settleable(ttl)
 	}
 	a, decision, err := s.admit(ctx, request)
 	if err != nil {
@@ -54,7 +54,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	}
 	t := s.ticketOf(check, a.TakeGrants())
 	if name := a.OnceName(); name != "" {
-		t.Name = name // a repeat gets the same reservation
+		t.Name, t.HasOnce = name, true // a repeat gets the same reservation
 	}
 	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago
 	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
@@ -62,6 +62,9 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	answer.Id, err = s.sealer.seal(reservationKind, t)
 	return answer, err
 }
+
+// settleable returns the longest time for which any process settles a reservation of this ttl.
+func settleable(ttl time.Duration) time.Duration { return ttl + 2*maxClockDifference }
 
 // idOfReservation returns the id by which repeats of a Reserve are found. It contains the ttl, so a
 // call with another ttl is not a repeat. Otherwise a repeat with a longer ttl would get the same
@@ -141,17 +144,30 @@ func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, er
 		}
 	}
 	byKey := make(map[string]int) // the index in batches of each key's batch
+	begin := func(key string, more ...penstock.Charge) error {
+		once, err := s.onlyOnce(t, key)
+		byKey[key] = len(batches)
+		batches = append(batches, append([]penstock.Charge{once}, more...))
+		return err
+	}
+	if t.HasOnce && len(t.Charges) > 0 {
+		// The first batch is sent even if the policy does not have its limits any more.
+		key := t.Charges[0].Key
+		settled, err := admission.SettledCharge(t.Name, key, settleable(t.ttl()))
+		if err != nil {
+			return nil, err
+		}
+		if err := begin(key, settled); err != nil {
+			return nil, err
+		}
+	}
 	for _, m := range all {
-		at, known := byKey[m.charge.Key]
-		if !known {
-			once, err := s.onlyOnce(t, m.charge.Key)
-			if err != nil {
+		if _, hasBegun := byKey[m.charge.Key]; !hasBegun {
+			if err := begin(m.charge.Key); err != nil {
 				return nil, err
 			}
-			at = len(batches)
-			byKey[m.charge.Key] = at
-			batches = append(batches, []penstock.Charge{once})
 		}
+		at := byKey[m.charge.Key]
 		if c, ok := correction(m.charge, m.limit, e, hasAdjustable); ok {
 			batches[at] = append(batches[at], c)
 		}
@@ -162,8 +178,7 @@ func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, er
 // onlyOnce returns a charge that only the first Settle of a reservation can make. The store
 // remembers the charge until no process accepts the id of the reservation any more.
 func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
-	life := time.Duration(t.TTL)*time.Millisecond + 2*maxClockDifference
-	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: life, Burst: 1}.Compile()
+	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 

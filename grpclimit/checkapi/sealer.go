@@ -20,9 +20,10 @@ import (
 // authenticated ticket. Only processes with the same secret can read or write one. The names in
 // JSON are short, because the ticket is a part of the id.
 type ticket struct {
-	Name    string         `json:"n"` // unique
-	Expires int64          `json:"e"` // of a reservation: Unix ms
-	TTL     int64          `json:"t"` // of a reservation: ms
+	Name    string         `json:"n"`           // unique
+	Expires int64          `json:"e"`           // of a reservation: Unix ms
+	TTL     int64          `json:"t"`           // of a reservation: ms
+	HasOnce bool           `json:"o,omitempty"` // of a reservation: Name is its admission.OnceName, which repeats share
 	Charges []ticketCharge `json:"c,omitempty"`
 }
 
@@ -150,6 +151,9 @@ func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstoc
 	charge.Plan = limit.Variants[min(c.Variant, len(limit.Variants)-1)] // after a reload there may be fewer
 	return charge, limit, true
 }
+
+// ttl returns how long after it was made a reservation can be settled.
+func (t *ticket) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
 
 // isExpired tells whether the reservation of a ticket has expired.
 func (t *ticket) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }

@@ -40,8 +40,10 @@ type CheckRequest struct {
 	// How many units it costs. 0 charges nothing and is always granted. With attributes, the policy
 	// sets it. Default: 1.
 	Cost *int64 `protobuf:"varint,5,opt,name=cost,proto3,oneof" json:"cost,omitempty"`
-	// Identifies repeats, for ten minutes. A repeat has the same request_id and the same charges. If
-	// the first call was allowed, a repeat is allowed, and charges nothing.
+	// Identifies repeats, for ten minutes, and of a Reserve until it expires. A repeat has the same
+	// request_id and the same charges. If the first call was allowed, a repeat is allowed, and charges
+	// nothing. After its Settle, a Reserve is not repeated: FAILED_PRECONDITION. Do not let the client
+	// that is limited choose the id: repeats are free.
 	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
