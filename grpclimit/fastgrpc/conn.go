@@ -40,12 +40,13 @@ type conn struct {
 	changed            sync.Cond  // signals that outgoing was written, a window was opened, an exchange changed, or the connection was closed
 	streams            map[uint32]*stream
 	openStreams        int       // streams that count for MaxStreams, including cancelled ones whose handler still runs
-	publicStreams      int       // open streams of public methods
-	incompleteRequests int       // requests that have not arrived completely
+	restrictedStreams  int       // open streams of restricted methods
+	incompleteRequests int       // streams in the state arriving
 	runningHandlers    int       // handlers that run in other goroutines
-	bufferedBytes      int       // bytes of incomplete messages
+	blockedExchanges   int       // exchanges that wait for a window
+	bufferedBytes      int       // bytes of incomplete messages, and of headers that are kept for the fallback
 	receivedBytes      int       // bytes of DATA for which no WINDOW_UPDATE of the connection was sent yet
-	keptBytes          int       // those of receivedBytes that are kept until the fallback handler reads them
+	keptBytes          int       // those of receivedBytes that are kept until the fallback reads them
 	lastID             uint32    // the largest ID of a stream that the client has opened
 	idleSince          time.Time // when openStreams became 0
 	outgoing           []byte    // bytes that the next write sends
@@ -71,12 +72,13 @@ const (
 	maxFrameBytes     = 16 << 10    // bytes of a frame's payload, in both directions; HTTP/2 allows no smaller bound
 	initialWindow     = 1<<16 - 1   // bytes: the window of a connection or a stream at its beginning, in HTTP/2
 	connReceiveWindow = 1 << 20     // bytes that the client may send on a connection
-	maxBufferedBytes  = 1 << 20     // bytes of incomplete messages of a connection
+	maxBufferedBytes  = 1 << 20     // bytes of incomplete requests of a connection; also of a whole request of the fallback
 	maxOutgoingBytes  = 256 << 10   // bytes of outgoing above which nothing more is read
 	maxSpareBytes     = 64 << 10    // bytes of the largest outgoing whose memory is reused
+	maxWaitingBytes   = 16 << 10    // bytes of an incomplete message with which the fallback begins; a call then takes no more memory than was sent
 	maxBatchRequests  = 256         // requests that are handled together
 	maxListLength     = 32          // calls of a list. A client with 64 open calls then has two lists: one can arrive while the store decides the other
-	maxPublicStreams  = 16          // open calls that need no token
+	maxRestricted     = 16          // open calls of restricted methods
 	maxContinuations  = 32          // CONTINUATION frames of a header block
 	drainPause        = time.Second // the longest wait for the answer to goAwayPing
 	lingerTime        = time.Second // how long the client may take to read the last frames
@@ -388,7 +390,7 @@ func earlier(a, b time.Time) time.Time {
 // zero time if all requests are complete and no response waits.
 func (c *conn) sweepLocked(now time.Time) time.Time {
 	o := &c.server.options
-	if c.incompleteRequests == 0 && len(c.blockedStreams) == 0 {
+	if c.incompleteRequests == 0 && len(c.blockedStreams) == 0 && c.blockedExchanges == 0 {
 		return time.Time{}
 	}
 	every := min(o.ReadTimeout, o.WriteTimeout) / 4
@@ -399,8 +401,8 @@ func (c *conn) sweepLocked(now time.Time) time.Time {
 	for _, s := range c.streams {
 		waited := now.Sub(s.stateSince)
 		isRequestLate := s.state == arriving && waited >= o.ReadTimeout
-		isResponseLate := s.state == answering && waited >= o.WriteTimeout
-		if s.exchange == nil && (isRequestLate || isResponseLate) {
+		isResponseLate := s.state == answering && waited >= o.WriteTimeout || s.exchange.isBlockedFor(now, o.WriteTimeout)
+		if isRequestLate || isResponseLate {
 			c.abortLocked(s, http2.ErrCodeCancel)
 		}
 	}

@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -24,7 +26,8 @@ type exchange struct {
 	hasRequestEnded bool   // the client has sent the whole body
 	isOver          bool   // the client has cancelled, or the connection has ended
 
-	isBodyClosed bool // Close was called
+	isBodyClosed bool      // Close was called
+	blockedSince time.Time // when the call of Write began to wait for a window; zero: it does not wait
 
 	// Only the handler's goroutine uses the fields below.
 	header    http.Header
@@ -35,20 +38,58 @@ type exchange struct {
 
 var errCancelled = errors.New("the client has cancelled the call")
 
-// startExchangeLocked starts a goroutine in which the fallback serves a stream.
-func (c *conn) startExchangeLocked(s *stream, r *request, hasRequestEnded bool) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	e := &exchange{stream: s, cancel: cancel, hasRequestEnded: hasRequestEnded, header: make(http.Header)}
-	s.exchange, s.hasRequestEnded, s.isRunning = e, hasRequestEnded, true
-	request := &http.Request{
-		Method: r.method, URL: &url.URL{Path: r.path}, RequestURI: r.path, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header),
-		Body: e, ContentLength: -1, Host: r.authority, RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
+// A fallbackCall is what is kept of the headers of a call until the fallback serves it.
+type fallbackCall struct {
+	method, path, authority string
+	fields                  []hpack.HeaderField // without pseudo headers and host
+	size                    int                 // bytes that conn.bufferedBytes counts for it
+}
+
+// keepHeadersLocked keeps the headers of a call for the fallback, which serves it when its first
+// message has arrived. Until then, the call takes neither goroutines nor maps, and less than 1 KB
+// besides what was sent. keepHeadersLocked returns false if too much is kept already.
+func (c *conn) keepHeadersLocked(s *stream, r *request) bool {
+	if c.bufferedBytes+c.headers.size > maxBufferedBytes {
+		return false
 	}
-	for i := range c.headers.fields {
-		if f := &c.headers.fields[i]; !f.IsPseudo() && f.Name != "host" {
-			name := http.CanonicalHeaderKey(f.Name)
-			request.Header[name] = append(request.Header[name], f.Value)
+	call := &fallbackCall{method: r.method, path: r.path, authority: r.authority, size: c.headers.size}
+	call.fields = make([]hpack.HeaderField, 0, len(c.headers.fields))
+	for _, f := range c.headers.fields {
+		if !f.IsPseudo() && f.Name != "host" {
+			call.fields = append(call.fields, f)
 		}
+	}
+	c.bufferedBytes += call.size
+	s.fallback = call
+	return true
+}
+
+// startExchangeLocked starts a goroutine in which the fallback serves a stream. If the fallback
+// serves too many already, startExchangeLocked refuses the stream.
+func (c *conn) startExchangeLocked(s *stream, hasRequestEnded bool) {
+	if c.server.exchanges.Add(1) > int64(c.server.options.MaxParallel) {
+		c.server.exchanges.Add(-1)
+		c.abortLocked(s, http2.ErrCodeRefusedStream)
+		return
+	}
+	c.growAllowance(allowanceOfRequest)
+	call := s.fallback
+	c.bufferedBytes -= call.size
+	ctx, cancel := context.WithCancel(c.ctx)
+	e := &exchange{stream: s, cancel: cancel, hasRequestEnded: hasRequestEnded, body: s.Request, header: make(http.Header)}
+	s.exchange, s.hasRequestEnded, s.isRunning = e, hasRequestEnded, true
+	s.creditBytes = s.receivedBytes - len(s.Request) // the padding
+	s.fallback, s.Request = nil, nil
+	if hasRequestEnded || s.hasFirstMessage() {
+		c.leaveArrivingLocked(s)
+	}
+	request := &http.Request{
+		Method: call.method, URL: &url.URL{Path: call.path}, RequestURI: call.path, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header),
+		Body: e, ContentLength: -1, Host: call.authority, RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
+	}
+	for i := range call.fields {
+		name := http.CanonicalHeaderKey(call.fields[i].Name)
+		request.Header[name] = append(request.Header[name], call.fields[i].Value)
 	}
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, c.nc.LocalAddr())
 	request = request.WithContext(ctx)
@@ -84,9 +125,6 @@ func (e *exchange) receiveLocked(f *http2.DataFrame) {
 	e.body = append(e.body, data...)
 	c.keptBytes += len(data)
 	e.creditLocked(int(f.Length) - len(data)) // padding, and data that arrived after Close
-	if f.StreamEnded() {
-		e.endRequestLocked()
-	}
 	c.changed.Broadcast()
 }
 
@@ -214,12 +252,13 @@ func appendFields(block []byte, name string, values []string) []byte {
 }
 
 // Write sends a part of the response. Write waits until the client's windows have room for this
-// part.
+// part, for WriteTimeout at most.
 func (e *exchange) Write(p []byte) (int, error) {
 	e.WriteHeader(http.StatusOK)
 	c := e.stream.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer e.unblockLocked()
 	for rest := p; ; {
 		if e.isOver {
 			return len(p) - len(rest), errCancelled
@@ -234,8 +273,35 @@ func (e *exchange) Write(p []byte) (int, error) {
 		c.flush()
 		c.mu.Lock()
 		if c.sendWindow <= 0 || e.stream.sendWindow <= 0 || len(c.outgoing) > maxOutgoingBytes {
+			e.blockLocked()
 			c.changed.Wait()
 		}
+	}
+}
+
+// blockLocked notes that Write waits for a window: sweepLocked cancels a call that waits for too
+// long.
+func (e *exchange) blockLocked() {
+	c := e.stream.conn
+	if !e.blockedSince.IsZero() {
+		return
+	}
+	e.blockedSince = time.Now()
+	if c.blockedExchanges++; c.blockedExchanges == 1 {
+		c.interruptLocked() // so that tick learns of it
+	}
+}
+
+// isBlockedFor tells whether Write has waited for a window this long. e may be nil.
+func (e *exchange) isBlockedFor(now time.Time, long time.Duration) bool {
+	return e != nil && !e.blockedSince.IsZero() && now.Sub(e.blockedSince) >= long
+}
+
+// unblockLocked notes that Write does not wait any more.
+func (e *exchange) unblockLocked() {
+	if !e.blockedSince.IsZero() {
+		e.blockedSince = time.Time{}
+		e.stream.conn.blockedExchanges--
 	}
 }
 
@@ -252,6 +318,7 @@ func (e *exchange) end() {
 	if !e.isAborted {
 		e.WriteHeader(http.StatusOK)
 	}
+	c.server.exchanges.Add(-1)
 	c.mu.Lock()
 	defer c.unlockAndFlush()
 	s.isRunning = false

@@ -3,6 +3,7 @@ package fastgrpc
 import (
 	"bytes"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -131,13 +132,17 @@ type request struct {
 	isCorrupt                                              bool
 	isTooLarge                                             bool
 	badTimeout                                             string // a grpc-timeout that cannot be parsed; "" if there is none
+	contentLength                                          int64  // negative: none
+	hasPseudo                                              bool   // a name begins with a colon
 	trace                                                  traceHeaders
 }
 
 func (h *headers) request() (r request) {
-	r.isCorrupt, r.isTooLarge = h.isCorrupt, h.isTooLarge
+	r.isCorrupt, r.isTooLarge, r.contentLength = h.isCorrupt, h.isTooLarge, -1
 	for i := range h.fields {
-		switch f := &h.fields[i]; f.Name {
+		f := &h.fields[i]
+		r.hasPseudo = r.hasPseudo || f.IsPseudo()
+		switch f.Name {
 		case ":method":
 			r.method = f.Value
 		case ":scheme":
@@ -156,6 +161,12 @@ func (h *headers) request() (r request) {
 			r.encoding = f.Value
 		case "authorization":
 			r.authorization = append(r.authorization, f.Value)
+		case "content-length":
+			n, err := strconv.ParseUint(f.Value, 10, 63)
+			if err != nil || r.contentLength >= 0 {
+				r.isCorrupt = true
+			}
+			r.contentLength = int64(n)
 		case "traceparent":
 			r.trace.parent = f.Value
 		case "tracestate":

@@ -494,10 +494,10 @@ func TestCallsWithoutAuthorizationAreRefused(t *testing.T) {
 // Each open call takes about 20 KB. Without this bound, a client without a token could keep many
 // calls open.
 func TestOpenCallsOfPublicMethodsHaveABound(t *testing.T) {
-	const most = 16 // as the documentation of Options.IsPublic states
+	const most = 16 // as the documentation of Options.IsRestricted states
 	_, address := startFast(t, fastgrpc.Options{
-		Methods:  map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error { return nil }},
-		IsPublic: func(name string) bool { return name == method },
+		Methods:      map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error { return nil }},
+		IsRestricted: func(name string) bool { return name == method },
 	})
 	r := dialRaw(t, address)
 	id := uint32(1)

@@ -71,10 +71,11 @@ type Options struct {
 	Lists map[string]ListHandler
 
 	// Fallback serves all other methods, and requests that are compressed. Fallback gets only requests
-	// whose content type begins with application/grpc. Fallback can be a grpc.Server. If it is, close
-	// this Server first, and call Stop of the grpc.Server after that. GracefulStop cannot end the
-	// calls that this Server passes to the grpc.Server. Default: such requests fail with
-	// UNIMPLEMENTED.
+	// whose content type begins with application/grpc, after their first message has arrived or the
+	// client has ended them. The body of such a request has at most 1 MiB in all. Fallback can be a
+	// grpc.Server. If it is, close this Server first, and call Stop of the grpc.Server after that.
+	// GracefulStop cannot end the calls that this Server passes to the grpc.Server. Default: such
+	// requests fail with UNIMPLEMENTED.
 	Fallback http.Handler
 
 	// Authorize is called for each call, before its message is read. To refuse the call, Authorize
@@ -82,9 +83,10 @@ type Options struct {
 	// the same time. Default: every call is accepted.
 	Authorize func(Caller) error
 
-	// IsPublic tells whether a method needs no token. A connection may have at most 16 such calls
-	// open, so that clients without a token cannot fill the memory. Default: no method is public.
-	IsPublic func(method string) bool
+	// IsRestricted tells whether a connection may have at most 16 calls of such methods open. Use it
+	// for methods that need no token, and for streams that clients keep open: otherwise few clients
+	// could fill the memory. Default: no method is restricted.
+	IsRestricted func(method string) bool
 
 	// Parallel is how many calls of one connection are handled in parallel. For handlers that never
 	// wait, such as those of a memstore, 1 is best. Each connection's goroutine then handles the
@@ -93,11 +95,14 @@ type Options struct {
 
 	// MaxParallel is how many calls, or lists of calls (see Lists), of all connections together
 	// are handled in parallel. Each connection may handle one more in its own goroutine. The lists
-	// together have at most MaxParallel calls besides their first ones. Default: 16,384.
+	// together have at most MaxParallel calls besides their first ones. Fallback serves as many calls
+	// in parallel, which take about 25 KB each with a grpc.Server; further ones get REFUSED_STREAM.
+	// Default: 16,384.
 	MaxParallel int
 
 	// MaxConnections is how many clients may be connected. Further clients are disconnected. A
-	// connection takes about 20 KB while it is idle, and at most 2.5 MB. Default: 10,000.
+	// connection takes about 20 KB while it is idle, and at most 2.5 MB besides its calls that are
+	// handled. Default: 10,000.
 	MaxConnections int
 
 	// MaxStreams is how many calls of one connection may be open. A call counts until its handler has
@@ -115,8 +120,9 @@ type Options struct {
 	// 1 hour.
 	IdleTimeout time.Duration
 
-	// ReadTimeout is how long one frame or one request may take to arrive. The TLS handshake and the
-	// first frames together may take as long. Default: 10 seconds.
+	// ReadTimeout is how long one frame or one request may take to arrive. Of a call of Fallback, it
+	// is how long the first message may take. The TLS handshake and the first frames together may take
+	// as long. Default: 10 seconds.
 	ReadTimeout time.Duration
 
 	// WriteTimeout is how long a write to a client may take, and how long a response may wait for
@@ -177,6 +183,7 @@ type Server struct {
 	workers      *workers.Pool[*stream]
 	listHandlers map[string]*ListHandler
 	listedCalls  atomic.Int64 // calls in lists, without the first call of each list
+	exchanges    atomic.Int64 // calls that the fallback serves
 
 	ctx    context.Context // the parent of the contexts of all connections; Close cancels it
 	cancel context.CancelFunc

@@ -21,6 +21,7 @@ type stream struct {
 	handler     Handler
 	listHandler *ListHandler  // nil: each call is handled by itself. A pointer, because functions cannot be compared
 	others      []*stream     // the other calls of the list that begins with this one
+	fallback    *fallbackCall // of a call that the fallback will serve; else nil
 	exchange    *exchange     // of a call that the fallback serves; else nil
 	deadline    *deadline     // nil if the call has none
 	timeout     time.Duration // negative: none
@@ -29,7 +30,7 @@ type stream struct {
 	state           streamState
 	isRemoved       bool      // no longer in conn.streams: the response is dropped
 	isRunning       bool      // the handler runs or will run
-	isPublic        bool      // conn.publicStreams counts it
+	isRestricted    bool      // conn.restrictedStreams counts it
 	hasRequestEnded bool      // the client has sent the whole request
 	stateSince      time.Time // when the state arriving or answering began
 	sendWindow      int64     // bytes of DATA that the client still accepts on the stream
@@ -38,15 +39,17 @@ type stream struct {
 	prefix          [5]byte   // of the message: a flag, 1 if it is compressed, and four bytes for its size
 	prefixLength    int       // bytes of prefix that have arrived
 	messageSize     int       // bytes of the message; known when the prefix is complete
+	contentLength   int64     // bytes of DATA that the headers announce; negative: none
+	dataBytes       int64     // bytes of DATA that have arrived, without padding
 	unsent          []byte    // the rest of the response, which waits for a window
 }
 
-// A streamState is the phase of a unary call.
+// A streamState is the phase of a call.
 type streamState uint8
 
 const (
 	arriving  streamState = iota
-	handling              // the request has arrived, and its handler runs or will run
+	handling              // the request, or the first message for the fallback, has arrived
 	answering             // the response waits for a window
 )
 
@@ -88,7 +91,7 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return connectionError{http2.ErrCodeProtocol, "the number of a new stream is even; those of a client are odd"}
 	}
 	if id <= c.lastID {
-		return c.handleTrailersLocked(id, isEnd)
+		return c.handleTrailersLocked(id, isEnd, r)
 	}
 	if c.drainState >= final {
 		return c.spendAllowance(1) // the GOAWAY has told the client that this stream is not served
@@ -99,8 +102,8 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 		return c.spendAllowance(costOfMistake)
 	}
 	refused := r.check()
-	isPublic := c.server.options.IsPublic != nil && c.server.options.IsPublic(r.path)
-	hasTooMany := c.openStreams >= c.server.options.MaxStreams || isPublic && c.publicStreams >= maxPublicStreams
+	isRestricted := c.server.options.IsRestricted != nil && c.server.options.IsRestricted(r.path)
+	hasTooMany := c.openStreams >= c.server.options.MaxStreams || isRestricted && c.restrictedStreams >= maxRestricted
 	if refused == nil && hasTooMany {
 		c.outgoing = appendReset(c.outgoing, id, http2.ErrCodeRefusedStream)
 		return c.spendAllowance(1)
@@ -117,21 +120,38 @@ func (c *conn) handleHeaders(f *http2.HeadersFrame) error {
 	s := newStream(c, id)
 	s.listHandler = c.server.listHandlers[r.path]
 	s.handler, s.timeout, s.stateSince, s.sendWindow = handler, -1, c.lastRead, c.initialSendWindow
-	s.trace = r.trace
+	s.trace, s.contentLength = r.trace, r.contentLength
 	if r.hasTimeout {
 		s.timeout = r.timeout
 	}
 	c.streams[id] = s
 	c.openStreams++
-	if s.isPublic = isPublic; isPublic {
-		c.publicStreams++
-	}
-	if isFallback {
-		c.startExchangeLocked(s, r, isEnd)
-		return nil
-	}
 	c.incompleteRequests++
+	if s.isRestricted = isRestricted; isRestricted {
+		c.restrictedStreams++
+	}
+	if isFallback && !c.keepHeadersLocked(s, r) {
+		c.abortLocked(s, http2.ErrCodeRefusedStream)
+		return c.spendAllowance(1)
+	}
 	if isEnd {
+		return c.endRequestLocked(s)
+	}
+	return nil
+}
+
+// endRequestLocked is called when the client has ended a request.
+func (c *conn) endRequestLocked(s *stream) error {
+	switch {
+	case s.contentLength >= 0 && s.dataBytes != s.contentLength:
+		c.abortLocked(s, http2.ErrCodeProtocol)
+		return c.spendAllowance(costOfMistake)
+	case s.exchange != nil:
+		c.leaveArrivingLocked(s)
+		s.exchange.endRequestLocked()
+	case s.fallback != nil:
+		c.startExchangeLocked(s, true)
+	default:
 		c.completeLocked(s)
 	}
 	return nil
@@ -192,7 +212,7 @@ func (c *conn) wholeBlock(f *http2.HeadersFrame) ([]byte, error) {
 }
 
 // handleTrailersLocked handles a further header block of a stream, which must end the request.
-func (c *conn) handleTrailersLocked(id uint32, isEnd bool) error {
+func (c *conn) handleTrailersLocked(id uint32, isEnd bool, trailers *request) error {
 	s := c.streams[id]
 	switch {
 	case s == nil, s.hasRequestEnded:
@@ -201,15 +221,11 @@ func (c *conn) handleTrailersLocked(id uint32, isEnd bool) error {
 			c.removeLocked(s)
 		}
 		return c.spendAllowance(costOfMistake)
-	case !isEnd:
+	case !isEnd || trailers.isCorrupt || trailers.hasPseudo:
 		c.abortLocked(s, http2.ErrCodeProtocol)
 		return c.spendAllowance(costOfMistake)
-	case s.exchange != nil:
-		s.exchange.endRequestLocked()
-		return nil
 	}
-	c.completeLocked(s)
-	return nil
+	return c.endRequestLocked(s)
 }
 
 // authorize returns why Options.Authorize refuses a request, or nil.
@@ -233,7 +249,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return connectionError{http2.ErrCodeFlowControl, "there is more DATA than the window of the connection allows"}
 	}
 	s := c.streams[f.StreamID]
-	if s == nil || s.exchange == nil {
+	if s == nil || s.exchange == nil && s.fallback == nil {
 		c.creditLocked()
 	}
 	switch {
@@ -249,9 +265,23 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		c.abortLocked(s, http2.ErrCodeFlowControl)
 		return c.spendAllowance(costOfMistake)
 	}
+	if s.dataBytes += int64(len(f.Data())); s.contentLength >= 0 && s.dataBytes > s.contentLength {
+		c.abortLocked(s, http2.ErrCodeProtocol)
+		return c.spendAllowance(costOfMistake)
+	}
 	if s.exchange != nil {
+		if s.dataBytes > maxBufferedBytes+int64(len(s.prefix)) {
+			c.abortLocked(s, http2.ErrCodeEnhanceYourCalm)
+			return c.spendAllowance(costOfMistake)
+		}
 		s.exchange.receiveLocked(f)
-		if n == 0 && !f.StreamEnded() {
+		if s.hasFirstMessage() {
+			c.leaveArrivingLocked(s)
+		}
+		switch {
+		case f.StreamEnded():
+			return c.endRequestLocked(s)
+		case n == 0:
 			return c.spendAllowance(1)
 		}
 		return nil
@@ -262,12 +292,19 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 		return nil
 	}
 	if f.StreamEnded() {
-		c.completeLocked(s)
-		return nil
+		return c.endRequestLocked(s)
 	}
-	if s.receivedBytes > initialWindow/2 {
-		c.outgoing = appendWindowUpdate(c.outgoing, s.id, s.receivedBytes)
-		s.receivedBytes = 0
+	kept := 0
+	if s.fallback != nil {
+		if s.hasFirstMessage() || len(s.Request) >= maxWaitingBytes {
+			c.startExchangeLocked(s, false)
+			return nil
+		}
+		kept = len(s.Request)
+	}
+	if n := s.receivedBytes - kept; n > initialWindow/2 {
+		c.outgoing = appendWindowUpdate(c.outgoing, s.id, n)
+		s.receivedBytes -= n
 	}
 	if n < smallData {
 		return c.spendAllowance(1)
@@ -292,29 +329,27 @@ func (c *conn) creditLocked() {
 	}
 }
 
-// appendRequestLocked appends a part of a message to s.Request. The result is why the message is
-// refused, or nil.
+// appendRequestLocked appends a part of a message to s.Request, for the fallback with its prefix.
+// The result is why the message is refused, or nil.
 func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
+	rest := data
 	if missing := len(s.prefix) - s.prefixLength; missing > 0 {
 		n := copy(s.prefix[s.prefixLength:], data)
 		s.prefixLength += n
-		data = data[n:]
-		if s.prefixLength < len(s.prefix) {
-			return nil
-		}
-		s.messageSize = int(binary.BigEndian.Uint32(s.prefix[1:]))
-		if limit := c.server.options.MaxMessage; s.messageSize > limit {
-			return status.Newf(codes.ResourceExhausted, "grpc: received message larger than max (%d vs. %d)", s.messageSize, limit)
-		}
-		switch s.prefix[0] {
-		case 0:
-		case 1:
-			return status.New(codes.Internal, "grpc: compressed flag set with identity or empty encoding")
-		default:
-			return status.Newf(codes.Internal, "grpc: received unexpected payload format %d", s.prefix[0])
+		rest = data[n:]
+		if s.prefixLength == len(s.prefix) {
+			if refused := c.readPrefixLocked(s); refused != nil {
+				return refused
+			}
 		}
 	}
-	if len(s.Request)+len(data) > s.messageSize {
+	if s.fallback != nil {
+		c.keptBytes += len(data) // the windows bound them
+		s.Request = append(s.Request, data...)
+		c.creditLocked() // the padding
+		return nil
+	}
+	if data = rest; len(s.Request)+len(data) > s.messageSize {
 		return status.New(codes.Internal, "bytes follow the message; a unary call has one message")
 	}
 	if c.bufferedBytes += len(data); c.bufferedBytes > maxBufferedBytes {
@@ -323,6 +358,27 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	}
 	s.Request = append(s.Request, data...)
 	return nil
+}
+
+// hasFirstMessage tells whether the first message of a call for the fallback has arrived.
+func (s *stream) hasFirstMessage() bool {
+	return s.prefixLength == len(s.prefix) && s.dataBytes >= int64(len(s.prefix)+s.messageSize)
+}
+
+// readPrefixLocked reads the complete prefix of a message. The result is why the message is
+// refused, or nil.
+func (c *conn) readPrefixLocked(s *stream) *status.Status {
+	s.messageSize = int(binary.BigEndian.Uint32(s.prefix[1:]))
+	limit, flag := c.server.options.MaxMessage, s.prefix[0]
+	switch {
+	case s.messageSize > limit:
+		return status.Newf(codes.ResourceExhausted, "grpc: received message larger than max (%d vs. %d)", s.messageSize, limit)
+	case s.fallback != nil || flag == 0:
+		return nil
+	case flag == 1:
+		return status.New(codes.Internal, "grpc: compressed flag set with identity or empty encoding")
+	}
+	return status.Newf(codes.Internal, "grpc: received unexpected payload format %d", flag)
 }
 
 // completeLocked is called when the client has ended a request. completeLocked adds the request to
@@ -339,15 +395,25 @@ func (c *conn) completeLocked(s *stream) {
 		return
 	}
 	c.leaveArrivingLocked(s)
-	s.state, s.isRunning = handling, true
+	s.isRunning = true
 	c.growAllowance(allowanceOfRequest)
 	c.batch = append(c.batch, s)
 }
 
 // leaveArrivingLocked ends the state arriving: the request has arrived, or it was cancelled.
 func (c *conn) leaveArrivingLocked(s *stream) {
-	if s.state == arriving && s.exchange == nil {
-		c.incompleteRequests--
+	if s.state != arriving {
+		return
+	}
+	s.state = handling
+	c.incompleteRequests--
+	switch {
+	case s.exchange != nil: // it counts its bytes itself
+	case s.fallback != nil:
+		c.bufferedBytes -= s.fallback.size
+		c.keptBytes -= len(s.Request)
+		c.creditLocked()
+	default:
 		c.bufferedBytes -= len(s.Request)
 	}
 }
@@ -362,11 +428,11 @@ func (c *conn) abortLocked(s *stream, code http2.ErrCode) {
 func (c *conn) removeLocked(s *stream) {
 	delete(c.streams, s.id)
 	s.isRemoved = true
+	c.leaveArrivingLocked(s)
 	if s.exchange != nil {
 		s.exchange.cancelLocked()
 		return
 	}
-	c.leaveArrivingLocked(s)
 	if s.state == answering {
 		if i := slices.Index(c.blockedStreams, s); i >= 0 {
 			c.blockedStreams = slices.Delete(c.blockedStreams, i, i+1)
@@ -380,8 +446,8 @@ func (c *conn) removeLocked(s *stream) {
 // releaseLocked stops counting a stream, and returns it to the pool. Nothing may use the stream
 // afterwards.
 func (c *conn) releaseLocked(s *stream) {
-	if s.isPublic {
-		c.publicStreams--
+	if s.isRestricted {
+		c.restrictedStreams--
 	}
 	if c.openStreams--; c.openStreams == 0 {
 		c.idleSince = time.Now()

@@ -31,12 +31,12 @@ func (s *service) serveFast(result *server, grpcServer *grpc.Server, calls *grpc
 		KeepAlive:      s.Settings.StallTimeout,
 		MaxAge:         maxConnectionAge,
 		MaxAgeGrace:    maxConnectionAgeGrace,
+		IsRestricted:   isRestricted,
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap
 	}
 	if authenticate != nil {
-		o.IsPublic = func(method string) bool { return serviceName(method) == healthService }
 		o.Authorize = func(c fastgrpc.Caller) error { return authenticate(c.Method, c.Authorization, c.Addr) }
 	}
 	if s.envoy != nil {

@@ -95,11 +95,11 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	if s.Settings.GRPCServer == settings.GRPCStandard {
 		options = append(options, grpc.NumStreamWorkers(streamWorkers))
 	}
-	var authenticate authenticator
+	var authenticate authenticator // nil: all callers are accepted
 	if len(s.Settings.CallerToken) > 0 {
 		authenticate = calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
-		options = append(options, grpc.InTapHandle(checkBeforeReading(authenticate)))
 	}
+	options = append(options, grpc.InTapHandle(checkBeforeReading(authenticate)))
 	if config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
@@ -174,22 +174,34 @@ type grpcCalls struct {
 	ending  chan struct{} // closed when the server shuts down
 }
 
-// maxProbes is how many health checks a connection may have open. Health checks need no token, so
-// without this bound any client could fill the memory. Package fastgrpc has a bound of its own.
-const maxProbes = 16
+// isRestricted tells whether a connection may have only a few calls of a method open: health checks
+// and reflection. Health checks need no token, and clients keep streams of both open. So without a
+// bound, few clients could fill the memory.
+func isRestricted(method string) bool {
+	name := serviceName(method)
+	return name == healthService || strings.HasPrefix(name, reflectionServices)
+}
 
-// openProbes counts the open health checks of each connection, by the address of its client.
-type openProbes struct {
+// reflectionServices begins the names of all versions of the reflection service.
+const reflectionServices = "grpc.reflection."
+
+// maxRestricted is how many calls of restricted methods a connection may have open. Package
+// fastgrpc has a bound of its own.
+const maxRestricted = 16
+
+// openRestricted counts the open calls of restricted methods of each connection, by the address of
+// its client.
+type openRestricted struct {
 	mu           sync.Mutex
 	byConnection map[net.Addr]int
 }
 
 // add counts a call until ctx, the call's context, ends. It returns false if the connection already
-// has maxProbes open.
-func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
+// has maxRestricted open.
+func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.byConnection[connection] >= maxProbes {
+	if p.byConnection[connection] >= maxRestricted {
 		return false
 	}
 	p.byConnection[connection]++
@@ -203,17 +215,20 @@ func (p *openProbes) add(ctx context.Context, connection net.Addr) bool {
 	return true
 }
 
-// checkBeforeReading returns a function that authenticates a call before its message is read. It
-// also bounds the open health checks of each connection.
+// checkBeforeReading returns a function that authenticates a call before its message is read,
+// unless authenticate is nil. It also bounds the open calls of restricted methods.
 func checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
-	probes := &openProbes{byConnection: make(map[net.Addr]int)}
+	open := &openRestricted{byConnection: make(map[net.Addr]int)}
 	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
 		var address net.Addr
 		if p, ok := peer.FromContext(ctx); ok {
 			address = p.Addr
 		}
-		if serviceName(info.FullMethodName) == healthService && !probes.add(ctx, address) {
-			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks open; end one of them first", maxProbes)
+		if isRestricted(info.FullMethodName) && !open.add(ctx, address) {
+			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
+		}
+		if authenticate == nil {
+			return ctx, nil
 		}
 		return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
 	}
@@ -302,8 +317,7 @@ func firstValue(values []string) string {
 // immediately. A health check ends after it has sent NOT_SERVING.
 func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
-	name := serviceName(info.FullMethod)
-	if name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {
+	if !isRestricted(info.FullMethod) {
 		c.service.inFlight.Add(1)
 		defer c.service.inFlight.Add(-1)
 		return handler(srv, stream)
@@ -311,7 +325,7 @@ func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grp
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	open := &openStream{ServerStream: stream, ctx: ctx, statusIsFinal: make(chan struct{})}
-	if name != healthService {
+	if serviceName(info.FullMethod) != healthService {
 		close(open.statusIsFinal)
 	}
 	go func() { // cancels the stream when the server shuts down and the status is final

@@ -128,16 +128,33 @@ func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
 	}
 }
 
-// Health checks need no token. Each connection may have at most maxProbes of them open.
-func TestOpenHealthChecksAreBounded(t *testing.T) {
-	withBothGRPCServers(t, testOpenHealthChecksAreBounded)
+// Clients keep streams of health checks and reflection open. Each connection may have at most
+// maxRestricted of them, with a token or without.
+func TestOpenHealthChecksAndReflectionAreBounded(t *testing.T) {
+	withBothGRPCServers(t, testOpenHealthChecksAndReflectionAreBounded)
 }
 
-func testOpenHealthChecksAreBounded(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": "some-token-of-callers"}, withEcho(capitalize))
-	client := healthpb.NewHealthClient(r.grpcClient(nil))
+func testOpenHealthChecksAndReflectionAreBounded(t *testing.T, server string) {
+	for name, token := range map[string]string{"without a token": "", "with a token": "some-token-of-callers"} {
+		t.Run(name, func(t *testing.T) { testOpenStreamsAreBounded(t, server, token) })
+	}
+}
+
+func testOpenStreamsAreBounded(t *testing.T, server, token string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, withEcho(capitalize))
+	conn := r.grpcClient(nil)
 	watch := func(ctx context.Context) error {
-		stream, err := client.Watch(ctx, new(healthpb.HealthCheckRequest))
+		stream, err := healthpb.NewHealthClient(conn).Watch(ctx, new(healthpb.HealthCheckRequest))
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	reflect := func(ctx context.Context) error {
+		stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token))
+		if err == nil {
+			err = stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
+		}
 		if err == nil {
 			_, err = stream.Recv()
 		}
@@ -147,16 +164,23 @@ func testOpenHealthChecksAreBounded(t *testing.T, server string) {
 	if err := watch(first); err != nil {
 		t.Fatal(err)
 	}
-	for range maxProbes - 1 {
-		if err := watch(callContext(t)); err != nil {
+	for i := range maxRestricted - 1 {
+		open := watch
+		if i%2 == 0 {
+			open = reflect
+		}
+		if err := open(callContext(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := watch(callContext(t)); err == nil {
-		t.Errorf("a connection has more than %d health checks open; want the next one refused", maxProbes)
+	if err, other := watch(callContext(t)), reflect(callContext(t)); err == nil || other == nil {
+		t.Errorf("with the token %q, a connection has more than %d such streams open; want the next ones refused", token, maxRestricted)
+	}
+	if answer, err := say(metadata.AppendToOutgoingContext(callContext(t), "authorization", "Bearer "+token), conn, "hello"); answer != "HELLO" {
+		t.Errorf("with the token %q, another call of that connection gets %q (error %v); want HELLO", token, answer, err)
 	}
 	endFirst()
-	eventually.True(t, "room for another health check", func() bool { return watch(callContext(t)) == nil })
+	eventually.True(t, "room for another stream", func() bool { return watch(callContext(t)) == nil })
 }
 
 func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
