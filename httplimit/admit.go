@@ -35,12 +35,19 @@ type Admission struct {
 //
 // Admit is for frameworks whose handlers are not http.Handlers. For http.Handlers, use Middleware.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
+	a, _ := g.Decide(w, r)
+	return a
+}
+
+// Decide does what Admit does, and also returns the outcome. The status of the response does not
+// tell it, because a policy chooses the status of denials.
+func (g *Gate) Decide(w http.ResponseWriter, r *http.Request) (*Admission, admission.Outcome) {
 	c := g.current()
 	a := &Admission{Request: r, header: w.Header()}
 	a.attributes = attributes{request: r, compiled: c}
 	if err := a.canonicalizePath(c); err != nil {
 		g.rejectMalformed(w, r, c, err.Error())
-		return nil
+		return nil, admission.Malformed
 	}
 	_, outcome, _ := g.controller.Admit(a.Request.Context(), admission.Request{
 		Attributes: &a.attributes, Rules: c.rules, BeforeWait: readAhead, Into: &a.admission,
@@ -48,10 +55,10 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	a.Request = a.attributes.request // readAhead may have replaced it
 	if !outcome.IsAdmitted() {
 		g.reject(w, c, a, outcome)
-		return nil
+		return nil, outcome
 	}
 	a.prepare(c, outcome)
-	return a
+	return a, outcome
 }
 
 // canonicalizePath gives the request the path that rules match.

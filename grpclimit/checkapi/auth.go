@@ -1,6 +1,8 @@
 package checkapi
 
 import (
+	"fmt"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/penstock/penstock/internal/bearer"
@@ -22,14 +24,13 @@ const (
 	NoToken     AuthFailure = iota // the call has none
 	WrongToken                     // it has one that is neither the caller's nor the operator's, or several
 	NotOperator                    // only an operator may make this call
-	authFailureCount
 )
 
-var authFailureNames = [authFailureCount]string{"no_token", "wrong_token", "not_operator"}
+var authFailureNames = [...]string{"no_token", "wrong_token", "not_operator"}
 
 func (f AuthFailure) String() string {
-	if f >= authFailureCount {
-		return "unknown"
+	if int(f) >= len(authFailureNames) {
+		return fmt.Sprintf("AuthFailure(%d)", uint8(f))
 	}
 	return authFailureNames[f]
 }

@@ -407,3 +407,54 @@ rules: [{name: a, per: ip, limits: [{rate: 1000/h}]}]
 		}
 	}
 }
+
+// The method of a request is an attribute that rules match and that sets costs.
+func TestMethodsAreMatchedAndSetCosts(t *testing.T) {
+	const text = `
+rules:
+- {name: writes, match: {method: POST}, per: ip, limits: [{name: hour, rate: 100/h, cost: {methods: {POST: 7}}}]}
+- {name: reads, match: {method: [GET, HEAD]}, per: ip, limits: [{name: hour, rate: 100/h, cost: {methods: {GET: 2}}}]}
+`
+	for _, c := range []struct {
+		method, limit string // limit "": none applies
+		cost          int64
+	}{
+		{"POST", "writes.hour", 7}, {"GET", "reads.hour", 2}, {"HEAD", "reads.hour", 2}, {"DELETE", "", 0}, {"", "", 0},
+	} {
+		s := newServiceOf(t, text, memstore.New(memstore.Options{}))
+		request := `{"attributes":{"method":"` + c.method + `","address":"192.0.2.7"}}`
+		if c.method == "" {
+			request = `{"attributes":{"address":"192.0.2.7"}}`
+		}
+		explained := s.call("/v1/explain", request).list("charges")
+		if c.limit == "" {
+			if answer := s.call("/v1/check", request); answer["outcome"] != "unlimited" || len(explained) != 0 {
+				t.Errorf("method %q: %v, with the charges %v; want unlimited, without charges", c.method, answer, explained)
+			}
+			continue
+		}
+		if len(explained) != 1 || explained[0]["limit"] != c.limit || explained[0]["cost"] != float64(c.cost) {
+			t.Errorf("method %q has the charges %v; want one of %d units for %s", c.method, explained, c.cost, c.limit)
+		}
+		s.call("/v1/check", request)
+		if n := s.left(request, c.limit); n != 100-c.cost {
+			t.Errorf("method %q: after a check, %d units of %s are left; want %d", c.method, n, c.limit, 100-c.cost)
+		}
+		s.call("/v1/settle", `{"id":"`+s.reserve(`{"check":`+request+`}`)+`","cancel":true}`)
+		s.reserve(`{"check":` + request + `}`)
+		if n := s.left(request, c.limit); n != 100-2*c.cost {
+			t.Errorf("method %q: after a check and a reserve, %d units of %s are left; want %d", c.method, n, c.limit, 100-2*c.cost)
+		}
+	}
+}
+
+func TestReasonsOfRefusedTokensHaveNames(t *testing.T) {
+	for _, f := range AuthFailures() {
+		if text := f.String(); text == "" || strings.Contains(text, "(") {
+			t.Errorf("AuthFailure %d has the name %q; want a word", f, text)
+		}
+	}
+	if got := AuthFailure(len(AuthFailures())).String(); got != "AuthFailure(3)" {
+		t.Errorf("the name of an unknown AuthFailure is %q; want AuthFailure(3)", got)
+	}
+}

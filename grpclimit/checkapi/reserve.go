@@ -117,6 +117,8 @@ type end struct {
 func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 	e = end{actual: r.GetActual(), hasActual: r.Actual != nil, status: int(r.GetStatus()), isCancel: r.GetCancel()}
 	switch {
+	case !e.isCancel && !e.hasActual && e.status == 0:
+		return e, invalid("actual", "write how the request ended: actual, status, or cancel: true")
 	case e.isCancel && (e.hasActual || e.status != 0):
 		return e, invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
 	case e.hasActual && (e.actual < 0 || e.actual > penstock.MaxCost):

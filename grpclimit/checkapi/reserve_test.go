@@ -222,19 +222,21 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		`{"id":"` + string(forged) + `"}`: "id: it is",
 		`{"id":"` + hold + `"}`:           "id: it is not of this service",
 		`{"id":"` + strings.Repeat("a", maxTicketID+1) + `"}`: "id: it has 786433 bytes",
-		`{"id":"` + id + `","actual":-1}`:                     "actual: write 0 to",
-		`{"id":"` + id + `","status":99}`:                     "status: write the status",
-		`{"id":"` + id + `","status":99999999999}`:            "status: it is out of range",
-		`{"id":"` + id + `","cancel":true,"actual":1}`:        "cancel: a request that was not served",
+		`{"id":"` + id + `"}`:                          "actual: write how the request ended",
+		`{"id":"` + id + `","cancel":false}`:           "actual: write how the request ended",
+		`{"id":"` + id + `","actual":-1}`:              "actual: write 0 to",
+		`{"id":"` + id + `","status":99}`:              "status: write the status",
+		`{"id":"` + id + `","status":99999999999}`:     "status: it is out of range",
+		`{"id":"` + id + `","cancel":true,"actual":1}`: "cancel: a request that was not served",
 	} {
 		if w := s.send(callerToken, "/v1/settle", body); w.Code != 400 && w.Code != 404 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("a Settle with %.100s: %d %s; want status 400 or 404 with %q", body, w.Code, w.Body, want)
 		}
 	}
-	if w := s.send(callerToken, "/v1/settle", `{"id":"`+old+`"}`); w.Code != 409 || !strings.Contains(w.Body.String(), "has expired") {
+	if w := s.send(callerToken, "/v1/settle", `{"id":"`+old+`","actual":0}`); w.Code != 409 || !strings.Contains(w.Body.String(), "has expired") {
 		t.Errorf("a Settle of an old reservation: %d %s; want 409, and that the reservation has expired", w.Code, w.Body)
 	}
-	if w := other.send(callerToken, "/v1/settle", `{"id":"`+id+`"}`); w.Code != 404 {
+	if w := other.send(callerToken, "/v1/settle", `{"id":"`+id+`","actual":0}`); w.Code != 404 {
 		t.Errorf("a Settle at a service with another secret: %d %s; want 404", w.Code, w.Body)
 	}
 	for body, want := range map[string]string{

@@ -1,6 +1,7 @@
 package envoyrls
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,23 +42,37 @@ func NeedsDescriptor(r *policy.Rule) bool {
 }
 
 // CheckRules returns an error if a rule for Envoy's requests has a limit that depends on the end of
-// a request or on its status. Envoy does not report these. The error wraps penstock.ErrInvalid.
+// a request or on its status. Envoy does not report these. Without this check, a request of Envoy to
+// which such a limit applies fails. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
 	for _, r := range rules.Rules() {
 		if !NeedsDescriptor(r) {
 			continue
 		}
 		for _, l := range r.Limits {
-			switch {
-			case l.Variants[0].Algorithm().NeedsHolder():
-				return fmt.Errorf("%w: rule %s has an in_flight limit and a descriptor, and Envoy does not report the end of a request; use a limit with rate", penstock.ErrInvalid, r.Name)
-			case l.Status != nil:
-				return fmt.Errorf("%w: rule %s has a limit with on_status and a descriptor, and Envoy does not report the status of a response; omit on_status", penstock.ErrInvalid, r.Name)
+			if err := checkLimit(l); err != nil {
+				return fmt.Errorf("%w: rule %s: %w", penstock.ErrInvalid, r.Name, err)
 			}
 		}
 	}
 	return nil
 }
+
+// checkLimit returns an error if Envoy's requests cannot be limited by l.
+func checkLimit(l *policy.Limit) error {
+	switch {
+	case l.Variants[0].Algorithm().NeedsHolder():
+		return errInFlight
+	case l.Status != nil:
+		return errOnStatus
+	}
+	return nil
+}
+
+var (
+	errInFlight = errors.New("it has an in_flight limit and a descriptor, and Envoy does not report the end of a request; use a limit with rate")
+	errOnStatus = errors.New("it has a limit with on_status and a descriptor, and Envoy does not report the status of a response; omit on_status")
+)
 
 // limitOf returns the compiled form of a limit of the policy.
 func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) {
@@ -66,6 +81,9 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 	s.mu.RUnlock()
 	if known != nil {
 		return known, nil
+	}
+	if err := checkLimit(l); err != nil {
+		return nil, err
 	}
 	storeLimit := plan.Limit()
 	unit, multiplier := unitOf(storeLimit.Period)
@@ -177,7 +195,7 @@ func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
 		return err
 	}
 	for _, shadow := range evaluation.Shadows {
-		if !NeedsDescriptor(shadow.Limits[0].Rule) {
+		if !NeedsDescriptor(shadow.Limits[0].Rule) || slices.ContainsFunc(shadow.Limits, func(l *policy.Limit) bool { return checkLimit(l) != nil }) {
 			continue
 		}
 		shadow.Charges = slices.Clone(shadow.Charges)

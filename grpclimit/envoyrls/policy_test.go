@@ -170,3 +170,26 @@ func TestRulesThatNeedTheEndOfARequestAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Other callers than Envoy may use such rules. A request of Envoy then fails, and takes no slot.
+func TestRequestsThatNeedTheirEndFail(t *testing.T) {
+	rules := loadRules(t, `
+rules:
+- {name: slots, match: {descriptor job: "*"}, per: {job: descriptor job}, limits: [{rate: 9/day}, {in_flight: 1}]}
+- {name: logins, match: {descriptor login: "*"}, per: {login: descriptor login}, limits: [{rate: 5/day, on_status: 401}]}
+- {name: dry, match: {descriptor dry: "*"}, per: {dry: descriptor dry}, shadow: true, limits: [{in_flight: 1}]}
+`)
+	store := memstore.New(memstore.Options{})
+	f := newFixture(t, store, limits, envoyrls.Options{Rules: func() *policy.Rules { return rules }})
+	for text, want := range map[string]string{"job=a": "an in_flight limit", "login=a": "on_status", "dry=a": ""} {
+		r := request(text)
+		r.Domain = "other"
+		err := f.Decide(t.Context(), r, new(envoyrls.Response))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("the error for %q is %v; want one that contains %q, or none if that is empty", text, err, want)
+		}
+	}
+	if n := store.Len(); n != 0 {
+		t.Errorf("the store has %d counters; want none", n)
+	}
+}

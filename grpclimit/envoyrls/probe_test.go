@@ -18,7 +18,7 @@ func TestProbesHaveOneUnitMore(t *testing.T) {
 		penstock.PerMinute(10).With(penstock.SlidingLog),
 	} {
 		plan := storeLimit.MustCompile()
-		l, err := (&ruleset{plans: make(map[*penstock.Plan]*limit)}).limitOf(&policy.Limit{}, plan)
+		l, err := (&ruleset{plans: make(map[*penstock.Plan]*limit)}).limitOf(&policy.Limit{Variants: []*penstock.Plan{plan}}, plan)
 		if err != nil {
 			t.Fatal(err)
 		}

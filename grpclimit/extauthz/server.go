@@ -89,14 +89,14 @@ func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.Che
 	}
 	answer := recorder{header: make(http.Header)}
 	d := describe(ctx, q)
-	h.Decide(ctx, &answer, d)
+	outcome := h.Decide(ctx, &answer, d)
 	switch {
-	case answer.status == http.StatusOK:
+	case outcome.IsAdmitted():
 		return allowed(&answer, d.Header), nil
-	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil:
+	case outcome == admission.Abandoned:
 		return failed("the call ended before there was a decision"), nil
 	}
-	return denied(&answer), nil
+	return denied(&answer, outcome), nil
 }
 
 // describe converts a CheckRequest to the form of forwardauth. A missing part stays empty, and
@@ -202,14 +202,14 @@ func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
 }
 
 // denied returns the response for a request that must not pass.
-func denied(answer *recorder) *authv3.CheckResponse {
+func denied(answer *recorder, outcome admission.Outcome) *authv3.CheckResponse {
 	code := codes.PermissionDenied
-	switch answer.status {
-	case http.StatusTooManyRequests:
+	switch outcome {
+	case admission.Denied, admission.DeniedNewIdentity:
 		code = codes.ResourceExhausted
-	case http.StatusServiceUnavailable:
+	case admission.FailedClosed:
 		code = codes.Unavailable
-	case http.StatusBadRequest:
+	case admission.Malformed:
 		code = codes.InvalidArgument
 	}
 	return &authv3.CheckResponse{

@@ -192,6 +192,43 @@ func TestResponsesFollowEnvoysProtocol(t *testing.T) {
 	}
 }
 
+// A policy chooses the HTTP status of denials. The gRPC code tells what happened all the same.
+func TestCodesDoNotDependOnTheStatusOfDenials(t *testing.T) {
+	const text = `
+http: {trusted_proxies: [127.0.0.1], denied: {status: %d}}
+deny: [{ip: 192.0.2.66}]
+rules:
+- {name: api, match: {path: /api/**}, per: ip, limits: [{name: hour, rate: 1/h}]}
+- {name: closed, match: {path: /closed}, per: ip, limits: [{name: hour, rate: 1/h, on_failure: closed}]}
+`
+	for _, denied := range []int{403, 429, 503} {
+		rules := rulesOf(t, fmt.Sprintf(text, denied))
+		store := fixedClockStore()
+		client := serve(t, serverOf(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if strings.HasPrefix(charges[0].Plan.Group(), "closed") {
+				return penstock.Decision{}, penstock.ErrUnavailable
+			}
+			return store.Decide(ctx, charges)
+		}), func() *policy.Rules { return rules }, forwardauth.Options{}))
+		for _, c := range []struct {
+			request *authv3.CheckRequest
+			status  int
+			code    codes.Code
+		}{
+			{checkRequest("GET", "/api/a"), 200, codes.OK},
+			{checkRequest("GET", "/api/a"), denied, codes.ResourceExhausted},
+			{checkRequest("GET", "/closed"), 503, codes.Unavailable},
+			{checkRequest("GET", "/api%2fa"), 400, codes.InvalidArgument},
+			{from("192.0.2.66", checkRequest("GET", "/other")), 403, codes.PermissionDenied},
+		} {
+			answer := check(t, client, c.request)
+			if got := codes.Code(answer.Status.Code); status(answer) != c.status || got != c.code {
+				t.Errorf("with denied.status %d, a request for %s got the status %d and the code %v; want %d and %v", denied, c.request.Attributes.Request.Http.Path, status(answer), got, c.status, c.code)
+			}
+		}
+	}
+}
+
 // Each spelling of a path gets the same status as from forward-auth over HTTP.
 func TestSpellingsOfPathsGetTheStatusOfForwardAuth(t *testing.T) {
 	const text = `

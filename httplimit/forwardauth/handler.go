@@ -100,19 +100,19 @@ var (
 
 // Decide decides a described request, and responds as ServeHTTP does at Ext. The context is that of
 // the proxy's subrequest.
-func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Description) {
+func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Description) admission.Outcome {
 	r := (&http.Request{Method: d.Method, Host: d.Host, RemoteAddr: d.Proxy, Header: d.Header, URL: new(url.URL), Body: http.NoBody}).WithContext(ctx)
 	if !h.gate.IsTrustedProxy(r) {
 		h.rejectPeer(w, r)
-		return
+		return admission.Refused
 	}
 	original, err := d.read(r)
 	if err != nil {
 		h.misused(err)
 		h.gate.RejectMalformed(w, r, err.Error())
-		return
+		return admission.Malformed
 	}
-	h.decide(w, original)
+	return h.decide(w, original)
 }
 
 // read returns the request that is described.
@@ -140,13 +140,14 @@ func (h *Handler) rejectPeer(w http.ResponseWriter, r *http.Request) {
 }
 
 // decide responds with 200, or with what the gate writes.
-func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
-	a := h.gate.Admit(w, original)
+func (h *Handler) decide(w http.ResponseWriter, original *http.Request) admission.Outcome {
+	a, outcome := h.gate.Decide(w, original)
 	if a == nil {
-		return
+		return outcome
 	}
 	a.Done(0)                    // no limit needs the response: Check rejects such limits
 	w.WriteHeader(http.StatusOK) // Envoy treats any other status as a denial, even 204
+	return outcome
 }
 
 // explainUntrusted returns how to make a peer trusted.

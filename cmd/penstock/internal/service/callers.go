@@ -43,7 +43,7 @@ func (s *service) checkRules(rules *policy.Rules) error {
 			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}
 	}
-	if canEnvoyCall {
+	if s.Settings.HasEnvoyLimits() { // else a call of Envoy to which such a rule applies fails, and other callers can use the rule
 		if err := envoyrls.CheckRules(rules); err != nil {
 			return err
 		}

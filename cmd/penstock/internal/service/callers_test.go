@@ -11,11 +11,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/internal/eventually"
 )
 
@@ -362,4 +365,41 @@ func TestConnectedRedisClientsAreCounted(t *testing.T) {
 	eventually.True(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
 	conns[0].Close()
 	eventually.True(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
+}
+
+// A service whose callers state their limits needs no policy. The migration page of gubernator shows
+// how to start it, and a call.
+func TestStatedLimitsNeedNoPolicy(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/migrate/gubernator.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile("`penstock serve ([^`]*)`").FindStringSubmatch(string(page))
+	call := regexp.MustCompile("(?s)<!-- check -->\n```json\n(.*?)```").FindStringSubmatch(string(page))
+	if line == nil || call == nil {
+		t.Fatal("the page has no command or no call; want both")
+	}
+	arguments := strings.Fields(line[1])
+	want := []string{"--api", "127.0.0.1:8090", "--allow-stated-limits"}
+	if !slices.Equal(arguments, want) {
+		t.Fatalf("the page has the arguments %q; want %q, which this test starts with another port", arguments, want)
+	}
+	for _, listener := range []string{"api", "grpc"} {
+		t.Run(listener, func(t *testing.T) {
+			r := start(t, nil, map[string]string{listener: "127.0.0.1:0", "allow-stated-limits": "true"})
+			if listener == "grpc" {
+				limit := &penstockv1.Limit{Rate: "1/h"}
+				answer, err := penstockv1.NewLimitServiceClient(r.grpcClient(nil)).Check(callContext(t), &penstockv1.CheckRequest{Key: "a", Limits: []*penstockv1.Limit{limit}})
+				if err != nil || !answer.Allowed {
+					t.Errorf("a call with a stated limit returned %v (error %v); want it allowed", answer, err)
+				}
+				return
+			}
+			for n := 1; n <= 11; n++ {
+				if answer := callCheckAPI(t, r, "", "/v1/check", call[1]); answer.status != 200 || answer.fields["allowed"] != true && n == 1 {
+					t.Errorf("call %d of the page: %d %s; want it answered, and the first one allowed", n, answer.status, answer.text)
+				}
+			}
+		})
+	}
 }

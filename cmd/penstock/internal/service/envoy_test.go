@@ -236,8 +236,36 @@ func TestPolicyDecidesForDomainsWithoutAFile(t *testing.T) {
 			t.Errorf("call %d is %v (error %v); want %v by the policy", i, answer, err, want)
 		}
 	}
-	replaceFile(t, config, `rules: [{name: addresses, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1}]}]`)
-	eventually.True(t, "the reload to be rejected", func() bool { return strings.Contains(r.log.String(), "Envoy does not report the end of a request") })
+}
+
+// Callers of the check API report the end of a request, and Envoy does not. So such a rule is
+// refused if Envoy's limits are configured. Otherwise only Envoy's calls to which it applies fail.
+func TestRulesWithDescriptorsAndSlotsAreForTheCheckAPI(t *testing.T) {
+	const slots = `
+http: {trusted_proxies: [127.0.0.1]}
+rules:
+- {name: jobs, match: {descriptor remote_address: "*"}, per: ip, limits: [{in_flight: 1, ttl: 1h}]}
+- {name: logins, match: {descriptor login: "*"}, per: {login: descriptor login}, limits: [{name: day, rate: 5/day, on_status: 401}]}
+`
+	config := filepath.Join(t.TempDir(), "rules.yaml")
+	replaceFile(t, config, slots)
+	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "grpc": "127.0.0.1:0", "config": config})
+	const job = `{"attributes":{"descriptors":{"remote_address":"192.0.2.1"},"address":"192.0.2.1"}}`
+	if answer := callCheckAPI(t, r, "", "/v1/acquire", `{"check":`+job+`}`); answer.status != 200 || answer.fields["id"] == "" {
+		t.Errorf("an acquire by a rule with a descriptor: %d %s; want a hold", answer.status, answer.text)
+	}
+	if answer := callCheckAPI(t, r, "", "/v1/reserve", `{"check":{"attributes":{"descriptors":{"login":"a"}}}}`); answer.status != 200 || answer.fields["id"] == "" {
+		t.Errorf("a reserve by a rule with a descriptor and on_status: %d %s; want a reservation", answer.status, answer.text)
+	}
+	_, err := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil)).ShouldRateLimit(callContext(t), envoyRequest("192.0.2.2"))
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "Envoy does not report the end of a request") {
+		t.Errorf("Envoy's call for an in_flight limit returned the error %v; want INVALID_ARGUMENT with the reason", err)
+	}
+	forEnvoy := options(t, nil, map[string]string{"grpc": "127.0.0.1:0", "config": config, "envoy-config": envoyFolder(t, envoyLimits)})
+	forEnvoy.Log = r.log.Logger()
+	if err := Run(t.Context(), forEnvoy); err == nil || !strings.Contains(err.Error(), "rule jobs") || !strings.Contains(err.Error(), "Envoy does not report the end of a request") {
+		t.Errorf("with envoy-config, Run returned %v; want an error that names the rule jobs", err)
+	}
 }
 
 // A descriptor with hits_addend may report units that were already used. With envoy-reports=force,

@@ -8,15 +8,20 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 )
 
-// authorize sends the ext_authz call that Envoy sends for a client's GET of a path.
-func (r *testService) authorize(address, path string) *authv3.CheckResponse {
-	r.Helper()
-	answer, err := authv3.NewAuthorizationClient(r.grpcClient(nil)).Check(callContext(r.T), &authv3.CheckRequest{Attributes: &authv3.AttributeContext{
+// extAuthzRequest is the ext_authz call that Envoy sends for a client's GET of a path.
+func extAuthzRequest(address, path string) *authv3.CheckRequest {
+	return &authv3.CheckRequest{Attributes: &authv3.AttributeContext{
 		Source: &authv3.AttributeContext_Peer{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: address}}}},
 		Request: &authv3.AttributeContext_Request{Http: &authv3.AttributeContext_HttpRequest{
 			Method: "GET", Path: path, Host: "example.com", Headers: map[string]string{"x-forwarded-for": address},
 		}},
-	}})
+	}}
+}
+
+// authorize sends the ext_authz call that Envoy sends for a client's GET of a path.
+func (r *testService) authorize(address, path string) *authv3.CheckResponse {
+	r.Helper()
+	answer, err := authv3.NewAuthorizationClient(r.grpcClient(nil)).Check(callContext(r.T), extAuthzRequest(address, path))
 	if err != nil {
 		r.Fatal(err)
 	}

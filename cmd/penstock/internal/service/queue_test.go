@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/eventually"
 )
@@ -164,4 +166,68 @@ rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, a
 	<-ended
 	<-ended
 	eventually.True(t, "both requests to leave the queue", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+}
+
+// The metric counts the waiting requests of each listener.
+func TestWaitingRequestsOfEachListenerAreCounted(t *testing.T) {
+	const policy = `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: queue, per: ip, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, max_wait: 2h}]}]
+`
+	const description = `{"attributes":{"address":"192.0.2.1"}}`
+	for name, c := range map[string]struct {
+		flags map[string]string
+		send  func(r *testService, ctx context.Context) error
+	}{
+		"proxy": {send: func(r *testService, ctx context.Context) error {
+			request, err := http.NewRequestWithContext(ctx, "GET", "http://"+r.Listen+"/", nil)
+			if err == nil {
+				_, err = http.DefaultTransport.RoundTrip(request)
+			}
+			return err
+		}},
+		"forward-auth": {flags: map[string]string{"api": "127.0.0.1:0"}, send: func(r *testService, ctx context.Context) error {
+			request, err := http.NewRequestWithContext(ctx, "GET", "http://"+r.API+"/auth/forward", nil)
+			if err != nil {
+				return err
+			}
+			request.Header = http.Header{"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {"/"}, "X-Forwarded-Host": {"h"}, "X-Forwarded-For": {"192.0.2.1"}}
+			_, err = http.DefaultTransport.RoundTrip(request)
+			return err
+		}},
+		"check API": {flags: map[string]string{"api": "127.0.0.1:0"}, send: func(r *testService, ctx context.Context) error {
+			request, err := http.NewRequestWithContext(ctx, "POST", "http://"+r.API+"/v1/check", strings.NewReader(description))
+			if err != nil {
+				return err
+			}
+			request.Header.Set("Content-Type", "application/json")
+			_, err = http.DefaultTransport.RoundTrip(request)
+			return err
+		}},
+		"ext_authz": {flags: map[string]string{"grpc": "127.0.0.1:0"}, send: func(r *testService, ctx context.Context) error {
+			_, err := authv3.NewAuthorizationClient(r.grpcClient(nil)).Check(ctx, extAuthzRequest("192.0.2.1", "/"))
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var upstream http.Handler
+			if c.flags == nil {
+				upstream = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+			}
+			r := startLimited(t, upstream, policy, c.flags)
+			if err := c.send(r, t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			left := make(chan error, 1)
+			go func() { left <- c.send(r, ctx) }()
+			eventually.True(t, "a request to be counted as waiting", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
+			leave()
+			if err := <-left; err == nil {
+				t.Error("the request that waited got a response; want none after its context has ended")
+			}
+			eventually.True(t, "no request to be counted as waiting", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+			http.DefaultClient.CloseIdleConnections()
+		})
+	}
 }

@@ -231,13 +231,17 @@ func (s *Settings) XDSMetadata() (map[string]string, error) {
 func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 
 // NeedsPolicy reports whether the service needs a policy. It needs none if it has only Redis
-// clients, which can send limits of their own, or if Envoy's limits come from files or a control
-// plane.
+// clients, which can send limits of their own, if callers may state limits, or if Envoy's limits
+// come from files or a control plane.
 func (s *Settings) NeedsPolicy() bool {
-	hasOnlyRESP := s.RESP != "" && s.API == "" && s.GRPC == ""
-	hasEnvoyLimits := s.EnvoyConfig != "" || s.EnvoyXDS != ""
-	return s.HasProxy() || !hasOnlyRESP && !hasEnvoyLimits
+	hasCallers := s.API != "" || s.GRPC != ""
+	hasOnlyRESP := s.RESP != "" && !hasCallers
+	hasStatedLimits := s.AllowStatedLimits && hasCallers
+	return s.HasProxy() || !hasOnlyRESP && !hasStatedLimits && !s.HasEnvoyLimits()
 }
+
+// HasEnvoyLimits reports whether Envoy's limits come from files or a control plane.
+func (s *Settings) HasEnvoyLimits() bool { return s.EnvoyConfig != "" || s.EnvoyXDS != "" }
 
 // A Listener is a setting that has an address, and its value.
 type Listener struct{ Name, Address string }
