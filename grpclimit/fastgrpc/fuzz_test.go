@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -139,6 +140,51 @@ func FuzzHeaders(f *testing.F) {
 		}
 		if size > h.maxHeaderList {
 			t.Errorf("the headers have %d bytes; want at most %d", size, h.maxHeaderList)
+		}
+	})
+}
+
+// FuzzHeadersOfAConnection decodes the header blocks of a connection as package hpack does. The
+// input has the blocks, each after its length. A length of 0 repeats the block before.
+func FuzzHeadersOfAConnection(f *testing.F) {
+	encoded := func(blocks ...[]byte) (all []byte) {
+		for _, b := range blocks {
+			all = append(append(all, byte(len(b))), b...)
+		}
+		return all
+	}
+	const first = 62                                // the index of the newest entry of the dynamic table
+	adds := []byte{0x83, 0x40, 1, 'a', 1, 'b'}      // :method POST, and a field that enters the dynamic table
+	addsOther := []byte{0x83, 0x40, 1, 'c', 1, 'd'} // another field
+	refers := []byte{0x80 | first, 0x80 | (first + 1), 0x80 | (first + 2)}
+	f.Add(encoded(addsOther, adds, nil, refers, nil, adds, refers)) // a repeated block adds an entry each time
+	f.Add(encoded(adds, adds, refers[:1], nil, addsOther, refers[:1]))
+	f.Add(encoded([]byte{0x83, 0x86, 0x84}, nil, []byte{0x20}, nil, adds, refers[:1]))                       // an update of the table's size
+	f.Add(encoded([]byte{0x10, 1, 'a', 1, 'b'}, nil, []byte{0x00, 1, 'a', 1, 'b'}, nil, []byte{0xff, 0x00})) // literals that enter no table, and an index that needs two bytes
+	f.Fuzz(func(t *testing.T, input []byte) {
+		h := headers{maxHeaderList: 1000}
+		h.decoder = hpack.NewDecoder(hpackTable, h.add)
+		h.decoder.SetMaxStringLength(h.maxHeaderList)
+		reference := hpack.NewDecoder(hpackTable, nil)
+		reference.SetMaxStringLength(h.maxHeaderList)
+		var block []byte
+		for len(input) > 0 {
+			n := min(int(input[0]), len(input)-1)
+			if n > 0 {
+				block = input[1 : 1+n]
+			}
+			input = input[1+n:]
+			want, wantErr := reference.DecodeFull(block)
+			_, err := h.decode(block)
+			if (err == nil) != (wantErr == nil) {
+				t.Fatalf("block %x: the error is %v; want %v", block, err, wantErr)
+			}
+			if err != nil {
+				return // the connection ends
+			}
+			if !h.isTooLarge && !slices.Equal(h.fields, want) {
+				t.Fatalf("block %x has the fields %v; want %v", block, h.fields, want)
+			}
 		}
 	})
 }

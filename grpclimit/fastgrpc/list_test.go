@@ -1,12 +1,16 @@
 package fastgrpc_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -90,4 +94,48 @@ func TestListsNeedAHandlerForOneCall(t *testing.T) {
 	if _, err := fastgrpc.New(fastgrpc.Options{Lists: map[string]fastgrpc.ListHandler{method: new(lister).handle}}); err == nil {
 		t.Error("New returns no error; want an error, because the method has no Handler")
 	}
+}
+
+// All calls of a list count for Parallel. The connection's goroutine handles one list more.
+func TestCallsOfListsCountForParallel(t *testing.T) {
+	const parallel, calls = 4, 24
+	var running, most atomic.Int64
+	var release chan struct{} // made in the bubble
+	o := fastgrpc.Options{Parallel: parallel, Methods: map[string]fastgrpc.Handler{method: handle}, Lists: map[string]fastgrpc.ListHandler{
+		method: func(ctx context.Context, list []*fastgrpc.Call) {
+			now := running.Add(int64(len(list)))
+			most.Store(max(most.Load(), now)) // lists are only started one after another
+			<-release
+			running.Add(-int64(len(list)))
+			for _, call := range list {
+				call.Err = handle(ctx, call)
+			}
+		},
+	}}
+	inBubble(t, o, func(t *testing.T, _ *fastgrpc.Server, r *rawClient) {
+		release = make(chan struct{})
+		r.begin()
+		var together bytes.Buffer // all calls arrive in one read
+		framer := http2.NewFramer(&together, nil)
+		for i := range uint32(calls) {
+			id := 1 + 2*i
+			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.encode(fields()), EndHeaders: true})
+			framer.WriteData(id, true, message("x"))
+		}
+		if together.Len() > 4<<10 { // the size of the server's first buffer
+			t.Fatalf("the calls have %d bytes; want at most 4 KiB, so that they arrive in one read", together.Len())
+		}
+		r.write(together.Bytes())
+		synctest.Wait()
+		if got := running.Load(); got <= parallel || got > 2*parallel {
+			t.Errorf("%d calls are handled at the same time; want more than %d, and at most %d", got, parallel, 2*parallel)
+		}
+		close(release)
+		if got := r.outcome(2*calls - 1); got != good {
+			t.Errorf("the outcome of the last call is %q; want %q", got, good)
+		}
+		if got := most.Load(); got > 2*parallel {
+			t.Errorf("%d calls were handled at the same time; want at most %d", got, 2*parallel)
+		}
+	})
 }
