@@ -124,7 +124,7 @@ func (s *stream) run() {
 		}
 	}()
 	if len(s.others) == 0 {
-		s.Err = s.handler(ctx, &s.Call)
+		s.Err = statusError(s.handler(ctx, &s.Call))
 		return
 	}
 	calls := make([]*Call, 1, 1+len(s.others))
@@ -133,6 +133,18 @@ func (s *stream) run() {
 		calls = append(calls, &other.Call)
 	}
 	(*s.listHandler)(ctx, calls)
+	for _, call := range calls {
+		call.Err = statusError(call.Err)
+	}
+}
+
+// statusError returns an error of a handler as an error of package status. It calls methods of the
+// error, so it must be called where a panic is recovered from.
+func statusError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return statusOf(err).Err()
 }
 
 // A deadline is the context of calls that arrived together and have the same timeout.

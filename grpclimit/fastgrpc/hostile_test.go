@@ -1,6 +1,7 @@
 package fastgrpc_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -582,6 +583,46 @@ func TestConnectionsHaveABound(t *testing.T) {
 		}
 		if got := r.outcome(1); got != want {
 			t.Errorf("the outcome of the call of client %d is %q; want %q", i, got, want)
+		}
+	}
+}
+
+// A brokenError panics when its text is read, as a nil pointer in an error does.
+type brokenError struct{}
+
+func (brokenError) Error() string { panic("this is a test") }
+
+func TestErrorThatPanicsEndsItsCallOnly(t *testing.T) {
+	broken := func(ctx context.Context, call *fastgrpc.Call) error {
+		if strings.Contains(string(call.Request), "broken") {
+			return brokenError{}
+		}
+		return handle(ctx, call)
+	}
+	list := func(ctx context.Context, calls []*fastgrpc.Call) {
+		for _, call := range calls {
+			call.Err = broken(ctx, call)
+		}
+	}
+	for _, o := range []fastgrpc.Options{{}, {Parallel: 1}, {Lists: map[string]fastgrpc.ListHandler{method: list}}} {
+		o.Methods = map[string]fastgrpc.Handler{method: broken}
+		_, address := startFast(t, o)
+		r := dialRaw(t, address)
+		var together []byte // so that both calls can be in one list
+		for _, id := range []uint32{1, 3} {
+			var b bytes.Buffer
+			f := http2.NewFramer(&b, nil)
+			r.logError(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.encode(fields()), EndHeaders: true}))
+			r.logError(f.WriteData(id, true, message("broken")))
+			together = append(together, b.Bytes()...)
+		}
+		r.write(together)
+		if got := r.outcome(3); got != "200/13" {
+			t.Errorf("the outcome of a call whose error panics is %q; want %q", got, "200/13")
+		}
+		r.call(5, "x")
+		if got := r.outcome(5); got != good {
+			t.Errorf("the outcome of the next call is %q; want %q", got, good)
 		}
 	}
 }

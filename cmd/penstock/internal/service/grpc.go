@@ -219,7 +219,13 @@ func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
 // unless authenticate is nil. It also bounds the open calls of restricted methods.
 func checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
 	open := &openRestricted{byConnection: make(map[net.Addr]int)}
-	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
+	return func(ctx context.Context, info *tap.Info) (_ context.Context, err error) {
+		defer func() { // grpc-go calls this function in the goroutine of the connection
+			if value := recover(); value != nil {
+				panicked.Report("a gRPC call is authenticated", value)
+				err = status.Error(codes.Internal, panicked.Message)
+			}
+		}()
 		var address net.Addr
 		if p, ok := peer.FromContext(ctx); ok {
 			address = p.Addr
@@ -290,15 +296,15 @@ func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
 	c.service.inFlight.Add(1)
 	endSpan := noSpan
-	if t := c.service.telemetry; t != nil && serviceName(info.FullMethod) != healthService {
-		incoming := ctx
-		ctx, endSpan = t.Call(ctx, info.FullMethod, func(name string) string { return firstValue(metadata.ValueFromIncomingContext(incoming, name)) })
-	}
-	defer func() {
+	defer func() { // before a header of the client is read
 		err = c.finish(info.FullMethod, recover(), err)
 		endSpan(status.Code(err))
 		c.service.inFlight.Add(-1)
 	}()
+	if t := c.service.telemetry; t != nil && serviceName(info.FullMethod) != healthService {
+		incoming := ctx
+		ctx, endSpan = t.Call(ctx, info.FullMethod, func(name string) string { return firstValue(metadata.ValueFromIncomingContext(incoming, name)) })
+	}
 	return handler(ctx, request)
 }
 

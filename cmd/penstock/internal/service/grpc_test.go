@@ -22,10 +22,13 @@ import (
 	"google.golang.org/grpc/metadata"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/eventually"
 )
@@ -282,6 +285,24 @@ func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
 		if n := r.metric(`rate_limiter_grpc_calls_total{code="` + code + `",service="penstock.test.Echo"}`); n != want {
 			t.Errorf("%s calls with code %s are counted; want %s", n, code, want)
 		}
+	}
+}
+
+// grpc-go runs interceptors and taps in goroutines of its own, which recover from nothing.
+func TestPanicBeforeTheHandlerIsAnError(t *testing.T) {
+	counts := metrics.New("", nil, 0).AddGRPC([]string{"a.B"}, []string{"Internal"}, func() int { return 0 })
+	log := new(logbuffer.Buffer)
+	c := &grpcCalls{service: &service{Options: Options{Log: log.Logger()}, telemetry: new(telemetry.Telemetry)}, counts: counts}
+	_, err := c.interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"}, func(context.Context, any) (any, error) {
+		t.Error("the handler is called; want a panic of the telemetry before that")
+		return nil, nil
+	})
+	if status.Code(err) != codes.Internal || c.service.inFlight.Load() != 0 {
+		t.Errorf("a panic of the telemetry becomes %v, with %d calls in flight; want INTERNAL, and 0", err, c.service.inFlight.Load())
+	}
+	check := checkBeforeReading(func(string, []string, net.Addr) error { panic("this is a test") })
+	if _, err := check(t.Context(), &tap.Info{FullMethodName: "/a.B/C"}); status.Code(err) != codes.Internal {
+		t.Errorf("a panic while a call is authenticated becomes %v; want INTERNAL", err)
 	}
 }
 
