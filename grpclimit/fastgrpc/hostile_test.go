@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -623,6 +624,45 @@ func TestErrorThatPanicsEndsItsCallOnly(t *testing.T) {
 		r.call(5, "x")
 		if got := r.outcome(5); got != good {
 			t.Errorf("the outcome of the next call is %q; want %q", got, good)
+		}
+	}
+}
+
+// A response that waits for a window is dropped when its call is cancelled, and others are sent.
+func TestCancelledCallLeavesTheBlockedResponses(t *testing.T) {
+	for _, cancelled := range []uint32{1, 3} {
+		_, address := startFast(t, fastgrpc.Options{Parallel: 1})
+		r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		r.call(1, "x")
+		r.call(3, "x")
+		for waiting := 0; waiting < 2; { // until both responses wait
+			f, err := r.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := f.(*http2.MetaHeadersFrame); ok {
+				waiting++
+			}
+		}
+		r.logError(r.WriteRSTStream(cancelled, http2.ErrCodeCancel))
+		r.logError(r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 100}))
+		r.call(5, "x")
+		r.call(7, "x")
+		ends := make(map[uint32]int) // by stream
+		for ends[7] == 0 {
+			f, err := r.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Header().StreamID == cancelled && f.Header().Type == http2.FrameData {
+				t.Errorf("the server sends %v for the call %d, which was cancelled; want nothing", f, cancelled)
+			}
+			if h, ok := f.(*http2.MetaHeadersFrame); ok && h.StreamEnded() {
+				ends[h.StreamID]++
+			}
+		}
+		if want := map[uint32]int{4 - cancelled: 1, 5: 1, 7: 1}; !maps.Equal(ends, want) {
+			t.Errorf("call %d was cancelled, and the ends of responses are %v; want %v", cancelled, ends, want)
 		}
 	}
 }
