@@ -109,7 +109,7 @@ func TestCanceledRepeatRefundsNothing(t *testing.T) {
 // any more.
 func TestCanceledRequestIsChargedWhenRepeated(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
-	request := admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 3}, ID: "a"}
+	request := admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 3}, ID: "a", IsRefundable: true}
 	for i := range 5 {
 		a, outcome, err := c.Admit(t.Context(), request)
 		if outcome != admission.Allowed || err != nil || a.IsRepeat() {
