@@ -119,15 +119,18 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if err := r.confirm(c, k.key, before); err != nil {
 		return err
 	}
+	line := newAudit(&k.settings, k.key, r.reason)
 	auditWriters := []io.Writer{c.ErrOrStderr()}
 	if k.settings.AuditFile != "" {
 		file, err := audit.Open(k.settings.AuditFile)
+		if intent := line.Intent(before); err == nil && len(intent.Limits) > 0 {
+			_, err = file.Write(intent.JSON())
+		}
 		if err != nil {
 			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, k.settings.Source("audit-file"), err)
 		}
 		auditWriters = append(auditWriters, file)
 	}
-	line := newAudit(&k.settings, k.key, r.reason)
 	done, err := keylimits.Clear(c.Context(), k.store, before, line.Add)
 	const isRefused = false
 	line.End(err, isRefused)

@@ -268,8 +268,19 @@ func TestStatusWithHashedKeys(t *testing.T) {
 	if next := checkAudit(t, again, "login.hour 1 0"); next != ref {
 		t.Errorf("two lines about one key have the refs %s and %s; want the same", ref, next)
 	}
-	if written, err := os.ReadFile(file); err != nil || string(written) != line+again {
-		t.Errorf("the audit file has %s, %v; want both lines", written, err)
+	written, err := os.ReadFile(file)
+	lines := strings.SplitAfter(string(written), "\n")
+	if err != nil || len(lines) != 5 || lines[1] != line || lines[3] != again {
+		t.Fatalf("the audit file has %s, %v; want an intent and the line of each reset", written, err)
+	}
+	var intent, done audit.Line
+	for text, to := range map[string]*audit.Line{lines[0]: &intent, line: &done} {
+		if err := json.Unmarshal([]byte(text), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if intent.Result != audit.Intent || intent.ID != done.ID || len(intent.Limits) != 3 || intent.Limits[0].Before.Used != 1 || intent.Limits[0].After != nil {
+		t.Errorf("the line before the reset is %s; want the intent with the ID of the reset, and the three limits before it", lines[0])
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the audit file is %v, %v; want the mode 600", info, err)

@@ -69,9 +69,9 @@ type Options struct {
 	// missing. Default: nothing.
 	AuthFailed func(hasToken bool)
 
-	// CheckAudit returns an error if audit lines cannot be written. Then no key is reset. Default: no
-	// error.
-	CheckAudit func() error
+	// AuditIntent writes the line of a reset before the reset, and returns when it is on the disk. If
+	// it returns an error, nothing is reset. Default: nothing is written.
+	AuditIntent func(Audit) error
 
 	// Audit records each reset, and each request for a reset that was rejected.
 	Audit func(Audit)

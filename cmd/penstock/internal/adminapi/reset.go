@@ -96,8 +96,8 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, storeFailed(err)
 	}
-	if h.CheckAudit != nil {
-		if err := h.CheckAudit(); err != nil {
+	if intent := a.Intent(before); h.AuditIntent != nil && len(intent.Limits) > 0 {
+		if err := h.AuditIntent(intent); err != nil {
 			return nil, refuse(http.StatusInternalServerError, "the audit file cannot be written, so nothing was reset: %v", err)
 		}
 	}

@@ -10,7 +10,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -21,7 +23,7 @@ import (
 type Line struct {
 	IsAudit  bool      `json:"audit"` // always true; distinguishes audit lines in a log
 	Time     time.Time `json:"time"`
-	ID       string    `json:"id"`
+	ID       string    `json:"id"` // equal in all lines about one write
 	Actor    Actor     `json:"actor"`
 	Action   string    `json:"action"`        // reset
 	Key      string    `json:"key,omitempty"` // masked
@@ -52,6 +54,7 @@ type Result string
 
 // The results.
 const (
+	Intent  Result = "intent" // the write follows; another line with the same ID has its outcome
 	OK      Result = "ok"
 	Refused Result = "refused" // nothing was changed: the actor may not write, or the request is wrong
 	Failed  Result = "failed"  // the store gave no answer; only what Line.Limits has was changed
@@ -102,6 +105,17 @@ func (c Changes) String() string {
 // New begins a line.
 func New(action string, actor Actor) Line {
 	return Line{IsAudit: true, Time: time.Now().UTC(), ID: rand.Text(), Actor: actor, Action: action}
+}
+
+// Intent returns the line to append before limits are reset. It has the states that are in use.
+func (l Line) Intent(states []keylimits.Limit) Line {
+	l.Result, l.Limits = Intent, nil
+	for _, state := range states {
+		if state.IsInUse() {
+			l.Add(keylimits.Change{Before: state})
+		}
+	}
+	return l
 }
 
 // Add adds the change of a limit.
@@ -162,20 +176,23 @@ func (a *Actor) attributes() (all []any) {
 }
 
 // A File is a file to which lines are appended. It is opened for each line, so it can be rotated.
-type File struct{ path string }
+type File struct {
+	path string
+	mu   sync.Mutex // held while a line is appended
+}
 
 // Open makes the file if it does not exist, and checks that it can be written. A new file has the
 // mode 0600.
 func Open(path string) (*File, error) {
-	f := &File{path}
-	if err := f.Check(); err != nil {
+	f := &File{path: path}
+	if err := f.check(); err != nil {
 		return nil, err
 	}
 	return f, nil
 }
 
-// Check returns an error if the file cannot be opened for a line. It makes the file as Open does.
-func (f *File) Check() error {
+// check returns an error if the file cannot be opened for a line. It makes the file as Open does.
+func (f *File) check() error {
 	info, err := os.Stat(f.path)
 	switch {
 	case err == nil && !info.Mode().IsRegular():
@@ -212,18 +229,42 @@ func notRegular(path string) error {
 }
 
 const (
-	flags = os.O_APPEND | os.O_CREATE | os.O_WRONLY | syscall.O_NONBLOCK
+	flags = os.O_APPEND | os.O_CREATE | os.O_RDWR | syscall.O_NONBLOCK
 	mode  = 0o600
 )
 
-// Write appends a line, and returns when the line is on the disk.
+// Write appends a line, and returns when the line is on the disk. If the file ends in the middle of
+// a line, because the disk was full, Write begins a new one.
 func (f *File) Write(line []byte) (n int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	to, err := f.open()
 	if err != nil {
 		return 0, err
 	}
-	if n, err = to.Write(line); err == nil {
-		err = to.Sync()
+	defer func() { err = errors.Join(err, to.Close()) }()
+	isCut, err := endsInLine(to)
+	if err != nil {
+		return 0, err
 	}
-	return n, errors.Join(err, to.Close())
+	if isCut {
+		line = slices.Concat([]byte("\n"), line)
+	}
+	if n, err = to.Write(line); err != nil {
+		return n, err
+	}
+	return n, to.Sync()
+}
+
+// endsInLine reports whether the last line of a file has no newline.
+func endsInLine(file *os.File) (bool, error) {
+	info, err := file.Stat()
+	if err != nil || info.Size() == 0 {
+		return false, err
+	}
+	var last [1]byte
+	if _, err := file.ReadAt(last[:], info.Size()-1); err != nil {
+		return false, err
+	}
+	return last[0] != '\n', nil
 }

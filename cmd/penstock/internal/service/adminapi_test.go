@@ -236,7 +236,28 @@ func TestCertificatesLetOperatorsRead(t *testing.T) {
 	}
 }
 
-// The audit file gets the same lines as the log. If the file cannot be written, nothing is reset.
+// reset resets the key of the client customer-4711.
+func (r *testService) reset(token string) (status int, answer string) {
+	r.Helper()
+	request, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
+	if err != nil {
+		r.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	res, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+// The audit file gets the same lines as the log, and before each reset its intent. If the file cannot be written, nothing is reset.
 // The response, /readyz and the log report that. Requests are still served.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
@@ -245,22 +266,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	r := startLimited(t, hello, policy, map[string]string{"admin-listen": "127.0.0.1:0", "operator-token": token, "audit-file": file})
 	reset := func() (status int, answer string) {
 		r.mustSend("GET", "/", "X-Key: customer-4711")
-		request, err := http.NewRequest("POST", "http://"+r.Admin+"/api/v1/key/reset", strings.NewReader(`{"key": "key:customer-4711", "reason": "support-99"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set("Authorization", "Bearer "+token)
-		request.Header.Set("Content-Type", "application/json")
-		res, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return res.StatusCode, string(text)
+		return r.reset(token)
 	}
 	readAuditFile := func() string {
 		text, _ := os.ReadFile(file)
@@ -269,9 +275,10 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if status, answer := reset(); status != 200 {
 		t.Errorf("a reset returned %d %s; want 200", status, answer)
 	}
-	eventually.True(t, "the line in the audit file", func() bool { return strings.HasSuffix(readAuditFile(), "\n") })
+	eventually.True(t, "the lines in the audit file", func() bool { return strings.Count(readAuditFile(), "\n") == 2 })
+	_, last, _ := strings.Cut(readAuditFile(), "\n")
 	var line audit.Line
-	if err := json.Unmarshal([]byte(readAuditFile()), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
+	if err := json.Unmarshal([]byte(last), &line); err != nil || line.Result != audit.OK || line.Reason != "support-99" || line.Actor.Address == "" {
 		t.Errorf("the line of the audit file is %s (error %v); want a successful reset with its reason and its actor", readAuditFile(), err)
 	}
 	if strings.Contains(readAuditFile(), "4711") {
@@ -283,7 +290,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if err := os.Mkdir(file, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if status, answer := reset(); status != 500 || !strings.Contains(answer, "nothing was reset") || !strings.Contains(answer, "is not a file") {
+	if status, answer := reset(); status != 500 || !strings.Contains(answer, "nothing was reset") || !strings.Contains(answer, "is a directory") {
 		t.Errorf("without the audit file, a reset returned %d %s; want 500, and that nothing was reset", status, answer)
 	}
 	if key := getAdmin[adminapi.Key](r, "key?key=key:customer-4711"); len(key.Limits) != 1 || key.Limits[0].Used != 1 {

@@ -92,11 +92,11 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report still lists the limits
 			return report, nil
 		},
-		AuthFailed: s.metrics.AddAdmin(),
-		CheckAudit: s.auditFile.check,
-		Audit:      s.audit(),
-		Name:       identities.Name,
-		Key:        identities.Key,
+		AuthFailed:  s.metrics.AddAdmin(),
+		AuditIntent: s.auditFile.writeIntent,
+		Audit:       s.audit(),
+		Name:        identities.Name,
+		Key:         identities.Key,
 	})
 }
 
