@@ -91,14 +91,16 @@ func (a *admin) errRefused(status int, text []byte) error {
 	if err := json.Unmarshal(text, &problem); err != nil {
 		problem.Detail = ""
 	}
-	code := exitUsage
+	code, hint := exitUsage, ""
 	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusInternalServerError:
+	case http.StatusUnauthorized:
+		code, hint = exitInvalid, " (set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE)"
+	case http.StatusForbidden, http.StatusInternalServerError:
 		code = exitInvalid
 	case http.StatusServiceUnavailable:
 		code = exitUnreachable
 	}
-	return withStatus(code, fmt.Errorf("%s returned status %d: %s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI)))
+	return withStatus(code, fmt.Errorf("%s returned status %d: %s%s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), hint))
 }
 
 // maxDetail is how many characters of an instance's text a message shows at most.

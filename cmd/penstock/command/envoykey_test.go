@@ -37,6 +37,7 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 			t.Fatalf("the request of %s gets status %d; want %d", customer, res.StatusCode, wantStatus)
 		}
 	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	for name, args := range map[string][]string{"the store": {"--store", "redis://" + redis.Addr, "--envoy-config", dir}, "an instance": {"--admin", p.admin}} {
 		// Each pass has another customer, because the instance may repeat a denial after a reset.
 		customer := strings.ReplaceAll(name, " ", "-") + "-customer-4711"
@@ -58,7 +59,6 @@ func TestStatusAndResetOfAnEnvoyLimit(t *testing.T) {
 		if l := r.Limits[0]; l.Used != 2 || l.Left != 0 || !l.IsDenied {
 			t.Errorf("%s: status -o json shows the limit %+v; want one that is used up and denies", name, l)
 		}
-		t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 		if code, out, errors := run("reset", "--reason", "support-4711", "--yes"); code != exitOK || !strings.Contains(out, "rides.api_key.day was reset: 2 used before, 2 left now") || strings.Contains(errors, "customer-4711") {
 			t.Errorf("%s: reset: exit status %d, %s%s; want %d with %q", name, code, out, errors, exitOK, "rides.api_key.day was reset: 2 used before, 2 left now")
 		}

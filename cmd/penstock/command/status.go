@@ -47,7 +47,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"and the entries of a descriptor, as in 'rides|api_key=abc'.\n\n" +
 			"It takes the store, the policy, the prefix and the secret from the same flags, variables and file as serve. With --admin it\n" +
 			"reads from a running instance instead, and needs none of these settings. The token of PENSTOCK_OPERATOR_TOKEN or\n" +
-			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set. The instance answers as it would for a request: it also uses its deny cache and\n" +
+			"PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set; KEY needs it, --ref does not. The instance answers as it would for a request: it also uses its deny cache and\n" +
 			"its leases. penstock denials and the log print a ref beside each masked key. --ref shows that key, if the instance has denied it\n" +
 			"or seen it often in the last hour.\n\n" +
 			"If the policy has tiers and the key does not say which one the client has, status says what holds for each tier.\n\n" +

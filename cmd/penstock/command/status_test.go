@@ -367,7 +367,8 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 	f := startStatus(t)
 	const token = "a-token-of-operators"
 	guarded := startProcess(t, append(f.args, "--admin-listen=0.0.0.0:0", "--operator-token="+token)...)
-	local := startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	local := startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	for range 4 {
 		f.request(t, "/login", "abc")
 	}
@@ -387,7 +388,6 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 		code int
 		text string
 	}{
-		"status key:abc --admin 127.0.0.1:" + port:                  {exitInvalid, "send the operator token"},
 		"status key:abc --admin 127.0.0.1:1":                        {exitUnreachable, "does not answer"},
 		"status key:abc --admin " + f.listen:                        {exitUsage, "check that --admin is the admin-listen address of an instance"},
 		"status user:7 --admin " + local.admin:                      {exitUsage, "no limit counts"},
@@ -397,6 +397,13 @@ func TestStatusReadsFromARunningInstance(t *testing.T) {
 	} {
 		if code, out, errors := command(strings.Fields(args)...); code != want.code || out != "" || !strings.Contains(errors, want.text) {
 			t.Errorf("penstock %s: exit status %d, %q, %s; want %d with %q", args, code, out, errors, want.code, want.text)
+		}
+	}
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "")
+	for address, want := range map[string]string{"127.0.0.1:" + port: "send the operator token", local.admin: "needs the operator token"} {
+		code, out, errors := command("status", "key:abc", "--admin", address)
+		if code != exitInvalid || out != "" || !strings.Contains(errors, want) || !strings.Contains(errors, "set PENSTOCK_OPERATOR_TOKEN") {
+			t.Errorf("status without a token: exit status %d, %q, %s; want %d with %q and the variable", code, out, errors, exitInvalid, want)
 		}
 	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
@@ -476,10 +483,10 @@ func TestResetByARunningInstance(t *testing.T) {
 	checkRefs(t, guarded)
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
 	for _, args := range []string{"status key:abc", "top", "denials", "reset key:abc --reason r --yes"} {
-		// On its own machine, the instance shows its state without a token. Only reset needs one.
+		// On its own machine, the instance shows its state without a token. A key needs one.
 		code, out, errors := command(append(strings.Fields(args), "--admin", guarded.admin)...)
 		isRejected := code == exitInvalid && out == "" && strings.Contains(errors, "the token is wrong or too short")
-		if want := strings.HasPrefix(args, "reset"); isRejected != want {
+		if want := strings.Contains(args, "key:abc"); isRejected != want {
 			t.Errorf("%s with a short token: exit status %d, %s%s; want an error about the token: %v", args, code, out, errors, want)
 		}
 	}

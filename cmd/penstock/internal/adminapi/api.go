@@ -53,8 +53,8 @@ type Options struct {
 	Waiting   func() int    // requests that wait for their turn
 	Upstream  func() string // URL of the upstream; "": this instance forwards nothing
 
-	// Explain returns which limits apply to a request, and what they would decide.
-	Explain func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error)
+	// Explain returns which limits apply to a request, and their charges.
+	Explain func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error)
 
 	// MaxReaders is how many readers of events and denials there may be at once. Default: 32.
 	MaxReaders int
@@ -190,12 +190,12 @@ var routes = []route{
 		{name: "limit", doc: "how many offenders; default 20, at most 100"},
 	}, body: Offenders{}, respond: (*Handler).makeOffenders},
 	{path: "key", summary: "The state of one key in all limits. It charges nothing.", parameters: []parameter{
-		{name: "key", doc: "as explain writes it, such as key:abc"},
+		{name: "key", doc: "as explain writes it, such as key:abc; needs the token"},
 		{name: "ref", doc: "instead of key: the ref of an offender"},
 		{name: "rule", doc: "only the limits of this rule"},
 		{name: "all", doc: "true: also limits that the key has not used", choices: []string{"false", "true"}},
 	}, body: Key{}, respond: (*Handler).makeKey},
-	{path: "explain", summary: "Which limits apply to a request, and what they would decide. It charges nothing.", parameters: []parameter{
+	{path: "explain", summary: "Which limits apply to a request and, with the token, what they would decide. It charges nothing.", parameters: []parameter{
 		{name: "url", doc: "a path or a URL", isRequired: true},
 		{name: "method", doc: "default GET"},
 		{name: "header", doc: "Name: value", isRepeated: true},

@@ -84,12 +84,8 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 		StoreInfo: func(context.Context) StoreState {
 			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
 		},
-		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
-			report, charges, err := explain.Explain(p.Rules, r, descriptor, names, 1)
-			if err != nil {
-				return nil, err
-			}
-			return report, report.Peek(ctx, store, charges)
+		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
+			return explain.Explain(p.Rules, r, descriptor, names, 1)
 		},
 		Name: func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
 	}
@@ -194,7 +190,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		{f: local, header: "Sec-Fetch-Site: cross-site", status: 403},
 		{f: local, header: "Sec-Fetch-Site: same-site", status: 403},
 	} {
-		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "key?key=key:a", "explain?url=/", "openapi.json"} {
+		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "explain?url=/", "openapi.json"} {
 			tried++
 			w := c.f.get(path, c.header)
 			if w.Code != c.status {
@@ -263,7 +259,7 @@ func TestMalformedParametersAreRejected(t *testing.T) {
 		"key?key=gold-1":             `no limit counts under a key such as \"gold-1\"; write key:gold-1`,
 		"key?key=user:gold-1":        "write one of: key:…, ip:…, global",
 	} {
-		if w := f.get(path); w.Code != 404 || !strings.Contains(w.Body.String(), want) {
+		if w := f.get(path, operatorHeader); w.Code != 404 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%s returns %d %s; want 404 with %q", path, w.Code, w.Body, want)
 		}
 	}
@@ -387,8 +383,8 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	f.spend("api.hour", "key:abc", 12)
 	f.spend("api.day", "key:abc", 3)
 	for range 3 { // reading changes nothing
-		got := read[Key](f, "key?key=key:abc")
-		if got.Source != "store" || got.Identity != "key:abc" || got.Stored != "" || len(got.DeniedBy) != 0 || got.Skipped != 0 {
+		got := read[Key](f, "key?key=key:abc", operatorHeader)
+		if got.Source != "store" || got.Identity != "key:abc" || len(got.DeniedBy) != 0 || got.Skipped != 0 {
 			t.Fatalf("the key is %+v; want key:abc from the store, and no denial for all tiers", got)
 		}
 		if v := got.Results; len(v) != 2 || v[0].Tier != "premium" || len(v[0].DeniedBy) != 0 || v[1].Tier != "free" || !slices.Equal(v[1].DeniedBy, []string{"api.hour"}) || v[1].RetryMS < 1000 {
@@ -412,7 +408,7 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 			t.Errorf("the limit for tier premium is %+v; want units left", premium)
 		}
 	}
-	all := read[Key](f, "key?key=key:abc&all=true")
+	all := read[Key](f, "key?key=key:abc&all=true", operatorHeader)
 	var names []string
 	for _, l := range all.Limits {
 		names = append(names, strings.TrimSpace(l.Rule+"."+l.Limit+" "+l.Kind+" "+l.Tier))
@@ -421,13 +417,13 @@ func TestKeyListsAllLimitsAndChargesNothing(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Errorf("the limits are %q, want %q", names, want)
 	}
-	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true"); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
+	if got := read[Key](f, "key?key=ip:192.0.2.1&all=true", operatorHeader); len(got.Limits) != 1 || got.Limits[0].Kind != "shadow" {
 		t.Errorf("an address has the limits %+v; want one shadow", got.Limits)
 	}
-	if got := read[Key](f, "key?key=ip:2001:db8::1"); got.Identity != "ip:2001:db8::/64" {
+	if got := read[Key](f, "key?key=ip:2001:db8::1", operatorHeader); got.Identity != "ip:2001:db8::/64" {
 		t.Errorf("an IPv6 address is counted as %s; want its /64 network", got.Identity)
 	}
-	if got := read[Key](f, "key?key=key:fresh"); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
+	if got := read[Key](f, "key?key=key:fresh", operatorHeader); len(got.Limits) != 0 || len(got.DeniedBy) != 0 {
 		t.Errorf("an unused key has the limits %+v; want none", got)
 	}
 }
@@ -437,12 +433,12 @@ func TestKeyReportsThatTheStoreFails(t *testing.T) {
 		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("key:abc did not answer"))
 	})
 	f := newFixture(t, func(o *Options) { o.Store = failing })
-	if w := f.get("key?key=key:abc"); w.Code != 503 || !strings.Contains(w.Body.String(), "timeout") || strings.Contains(w.Body.String(), "abc") {
+	if w := f.get("key?key=key:abc", operatorHeader); w.Code != 503 || !strings.Contains(w.Body.String(), "timeout") || strings.Contains(w.Body.String(), "abc") {
 		t.Errorf("the response is %d %s; want 503 with the reason and without the key", w.Code, w.Body)
 	}
 	fallback := penstock.Wrap(failing, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Instances: func() int { return 1 }}))
 	f = newFixture(t, func(o *Options) { o.Store = fallback })
-	if got := read[Key](f, "key?key=key:abc"); got.Source == "store" {
+	if got := read[Key](f, "key?key=key:abc", operatorHeader); got.Source == "store" {
 		t.Errorf("while the store fails, the key is %+v; want the fallback as its source", got)
 	}
 }
@@ -597,7 +593,7 @@ func TestOpenAPIDescribesWhatIsServed(t *testing.T) {
 		if strings.HasSuffix(path, "/key") {
 			query.Set("key", "key:abc")
 		}
-		w := f.get(strings.TrimPrefix(path, Prefix) + "?" + query.Encode())
+		w := f.get(strings.TrimPrefix(path, Prefix)+"?"+query.Encode(), operatorHeader)
 		var body any
 		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != 200 {
 			t.Fatalf("%s returns %d %s; want 200 with JSON", path, w.Code, w.Body)

@@ -36,8 +36,8 @@ const (
 	deniedPerLimit  = 40 // the most of them that one limit may have
 )
 
-// Without the token, a guessed key could be compared with the masked keys.
-var errKeyNeedsToken = refuse(http.StatusUnauthorized, "the parameter key needs the operator token; send it as Authorization: Bearer, or select by ref")
+// keyParameter names the parameter key in errors.
+const keyParameter = "the parameter key (unlike ref)"
 
 // serveDenials serves /api/v1/denials until the reader disconnects.
 func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
@@ -47,9 +47,11 @@ func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	v, _ := h.ViewerOf(req) // ServeHTTP has checked it
-	if values.Get("key") != "" && !values.Has("ref") && !v.isOperator {
-		failWith(w, errKeyNeedsToken)
-		return
+	if values.Get("key") != "" && !values.Has("ref") {
+		if err := h.requireOperator(v, keyParameter); err != nil {
+			failWith(w, err)
+			return
+		}
 	}
 	filter := denials.Filter{Rule: values.Get("rule")}
 	if values.Has("key") || values.Has("ref") {

@@ -18,6 +18,11 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	if err != nil {
 		return nil, err
 	}
+	if q.Get("key") != "" {
+		if err := h.requireOperator(v, keyParameter); err != nil {
+			return nil, err
+		}
+	}
 	limits, skipped := h.limitsOf(key, q.Get("rule"))
 	newIdentities := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
 	if len(limits) == 0 && len(newIdentities) == 0 {
@@ -25,9 +30,6 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	name := h.Name(key)
 	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: newIdentities, Skipped: skipped}
-	if q.Has("key") && !v.isOperator { // otherwise a client could compare a guess with the refs of offenders
-		found.Ref, found.Stored = "", ""
-	}
 	if q.Has("ref") {
 		found.Identity = h.identity(v, name)
 		if h.shown(v) != ShowFull {

@@ -53,7 +53,7 @@ func (h *Handler) Reset(req *http.Request, token string, wanted ResetRequest) (*
 			v, err = h.ViewerOfToken(token)
 		}
 		if err == nil {
-			err = h.requireOperator(v)
+			err = h.requireOperator(v, "a reset")
 		}
 		if err == nil {
 			err = wanted.check()

@@ -56,7 +56,7 @@ func (h *Handler) serveReset(w http.ResponseWriter, req *http.Request) {
 func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, req *http.Request, a *Audit) (*keylimits.Reset, error) {
 	v, err := h.ViewerOf(req)
 	if err == nil {
-		err = h.requireOperator(v)
+		err = h.requireOperator(v, "a reset")
 	}
 	if err != nil {
 		return nil, err
@@ -68,16 +68,18 @@ func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, req *
 	return h.reset(ctx, wanted, a)
 }
 
-// requireOperator returns an error if a viewer is not an operator. Only operators may write.
-func (h *Handler) requireOperator(v Viewer) error {
+// requireOperator returns an error if a viewer is not an operator. what is what only operators may
+// do. Only they may write, and name a key. Otherwise anyone could guess keys, and compare their
+// numbers with those of masked keys.
+func (h *Handler) requireOperator(v Viewer, what string) error {
 	switch {
 	case v.isOperator:
 		return nil
 	case len(h.Token) == 0:
-		return refuse(http.StatusForbidden, "writes need an operator token, and this service has none; set operator_token")
+		return refuse(http.StatusForbidden, "%s needs the operator token, and this service has none; set operator_token", what)
 	}
 	h.AuthFailed(tokenIsMissing) // ViewerOf has refused a wrong token
-	return refuse(http.StatusUnauthorized, "send the operator token as Authorization: Bearer; writes need it at every address")
+	return refuse(http.StatusUnauthorized, "%s needs the operator token at every address; send it as Authorization: Bearer", what)
 }
 
 // reset resets a key for an operator, and completes the audit line a.

@@ -34,11 +34,11 @@ const resetAllBody = `{"key": "key:customer-4711", "reason": "support-4711"}`
 // used returns how many units the key of resetAllBody has used of a limit.
 func (f *fixture) used(limit string) int64 {
 	f.t.Helper()
-	header := ""
-	if !f.options.IsLocal {
-		header = operatorHeader
+	key, err := Read[Key](context.Background(), f.Handler, Viewer{isOperator: true}, "key", url.Values{"all": {"true"}, "key": {"key:customer-4711"}})
+	if err != nil {
+		f.t.Fatal(err)
 	}
-	for _, l := range read[Key](f, "key?all=true&key=key:customer-4711", header).Limits {
+	for _, l := range key.Limits {
 		if l.Limit == limit && l.Tier != "premium" {
 			return l.Used
 		}

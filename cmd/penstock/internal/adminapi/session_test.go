@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock"
 )
 
 func TestSessionReplacesTheToken(t *testing.T) {
@@ -159,10 +162,31 @@ func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
 
 func TestGuessedKeysCannotBeComparedWithMaskedOnes(t *testing.T) {
 	for _, show := range []string{ShowOff, ShowMasked, ShowFull} {
-		f := newFixture(t, func(o *Options) { withDenials(o); o.Identities = show })
-		w := f.get("key?key=key:customer-4711")
-		if body := w.Body.String(); w.Code != 200 || strings.Contains(body, `"ref"`) || strings.Contains(body, `"stored"`) {
-			t.Errorf("%s: without the token, the response is %d %s; want 200 without the fields ref and stored", show, w.Code, body)
+		reads := 0
+		f := newFixture(t, func(o *Options) {
+			withDenials(o)
+			store := o.Store
+			o.Identities, o.Store = show, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				reads++ // a read takes more time if the key exists
+				return store.Decide(ctx, charges)
+			})
+		})
+		f.spend("api.hour", "key:customer-4711", 12)
+		reads = 0
+		if used, unused := f.get("key?key=key:customer-4711"), f.get("key?key=key:customer-4712"); used.Code != 401 || used.Body.String() != unused.Body.String() {
+			t.Errorf("%s: without the token, a used key returns %d %s, and an unused one %s; want 401 for both", show, used.Code, used.Body, unused.Body)
+		}
+		const explain = "explain?url=/api/x&header=X-Key:%20customer-4711"
+		used := f.get(explain).Body.String()
+		unused := strings.ReplaceAll(f.get(strings.ReplaceAll(explain, "4711", "4712")).Body.String(), "4712", "4711")
+		if used != unused || !strings.Contains(used, `"limit":"hour"`) {
+			t.Errorf("%s: without the token, the report of a used key is\n%s\nand of an unused one\n%s\nwant the same limits, without numbers of the store", show, used, unused)
+		}
+		if reads > 0 {
+			t.Errorf("%s: without the token, %d calls read the store; want none", show, reads)
+		}
+		if report := f.get(explain, operatorHeader).Body.String(); !strings.Contains(report, `"allowed":false`) || !strings.Contains(report, `"remaining":0`) {
+			t.Errorf("%s: with the token, the report is %s; want a denial with 0 left", show, report)
 		}
 		if body := f.get("key?key=key:customer-4711", operatorHeader).Body.String(); !strings.Contains(body, `"ref":"`+f.ref("key:customer-4711")) {
 			t.Errorf("%s: with the token, the body is %s; want one with a ref", show, body)

@@ -354,7 +354,7 @@ func number(q url.Values, name string, ifMissing, most int) (int, error) {
 	return n, nil
 }
 
-func (h *Handler) makeExplain(ctx context.Context, _ Viewer, q url.Values) (any, error) {
+func (h *Handler) makeExplain(ctx context.Context, v Viewer, q url.Values) (any, error) {
 	size := int64(0)
 	if q.Has("size") {
 		var err error
@@ -370,9 +370,15 @@ func (h *Handler) makeExplain(ctx context.Context, _ Viewer, q url.Values) (any,
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "%s", err)
 	}
-	report, err := h.Explain(ctx, r, descriptor)
+	report, charges, err := h.Explain(r, descriptor)
+	if err == nil && !v.isOperator { // the numbers of the store could be compared with those of masked keys
+		err = report.CheckCost(charges)
+	}
 	if err != nil {
 		return nil, refuse(http.StatusBadRequest, "%s", err)
+	}
+	if v.isOperator {
+		_ = report.Peek(ctx, h.Store, charges) // without an answer, the report still lists the limits
 	}
 	return report, nil
 }

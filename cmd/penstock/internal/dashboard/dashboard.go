@@ -94,6 +94,10 @@ func (h *Handler) serve(w http.ResponseWriter, q *http.Request, p page) {
 		return
 	}
 	body, err := p.make(h, q.Context(), v, values)
+	if err != nil && adminapi.StatusOf(err) == http.StatusUnauthorized {
+		h.login(w, q, http.StatusUnauthorized, "Only operators may see this.")
+		return
+	}
 	if err != nil && body == nil {
 		h.fail(w, q, adminapi.StatusOf(err), err)
 		return

@@ -83,12 +83,8 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 		StoreInfo: func(context.Context) adminapi.StoreState {
 			return adminapi.StoreState{Name: "memory", Breakers: map[string]string{"default": "closed"}, Instances: 1}
 		},
-		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
-			report, charges, err := explain.Explain(p.Rules, r, descriptor, storeOptions, 1)
-			if err != nil {
-				return nil, err
-			}
-			return report, report.Peek(ctx, store, charges)
+		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
+			return explain.Explain(p.Rules, r, descriptor, storeOptions, 1)
 		},
 		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
 		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: redisstore.KeyOfName,
@@ -174,6 +170,8 @@ func (s *site) mustHave(text string, all ...string) {
 	}
 }
 
+const operator = "Authorization: Bearer " + token
+
 const thin = "\u202f" // between thousands
 
 func TestPagesShowWhatTheAPIHas(t *testing.T) {
@@ -199,8 +197,9 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	s.mustHave(s.text("offenders?kind=units", 200), "10 units were charged in all.")
 	s.mustHave(s.text("offenders?kind=near_limit&window=1h&scope=instance", 200), "near their limit most, in the last hour, at this instance")
 	s.mustHave(s.text("health", 200), "store ok", "memory", "closed: the store is used", "3.07 ms")
-	report := s.text("explain?url=/api/x&header=X-Key:%20customer-4711%0D%0A%0D%0AX-Plan:%20free", 200)
+	report := s.text("explain?url=/api/x&header=X-Key:%20customer-4711%0D%0A%0D%0AX-Plan:%20free", 200, operator)
 	s.mustHave(report, "It would be denied now", "All 2 limits must allow", "api.hour denies", "Left 0", "ps1{key:customer-4711}api", "the most specific match", "candidate")
+	s.mustHave(s.text("explain?url=/api/x", 200), "These limits apply. What they would decide is shown to operators")
 	s.mustHave(s.text("explain?url=/other", 200), "Not limited. No limit applies")
 	s.mustHave(s.text("explain", 200), "Path or URL")
 	s.mustHave(s.text("explain?url=x", 400), "neither a path nor a URL", "Path or URL")
@@ -209,7 +208,7 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
-	denied := s.text("key?key=key:customer-4711", 200)
+	denied := s.text("key?key=key:customer-4711", 200, operator)
 	if !regexp.MustCompile(`The tier decides\. .* allowed if the tier is premium denied if the tier is free , by api\.hour , for [56] min, until \d\d:\d\d:\d\d UTC`).MatchString(denied) {
 		t.Errorf("the page lacks a result for each tier, the limit that denies the key, or the time: %s", denied)
 	}
@@ -220,8 +219,8 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {
 		t.Errorf("the limit of tier premium is listed before that of tier free; want the one that denies first: %s", denied)
 	}
-	s.mustHave(s.text("key?key=key:fresh", 200), "Admitted now")
-	unknown := s.text("key?key=nothing", 404)
+	s.mustHave(s.text("key?key=key:fresh", 200, operator), "Admitted now")
+	unknown := s.text("key?key=nothing", 404, operator)
 	s.mustHave(unknown, `no limit counts under a key such as "nothing"; write key:nothing`, "Look up")
 	if strings.Contains(unknown, "Admitted") {
 		t.Errorf("the page of a key without limits is %s; want nothing about admitting it", unknown)
@@ -229,8 +228,7 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	s.mustHave(s.text("key?key="+url.QueryEscape("key:cu…11#1f3681e1"), 400), "this key is masked", "use its ref", "Look up")
 	s.mustHave(s.text("key", 200), "Look up")
 	s.mustHave(s.text("key?ref=0123456789abcdef", 404), "no offender of the last hour has this ref", "Look up")
-	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
-	if page := s.text(link[1], 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "denied if the tier is free , by api.hour") {
+	if page := s.text(linkToKey(s), 200); strings.Contains(page, "4711") || !strings.Contains(page, "key:cu…11#") || !strings.Contains(page, "denied if the tier is free , by api.hour") {
 		t.Errorf("the page of a key by its ref is %s; want the masked key, denied by api.hour if its tier is free", page)
 	}
 }
@@ -257,19 +255,19 @@ rules:
 	s := newSite(t, func(o *adminapi.Options) { o.Rules = func() *policy.Rules { return p.Rules } })
 	s.spend("key:gold-1", 10) // of the tier free, as another instance with an older policy may have counted
 	s.spend("key:other", 10)
-	gold, other := s.text("key?key=key:gold-1", 200), s.text("key?key=key:other", 200)
+	gold, other := s.text("key?key=key:gold-1", 200, operator), s.text("key?key=key:other", 200, operator)
 	s.mustHave(gold, "Admitted now. No limit of this key would deny", "api .hour tier gold 100 per 1h, burst 100 10 90")
 	s.mustHave(other, "Denied now by api.hour , for", "api .hour tier free 10 per 1h, burst 10 10 0")
 	if strings.Contains(gold, "tier free") || strings.Contains(other, "tier gold") {
 		t.Errorf("a page has the numbers of another tier:\n%s\n%s", gold, other)
 	}
 	s.spend("key:friend", 10)
-	s.mustHave(s.text("key?key=key:friend", 200), "Never limited. The client is on the allow list.")
-	s.mustHave(s.text("key?key=key:foe", 200), "Always rejected. The client is on the deny list.")
-	if body := s.send("GET", "key?key=ip:198.51.100.1", "").Body.String(); strings.Contains(body, "Admitted") || !strings.Contains(body, `decision mixed`) {
+	s.mustHave(s.text("key?key=key:friend", 200, operator), "Never limited. The client is on the allow list.")
+	s.mustHave(s.text("key?key=key:foe", 200, operator), "Always rejected. The client is on the deny list.")
+	if body := s.send("GET", "key?key=ip:198.51.100.1", "", operator).Body.String(); strings.Contains(body, "Admitted") || !strings.Contains(body, `decision mixed`) {
 		t.Errorf("the page of an address with new identities only is %s; want it neither admitted nor denied", body)
 	}
-	s.mustHave(s.text("key?key=ip:198.51.100.1", 200), "No limit of this key was read", "page.new-identities . Each instance counts")
+	s.mustHave(s.text("key?key=ip:198.51.100.1", 200, operator), "No limit of this key was read", "page.new-identities . Each instance counts")
 	rules := s.text("rules", 200)
 	s.mustHave(rules, "On the deny list: always rejected header X-Key is a value that is not shown", "On the allow list: never limited header X-Key is a value that is not shown",
 		"Tier gold header X-Key is a value that is not shown", "Tier free all other clients", "tier gold 100 per 1h, burst 100 tier free 10 per 1h, burst 10",
@@ -279,11 +277,37 @@ rules:
 	}
 }
 
+// linkToKey returns the link to the key of an offender.
+func linkToKey(s *site) string {
+	s.Helper()
+	link := regexp.MustCompile(`href="(key\?ref=[0-9a-f]+)"`).FindStringSubmatch(s.send("GET", "offenders", "").Body.String())
+	if link == nil {
+		s.Fatal("no offender has a link to its key")
+	}
+	return link[1]
+}
+
+// Without a login, a guessed key could be compared with masked ones.
+func TestKeysByNameNeedALogin(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:customer-4711", 14)
+	w := s.send("GET", "key?key=key:customer-4711", "")
+	if got := plain(w); w.Code != 401 || strings.Contains(got, "denied") || !strings.Contains(w.Body.String(), `name="next" value="key?key=key:customer-4711"`) {
+		t.Errorf("without a login, the page is %d %s; want the form to log in, which returns to the page", w.Code, got)
+	}
+	withoutToken := newSite(t, func(o *adminapi.Options) { o.Token = nil })
+	withoutToken.mustHave(withoutToken.text("key?key=key:customer-4711", 403), "set operator_token")
+}
+
 // used returns the units that a key has used of the limit that spend charges.
 func (s *site) used(key string) int64 {
 	s.Helper()
 	q := url.Values{"key": {key}, "all": {"true"}}
-	k, err := adminapi.Read[adminapi.Key](s.Context(), s.API, adminapi.Viewer{}, "key", q)
+	v, err := s.API.ViewerOfToken(token)
+	if err != nil {
+		s.Fatal(err)
+	}
+	k, err := adminapi.Read[adminapi.Key](s.Context(), s.API, v, "key", q)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -308,7 +332,7 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		{form: form("reason=r&token=" + token + "&limit=api%09hour"), header: "Sec-Fetch-Site: same-origin", status: 200, want: "Reset. api.hour is unused again"},
 		{form: form("reason=r&token=" + token + "&limit=api%09day"), status: 200, want: "Nothing to reset"},
 		{form: form("reason=r"), header: "Authorization: Bearer " + token, status: 200, want: "Reset. api.hour is unused again"},
-		{form: form("reason=r"), status: 401, want: "writes need it at every address"},
+		{form: form("reason=r"), status: 401, want: "a reset needs the operator token at every address"},
 		{form: form("reason=r&token=wrong"), status: 401, want: "the token is wrong"},
 		{form: form("token=" + token), status: 400, want: "the reason must have 1 to 200 letters"},
 		{form: form("reason=r&limit=api%09nothing&token=" + token), status: 404, want: "no such limit"},
@@ -316,8 +340,8 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		{form: form("reason=r&token=" + token), header: "Origin: http://evil.example", status: 403, want: "another origin"},
 		{form: form("reason=r&token=" + token), header: "Sec-Fetch-Site: cross-site", status: 403, want: "another origin"},
 		// A form that cannot be read has no token.
-		{form: form("reason=r&token=" + token), header: "Content-Type: text/plain", status: 401, want: "writes need it at every address"},
-		{form: form("reason=" + strings.Repeat("r", maxForm) + "&token=" + token), status: 401, want: "writes need it at every address"},
+		{form: form("reason=r&token=" + token), header: "Content-Type: text/plain", status: 401, want: "a reset needs the operator token at every address"},
+		{form: form("reason=" + strings.Repeat("r", maxForm) + "&token=" + token), status: 401, want: "a reset needs the operator token at every address"},
 	} {
 		s := newSite(t, nil)
 		s.spend(key, 14)
@@ -335,7 +359,8 @@ func TestResetNeedsTheTokenAndAReason(t *testing.T) {
 		}
 	}
 	withoutToken := newSite(t, func(o *adminapi.Options) { o.Token = nil })
-	w := withoutToken.send("GET", "key?key="+key, "")
+	withoutToken.spend(key, 14)
+	w := withoutToken.send("GET", linkToKey(withoutToken), "")
 	body := w.Body.String()
 	if !strings.Contains(plain(w), "has no operator_token") || !strings.Contains(body, `action="reset"`) || strings.Contains(body, `name="reason"`) {
 		t.Errorf("without a token, the page is %s; want a note in place of the field for the reason", plain(w))
@@ -424,7 +449,7 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 	s.spend("key:customer-4711", 14)
 	links := regexp.MustCompile(`(?:href|src|action)="([^"]*)"`)
 	for _, path := range []string{"", "dashboard", "rules", "offenders", "key?key=key:customer-4711", "explain?url=/api/x", "health", "login", "nothing?", "key?ref=x"} {
-		w := s.send("GET", path, "")
+		w := s.send("GET", path, "", operator)
 		body := w.Body.String()
 		for _, link := range links.FindAllStringSubmatch(body, -1) {
 			if u, err := url.Parse(link[1]); err != nil || u.IsAbs() || u.Host != "" || strings.HasPrefix(u.Path, "/") || strings.Contains(u.Path, "..") {

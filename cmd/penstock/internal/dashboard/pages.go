@@ -273,8 +273,13 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 	}
 	wanted := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
 	wanted.Rule, wanted.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
-	done, err := h.API.Reset(q, q.PostFormValue("token"), wanted)
-	made, readErr := h.key(q.Context(), v, parametersOf(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
+	token := q.PostFormValue("token")
+	done, err := h.API.Reset(q, token, wanted)
+	reader := v
+	if err == nil && token != "" {
+		reader, err = h.API.ViewerOfToken(token)
+	}
+	made, readErr := h.key(q.Context(), reader, parametersOf(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
 	body := made.(keyBody)
 	body.Query, body.Reset = wanted, done
 	status := http.StatusOK

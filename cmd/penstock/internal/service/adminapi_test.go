@@ -26,8 +26,29 @@ const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate:
 // getAdmin reads a path of the admin API, and returns the decoded body of the response.
 func getAdmin[T any](r *testService, path string) (body T) {
 	r.Helper()
-	text := r.mustGet("http://"+r.Admin+adminapi.Prefix+path, 200)
-	if err := json.Unmarshal([]byte(text), &body); err != nil {
+	return readAdmin[T](r, path, "")
+}
+
+// readAdmin reads a path of the admin API with the operator token; "": without one.
+func readAdmin[T any](r *testService, path, token string) (body T) {
+	r.Helper()
+	request, err := http.NewRequest("GET", "http://"+r.Admin+adminapi.Prefix+path, nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != 200 {
+		r.Fatalf("%s returns %d %s, %v; want 200", path, res.StatusCode, text, err)
+	}
+	if err := json.Unmarshal(text, &body); err != nil {
 		r.Fatalf("the response of %s cannot be decoded: %v: %s", path, err, text)
 	}
 	return body
@@ -35,7 +56,8 @@ func getAdmin[T any](r *testService, path string) (body T) {
 
 func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 	redis := redistest.Start(t)
-	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL()})
+	const token = "a-token-of-operators"
+	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
 	a := start(t, hello, flags)
 	b := startBeside(t, hello, flags)
 	for range 5 {
@@ -59,7 +81,7 @@ func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
 	if state := getAdmin[adminapi.State](a, "state"); state.Health.Status != "ok" || state.Store.Name != redis.URL() || state.Fleet.Registered != 2 {
 		t.Errorf("the state is %+v; want status ok, and 2 registered instances", state)
 	}
-	if report := getAdmin[struct{ Allowed *bool }](a, "explain?url=/&header=X-Key:%20customer-4711"); report.Allowed == nil || *report.Allowed {
+	if report := readAdmin[struct{ Allowed *bool }](a, "explain?url=/&header=X-Key:%20customer-4711", token); report.Allowed == nil || *report.Allowed {
 		t.Errorf("the explanation is %+v; want a denial", report)
 	}
 	redis.Kill()
@@ -293,7 +315,7 @@ func TestAuditFileHasEachReset(t *testing.T) {
 	if status, answer := reset(); status != 500 || !strings.Contains(answer, "nothing was reset") || !strings.Contains(answer, "is a directory") {
 		t.Errorf("without the audit file, a reset returned %d %s; want 500, and that nothing was reset", status, answer)
 	}
-	if key := getAdmin[adminapi.Key](r, "key?key=key:customer-4711"); len(key.Limits) != 1 || key.Limits[0].Used != 1 {
+	if key := readAdmin[adminapi.Key](r, "key?key=key:customer-4711", token); len(key.Limits) != 1 || key.Limits[0].Used != 1 {
 		t.Errorf("the key is %+v; want one unit used, and no reset", key)
 	}
 	if answer := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.Contains(answer, "audit cannot be written, so no key is reset: ") || !strings.Contains(answer, file) {

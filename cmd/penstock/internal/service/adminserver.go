@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/dashboard"
@@ -84,13 +85,8 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		StoreInfo: s.storeInfo,
 		Waiting:   s.metrics.Waiting,
 		Upstream:  func() string { return s.upstream },
-		Explain: func(ctx context.Context, r *http.Request, descriptor map[string][]string) (*explain.Report, error) {
-			report, charges, err := explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
-			if err != nil {
-				return nil, err
-			}
-			_ = report.Peek(ctx, s.core.Store, charges) // without an answer, the report still lists the limits
-			return report, nil
+		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
+			return explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
 		},
 		AuthFailed:  s.metrics.AddAdmin(),
 		AuditIntent: s.auditFile.writeIntent,
