@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -56,7 +55,8 @@ type Options struct {
 	// Explain returns which limits apply to a request, and their charges.
 	Explain func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error)
 
-	// MaxReaders is how many readers of events and denials there may be at once. Default: 32.
+	// MaxReaders is how many readers of events and denials there may be at once. One more replaces the
+	// oldest. Default: 32.
 	MaxReaders int
 
 	// Denials records the denials of the instance. Default: a recorder that is always empty.
@@ -91,7 +91,7 @@ type Handler struct {
 	live       broadcaster
 	stateCache stateCache
 
-	readers atomic.Int32 // of events and denials
+	readers places // of events and denials
 
 	origins http.CrossOriginProtection // checks the origins of writes
 }

@@ -60,17 +60,16 @@ func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
-	if !h.addReader(w) {
-		return
-	}
-	defer h.readers.Add(-1)
+	place := h.readers.take(h.MaxReaders)
+	defer h.readers.leave(place)
 	reader := h.Denials.Join(filter, denials.Rate{PerSecond: deniedPerSecond, PerLimit: deniedPerLimit})
-	if reader == nil {
-		h.refuseReader(w)
+	if reader == nil { // readers that were displaced have not ended yet
+		w.Header().Set("Retry-After", "5")
+		fail(w, http.StatusServiceUnavailable, "too many readers follow the denials; try again in 5 s")
 		return
 	}
 	defer h.Denials.Leave(reader)
-	follow(w, req, reader.C, func(d denials.Denial) []byte {
+	follow(w, req, place, reader.C, func(d denials.Denial) []byte {
 		text, _ := json.Marshal(h.denialOf(v, &d)) // a Denial can always be encoded
 		return fmt.Appendf(nil, "event: denial\ndata: %s\n\n", text)
 	})

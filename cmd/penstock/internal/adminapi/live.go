@@ -2,8 +2,11 @@ package adminapi
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +18,7 @@ const (
 	snapshotInterval = time.Second      // from one snapshot to the next
 	commentInterval  = 15 * time.Second // between comments, which keep connections open in proxies
 	writeTimeout     = 5 * time.Second  // for one event; a slower reader is dropped
+	sendBuffer       = 16 << 10         // bytes that the kernel may hold for one reader; Linux doubles it
 )
 
 // A broadcaster sends the state to readers of server-sent events. Each reader has room for one
@@ -35,35 +39,73 @@ func (l *broadcaster) serve(w http.ResponseWriter, req *http.Request) {
 		fail(w, http.StatusBadRequest, "events have no parameters")
 		return
 	}
-	if !l.handler.addReader(w) {
-		return
-	}
-	defer l.handler.readers.Add(-1)
+	place := l.handler.readers.take(l.handler.MaxReaders)
+	defer l.handler.readers.leave(place)
 	reader := make(chan []byte, 1)
 	l.join(reader)
 	defer l.leave(reader)
-	follow(w, req, reader, func(text []byte) []byte { return text })
+	follow(w, req, place, reader, func(text []byte) []byte { return text })
 }
 
-// addReader counts a reader of events or denials. At MaxReaders it refuses the reader, and returns
-// false.
-func (h *Handler) addReader(w http.ResponseWriter) bool {
-	if h.readers.Add(1) > int32(h.MaxReaders) {
-		h.readers.Add(-1)
-		h.refuseReader(w)
-		return false
+// places are the readers of events and denials. If all places are taken, a new reader gets that of
+// the reader that has had one for the longest time. So idle readers cannot block others, and a
+// displaced reader may connect again.
+type places struct {
+	mu  sync.Mutex
+	all []chan struct{} // the oldest first; each is closed when another reader takes the place
+}
+
+// take takes one of max places.
+func (p *places) take(max int) chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.all) == max {
+		close(p.all[0])
+		p.all = slices.Delete(p.all, 0, 1)
 	}
-	return true
+	place := make(chan struct{})
+	p.all = append(p.all, place)
+	return place
 }
 
-func (h *Handler) refuseReader(w http.ResponseWriter) {
-	w.Header().Set("Retry-After", "10")
-	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("%d readers follow events or denials; close one of them", h.MaxReaders))
+// leave releases a place, unless another reader has taken it.
+func (p *places) leave(place chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = slices.DeleteFunc(p.all, func(other chan struct{}) bool { return other == place })
 }
 
-// follow sends the values of a channel as server-sent events, until the reader disconnects. It
-// drops a reader that is too slow.
-func follow[T any](w http.ResponseWriter, req *http.Request, from <-chan T, encode func(T) []byte) {
+// count returns how many places are taken.
+func (p *places) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.all)
+}
+
+type connKey struct{}
+
+// WithConn is http.Server.ConnContext of the server of a Handler. Streams need the connection to
+// bound what the kernel holds for a reader that reads nothing.
+func WithConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
+}
+
+// limitBuffer makes the send buffer of a stream's connection small. Otherwise events for an idle reader
+// would fill it for many minutes before a write blocks.
+func limitBuffer(ctx context.Context) {
+	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	if conn, ok := conn.(interface{ SetWriteBuffer(int) error }); ok {
+		_ = conn.SetWriteBuffer(sendBuffer) // without it, the reader is only dropped later
+	}
+}
+
+// follow sends the values of a channel as server-sent events, until the reader disconnects, or
+// another reader takes its place. It drops a reader that is too slow.
+func follow[T any](w http.ResponseWriter, req *http.Request, place <-chan struct{}, from <-chan T, encode func(T) []byte) {
+	limitBuffer(req.Context())
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // the request has been read
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -86,6 +128,8 @@ func follow[T any](w http.ResponseWriter, req *http.Request, from <-chan T, enco
 		var text []byte
 		select {
 		case <-req.Context().Done():
+			return
+		case <-place:
 			return
 		case <-comment.C:
 			text = []byte(": still here\n\n")

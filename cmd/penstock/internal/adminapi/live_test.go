@@ -2,9 +2,11 @@ package adminapi
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -115,8 +117,15 @@ func TestEventsSendTheStateEverySecond(t *testing.T) {
 func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startLive(t, newFixture(t, nil))
-		fast, response := s.open(t, "events")
+		for range maxReaders {
+			slow, _ := s.open(t, "events") // reads the headers, and nothing more
+			defer slow.Close()
+		}
+		fast, response := s.open(t, "events") // takes the place of the first slow one
 		defer fast.Close()
+		if response.StatusCode != 200 {
+			t.Errorf("a reader above the maximum gets %d; want 200", response.StatusCode)
+		}
 		got, body := make(chan struct{}, 1000), response.Body
 		go func() {
 			for lines := bufio.NewScanner(body); lines.Scan(); {
@@ -125,15 +134,6 @@ func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 				}
 			}
 		}()
-		for range maxReaders - 1 {
-			slow, _ := s.open(t, "events") // reads the headers, and nothing more
-			defer slow.Close()
-		}
-		refused, response := s.open(t, "events")
-		defer refused.Close()
-		if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
-			t.Errorf("a reader above the maximum gets %d; want 503 with Retry-After", response.StatusCode)
-		}
 		time.Sleep(4500 * time.Millisecond)
 		if n := len(got); n < 4 {
 			t.Errorf("beside %d slow readers, a fast one got %d snapshots in 4.5 s; want at least 4", maxReaders-1, n)
@@ -158,6 +158,26 @@ func TestSlowReadersOfEventsDelayNobody(t *testing.T) {
 		defer after.Close()
 		if response.StatusCode != 200 {
 			t.Errorf("after slow readers were disconnected, a new one gets %d; want 200", response.StatusCode)
+		}
+	})
+}
+
+// A reader above the maximum ends the stream of the oldest reader.
+func TestNewReaderReplacesTheOldest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startLive(t, newFixture(t, func(o *Options) { withDenials(o); o.MaxReaders = 2 }))
+		var ended [3]error
+		for i, path := range []string{"denials", "events", "denials"} {
+			conn, response := s.open(t, path)
+			defer conn.Close()
+			go func() {
+				_, err := io.Copy(io.Discard, response.Body)
+				ended[i] = cmp.Or(err, io.EOF)
+			}()
+		}
+		synctest.Wait()
+		if ended != [3]error{io.EOF, nil, nil} || s.readers.count() != 2 {
+			t.Errorf("the streams have ended with %v, and %d readers are left; want only the end of the first", ended, s.readers.count())
 		}
 	})
 }

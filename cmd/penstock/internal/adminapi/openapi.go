@@ -49,7 +49,7 @@ var OpenAPI = sync.OnceValue(func() []byte {
 	for _, r := range routes {
 		add(r.path, r.summary, parametersOf(&r), object{"application/json": object{"schema": d.schemaOf(reflect.TypeOf(r.body))}})
 	}
-	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
+	add("events", "The state once a second, as server-sent events of the type state. At most 32 readers: one more replaces the oldest.", nil, object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	d.schemaOf(reflect.TypeOf(denialsRoute.body)) // adds the schema of an event's data to the components
 	add(denialsRoute.path, denialsRoute.summary, parametersOf(&denialsRoute), object{"text/event-stream": object{"schema": object{"type": "string"}}})
 	add("openapi.json", "This document.", nil, object{"application/json": object{"schema": object{"type": "object"}}})

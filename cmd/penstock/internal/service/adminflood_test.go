@@ -100,3 +100,22 @@ func TestStreamsLeaveRoomAtTheAdminAddress(t *testing.T) {
 	}
 	r.mustGet("http://"+r.Admin+"/api/v1/state", 200)
 }
+
+// Readers of events that read nothing do not keep others from reading them.
+func TestIdleReadersBlockNoOtherReader(t *testing.T) {
+	r := start(t, hello, nil)
+	const readers = 32
+	for range readers {
+		conn := r.dialAdmin("GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		if _, err := conn.Read(make([]byte, 1)); err != nil { // the stream has begun
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"events", "denials"} {
+		conn := r.dialAdmin("GET /api/v1/" + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != http.StatusOK {
+			t.Errorf("beside %d idle readers, %s returns %v, %v; want 200", readers, path, res, err)
+		}
+	}
+}

@@ -52,6 +52,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          serverLog(s.Log),
 		ConnState:         idle.note,
+		ConnContext:       adminapi.WithConn,
 	}
 	server := newServer("admin-listen", http1)
 	server.idle = idle
