@@ -46,7 +46,7 @@ type Config struct {
 	// Secret is the key of HS256, HS384 and HS512, as raw bytes. HS256 needs at least 32 bytes, HS384
 	// 48 and HS512 64. A Secret cannot be combined with public keys, because a client could then sign
 	// a token with a public key as the secret. Default: none.
-	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Cannot be combined with public keys."`
+	Secret string `yaml:"secret,secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Cannot be combined with public keys."`
 
 	// KeyFile is a PEM file of public keys or certificates, at most 32. Only the key of a certificate
 	// is used: its dates and its issuer are not checked. RSA keys have 2,048 to 8,192 bits. Default:
