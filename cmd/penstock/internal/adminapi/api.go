@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -92,6 +93,7 @@ type Handler struct {
 	stateCache stateCache
 
 	readers places // of events and denials
+	delays  delays
 
 	origins http.CrossOriginProtection // checks the origins of writes
 }
@@ -288,8 +290,7 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 	case hasToken:
 		return h.ViewerOfToken(token)
 	case len(headers) > 0: // of another form than Bearer TOKEN
-		h.AuthFailed(tokenIsWrong)
-		return Viewer{}, errWrongToken
+		return Viewer{}, h.rejectToken()
 	case h.hasSession(req):
 		return Viewer{isOperator: true}, nil
 	case h.IsLocal, req.TLS != nil && len(req.TLS.VerifiedChains) > 0: // a client certificate of an operator
@@ -309,10 +310,32 @@ var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send th
 // ViewerOfToken returns the client that sends a token, or an error if the token is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	if !h.token.Matches(token) {
-		h.AuthFailed(tokenIsWrong)
-		return Viewer{}, errWrongToken
+		return Viewer{}, h.rejectToken()
 	}
 	return Viewer{isOperator: true}, nil
+}
+
+// rejectToken counts a wrong token, and returns the error after a delay.
+func (h *Handler) rejectToken() error {
+	h.AuthFailed(tokenIsWrong)
+	h.delays.wait()
+	return errWrongToken
+}
+
+// delays makes guessing of tokens slow. A right token never waits.
+type delays struct{ waiting atomic.Int32 }
+
+const (
+	wrongTokenDelay = 100 * time.Millisecond
+	maxDelays       = 8 // responses that wait at once, so that requests with a right token have room
+)
+
+// wait waits for wrongTokenDelay, unless maxDelays others wait.
+func (d *delays) wait() {
+	defer d.waiting.Add(-1)
+	if d.waiting.Add(1) <= maxDelays {
+		time.Sleep(wrongTokenDelay)
+	}
 }
 
 // serve sends the response of a route in JSON.

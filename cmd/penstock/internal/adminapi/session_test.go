@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -158,6 +159,35 @@ func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
 			t.Errorf("local %v, with %q: the status is %d; want %d", c.f.IsLocal, c.header, w.Code, c.status)
 		}
 	}
+}
+
+// A wrong token is answered after a delay. A right one is answered at once, whatever else happens.
+func TestWrongTokensWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		timeOf := func(header string) time.Duration {
+			began := time.Now()
+			f.get("state", header)
+			return time.Since(began)
+		}
+		for header, want := range map[string]time.Duration{operatorHeader: 0, operatorHeader + "x": wrongTokenDelay, "Authorization: Basic x": wrongTokenDelay} {
+			if took := timeOf(header); took != want {
+				t.Errorf("with %q, the response took %v; want %v", header, took, want)
+			}
+		}
+		q := httptest.NewRequest("POST", "http://127.0.0.1:9180/login", nil)
+		began := time.Now()
+		if _, err := f.LogIn("wrong", q); err == nil || time.Since(began) != wrongTokenDelay {
+			t.Errorf("a login with a wrong token returns %v after %v; want an error after %v", err, time.Since(began), wrongTokenDelay)
+		}
+		for range maxDelays {
+			go f.get("state", operatorHeader+"x")
+		}
+		synctest.Wait()
+		if wrong, right := timeOf(operatorHeader+"x"), timeOf(operatorHeader); wrong != 0 || right != 0 {
+			t.Errorf("beside %d responses that wait, a wrong token took %v and a right one %v; want no wait", maxDelays, wrong, right)
+		}
+	})
 }
 
 func TestGuessedKeysCannotBeComparedWithMaskedOnes(t *testing.T) {
