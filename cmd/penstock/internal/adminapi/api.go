@@ -117,7 +117,7 @@ func New(o Options) *Handler {
 		o.AuthFailed = func(bool) {}
 	}
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
-	h.live.handler = h
+	h.live.handler, h.delays.each = h, wrongTokenDelay
 	for _, r := range routes {
 		h.mux.HandleFunc("GET "+Prefix+r.path, func(w http.ResponseWriter, req *http.Request) { h.serve(w, req, r) })
 	}
@@ -323,18 +323,21 @@ func (h *Handler) rejectToken() error {
 }
 
 // delays makes guessing of tokens slow. A right token never waits.
-type delays struct{ waiting atomic.Int32 }
+type delays struct {
+	each    time.Duration
+	waiting atomic.Int32
+}
 
 const (
 	wrongTokenDelay = 100 * time.Millisecond
 	maxDelays       = 8 // responses that wait at once, so that requests with a right token have room
 )
 
-// wait waits for wrongTokenDelay, unless maxDelays others wait.
+// wait waits, unless maxDelays others wait.
 func (d *delays) wait() {
 	defer d.waiting.Add(-1)
 	if d.waiting.Add(1) <= maxDelays {
-		time.Sleep(wrongTokenDelay)
+		time.Sleep(d.each)
 	}
 }
 

@@ -95,6 +95,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	f := &fixture{t: t}
 	o.Audit = func(a Audit) { f.audits = append(f.audits, a) }
 	f.Handler, f.options = New(o), o
+	f.delays.each = 0
 	return f
 }
 

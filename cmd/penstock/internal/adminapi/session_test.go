@@ -165,6 +165,7 @@ func TestProfilesAreForReadersOfTheAPI(t *testing.T) {
 func TestWrongTokensWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
+		f.delays.each = wrongTokenDelay
 		timeOf := func(header string) time.Duration {
 			began := time.Now()
 			f.get("state", header)
@@ -187,6 +188,8 @@ func TestWrongTokensWait(t *testing.T) {
 		if wrong, right := timeOf(operatorHeader+"x"), timeOf(operatorHeader); wrong != 0 || right != 0 {
 			t.Errorf("beside %d responses that wait, a wrong token took %v and a right one %v; want no wait", maxDelays, wrong, right)
 		}
+		time.Sleep(wrongTokenDelay)
+		synctest.Wait()
 	})
 }
 
