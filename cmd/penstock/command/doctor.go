@@ -90,7 +90,7 @@ func readInstance(summary string) (doctor.Instance, error) {
 	if err != nil {
 		return doctor.Instance{}, err
 	}
-	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed}, nil
+	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed, IsChargedTwice: s.IsChargedTwice}, nil
 }
 
 // askInstance returns a function that asks the instance at an admin address.

@@ -29,6 +29,10 @@ type Summary struct {
 	Seed    uint32    `json:"seed"`    // hashes of instances with equal numbers can be compared; see SeedID
 	Health  string    `json:"health"`  // why the store fails; "" if it works
 
+	// IsChargedTwice is true if requests have come that another instance with the same policy had
+	// charged.
+	IsChargedTwice bool `json:"charged_twice,omitempty"`
+
 	Counts   []Count     `json:"-"`
 	Activity []*Activity `json:"-"` // activity by window, in the order of Windows
 }

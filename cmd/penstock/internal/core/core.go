@@ -71,6 +71,7 @@ type Core struct {
 	scripts *scriptLoader  // nil: the store is memory
 	rules   *rules
 	fleet   fleet
+	markers markers
 
 	health            health
 	failOpen          failOpenReporter
@@ -117,6 +118,7 @@ func newCore(o Options) *Core {
 		health:            health{log: o.Log},
 		failOpen:          failOpenReporter{log: o.Log},
 		rejectedTokenLine: logthrottle.Line{Every: tokenLineInterval},
+		markers:           markers{isWanted: make(chan struct{}, 1)},
 	}
 	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
 	return c

@@ -47,6 +47,7 @@ var errNoStore = errors.New("the counters are in this process, so there are no o
 func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.State) {
 	c.fleet.breakers = breakers
 	c.fleet.store = c.scripts.Store
+	c.background.Go(func() { c.readMarkers(ctx) })
 	c.background.Go(func() {
 		tick := time.NewTicker(summaryEvery)
 		defer tick.Stop()
@@ -69,6 +70,7 @@ func (f *fleet) self() *activity.Summary {
 	s.Host, s.PID = f.host, os.Getpid()
 	s.Started, s.Written = f.started, time.Now()
 	s.Health = c.health.currentReason()
+	s.IsChargedTwice = time.Since(time.Unix(c.markers.lastCharged.Load(), 0)) < markerLife
 	if c.rules != nil {
 		s.Digest = c.rules.digestInForce()
 	}

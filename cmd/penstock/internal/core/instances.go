@@ -21,6 +21,7 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 	n, err := r.Server.Heartbeat(ctx, instance, life)
 	if err == nil {
 		r.core.fleet.name.Store(&instance)
+		r.core.markers.own.CompareAndSwap(nil, &[]string{markerOf(instance)})
 	}
 	e := penstock.AsStoreError(err)
 	if e == nil || e.IsStoreFault { // no error of the store, or an outage

@@ -17,6 +17,8 @@ type Instance struct {
 	Digest        string // of its policy
 	Health        string // why the store fails for it; "" if it works
 	Seed          uint32 // equal for instances with the same secret
+
+	IsChargedTwice bool // it gets requests that another instance with the same policy has charged
 }
 
 // checkInstances lists the instances under the prefix, with their policies and versions.
@@ -87,6 +89,10 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 	}
 	if len(versions) > 1 {
 		warn("the instances have different versions: "+listed(versions), "during an upgrade this is normal", "finish the upgrade")
+	}
+	if i := slices.IndexFunc(all, func(i Instance) bool { return i.IsChargedTwice }); i >= 0 {
+		warn(fmt.Sprintf("an instance on %q gets requests that another instance with the same policy has already charged", all[i].Host), "each request is charged twice, so clients get half of their limits",
+			"send requests through one of the instances only, or give the other one its own rules or prefix; see docs/howto/hybrid.md")
 	}
 	for _, i := range all {
 		if i.Health != "" {

@@ -48,11 +48,12 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 				s.core.Activity.Upstream.Fail()
 			}
 		},
-		Trace: s.telemetry.Inject,
+		SetMarker: s.setMarker,
+		Trace:     s.telemetry.Inject,
 		Log:   s.Log,
 	})
 	s.onClose(proxy.Close)
-	handler := s.telemetry.Handler(gate.Middleware(proxy))
+	handler := s.telemetry.Handler(s.noteMarkers(gate.Middleware(proxy)))
 	if s.testHooks.limits != nil {
 		handler = s.testHooks.limits(handler)
 	}
