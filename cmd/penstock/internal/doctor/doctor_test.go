@@ -31,6 +31,7 @@ func examined(t *testing.T, url string, change ...func(*Options)) *Report {
 	o := Options{URL: url, Name: "the store", StoreTimeout: time.Minute, ReadInstance: func(summary string) (i Instance, err error) {
 		_, err = fmt.Sscan(summary, &i.Digest, &i.Version, &i.Seed)
 		_, i.Health, _ = strings.Cut(summary, "health ")
+		i.IsChargedTwice = strings.HasSuffix(summary, " twice")
 		return i, err
 	}}
 	for _, c := range change {
@@ -265,6 +266,7 @@ var faults = []fault{
 	{name: "another file", prepare: instances("abc1 1 1"), change: func(o *Options) { o.Digest = "def2" }, check: "instances", status: Warning, summary: "the file has def2", remedy: "SIGHUP"},
 	{name: "two versions", prepare: instances("abc1 1 1", "abc1 2 1", "form of another version"), check: "instances", status: Warning, summary: "1 (1 instance), 2 (1 instance)", remedy: "upgrade"},
 	{name: "two secrets", prepare: instances("abc1 1 1", "abc1 1 2"), check: "instances", status: Warning, summary: "2 different secrets", remedy: "key-hash-secret"},
+	{name: "an instance behind another", prepare: instances("abc1 1 1", "abc1 1 1 twice"), check: "instances", status: Warning, summary: "another instance with the same policy has already charged", remedy: "its own rules or prefix"},
 	{name: "an instance whose store fails", prepare: instances("abc1 1 1 health timeout"), check: "instances", status: Warning, summary: "timeout", remedy: "network"},
 	{name: "an instance without the password", prepare: commands(), change: func(o *Options) {
 		o.AskInstance = func(context.Context) (Instance, error) {
@@ -406,8 +408,8 @@ func connections(n int) func(t *testing.T, s *redistest.Server) {
 }
 
 // instances returns a function that registers an instance for each summary. A summary has the form
-// "DIGEST VERSION SEED" or "DIGEST VERSION SEED health PROBLEM". Instances with different secrets
-// have different seeds.
+// "DIGEST VERSION SEED", "DIGEST VERSION SEED health PROBLEM" or "DIGEST VERSION SEED twice".
+// Instances with different secrets have different seeds.
 func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()

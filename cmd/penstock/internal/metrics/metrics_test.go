@@ -92,6 +92,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.AddAPI()(checkapi.AuthFailures()[1])
 	const hasToken = true
 	m.AddAdmin()(hasToken)
+	m.AddChargedTwice()()
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))
 	const sources = int(penstock.FromClosed) + 1

@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
 )
 
 const chargedTwice = "rate_limiter_charged_twice_total"
@@ -48,6 +50,24 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 	if len(passed) != 1 || len(passed[0]) != 32 || strings.Contains(redis.URL(), passed[0]) {
 		t.Errorf("the upstream gets the marker %q; want one of 32 digits", passed)
 	}
+	store, err := redisstore.Open(redis.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	eventually.True(t, "exactly one summary to have it for doctor", func() bool {
+		written, _, err := store.ReadSummaries(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, w := range written {
+			if s, err := activity.ParseSummary(w.Text); err == nil && s.IsChargedTwice {
+				n++
+			}
+		}
+		return n == 1
+	})
 	before := second.metric(chargedTwice)
 	for range 5 {
 		second.mustSend("GET", "/", core.MarkerHeader+": "+passed[0]) // its own marker

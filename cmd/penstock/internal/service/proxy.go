@@ -50,7 +50,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		},
 		SetMarker: s.setMarker,
 		Trace:     s.telemetry.Inject,
-		Log:   s.Log,
+		Log:       s.Log,
 	})
 	s.onClose(proxy.Close)
 	handler := s.telemetry.Handler(s.noteMarkers(gate.Middleware(proxy)))
