@@ -182,7 +182,9 @@ rules: [{name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 
 `
 	f := &statusFixture{redis: redistest.Start(t)}
 	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", tiers)}
-	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	const token = "a-token-of-operators"
+	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	instance := &statusFixture{args: []string{"--admin", f.admin}}
 	for range 4 {
 		if !f.request(t, "/a", "gold-1") {
