@@ -155,12 +155,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.problem(w, r, http.StatusRequestEntityTooLarge, "the body is too large")
 		return
 	}
-	own := w.Header()
-	if len(own) == 0 && r.ContentLength == 0 {
+	own, isHTTP1 := w.Header(), r.ProtoMajor == 1
+	if len(own) == 0 && r.ContentLength == 0 && isHTTP1 {
 		h.forward.ServeHTTP(w, r)
 		return
 	}
-	res := &response{ResponseWriter: w, own: maps.Clone(own), isHTTP1: r.ProtoMajor == 1}
+	res := &response{ResponseWriter: w, own: maps.Clone(own), isHTTP1: isHTTP1}
 	if r.ContentLength != 0 {
 		if res.isHTTP1 {
 			// Without full duplex, an early response of the upstream would make the server discard
@@ -196,6 +196,10 @@ func hasPrefix(name, prefix string) bool {
 // A response keeps the headers that were set before the upstream was called: httputil forgets them
 // after an interim response (100, 103).
 //
+// For HTTP/2 it drops interim responses. If the client resets the stream at that moment, the server
+// may still read the headers while httputil clears them. Such a conflict ends the process. The
+// server sends status 100 by itself.
+//
 // For HTTP/1.1 it closes the client's connection if the response begins before the request's body
 // has ended cleanly. With full duplex the server would continue after such a body, and parse the
 // rest of it as the next request.
@@ -210,7 +214,9 @@ type response struct {
 func (w *response) WriteHeader(status int) {
 	if status < 200 {
 		w.hasInterim = true
-		w.ResponseWriter.WriteHeader(status)
+		if w.isHTTP1 {
+			w.ResponseWriter.WriteHeader(status)
+		}
 		return
 	}
 	header := w.Header()

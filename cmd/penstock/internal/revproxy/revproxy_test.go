@@ -334,6 +334,47 @@ func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
 	}
 }
 
+// The server may still read the headers of an interim response when httputil clears them.
+func TestInterimResponsesAreDroppedForHTTP2(t *testing.T) {
+	up := startUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusOK)
+	})
+	upstream, err := url.Parse(up)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := revproxy.New(revproxy.Options{Upstream: upstream})
+	t.Cleanup(handler.Close)
+	statuses := make(chan int, 3)
+	site := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(statusWriter{w, statuses}, r)
+	}))
+	site.EnableHTTP2 = true
+	site.StartTLS()
+	t.Cleanup(site.Close)
+	res, err := site.Client().Get(site.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if status := <-statuses; res.ProtoMajor != 2 || status != 200 || res.Header.Get("Link") == "" {
+		t.Errorf("by HTTP/%d the first status is %d, with Link %q; want 200 by HTTP/2, with the Link", res.ProtoMajor, status, res.Header.Get("Link"))
+	}
+}
+
+// A statusWriter reports statuses before it sends them.
+type statusWriter struct {
+	http.ResponseWriter
+	statuses chan<- int
+}
+
+func (w statusWriter) WriteHeader(status int) {
+	w.statuses <- status
+	w.ResponseWriter.WriteHeader(status)
+}
+
 func TestNo100ContinueBeforeTheUpstreamSendsIt(t *testing.T) {
 	site := startProxy(t, revproxy.Options{}, startUpstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	res, _ := sendRaw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
