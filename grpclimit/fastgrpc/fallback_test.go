@@ -323,3 +323,65 @@ func TestRequestsThatEndWrongAreReset(t *testing.T) {
 		}
 	}
 }
+
+// The fallback gets the calls of a method with a Handler that are compressed, or encoded otherwise.
+func TestFallbackServesOtherEncodings(t *testing.T) {
+	for name, c := range map[string]struct {
+		changes []string
+		begun   int64
+	}{
+		"plain":             {changes: nil, begun: 0},
+		"identity":          {changes: []string{"grpc-encoding", "identity"}, begun: 0},
+		"proto":             {changes: []string{"content-type", "application/grpc+proto"}, begun: 0},
+		"compressed":        {changes: []string{"grpc-encoding", "gzip"}, begun: 1},
+		"JSON":              {changes: []string{"content-type", "application/grpc+json"}, begun: 1},
+		"compressed JSON":   {changes: []string{"grpc-encoding", "gzip", "content-type", "application/grpc+json"}, begun: 1},
+		"of another method": {changes: []string{":path", otherMethod}, begun: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e echo
+			_, address := startFast(t, fastgrpc.Options{Fallback: &e})
+			r := dialRaw(t, address)
+			r.call(1, "x", c.changes...)
+			if got := r.outcome(1); got != good || e.begun.Load() != c.begun {
+				t.Errorf("the outcome is %q, and the fallback got %d calls; want %q and %d", got, e.begun.Load(), good, c.begun)
+			}
+		})
+	}
+}
+
+// A response of the fallback is sent in the parts that the windows allow, before the fallback has
+// ended.
+func TestFallbackSendsWhatTheWindowAllows(t *testing.T) {
+	const size, window = 300_000, 10
+	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Write(make([]byte, size))
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+	})})
+	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
+	received := make(map[uint32]int) // bytes, by stream
+	receive := func(id uint32, most int) {
+		for received[id] < most {
+			f, err := r.ReadFrame()
+			if err != nil {
+				t.Fatalf("the response of call %d ended after %d bytes: %v; want %d", id, received[id], err, most)
+			}
+			if data, ok := f.(*http2.DataFrame); ok {
+				received[data.StreamID] += int(data.Length)
+			}
+		}
+	}
+	for _, id := range []uint32{1, 3} { // the second call begins while the first one waits
+		r.call(id, "x", ":path", otherMethod)
+		receive(id, window)
+	}
+	for id, n := range received {
+		if n != window {
+			t.Errorf("the server sent %d bytes of call %d; want %d, the whole window", n, id, window)
+		}
+		r.logError(r.WriteWindowUpdate(id, size))
+		r.logError(r.WriteWindowUpdate(0, size))
+	}
+	receive(1, size)
+	receive(3, size)
+}
