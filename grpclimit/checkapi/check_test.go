@@ -207,6 +207,8 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"limits":[` + strings.Repeat(`{},`, 1000) + `{}]}`:                    "limits: it has more than 1000 elements",
 		"{\"key\":\"\xff\"}":                                                    "the body: it is not UTF-8",
 		`{"key":"\ud800"}`:                                                      "half of a surrogate pair",
+		`{"key":"\ud800\u0041"}`:                                                "half of a surrogate pair", // the second half is too small
+		`{"key":"\ud800\uffff"}`:                                                "half of a surrogate pair", // and too large
 		`{"key":"\udc00\ud800"}`:                                                "half of a surrogate pair",
 	} {
 		w := s.send(callerToken, "/v1/check", body)
@@ -385,6 +387,32 @@ func TestCancelledCallMayBeCharged(t *testing.T) {
 	s.ServeHTTP(w, r)
 	if answer := objectOf(t, w.Body.String()); w.Code != 503 || answer["code"] != "canceled" || answer["may_be_charged"] != true {
 		t.Errorf("a call that is canceled: %d %v; want 503 with the code canceled and may_be_charged", w.Code, answer)
+	}
+}
+
+func TestEndsOfContextsSayThatTheChargeMayHaveBeenMade(t *testing.T) {
+	for _, err := range []error{context.DeadlineExceeded, context.Canceled} {
+		f := asFailure(err)
+		if !f.mayBeCharged || !strings.Contains(f.text, "the charge may have been made") {
+			t.Errorf("%v becomes %q, may be charged: %t; want both to say that the charge may have been made", err, f.text, f.mayBeCharged)
+		}
+	}
+}
+
+// The error of a wrong token says whether the service has tokens at all.
+func TestWrongTokensGetTheReason(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{CallerToken: []byte(callerToken)}, "send the caller token or the operator token"},
+		{Options{OperatorToken: []byte(operatorToken)}, "send the caller token or the operator token"},
+		{Options{}, "this service has no tokens"},
+	} {
+		tokens := newTokens(c.o)
+		if err := tokens.authorize([]string{"Bearer another-0123456789"}, caller); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("the error of a wrong token is %v; want one with %q", err, c.want)
+		}
 	}
 }
 
