@@ -134,7 +134,7 @@ type grant struct {
 func (r *Request) markRefundable(charges []penstock.Charge, limits []*policy.Limit) {
 	canWait := slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Patience > 0 })
 	for i, l := range limits {
-		charges[i].IsRefundable = r.IsRefundable || canWait || l.Status != nil || l.Adjustable
+		charges[i].IsRefundable = r.IsRefundable || canWait || l.Status != nil || l.Adjustable && !l.IsMinimum
 	}
 }
 
@@ -287,7 +287,9 @@ func (a *Admission) correction(g *grant, r *Result) (correcting penstock.Charge,
 // trueCost returns what the grant should have charged, as far as that is known.
 func (a *Admission) trueCost(g *grant, r *Result) int64 {
 	if g.limit.Adjustable {
-		if settled := a.actualCostPlus1.Load(); settled > 0 {
+		if settled := a.actualCostPlus1.Load(); settled > 0 && g.limit.IsMinimum {
+			return max(settled-1, g.charge.Cost)
+		} else if settled > 0 {
 			return settled - 1
 		}
 		if r.Cost != nil && g.limit.CostHeader != "" {

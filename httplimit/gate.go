@@ -38,6 +38,11 @@ type SimpleOptions struct {
 	// HasFallback. Default: guard.FailLocal.
 	OnFailure guard.FailureMode
 
+	// Refunds makes Settle with a cost of 0 refund the unit of a request. Such requests are not
+	// leased, and take more memory in the store: see penstock.Charge.IsRefundable. Default: the true
+	// cost of a request is at least one unit.
+	Refunds bool
+
 	HTTP Config // how requests are read and answered
 
 	HasFallback bool                   // as in admission.Options
@@ -104,6 +109,9 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	spec, err := policy.Simple(name, byKey, o.OnFailure, limits...)
 	if err != nil {
 		return nil, err
+	}
+	for _, limit := range spec.Rules[0].Limits {
+		limit.IsMinimum = !o.Refunds
 	}
 	spec.Sections = []any{&config}
 	config.setSpec(&spec)

@@ -1,11 +1,13 @@
 package httplimit_test
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 )
@@ -33,5 +35,41 @@ rules: [{name: chat, per: global, limits: [{name: tokens, rate: 50/s, burst: 100
 	send(h, "GET", "/long", "X-Max", "100")
 	if got := send(h, "GET", "/short", "X-Max", "0").Header().Get("RateLimit"); !strings.HasPrefix(got, `"chat.tokens";r=5;`) {
 		t.Errorf("RateLimit is %s; want 5 units left", got)
+	}
+}
+
+// Charges that may be refunded take more memory, and are not leased. Most users of NewSimple refund
+// nothing.
+func TestSimpleGateRefundsOnlyIfAsked(t *testing.T) {
+	for _, refunds := range []bool{false, true} {
+		inner := memstore.New(memstore.Options{})
+		var sent []penstock.Charge
+		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			sent = append(sent, charges...)
+			return inner.Decide(ctx, charges)
+		})
+		limits := []penstock.Limit{penstock.PerHour(10)}
+		gate, err := httplimit.NewSimple(store, "api", limits, httplimit.SimpleOptions{Refunds: refunds})
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Settle(r, 0); err != nil {
+				t.Error(err)
+			}
+		})), "GET", "/")
+		peek := sent[0]
+		peek.Mode = penstock.Peek
+		d, err := inner.Decide(t.Context(), []penstock.Charge{peek})
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := int64(9)
+		if refunds {
+			left = 10
+		}
+		if sent[0].IsRefundable != refunds || d.Remaining() != left {
+			t.Errorf("with Refunds %t, the charge is refundable: %t, and a cost of 0 leaves %d of 10 units; want %d", refunds, sent[0].IsRefundable, d.Remaining(), left)
+		}
 	}
 }

@@ -35,7 +35,8 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 
 // Settle sets a request's true cost. When the request has been served, its charges are adjusted to
 // this cost. With a policy, only the charges of limits with cost.actual are adjusted. Without one,
-// those of all limits that can refund are. A second Settle replaces the first. Settle fails if the
+// those of all limits that can refund are, and the least cost is the one unit that was charged,
+// unless SimpleOptions.Refunds is set. A second Settle replaces the first. Settle fails if the
 // request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 

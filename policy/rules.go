@@ -52,6 +52,7 @@ type Limit struct {
 	InHeaders  bool           // response headers report it
 	CostHeader string         // the response header with the true cost
 	Adjustable bool           // the true cost is known afterwards, by the header CostHeader or by the handler
+	IsMinimum  bool           // the true cost of an Adjustable limit is at least what was charged, so nothing is refunded
 	Status     *Statuses      // charges only requests whose response has such a status; nil: all
 	Candidate  *Limit         // a shadow with other numbers; it counts beside this limit
 

@@ -57,9 +57,9 @@ const DefaultMaxWaiting = 1000
 const MaxLimits = penstock.MaxCharges
 
 // Simple returns a policy with one rule. The limits of this rule charge every request, and are
-// decided together. The true cost of a request may be set afterwards, for all limits that can
-// refund units. onFailure is the failure mode of the limits; guard.FailDefault means
-// guard.FailLocal.
+// decided together. A request costs one unit at first. Its true cost may be set afterwards, for all
+// limits that can refund units. It is at least one unit, unless IsMinimum of the limit is set to
+// false. onFailure is the failure mode of the limits; guard.FailDefault means guard.FailLocal.
 func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...penstock.Limit) (Spec, error) {
 	if onFailure == guard.FailDefault {
 		onFailure = guard.FailLocal
@@ -74,7 +74,7 @@ func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...p
 		rule.Limits = append(rule.Limits, &Limit{
 			Name: plan.Name(), Key: key, Cost: Cost{Units: 1}, Variants: []*penstock.Plan{plan},
 			Guard: guard.Settings{OnFailure: onFailure}, InHeaders: true,
-			Adjustable: plan.Algorithm().CanRefund(),
+			Adjustable: plan.Algorithm().CanRefund(), IsMinimum: true,
 		})
 	}
 	return Spec{Name: name, Rules: []*Rule{rule}}, nil
