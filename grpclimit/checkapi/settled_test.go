@@ -26,12 +26,12 @@ func guardedServices(t *testing.T, newStore func() penstock.Store) (two [2]*test
 	t.Helper()
 	compiled := rulesOf(t, tokenRules)
 	for i := range two {
-		store, err := guard.Standard(newStore(), guard.Options{Limits: compiled.Settings, Instances: 2})
+		store, err := guard.Standard(newStore(), guard.Options{Limits: compiled.Settings, Instances: 2, Timeout: guard.TimeoutOptions{After: time.Minute}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(store.Close)
-		controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{HasFallback: true})
+		controller, err := admission.New(store, policy.Fixed(compiled), admission.Options{HasFallback: true})
 		if err != nil {
 			t.Fatal(err)
 		}
