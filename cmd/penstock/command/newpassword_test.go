@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The commands of docs/howto/new-password.md change the password while an instance runs.
+// The commands of docs/howto/new-password.md change the password while an instance runs. If Redis
+// rejects a command, none of the following ones runs.
 func TestCommandsForANewPasswordWork(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/howto/new-password.md")
 	if err != nil {
@@ -39,27 +40,45 @@ func TestCommandsForANewPasswordWork(t *testing.T) {
 	if _, err := redis.Do(strings.Fields(strings.Replace(user, "SECRET", "OLD-PASSWORD", 1))...); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := redis.Do("CONFIG", "SET", "requirepass", "ADMIN-PASSWORD"); err != nil {
+		t.Fatal(err)
+	}
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--store=redis://limiter@"+redis.Addr+"?password_file="+file)
 	here := strings.NewReplacer("redis-1:6379", redis.Addr, "/run/secrets/redis", file, "127.0.0.1:9180", p.admin)
 	run := func(block string) error {
-		c := exec.Command("sh", "-ec", here.Replace(block))
+		c := exec.Command("sh", "-c", here.Replace(block))
 		c.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 		out, err := c.CombinedOutput()
-		if err != nil || strings.Contains(string(out), "ERR") {
+		if err != nil {
 			return fmt.Errorf("%s\n%s%w", block, out, err)
 		}
 		return nil
 	}
 	blocks := regexp.MustCompile("(?ms)^ *```\n(.*?)^ *```$").FindAllStringSubmatch(string(page), -1)
-	if len(blocks) != 6 {
-		t.Fatalf("the page has %d blocks of commands; want 5 for an ACL, and 1 for requirepass", len(blocks))
+	if len(blocks) != 8 {
+		t.Fatalf("the page has %d blocks of commands; want 1 to log in, 5 for an ACL, and 2 for requirepass", len(blocks))
 	}
-	for _, block := range blocks {
-		if strings.Contains(block[1], "penstock") {
-			eventually.NoError(t, func() error { return run(block[1]) }) // an instance reports a failure for 10 s
-		} else if err := run(block[1]); err != nil {
+	logIn := blocks[0][1]
+	for _, block := range blocks[1:] {
+		changesRedis := strings.Contains(block[1], "redis-cli")
+		before, err := os.ReadFile(file)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if changesRedis && run("export REDISCLI_AUTH=WRONG\n"+block[1]) == nil {
+			t.Errorf("with a wrong password, these commands have exit status 0:\n%s", block[1])
+		}
+		if after, err := os.ReadFile(file); changesRedis && string(after) != string(before) || err != nil {
+			t.Errorf("with a wrong password, these commands replace the file: %v\n%s", err, block[1])
+		}
+		if strings.Contains(block[1], "penstock") {
+			eventually.NoError(t, func() error { return run(block[1]) }) // an instance reports a failure for 10 s
+		} else if err := run(logIn + block[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := redis.Do("AUTH", "NEXT-PASSWORD"); err != nil {
+		t.Errorf("the password of the server is not NEXT-PASSWORD: %v", err)
 	}
 	for password, isValid := range map[string]bool{"OLD-PASSWORD": false, "NEW-PASSWORD": true} {
 		if _, err := redis.Do("AUTH", "limiter", password); (err == nil) != isValid {
