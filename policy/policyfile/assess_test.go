@@ -1051,6 +1051,10 @@ func TestSuspiciousRulesHaveWarnings(t *testing.T) {
 		"rules: [{name: a, match: {path: '/v/<id>'}, per: global, limits: [{rate: 1/s}]}]":                                `write path: "/v/{id}", with the quotes`,
 		"rules: [{name: a, match: {path: '/v/x:id'}, per: global, limits: [{rate: 1/s}]}]":                                "",
 		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "clients write header X-Plan themselves",
+		"allow: {header X-Internal: '*'}\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]":                         "clients write header X-Internal themselves, so they can evade all limits",
+		"allow: {query token: a}\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]":                                 "clients write query token themselves, so they can evade all limits",
+		"allow: [{header X-Internal: '*', ip: 10.0.0.0/8}]\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]":       "",
+		"deny: {header User-Agent: bot}\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]":                          "",
 		"tiers: {a: {ip: 10.0.0.0/8}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]":   "",
 	} {
 		warnings := policyIn(t, "policy.yaml", text+"\n").Warnings

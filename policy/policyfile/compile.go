@@ -166,6 +166,7 @@ func (c *compiler) compile() {
 	c.compileIdentities()
 	c.compileTiers()
 	c.spec.Allow = c.compileConditions(&c.config.Allow, "allow")
+	c.warnChosen(&c.config.Allow, "evade all limits")
 	c.spec.Deny = c.compileConditions(&c.config.Deny, "deny")
 	c.compileRules()
 }

@@ -32,22 +32,22 @@ func (c *compiler) compileTiers() {
 		}
 		if !t.IsDefault {
 			t.AnyOf = c.compileConditions(&e.Value, "tier")
-			c.warnChosenTier(e)
+			c.warnChosen(&e.Value, "choose tier "+e.Name)
 		}
 		c.spec.Tiers = append(c.spec.Tiers, t)
 	}
 }
 
-// warnChosenTier warns about a tier that clients can choose, because its only condition is a value
-// that they write.
-func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
-	for _, clauses := range e.Value.Any {
+// warnChosen warns about conditions that clients can meet as they like, because the only clause is a
+// value that they write. The parameter power is what a client gets by them, as in "choose tier a".
+func (c *compiler) warnChosen(config *Conditions, power string) {
+	for _, clauses := range config.Any {
 		for i := range clauses {
 			clause := &clauses[i]
 			word, _, _ := strings.Cut(clause.Source, " ")
 			isWrittenByClient := word == "header" || word == "cookie" || word == "query"
 			if len(clauses) == 1 && clause.Values.File == "" && isWrittenByClient {
-				c.warn(&clause.Source, "clients write %s themselves, so they can choose tier %s, unless a proxy in front sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
+				c.warn(&clause.Source, "clients write %s themselves, so they can %s, unless a proxy in front sets it; use a claim, or a list of keys in a file", clause.Source, power)
 			}
 		}
 	}
