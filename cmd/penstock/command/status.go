@@ -322,10 +322,10 @@ func (r *keyReport) print(out io.Writer) error {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limit\tadmits\tused\tleft\tunused in\ta request now")
 	for _, l := range r.Limits {
-		printLimit(w, &l, "")
+		printLimit(w, &l, "", r.List)
 	}
 	for _, l := range r.Global {
-		printLimit(w, &l, "all clients")
+		printLimit(w, &l, "all clients", r.List)
 	}
 	_ = w.Flush()
 	if r.Skipped > 0 {
@@ -345,9 +345,9 @@ func (r *keyReport) print(out io.Writer) error {
 	case len(r.DeniedBy) > 0:
 		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(r.DeniedBy, ", "))
 	case len(r.Unread)+r.Skipped > 0:
-		b.WriteString("\nNone of these limits would deny a request of one unit now.\n")
+		b.WriteString("\nNone of these enforced limits would deny a request of one unit now.\n")
 	default:
-		b.WriteString("\nNo limit would deny a request of one unit now.\n")
+		b.WriteString("\nNo enforced limit would deny a request of one unit now.\n")
 	}
 	b.WriteString(textOfUnread(r.Unread))
 	_, err := io.WriteString(out, b.String())
@@ -381,8 +381,8 @@ func textOfUnread(names []string) string {
 }
 
 // printLimit prints a row of the table. clients names the clients that the limit counts. It is ""
-// if the limit counts only the client of the key.
-func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
+// if the limit counts only the client of the key. list is the list that has the client, or "".
+func printLimit(w io.Writer, l *keylimits.Limit, clients, list string) {
 	name := l.Name()
 	var notes []string
 	for _, note := range []string{l.Tier, clients} {
@@ -397,8 +397,14 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients string) {
 		name += " (" + strings.Join(notes, ", ") + ")"
 	}
 	answer := "allowed"
-	if l.IsDenied {
+	switch {
+	case list == keylimits.AllowList: // the limit does not apply
+	case list == keylimits.DenyList:
+		answer = "rejected"
+	case l.IsDenied && l.Kind == keylimits.Enforced:
 		answer = deniedText(l.RetryMS)
+	case l.IsDenied:
+		answer = "would be " + deniedText(l.RetryMS)
 	}
 	unused := "-"
 	if l.Used > 0 {

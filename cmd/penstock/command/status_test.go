@@ -171,6 +171,24 @@ func TestStatusAndResetOfAKey(t *testing.T) {
 	}
 }
 
+// A limit that denies nothing is not shown as denying.
+func TestStatusTellsShadowsFromEnforcedLimits(t *testing.T) {
+	const policy = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 9/h}, {name: trial, rate: 1/h, shadow: true}]}]\n"
+	f := &statusFixture{redis: redistest.Start(t)}
+	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", policy)}
+	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	if !f.request(t, "/a", "a") {
+		t.Fatal("a request is denied; want it allowed")
+	}
+	eventually.NoError(t, func() error { // shadows count beside the request
+		code, out, _ := f.run("status", "key:a")
+		if code != exitOK || !strings.Contains(out, "  would be denied for ") || strings.Contains(out, "  denied for ") || !strings.Contains(out, "No enforced limit would deny") {
+			return fmt.Errorf("the status of a key with a full shadow: exit status %d, %s; want %d, and that only the shadow would deny", code, out, exitOK)
+		}
+		return nil
+	})
+}
+
 // A listed key has only the numbers of its own tier. So a customer with a higher limit is not shown
 // as denied by the limit of others.
 func TestStatusKnowsTheTierOfAListedKey(t *testing.T) {
@@ -196,14 +214,14 @@ rules: [{name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 
 		if code, limits, denied := from.status(t, "key:gold-1"); code != exitOK || limits != "api.hour gold 4+2" || denied != "" {
 			t.Errorf("from %s, the status of a gold key: exit status %d, %s, denied by %q; want %d, 4 of gold's 6 units used", name, code, limits, denied, exitOK)
 		}
-		if code, out, _ := from.run("status", "key:gold-1"); code != exitOK || !strings.Contains(out, "No limit would deny a request of one unit now.") || strings.Contains(out, "free") {
+		if code, out, _ := from.run("status", "key:gold-1"); code != exitOK || !strings.Contains(out, "No enforced limit would deny a request of one unit now.") || strings.Contains(out, "free") {
 			t.Errorf("from %s, the status of a gold key: exit status %d, %s; want %d, no denial, and nothing about the tier free", name, code, out, exitOK)
 		}
 		if code, out, _ := from.run("status", "key:friend"); code != exitOK || !strings.Contains(out, "The client is on the allow list, so no limit applies to its requests.") {
 			t.Errorf("from %s, the status of a key on the allow list: exit status %d, %s; want %d", name, code, out, exitOK)
 		}
-		if code, out, _ := from.run("status", "key:foe"); code != exitDenied || !strings.Contains(out, "The client is on the deny list, so all its requests are rejected.") {
-			t.Errorf("from %s, the status of a key on the deny list: exit status %d, %s; want %d", name, code, out, exitDenied)
+		if code, out, _ := from.run("status", "key:foe"); code != exitDenied || !strings.Contains(out, "The client is on the deny list, so all its requests are rejected.") || !strings.Contains(out, "  rejected\n") || strings.Contains(out, "allowed") {
+			t.Errorf("from %s, the status of a key on the deny list: exit status %d, %s; want %d, and no limit that allows", name, code, out, exitDenied)
 		}
 		if code, limits, denied := from.status(t, "key:other"); code != exitDenied || limits != "api.hour free 2+0" || denied != "api.hour" {
 			t.Errorf("from %s, the status of a free key: exit status %d, %s, denied by %q; want %d, all units used, and api.hour", name, code, limits, denied, exitDenied)
@@ -518,8 +536,8 @@ func TestNewIdentitiesAreNamedAndNotRead(t *testing.T) {
 	}
 	const note = "Not read: ride-request.new-identities. Each instance counts"
 	for _, where := range []*statusFixture{f, {args: []string{"--admin", f.admin}}} {
-		if code, out, errors := where.run("status", "ip:127.0.0.1"); code != exitOK || !strings.Contains(out, "None of these limits would deny") || !strings.Contains(out, note) {
-			t.Errorf("status: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "None of these limits would deny")
+		if code, out, errors := where.run("status", "ip:127.0.0.1"); code != exitOK || !strings.Contains(out, "None of these enforced limits would deny") || !strings.Contains(out, note) {
+			t.Errorf("status: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "None of these enforced limits would deny")
 		}
 		if code, out, errors := where.run("reset", "ip:127.0.0.1", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, note) {
 			t.Errorf("reset: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, note)

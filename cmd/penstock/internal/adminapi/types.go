@@ -213,9 +213,9 @@ type Key struct {
 	Ref      string             `json:"ref,omitempty" doc:"a short name of the key; a request by key gets it only with the token"`
 	Stored   string             `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
 	Source   string             `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
-	DeniedBy []string           `json:"denied_by" doc:"limits, as RULE.LIMIT, that would deny a request of one unit now, whatever the tier of its client; empty if it would be allowed in one of the tiers"`
+	DeniedBy []string           `json:"denied_by" doc:"enforced limits, as RULE.LIMIT, that would deny a request of one unit now, whatever the tier of its client; empty if it would be allowed in one of the tiers"`
 	List     string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; absent: the key is on no list, or does not tell"`
-	Results  []keylimits.Result `json:"results" doc:"what would be decided about a request of one unit now, for each tier that the client may have"`
+	Results  []keylimits.Result `json:"results" doc:"what the enforced limits would decide about a request of one unit now, for each tier that the client may have. They decide nothing if list is set"`
 	Limits   []keylimits.Limit  `json:"limits"`
 	Global   []keylimits.Limit  `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
 	Unread   []string           `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`

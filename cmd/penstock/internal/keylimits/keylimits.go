@@ -36,7 +36,7 @@ type Limit struct {
 	Left      int64  `json:"left" doc:"units"`
 	ResetMS   int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
 	RetryMS   int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
-	IsDenied  bool   `json:"denies" doc:"it would deny a request of one unit now"`
+	IsDenied  bool   `json:"denies" doc:"it would deny a request of one unit now; a shadow or candidate would do so only if it were enforced. A list of the client decides first"`
 
 	key    string
 	plan   *penstock.Plan
