@@ -39,6 +39,7 @@ deny: {header X-Key: evil}
 rules:
   - name: api
     per: {key: header X-Key}
+    new_identities: 9/min, burst 20
     limits: [{rate: {premium: 100/h, free: 10/h}, candidate: {rate: {premium: 50/h, free: 5/h}}}, {name: day, rate: 1000/d}]
   - {name: address, always: true, per: ip, limits: [{rate: 1000/h, shadow: true}]}
   - {name: all, always: true, per: global, limits: [{rate: 100000/h}]}
@@ -468,6 +469,9 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 	}
 	if want := []Count{{Rule: "api", Limit: "hour", Name: "allowed", Last10: 7, Last60: 7}}; !slices.Equal(hour.Counts, want) {
 		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)
+	}
+	if got.Rules[0].NewIdentities != "9 per 1m, burst 20" || got.Rules[1].NewIdentities != "" {
+		t.Errorf("the new identities are %q and %q; want 9 per minute with a burst of 20, and none", got.Rules[0].NewIdentities, got.Rules[1].NewIdentities)
 	}
 	if got.Rules[1].Limits[0].Kind != "shadow" {
 		t.Errorf("the rule is %+v; want a shadow", got.Rules[1])

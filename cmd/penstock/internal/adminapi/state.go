@@ -201,6 +201,9 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	}
 	for _, r := range rules.Rules() {
 		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, When: describe.When(r), Match: append([]describe.Condition{}, describe.Conditions(r)...), Limits: []Limit{}}
+		if n := r.NewIdentities; n != nil {
+			rule.NewIdentities = describe.Rate(n)
+		}
 		for _, l := range r.Limits {
 			one := describeLimit(l, keylimits.KindOf(l))
 			if l.Candidate != nil {

@@ -120,13 +120,14 @@ type Tier struct {
 
 // A Rule of the policy.
 type Rule struct {
-	Name      string               `json:"name"`
-	Always    bool                 `json:"always,omitempty"`
-	Shadow    bool                 `json:"shadow,omitempty"`
-	Unlimited bool                 `json:"unlimited,omitempty"`
-	When      string               `json:"when" doc:"whether the rule applies to each request that it matches, or only in some cases"`
-	Match     []describe.Condition `json:"match" doc:"conditions that a request must meet"`
-	Limits    []Limit              `json:"limits"`
+	Name          string               `json:"name"`
+	Always        bool                 `json:"always,omitempty"`
+	Shadow        bool                 `json:"shadow,omitempty"`
+	Unlimited     bool                 `json:"unlimited,omitempty"`
+	When          string               `json:"when" doc:"whether the rule applies to each request that it matches, or only in some cases"`
+	Match         []describe.Condition `json:"match" doc:"conditions that a request must meet"`
+	NewIdentities string               `json:"new_identities,omitempty" doc:"how many new identities an address may bring to each instance, as a rate"`
+	Limits        []Limit              `json:"limits"`
 }
 
 // A Limit of a rule.

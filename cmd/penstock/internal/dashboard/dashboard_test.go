@@ -272,6 +272,7 @@ rules:
 	s.mustHave(rules, "On the deny list: always rejected header X-Key is a value that is not shown", "On the allow list: never limited header X-Key is a value that is not shown",
 		"Tier gold header X-Key is a value that is not shown", "Tier free all other clients", "tier gold 100 per 1h, burst 100 tier free 10 per 1h, burst 10",
 		"one of them counts it here: the one that denies it, or the one that has least left. So a limit with 0 may be in use.")
+	s.mustHave(rules, "New identities 9 per 1m, burst 9 for each address, at each instance")
 	if strings.Contains(rules, "gold-1") || strings.Contains(rules, "foe") {
 		t.Errorf("the page of the rules shows a key: %s", rules)
 	}

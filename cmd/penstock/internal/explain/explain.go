@@ -293,7 +293,7 @@ func (r *Report) Print(out io.Writer) error {
 		printable.Fprintf(w, "tier\t%s\n", r.Tier)
 	}
 	for _, doubt := range r.Doubts {
-		printable.Fprintf(w, "warning\t%s\n", doubt)
+		printable.Fprintf(w, "note\t%s\n", doubt)
 	}
 	switch {
 	case r.List == "deny":

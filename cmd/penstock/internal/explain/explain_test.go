@@ -101,8 +101,8 @@ func TestReportSaysThatNoLimitIsEnforced(t *testing.T) {
 			t.Errorf("%s: the doubts are %q; want %q", name, got, c.want)
 		}
 		var text strings.Builder
-		if err := report.Print(&text); err != nil || strings.Contains(text.String(), "warning") != (c.want != "") || !strings.Contains(text.String(), c.want) {
-			t.Errorf("%s: the report is %s (error %v); want the warning %q", name, &text, err, c.want)
+		if err := report.Print(&text); err != nil || strings.Contains(text.String(), "\nnote ") != (c.want != "") || !strings.Contains(text.String(), c.want) {
+			t.Errorf("%s: the report is %s (error %v); want the note %q", name, &text, err, c.want)
 		}
 		if body, err := json.Marshal(report); err != nil || strings.Contains(string(body), none) != (c.want != "") {
 			t.Errorf("%s: the report in JSON is %s (error %v); want the doubt %q", name, body, err, c.want)
