@@ -260,28 +260,33 @@ func ExampleLimiter_Wait() {
 	// a minute is longer than this context lasts
 }
 
-// Reserve books a cost that is known only roughly; Settle corrects it.
+// ReserveN charges the most that a response may cost, and Settle corrects it to the true cost. The
+// deadline bounds the wait. Without one, ReserveN books turns up to a day ahead.
 func ExampleReservation() {
 	limiter, err := penstock.NewLimiter(fixedStore(), "tokens", penstock.PerMinute(1000))
 	if err != nil {
 		log.Fatal(err)
 	}
+	complete := func(ctx context.Context, maxTokens, tokens int64) error {
+		reserveCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		reservation, err := limiter.ReserveN(reserveCtx, "user:42", maxTokens)
+		if err != nil {
+			return err // a DeniedError if no turn comes within 5 s
+		}
+		time.Sleep(reservation.Delay()) // 0 in this example
+		// Here the model is called. It uses as many tokens as the parameter says.
+		return reservation.Settle(ctx, tokens)
+	}
 	ctx := context.Background()
-	reservation, err := limiter.ReserveN(ctx, "user:42", 800)
-	if err != nil {
-		log.Fatal(err)
+	fmt.Println(complete(ctx, 800, 350)) // 650 are left
+	var denied *penstock.DeniedError
+	if errors.As(complete(ctx, 900, 350), &denied) {
+		fmt.Println("250 more come in 15 s, which is longer than 5 s")
 	}
-	time.Sleep(reservation.Delay()) // 0 in this example
-	if err := reservation.Settle(ctx, 350); err != nil {
-		log.Fatal(err)
-	}
-	decision, err := limiter.Peek(ctx, "user:42")
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(decision.Status(0).Remaining, "left")
 	// Output:
-	// 650 left
+	// <nil>
+	// 250 more come in 15 s, which is longer than 5 s
 }
 
 // A hold occupies a slot while a job runs.

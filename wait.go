@@ -97,15 +97,16 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Reserve books one unit. See ReserveN.
+// Reserve charges one unit, now or for a later time. See ReserveN.
 func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, error) {
 	return l.ReserveN(ctx, key, 1)
 }
 
 // ReserveN charges n units, now or for a later time before ctx's deadline. Without a deadline, it
-// books as far ahead as the limits allow, at most a day. The caller must wait for the Reservation's
-// Delay before it goes ahead. If the units do not become available before the deadline, the error
-// is a DeniedError and nothing is charged.
+// books as far ahead as the limits allow, at most a day. So each further call succeeds with a
+// longer Delay, although the units are used up. The caller must wait for the Reservation's Delay
+// before it goes ahead. If the units do not become available before the deadline, the error is a
+// DeniedError and nothing is charged.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservation, error) {
 	if l.hasHolds {
 		return nil, fmt.Errorf("%w: limiter %q has a limit of slots; use Acquire", ErrInvalid, l.name)

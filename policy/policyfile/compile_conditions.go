@@ -38,8 +38,9 @@ func (c *compiler) compileTiers() {
 	}
 }
 
-// warnChosen warns about conditions that clients can meet as they like, because the only clause is a
-// value that they write. The parameter power is what a client gets by them, as in "choose tier a".
+// warnChosen warns about conditions that clients can meet as they like, because the only clause is
+// a value that they write. The parameter power is what a client gets by them, as in "choose tier
+// a".
 func (c *compiler) warnChosen(config *Conditions, power string) {
 	for _, clauses := range config.Any {
 		for i := range clauses {
