@@ -118,8 +118,8 @@ type Request struct {
 	// never waits, and may have at most 63 charges. A repeat is charged again in three cases. The
 	// store gave no answer to one of the two requests, or the store has lost its data, or an error
 	// interrupted a batch over several servers of a Cluster. Rules with before_auth, new_identities
-	// and shadows count repeats too. Whoever chooses the ID can repeat requests for free, so it must
-	// not come from the client that is limited. After Cancel, the next request with the ID is charged.
+	// and shadows count repeats too. Repeats are free, so the ID must not come from the client that is
+	// limited. After Cancel, the next request with the ID is charged.
 	// Default: none.
 	ID string
 

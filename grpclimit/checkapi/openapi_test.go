@@ -280,7 +280,9 @@ func (w *schemaWriter) addRequests(file protoreflect.FileDescriptor) {
 	acquire["properties"].(entry)["check"] = ref("CheckRequestWithoutId")
 	w.schemas["AcquireRequest"] = acquire
 	settle := message("SettleRequest")
-	w.schemas["SettleServed"] = w.object(settle, "The request was served.", "!id", "actual", "status")
+	served := w.object(settle, "The request was served.", "!id", "actual", "status")
+	served["minProperties"] = 2 // the id, and how the request ended
+	w.schemas["SettleServed"] = served
 	cancel := w.object(settle, "The request was not served.", "!id", "!cancel")
 	cancel["properties"].(entry)["cancel"].(entry)["const"] = true
 	w.schemas["SettleCanceled"] = cancel

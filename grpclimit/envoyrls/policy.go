@@ -42,8 +42,8 @@ func NeedsDescriptor(r *policy.Rule) bool {
 }
 
 // CheckRules returns an error if a rule for Envoy's requests has a limit that depends on the end of
-// a request or on its status. Envoy does not report these. Without this check, a request of Envoy to
-// which such a limit applies fails. The error wraps penstock.ErrInvalid.
+// a request or on its status. Envoy does not report these. Without this check, a request of Envoy
+// to which such a limit applies fails. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
 	for _, r := range rules.Rules() {
 		if !NeedsDescriptor(r) {

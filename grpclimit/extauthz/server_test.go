@@ -192,7 +192,7 @@ func TestResponsesFollowEnvoysProtocol(t *testing.T) {
 	}
 }
 
-// A policy chooses the HTTP status of denials. The gRPC code tells what happened all the same.
+// A policy chooses the HTTP status of denials. The gRPC code still tells what happened.
 func TestCodesDoNotDependOnTheStatusOfDenials(t *testing.T) {
 	const text = `
 http: {trusted_proxies: [127.0.0.1], denied: {status: %d}}

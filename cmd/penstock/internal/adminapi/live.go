@@ -90,8 +90,8 @@ func WithConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// limitBuffer makes the send buffer of a stream's connection small. Otherwise events for an idle reader
-// would fill it for many minutes before a write blocks.
+// limitBuffer makes the send buffer of a stream's connection small. Otherwise events for an idle
+// reader would fill it for many minutes before a write blocks.
 func limitBuffer(ctx context.Context) {
 	conn, _ := ctx.Value(connKey{}).(net.Conn)
 	if secure, ok := conn.(*tls.Conn); ok {

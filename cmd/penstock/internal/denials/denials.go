@@ -75,8 +75,8 @@ const limitCounters = 64
 // maxQueued is the most denials that wait for a reader.
 const maxQueued = 64
 
-// MaxReaders is how many readers there may be: 32 of the admin API, as many that are being replaced,
-// the log, and one in reserve.
+// MaxReaders is how many readers there may be: 32 of the admin API, as many that are being
+// replaced, the log, and one in reserve.
 const MaxReaders = 66
 
 // A Reader gets samples of denials on C until it leaves. Denials that it does not take in time are

@@ -279,8 +279,9 @@ func (r *testService) reset(token string) (status int, answer string) {
 	return res.StatusCode, string(text)
 }
 
-// The audit file gets the same lines as the log, and before each reset its intent. If the file cannot be written, nothing is reset.
-// The response, /readyz and the log report that. Requests are still served.
+// The audit file gets the same lines as the log, and before each reset its intent. If the file
+// cannot be written, nothing is reset. The response, /readyz and the log report that. Requests are
+// still served.
 func TestAuditFileHasEachReset(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"

@@ -367,8 +367,8 @@ func TestConnectedRedisClientsAreCounted(t *testing.T) {
 	eventually.True(t, "only 2 clients to be connected", func() bool { return r.metric(series) == "2" })
 }
 
-// A service whose callers state their limits needs no policy. The migration page of gubernator shows
-// how to start it, and a call.
+// A service whose callers state their limits needs no policy. The migration page of gubernator
+// shows how to start it, and a call.
 func TestStatedLimitsNeedNoPolicy(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/migrate/gubernator.md")
 	if err != nil {
