@@ -73,7 +73,7 @@ func (d Decision) Status(i int) Status {
 // microsecond. It has no points in time, because clocks differ.
 type Status struct {
 	// Granted is the number of units that were charged, or 0 if the batch was denied. For a Refund it
-	// is the number of units that were returned, rounded down.
+	// is the number of units that the counter has returned, rounded down.
 	Granted int64
 
 	// Remaining is the number of units that are left now.
