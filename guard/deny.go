@@ -158,15 +158,11 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 			continue
 		}
 		d.demands.learn(c.Charges)
-		switch routeOf(c.Charges) {
-		case changing:
-			alone = append(alone, c)
-			continue
-		case passThrough:
-			together, queries = append(together, c), append(queries, denyQuery{sentAt: notLookedUp})
+		q := denyQuery{sentAt: sent, route: routeOf(c.Charges)}
+		if q.route != cacheable {
+			together, queries = append(together, c), append(queries, q)
 			continue
 		}
-		q := denyQuery{sentAt: sent}
 		q.key, q.version = d.table.keyOf(c.Charges)
 		q.known = d.table.find(q.key)
 		isCovered := q.known != nil && q.known.covers(&q, c.Charges, d.demands)
@@ -185,17 +181,21 @@ func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
 		together, queries = append(together, c), append(queries, q)
 	}
 	many.DecideDivided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
+		defer func() { // also after a panic
+			for i, c := range calls {
+				if queries[i].route == changing {
+					d.table.forget(c.Charges)
+				}
+			}
+		}()
 		many.Decide(ctx, d.next, calls)
 		for i, c := range calls {
-			if q := &queries[i]; q.sentAt != notLookedUp {
+			if q := &queries[i]; q.route == cacheable {
 				d.learn(q, c.Charges, &c.Decision, c.Err)
 			}
 		}
 	}, together)
 }
-
-// notLookedUp is denyQuery.sentAt of a batch that was not looked up in the cache.
-const notLookedUp = -1
 
 // DenyStats are counts of a DenyCache. To count its answers, count decisions with the Source
 // FromDenyCache.
@@ -217,6 +217,7 @@ type denyQuery struct {
 	key     denialKey
 	version uint64  // sum of the counters' versions; Refund, Reset and Force change it
 	sentAt  int64   // no later than when the batch is sent, in ns of the cache's clock
+	route   route   // of a batch in a list
 	known   *denial // with this key, or nil
 }
 
