@@ -160,10 +160,11 @@ func (a *Admission) removeIDCharges(d *penstock.Decision) {
 	a.idCharges = 0
 }
 
-// firstReceipts returns the receipts that the first request of a repeat has got. A batch that
-// charges nothing but a clock tells the store's time, how old the charge "once" is, and when
-// windows end. A receipt is 0 if its charge may have been made before the present window, or if the
-// store gives no answer. Then the units stay charged.
+// firstReceipts returns the receipts that the first request of a repeat has got. It computes them
+// from the answer to a batch that tells the store's time, how old the charge "once" is, and when
+// windows end. The batch charges only the limit that tells the time. A receipt is 0 if its charge
+// may have been made before the present window, or if the store gives no answer. Then the units
+// stay charged.
 func (a *Admission) firstReceipts() []int64 {
 	v := &a.evaluation
 	receipts := make([]int64, len(v.Charges))
@@ -198,7 +199,7 @@ func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
 	switch plan.Algorithm().Decay() {
 	case algorithm.DecayAtReset: // a receipt is the end of a window
 		if plan.Algorithm().IsCalendar() {
-			window = window * 9 / 10 // the shortest day, week and month are longer
+			window = window * 9 / 10 // no day, week or month is shorter than this
 		}
 		if age+reset > window {
 			return 0

@@ -110,7 +110,7 @@ func TestLateRefundReturnsNoRefilledTokens(t *testing.T) {
 }
 
 // The grants of a repeat have the receipts of the first request, whatever the algorithm is.
-func TestReceiptsOfARepeat(t *testing.T) {
+func TestRepeatGetsTheReceiptsOfTheFirstRequest(t *testing.T) {
 	s := newRefundSetup(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [
   {name: bucket, rate: 100/h}, {name: fixed, rate: 100/h, algorithm: fixed-window}, {name: anchored, rate: 100/h, algorithm: anchored-window},
   {name: day, rate: 100 per calendar day, timezone: UTC}, {name: sliding, rate: 100/h, algorithm: sliding-window},

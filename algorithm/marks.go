@@ -3,8 +3,8 @@ package algorithm
 import "slices"
 
 // A mark is the lowest level of a bucket since a time, in parts. A refund of what was charged at
-// that time is worth at most so much. Without that charge, the bucket would have been full when it
-// was at this level, and what is refilled into a full bucket is lost.
+// that time returns at most this level. Without that charge, the bucket would have been full when
+// it was at this level, and what is refilled into a full bucket is lost.
 type mark struct{ since, lowest int64 }
 
 // marks are the marks of a token bucket. Each charge that may be refunded makes one. A mark with a
@@ -18,8 +18,8 @@ type marks struct {
 	older []mark // in the order of their times
 }
 
-// MaxMarks is the most marks of a bucket. If there are more, the one is dropped whose charges lose
-// least: a refund then takes the lower level of the mark before it.
+// MaxMarks is how many marks a bucket has at most. If there are more, the mark is dropped whose
+// charges lose least: their refunds then use the lower level of the mark before it.
 const MaxMarks = 32
 
 // lowestSince returns the lowest level since a charge. It is 0 if the marks do not go back so far.

@@ -81,7 +81,7 @@ func TestHeaderThatSomeServersReadAsOneOfThePolicyIsMalformed(t *testing.T) {
 }
 
 // A policy may itself use a name with an underscore, and then also the name with a dash.
-func TestHeadersOfThePolicyMayBeAliases(t *testing.T) {
+func TestHeadersThatThePolicyNamesAreNoAliases(t *testing.T) {
 	t.Parallel()
 	underscore := namesOf(t, func(s *Spec) { readers["a limit"](s, "Api_Key") })
 	both := namesOf(t, func(s *Spec) { readers["a limit"](s, "Api_Key"); readers["the token"](s, "Api-Key") })

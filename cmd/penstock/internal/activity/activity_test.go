@@ -110,7 +110,7 @@ func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 }
 
 // Of a limit above 2^50 units, a hundredth is computed first, because a product would overflow.
-func TestNearTheLimitOfVeryLargeLimits(t *testing.T) {
+func TestKeysNearVeryLargeLimitsAreFound(t *testing.T) {
 	r := New(Options{NearPercent: 80})
 	for _, count := range []int64{1 << 50, 1<<50 + 100, 1 << 51, penstock.MaxCost} {
 		plan, err := penstock.Limit{Name: "l", Algorithm: penstock.FixedWindow, Count: count, Period: 24 * time.Hour}.Compile()

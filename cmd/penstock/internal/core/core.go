@@ -55,7 +55,8 @@ type Options struct {
 	// Check rejects rules that the servers cannot enforce. Default: it rejects no rules.
 	Check func(*policy.Rules) error
 
-	// WrapStore puts a store of a test around the store with its guards. Default: there is none.
+	// WrapStore returns a test's store that calls the given one, which has its guards. Default: the
+	// given store is used.
 	WrapStore func(penstock.Store) penstock.Store
 }
 

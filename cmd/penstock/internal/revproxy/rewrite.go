@@ -64,8 +64,8 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 }
 
 // isAmbiguous returns true for names with any other byte than letters, digits and '-'. Upstreams
-// that turn headers into variables (CGI, WSGI) read such a byte as '-', so they could mistake such
-// a header for another one.
+// that turn headers into variables (CGI, WSGI) turn such a byte and '-' into the same character, so
+// they could mistake such a header for another one.
 func isAmbiguous(name string) bool {
 	for i := range len(name) {
 		b := name[i]

@@ -182,7 +182,7 @@ func isRestricted(method string) bool {
 	return name == healthService || strings.HasPrefix(name, reflectionServices)
 }
 
-// reflectionServices begins the names of all versions of the reflection service.
+// reflectionServices is the prefix of the names of all versions of the reflection service.
 const reflectionServices = "grpc.reflection."
 
 // maxRestricted is how many calls of restricted methods a connection may have open. Package
