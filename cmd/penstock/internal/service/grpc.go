@@ -43,9 +43,13 @@ var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 }
 
 const (
-	// maxStreams is how many calls of one connection may be in flight. It is above the 1,024 that
-	// Envoy sends at once by default.
+	// maxStreams is how many calls of one connection may be in flight with grpc_server: fast. It is
+	// above the 1,024 that Envoy sends at once by default.
 	maxStreams = 2048
+
+	// maxStandardStreams is the same with grpc_server: standard. A call without a message takes 12 KB
+	// there. If more calls are in flight, Envoy opens another connection, and grpc-go waits.
+	maxStandardStreams = 128
 
 	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and so reach new
 	// instances too. Calls in flight may continue for maxConnectionAgeGrace.
@@ -75,7 +79,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	calls := &grpcCalls{service: s, ending: make(chan struct{})}
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
-		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxConcurrentStreams(maxStandardStreams),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(uint32(s.Settings.MaxHeader)),
 		grpc.ReadBufferSize(readBuffer),
@@ -94,12 +98,13 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	if s.Settings.GRPCServer == settings.GRPCStandard {
 		options = append(options, grpc.NumStreamWorkers(streamWorkers))
+		calls.messageTimeout = s.Settings.HeaderTimeout
 	}
 	var authenticate authenticator // nil: all callers are accepted
 	if len(s.Settings.CallerToken) > 0 {
 		authenticate = calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
 	}
-	options = append(options, grpc.InTapHandle(checkBeforeReading(authenticate)))
+	options = append(options, grpc.InTapHandle(calls.checkBeforeReading(authenticate)))
 	if config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
@@ -172,6 +177,9 @@ type grpcCalls struct {
 	service *service
 	counts  *metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
+
+	// messageTimeout is how long a client may take to send its message; 0: package fastgrpc bounds it.
+	messageTimeout time.Duration
 }
 
 // isRestricted tells whether a connection may have only a few calls of a method open: health checks
@@ -216,8 +224,9 @@ func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
 }
 
 // checkBeforeReading returns a function that authenticates a call before its message is read,
-// unless authenticate is nil. It also bounds the open calls of restricted methods.
-func checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
+// unless authenticate is nil. It also bounds the open calls of restricted methods, and how long
+// the messages of other calls may take.
+func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
 	open := &openRestricted{byConnection: make(map[net.Addr]int)}
 	return func(ctx context.Context, info *tap.Info) (_ context.Context, err error) {
 		defer func() { // grpc-go calls this function in the goroutine of the connection
@@ -230,13 +239,37 @@ func checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
 		if p, ok := peer.FromContext(ctx); ok {
 			address = p.Addr
 		}
-		if isRestricted(info.FullMethodName) && !open.add(ctx, address) {
+		if !isRestricted(info.FullMethodName) {
+			ctx = c.limitMessage(ctx)
+		} else if !open.add(ctx, address) {
 			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
 		}
 		if authenticate == nil {
 			return ctx, nil
 		}
 		return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
+	}
+}
+
+// limitMessage returns the context of a call that is cancelled unless messageArrived is called
+// within messageTimeout.
+func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
+	if c.messageTimeout == 0 {
+		return ctx
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(c.messageTimeout, cancel)
+	context.AfterFunc(ctx, func() { timer.Stop() }) // the client may have reset the call
+	return context.WithValue(ctx, messageTimer{}, timer)
+}
+
+// messageTimer is the key under which a context has the timer of limitMessage.
+type messageTimer struct{}
+
+// messageArrived says that the whole message of a call is there.
+func messageArrived(ctx context.Context) {
+	if timer, ok := ctx.Value(messageTimer{}).(*time.Timer); ok {
+		timer.Stop()
 	}
 }
 
@@ -294,6 +327,7 @@ func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
 // interceptUnary handles all calls that are not streams, with metrics, spans and recovery from
 // panics.
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+	messageArrived(ctx)
 	c.service.inFlight.Add(1)
 	endSpan := noSpan
 	defer func() { // before a header of the client is read

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -300,7 +301,7 @@ func TestPanicBeforeTheHandlerIsAnError(t *testing.T) {
 	if status.Code(err) != codes.Internal || c.service.inFlight.Load() != 0 {
 		t.Errorf("a panic of the telemetry becomes %v, with %d calls in flight; want INTERNAL, and 0", err, c.service.inFlight.Load())
 	}
-	check := checkBeforeReading(func(string, []string, net.Addr) error { panic("this is a test") })
+	check := c.checkBeforeReading(func(string, []string, net.Addr) error { panic("this is a test") })
 	if _, err := check(t.Context(), &tap.Info{FullMethodName: "/a.B/C"}); status.Code(err) != codes.Internal {
 		t.Errorf("a panic while a call is authenticated becomes %v; want INTERNAL", err)
 	}
@@ -487,6 +488,48 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the connection of a client that sent %s stays open; want it closed", name)
 		}
+	}
+}
+
+// A call whose message does not come ends after header_timeout. A call whose message has come may
+// last longer.
+func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
+	withBothGRPCServers(t, testGRPCCallsWithoutAMessageEnd)
+}
+
+func testGRPCCallsWithoutAMessageEnd(t *testing.T, server string) {
+	const calls = 300 // more than one connection may have at grpc-go, so some wait
+	ended := make(chan struct{})
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
+		select {
+		case <-ended: // after the calls without a message
+			return text, nil
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}))
+	long := make(chan error, 1)
+	go func() {
+		_, err := say(callContext(t), r.grpcClient(nil), "long")
+		long <- err
+	}()
+	conn := r.grpcClient(nil)
+	var streams sync.WaitGroup
+	for range calls {
+		streams.Go(func() {
+			stream, err := conn.NewStream(callContext(t), &grpc.StreamDesc{ClientStreams: true}, echoMethod)
+			if err == nil {
+				err = stream.RecvMsg(new(wrapperspb.StringValue))
+			}
+			if status.Code(err) != codes.Canceled {
+				t.Errorf("a call without a message ends with %v; want the server to cancel it", err)
+			}
+		})
+	}
+	streams.Wait()
+	close(ended)
+	if err := <-long; err != nil {
+		t.Errorf("a call with a message, which lasts longer than header_timeout, ends with %v; want its answer", err)
 	}
 }
 
