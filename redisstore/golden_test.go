@@ -47,6 +47,8 @@ type goldenCharge struct {
 	Period, Patience            time.Duration
 	Mode                        algorithm.Mode
 	Holder                      string
+	IsRefundable                bool  `json:",omitempty"`
+	Receipt                     int64 `json:",omitempty"`
 }
 
 // A goldenKey is a Redis key with its value: a string, or the members of a sorted set. Each member
@@ -178,7 +180,8 @@ func (g *goldenStore) decide(calls []goldenCall) []goldenCall {
 		var charges []penstock.Charge
 		for _, charge := range c.Charges {
 			limit := penstock.Limit{Name: charge.Name, Group: charge.Group, Algorithm: algorithms[charge.Algorithm], Count: charge.Count, Period: charge.Period, Burst: charge.Burst}
-			charges = append(charges, penstock.Charge{Key: charge.Key, Plan: planOf(g, limit), Cost: charge.Cost, Mode: charge.Mode, Patience: charge.Patience, Holder: charge.Holder})
+			charges = append(charges, penstock.Charge{Key: charge.Key, Plan: planOf(g, limit), Cost: charge.Cost, Mode: charge.Mode, Patience: charge.Patience, Holder: charge.Holder,
+				IsRefundable: charge.IsRefundable, Receipt: charge.Receipt})
 		}
 		d, err := g.store.Decide(context.Background(), charges)
 		if err != nil {
@@ -270,7 +273,26 @@ func newGoldenCases() (cases []goldenCase) {
 	for name, charges := range map[string][]goldenCharge{"a group": {bucket, window}, "a mixture": {bucket, window, log, slots}} {
 		cases = append(cases, goldenCase{Name: name, Before: goldenCalls(0, charges), After: goldenCalls(time.Minute, charges)})
 	}
-	return cases
+	return append(cases, refundedGoldenCase())
+}
+
+// refundedGoldenCase returns a case in which a bucket has marks of charges that may be refunded.
+func refundedGoldenCase() goldenCase {
+	begin := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).UnixMicro()
+	call := func(second int64, mode algorithm.Mode, cost, receipt int64) goldenCall {
+		return goldenCall{At: begin + second*1_000_000, Charges: []goldenCharge{{
+			Key: "user:42", Name: "main", Algorithm: "token bucket", Count: 10, Period: time.Minute, Burst: 40,
+			Mode: mode, Cost: cost, IsRefundable: mode == penstock.Spend, Receipt: receipt,
+		}}}
+	}
+	return goldenCase{
+		Name:   "charges that may be refunded",
+		Before: []goldenCall{call(0, penstock.Spend, 10, 0), call(1, penstock.Spend, 8, 0), call(5, penstock.Spend, 6, 0), call(6, penstock.Spend, 1, 0)},
+		After: []goldenCall{ // the receipt of a bucket is the time of the charge
+			call(60, penstock.Refund, 9, begin), call(61, penstock.Refund, 3, begin+5_000_000), call(62, penstock.Refund, 8, begin+1_000_000),
+			call(63, penstock.Peek, 1, 0), call(64, penstock.Spend, 2, 0),
+		},
+	}
 }
 
 // goldenCalls returns calls of all modes except Reset. The calls begin at a fixed time plus the
