@@ -33,17 +33,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 	if s.Settings.Pprof {
 		pprof = api.Protect
 	}
-	idle := newIdleList()
 	http1 := &http.Server{
-		Handler: admin.New(admin.Options{
-			MaxRequests: streams + connections/4,
-			MaxScrapes:  connections / 8,
-			Checks:      s.checks(),
-			Metrics:     s.metrics.Handler(),
-			API:         api,
-			Pages:       dashboard.New(dashboard.Options{API: api, Version: s.Version}),
-			Pprof:       pprof,
-		}),
 		TLSConfig:         config,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
@@ -51,11 +41,19 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          serverLog(s.Log),
-		ConnState:         idle.note,
-		ConnContext:       adminapi.WithConn,
+		ConnContext:       withAdminConn,
 	}
 	server := newServer("admin-listen", http1)
-	server.idle = idle
+	server.idle.hasNew = true
+	http1.Handler = endUnread(server.idle, admin.New(admin.Options{
+		MaxRequests: streams + connections/4,
+		MaxScrapes:  connections / 8,
+		Checks:      s.checks(),
+		Metrics:     s.metrics.Handler(),
+		API:         api,
+		Pages:       dashboard.New(dashboard.Options{API: api, Version: s.Version}),
+		Pprof:       pprof,
+	}))
 	return server, nil
 }
 

@@ -325,16 +325,22 @@ func uploadsByHTTP2(t *testing.T, path string) string {
 	return out.String()
 }
 
+// While requests are in flight on all connections, a new one waits until another one is closed.
 func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	const places = 5 // the value of max_connections
-	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})
+	arrived, release := make(chan struct{}, places), make(chan struct{})
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/in" {
+			arrived <- struct{}{}
+			<-release
+		}
+		hello(w, r)
+	}), map[string]string{"max-connections": fmt.Sprint(places)})
 	var inside []net.Conn
 	for range places {
 		conn := r.dial()
 		io.WriteString(conn, "GET /in HTTP/1.1\r\nHost: h\r\n\r\n")
-		if _, body, err := readResponse(conn); err != nil || body != "hello /in" {
-			t.Fatalf("the response is %q (error %v); want hello /in", body, err)
-		}
+		<-arrived
 		inside = append(inside, conn)
 	}
 	var outside []net.Conn
@@ -344,12 +350,6 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 		outside = append(outside, conn)
 	}
 	eventually.True(t, "the line about max_connections", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
-	for i, conn := range inside { // connections within the limit are still served
-		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
-		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
-			t.Errorf("connection %d got %q (error %v); want hello /again", i, body, err)
-		}
-	}
 	outside[0].SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	if n, err := outside[0].Read(make([]byte, 1)); n != 0 || err == nil {
 		t.Error("a connection beyond the limit was served")
@@ -361,9 +361,42 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 			t.Errorf("after another connection closed, a waiting one got %q (error %v); want hello /out", body, err)
 		}
 	}
+	close(release)
+	for i, conn := range inside[len(outside):] { // connections within the limit are still served
+		if _, body, err := readResponse(conn); err != nil || body != "hello /in" {
+			t.Errorf("connection %d got %q (error %v); want hello /in", i, body, err)
+		}
+	}
 	r.mustGet("http://"+r.Admin+"/livez", 200)
 	if n := len(r.log.Lines("max_connections is reached")); n != 1 {
 		t.Errorf("max_connections is logged %d times; want once", n)
+	}
+}
+
+// If all connections are taken, a new one takes the place of the one that has been idle longest.
+func TestIdleConnectionsMakeRoomForNewOnes(t *testing.T) {
+	const places = 5 // the value of max_connections
+	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})
+	get := func(conn net.Conn, path string) error {
+		io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: h\r\n\r\n")
+		conn.SetReadDeadline(time.Now().Add(patience))
+		_, body, err := readResponse(conn)
+		if err == nil && body != "hello "+path {
+			err = fmt.Errorf("the body is %q", body)
+		}
+		return err
+	}
+	var conns []net.Conn
+	for i := range 3 * places {
+		conns = append(conns, r.dial())
+		if err := get(conns[i], "/first"); err != nil {
+			t.Fatalf("connection %d beside idle ones: %v; want a response", i, err)
+		}
+	}
+	for i, conn := range conns {
+		if err, isKept := get(conn, "/second"), i >= 2*places; (err == nil) != isKept {
+			t.Errorf("the second request of connection %d of %d ends with error %v; want a response: %v", i, len(conns), err, isKept)
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 type server struct {
 	setting  string // the name of the setting that has its address
 	listener *limitedListener
-	idle     *idleList // connections that may be closed to make room for new ones; nil: none
+	idle     *idleList // connections that may be closed to make room for new ones; nil for gRPC and RESP
 
 	serve       func(net.Listener) error  // returns nil after shutdown or stop
 	announceEnd func()                    // reports to clients that it will shut down; nil: the protocol has no such message
@@ -22,10 +22,13 @@ type server struct {
 	ended       chan struct{}             // closed when serve has returned
 }
 
-// newServer makes a server for HTTP, or HTTPS if TLS is configured.
+// newServer makes a server for HTTP, or HTTPS if TLS is configured. It sets ConnState of http1.
 func newServer(setting string, http1 *http.Server) *server {
+	idle := newIdleList()
+	http1.ConnState = idle.note
 	return &server{
 		setting: setting,
+		idle:    idle,
 		serve: func(l net.Listener) (err error) {
 			if http1.TLSConfig != nil {
 				err = http1.ServeTLS(l, "", "")
