@@ -128,8 +128,14 @@ func (n *readNames) explain(a Attributes) string {
 			}
 		}
 	}
-	if n.hasParameters && hasEndedName(firstValue(a, KindRawQuery), "&;") {
-		return "the name of a parameter has an encoded NUL, where some servers end the name"
+	if n.hasParameters {
+		query := firstValue(a, KindRawQuery)
+		if strings.Contains(query, "#") {
+			return "the query has a #, where some servers end it"
+		}
+		if hasEndedName(query, "&;") {
+			return "the name of a parameter has an encoded NUL, where some servers end the name"
+		}
 	}
 	if n.hasCookies {
 		for _, line := range a.Lookup(KindHeader, "Cookie") {

@@ -101,7 +101,7 @@ func TestHeadersThatThePolicyNamesAreNoAliases(t *testing.T) {
 	}
 }
 
-func TestNameWithAnEncodedNULIsMalformed(t *testing.T) {
+func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
 	t.Parallel()
 	readsParameter := namesOf(t, func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Query("key"), "banned")} })
 	readsCookie := namesOf(t, func(s *Spec) { s.Tokens.Cookie = "sid" })
@@ -115,6 +115,7 @@ func TestNameWithAnEncodedNULIsMalformed(t *testing.T) {
 		{readsParameter, "key=%00banned", "", true}, {readsParameter, "key%0=banned", "", true}, {readsParameter, "key%2500=banned", "", true}, {readsParameter, "", "a%00=b", true},
 		{readsCookie, "", "a=b; sid%00=c", false}, {readsCookie, "", "sid%00x=c", false}, {readsCookie, "", "a=%00; b=c", true}, {readsCookie, "key%00=banned", "", true},
 		{readsNeither, "key%00=banned", "sid%00=c", true},
+		{readsParameter, "key=banned#x", "", false}, {readsParameter, "#key=banned", "", false}, {readsParameter, "key=%23", "", true}, {readsNeither, "key=banned#x", "", true},
 	} {
 		a := fields{KindRawQuery: {"": {c.query}}, KindHeader: {"Cookie": {"first=1", c.cookie}}}
 		var v Evaluation

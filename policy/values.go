@@ -28,8 +28,8 @@ func CookieValues(lines []string, name string) (values []string) {
 }
 
 // QueryValues returns the values of a parameter in a query, for Attributes.Lookup. QueryValues
-// accepts more than net/url, because some servers do. They end a parameter at a semicolon, take
-// name[] for name, or accept invalid escapes.
+// accepts more than net/url, because some servers do. They end a parameter at a semicolon, read
+// brackets in a name, or accept invalid escapes.
 func QueryValues(query, name string) (values []string) {
 	if query == "" {
 		return nil
@@ -42,8 +42,7 @@ func QueryValues(query, name string) (values []string) {
 	}
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		sentName, value, _ := strings.Cut(pair, "=")
-		sentName, _, _ = strings.Cut(unescape(sentName), "[")
-		if isSameName(sentName, name) {
+		if isSameName(unescape(sentName), name) {
 			values = append(values, unescape(value))
 		}
 	}
@@ -60,10 +59,27 @@ func HasHeader(header map[string][]string, test func(name string) bool) bool {
 	return false
 }
 
-// isSameName reports whether a server may read sentName as name. PHP reads dots and spaces in a
-// name as underscores.
+// isSameName reports whether a server may read sentName as name. PHP reads dots, spaces and open
+// brackets in a name as underscores. PHP, Rack and qs (Express) read name[] and name[x] as name.
+// Rack and qs also drop brackets before a name, and Rack those after it.
 func isSameName(sentName, name string) bool {
 	sentName = strings.TrimSpace(sentName)
+	if equalsName(sentName, name) {
+		return true
+	}
+	if !strings.ContainsAny(sentName, brackets) {
+		return false
+	}
+	sentName = strings.TrimLeft(sentName, brackets+" ")
+	if i := strings.IndexAny(sentName, brackets); i >= 0 {
+		sentName = sentName[:i]
+	}
+	return equalsName(strings.TrimSpace(sentName), name)
+}
+
+const brackets = "[]"
+
+func equalsName(sentName, name string) bool {
 	if len(sentName) != len(name) {
 		return false
 	}
@@ -73,4 +89,4 @@ func isSameName(sentName, name string) bool {
 	return strings.EqualFold(sentName, name)
 }
 
-var underscores = strings.NewReplacer(".", "_", " ", "_")
+var underscores = strings.NewReplacer(".", "_", " ", "_", "[", "_")
