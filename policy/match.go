@@ -100,7 +100,7 @@ func (p Pattern) String() string {
 }
 
 func (m *Matcher) matches(q *request) bool {
-	if q.isPreflight && len(m.Methods) == 0 {
+	if q.isPreflight && len(m.Methods) == 0 && !m.rule.countsPreflights {
 		return false
 	}
 	if !m.matchesHost(q.host) || !m.Path.matches(q.path) {

@@ -27,7 +27,7 @@ type Rules struct {
 type Rule struct {
 	Name       string // 1 to 64 of a-z, 0-9, '_', '.' and '-'; counters are kept under it
 	Match      Match
-	Always     bool // applies in addition to the most specific rule
+	Always     bool // applies in addition to the most specific rule, and to CORS preflights too
 	BeforeAuth bool // decided in a separate call before a token is verified; New sets Always too
 	Unlimited  bool // has no Limits: its requests are not limited
 	Shadow     bool // counted and reported, never enforced
@@ -38,6 +38,8 @@ type Rule struct {
 
 	matchers []*Matcher
 	order    int
+
+	countsPreflights bool // the author set Always, so that nothing passes the rule
 }
 
 // A Limit is one limit of a rule.

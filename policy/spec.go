@@ -148,6 +148,7 @@ func (b *builder) build() {
 func (b *builder) rule(rule *Rule, order int) *Rule {
 	r := *rule
 	r.order = order
+	r.countsPreflights = r.Always
 	r.Always = r.Always || r.BeforeAuth || b.rules.spec.ApplyAll
 	if r.Unlimited != (len(r.Limits) == 0) {
 		b.fail("rule %q: a rule has Limits or is Unlimited; set exactly one of the two", r.Name)

@@ -160,3 +160,24 @@ func TestListedSegmentsHaveTheFormOfPaths(t *testing.T) {
 		t.Errorf("New changed the test of its Spec: %q", only.Values())
 	}
 }
+
+// Nothing passes a rule that always applies. So such a rule is charged for preflights too.
+func TestPreflightsAreChargedByRulesThatAlwaysApply(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		change func(*Spec)
+		want   int
+	}{
+		{func(*Spec) {}, 0},
+		{func(s *Spec) { s.Rules[0].Always = true }, 1},
+		{func(s *Spec) { s.Rules[0].BeforeAuth = true }, 0},
+		{func(s *Spec) { s.ApplyAll = true }, 0},
+	} {
+		rules := namesOf(t, c.change)
+		var v Evaluation
+		rules.Evaluate(fields{KindMethod: {"": {"OPTIONS"}}, KindHeader: {"Origin": {"https://app.example"}, "Access-Control-Request-Method": {"PUT"}}}, &v)
+		if len(v.Charges) != c.want {
+			t.Errorf("a preflight has %d charges; want %d", len(v.Charges), c.want)
+		}
+	}
+}

@@ -54,7 +54,7 @@ func runReservations(client Client, a *algorithm.Algorithm, rng *rand.Rand) (ref
 		return 0, err
 	}
 	defer redis.Close()
-	memory := memstore.New(memstore.Options{Now: now})
+	memory := memstore.New(memstore.Options{Now: now, Linger: time.Hour}) // Redis keeps states longer, and a slower limit still reads them
 	limit := penstock.Limit{Name: "l", Algorithm: a, Count: pick(rng, 100, 997, 6000), Period: time.Duration(pick(rng, 1, 7, 60)) * time.Second}
 	plans := []*penstock.Plan{limit.MustCompile()}
 	if rng.IntN(3) == 0 { // the limit changes now and then

@@ -105,6 +105,9 @@ func (config *Config) Compile() (*Policy, error) {
 	p := &Policy{Files: c.files, verifier: c.verifier}
 	err := c.err()
 	if err == nil {
+		for i, r := range c.spec.Rules {
+			r.Always = config.Rules[i].Always // New adds the rules that always apply for another reason
+		}
 		p.Rules, err = policy.New(c.spec)
 	}
 	if check := config.options.Check; err == nil && check != nil {
@@ -136,6 +139,7 @@ type compiler struct {
 	identityNotes       map[*policy.Identity]identityNote
 	byFirstSegment      map[string][]*placedMatcher // by the first segment of their paths, the most specific first
 	startingWithPattern []*placedMatcher            // matchers whose paths begin with a pattern, the most specific first
+	comparisons         int                         // how many pairs of matchers anyMatcher has compared
 	combinations        int                         // the combinations of a path and a host in the rules compiled so far
 	listFileCount       int                         // files of values that were read
 	listLineCount       int                         // the lines of all these files

@@ -156,11 +156,23 @@ func (c *compiler) findMoreGeneral(m *placedMatcher) (found *policy.Rule) {
 }
 
 // anyMatcher reports whether a function holds for any matcher that can match all paths of m.
-// anyMatcher stops at the first such matcher. It also calls the function for other matchers.
+// anyMatcher stops at the first such matcher. It also calls the function for other matchers. After
+// maxComparisons calls it finds nothing.
 func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool) bool {
-	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], holds)
-	return isFound || slices.ContainsFunc(c.startingWithPattern, holds)
+	if c.comparisons > maxComparisons {
+		return false
+	}
+	compare := func(other *placedMatcher) bool {
+		c.comparisons++
+		return holds(other)
+	}
+	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], compare)
+	return isFound || slices.ContainsFunc(c.startingWithPattern, compare)
 }
+
+// maxComparisons bounds the time of warnings about very large policies to about a second. Policies
+// with up to 2,000 paths are compared completely.
+const maxComparisons = 10_000_000
 
 // isProtective reports whether a rule certainly protects something, such as a login: it counts
 // status 401, or rejects requests while the store fails.

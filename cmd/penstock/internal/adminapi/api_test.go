@@ -376,7 +376,10 @@ func TestMasksHideTheIdentity(t *testing.T) {
 	}
 	name := hashed.Name("key:abc")
 	if got := hashed.identity(Viewer{isOperator: true}, name); got != name {
-		t.Errorf("a key that the store has as a hash is shown as %s; want the hash %s", got, name)
+		t.Errorf("an operator sees %s for a key that the store has as a hash; want the hash %s", got, name)
+	}
+	if got := hashed.identity(Viewer{}, name); strings.Contains(name, got) || !strings.HasPrefix(got, "%#") {
+		t.Errorf("others see %s for a key that the store has as the hash %s; want other digits", got, name)
 	}
 }
 

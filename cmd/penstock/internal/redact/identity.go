@@ -44,8 +44,10 @@ func (i *Identities) Of(isOperator bool, name string) string {
 	}
 	key, isReadable := i.Key(name)
 	switch {
-	case !isReadable: // the store has a hash only
+	case !isReadable && isOperator: // the store has a hash only
 		return name
+	case !isReadable: // without a secret, anybody can compute the store's hash of a guessed key
+		return "%#" + i.hash("mask", name)[:maskDigits]
 	case i.Shown(isOperator) == ShowFull:
 		return key
 	}
