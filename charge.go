@@ -83,6 +83,12 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Receipt = c.StoreReceipt()
 }
 
+// CountsDenial tells whether a store must charge the cost although the batch is denied. The store
+// then makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
+// Attempt: with the charge's cost and Patience if the charge itself was denied, and with a cost of 0
+// if it would fit. CountsDenial is for authors of a Store.
+func (c *Charge) CountsDenial() bool { return c.Plan.limit.ShouldCountDenied && c.Mode == Spend }
+
 // StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store
 // but of a guard. It is for authors of a Store.
 func (c *Charge) StoreReceipt() int64 {

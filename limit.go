@@ -52,6 +52,15 @@ type Limit struct {
 	// (default: Count). LeakyBucket: how many units may wait in the queue (default: none).
 	// Concurrency: how many slots there are (default: Count). Windows do not use Burst.
 	Burst int64
+
+	// ShouldCountDenied makes denied requests count. By default, a denied request charges nothing. With
+	// ShouldCountDenied, a Spend of a denied batch charges its cost here, whichever limit denied it. So
+	// a client that does not wait stays out until it sends fewer requests than the limit admits.
+	// Denied requests are counted until twice the units of the limit are used. So the limit has all its
+	// units again after at most twice the usual time. The attempts of Limiter.Wait, and of all other
+	// calls that try again, count too. LeakyBucket and Concurrency cannot count denied requests. Such
+	// a limit is never leased or split, and its denials are not cached.
+	ShouldCountDenied bool
 }
 
 // PerSecond admits n units per second.
@@ -93,6 +102,9 @@ func (l Limit) String() string {
 	fmt.Fprintf(&s, "%s: %s", l.Name, a.Rate(l.numbers()))
 	if l.Burst > 0 {
 		fmt.Fprintf(&s, ", burst %d", l.Burst)
+	}
+	if l.ShouldCountDenied {
+		s.WriteString(", denied requests count")
 	}
 	fmt.Fprintf(&s, " (%s)", a.Title())
 	return s.String()

@@ -40,6 +40,10 @@ func (l Limit) Compile() (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.Name, err)
 	}
+	if l.ShouldCountDenied && !l.Algorithm.CountsDenied() {
+		return nil, fmt.Errorf("%w: limit %q: %s cannot count denied requests; use another algorithm, such as token-bucket or sub-window",
+			ErrInvalid, l.Name, l.Algorithm.Title())
+	}
 	tagHash := sha256.Sum256([]byte(l.Name + "\n" + l.Algorithm.Name()))
 	idHash := sha256.Sum256([]byte(l.Group + "\n" + l.Name + "\n" + l.Algorithm.Name()))
 	plan := &Plan{
@@ -86,6 +90,9 @@ func (p *Plan) Algorithm() *algorithm.Algorithm { return p.limit.Algorithm }
 
 // String writes the limit as Limit.String does.
 func (p *Plan) String() string { return p.limit.String() }
+
+// CountsDenied returns the limit's ShouldCountDenied.
+func (p *Plan) CountsDenied() bool { return p.limit.ShouldCountDenied }
 
 // Capacity returns the largest cost that the limit can grant: how many units it has while none
 // is used.

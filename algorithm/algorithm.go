@@ -51,9 +51,14 @@ const (
 	Force              // spends all of the cost, even what does not fit; at most Max is counted
 	Refund             // returns units, never more than are used
 	Reset              // clears the state
+
+	// Attempt charges a denied request, in algorithms with the option CountsDenied. It spends as much
+	// of the cost as fits until twice the limit's units are used. Of a cost that can never fit, it
+	// spends nothing. It is never denied, and nothing refunds it. Only stores use it.
+	Attempt
 )
 
-var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset"}
+var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset", "attempt"}
 
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {
@@ -219,6 +224,11 @@ func take(r Request, used, count int64) (granted, after int64, fits bool) {
 	case Refund:
 		granted = min(r.Cost, used)
 		return granted, used - granted, true
+	case Attempt:
+		if r.Cost <= count {
+			granted = min(r.Cost, max(min(2*count, Max/2)-used, 0))
+		}
+		return granted, used + granted, true
 	default: // Reset
 		return 0, 0, true
 	}

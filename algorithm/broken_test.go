@@ -123,6 +123,10 @@ func brokenLimiters() []brokenLimiter {
 		{name: "a queue lets any holder refund a place", law: departuresAreSpaced, sound: leaky, broken: anyHolderRefunds},
 		{name: "all holds expire together, with the last", law: slotsAreNeverExceeded, sound: concurrent, broken: oneExpiryForAll},
 		{name: "a renewal takes another slot", law: renewedHoldsLive, sound: concurrent, broken: renewalTakesAnother},
+		{name: "a counted denial begins the window again", law: lockoutEnds, sound: fixed, broken: windowExtended},
+		{name: "denials are counted without a bound", law: lockoutEnds, sound: bucket, broken: countedForever},
+		{name: "a denied cost that never fits is counted", law: countingOnlyDelays, sound: bucket, broken: oversizeCounted},
+		{name: "a counted denial moves used units to windows that end sooner", law: countingOnlyDelays, sound: sliding, broken: attemptMoves},
 		{name: "any holder releases a slot", law: refundsAreTheHoldersOwn, sound: concurrent, broken: anyHolderReleases},
 	}
 }
@@ -557,5 +561,42 @@ func feePerSpend(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 func resetRounded(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
 	out, next := byValue(unmarked)(s, p, r, now)
 	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000
+	return out, next
+}
+
+// A window by Redis' INCR and EXPIRE, which each request extends. A client that retries stays out
+// long after it has stopped.
+func windowExtended(s window, p Params, r Request, now int64) (Outcome, window) {
+	out, next := fixedWindow(s, p, r, now)
+	if r.Mode == Attempt && out.Granted > 0 {
+		next.End += p[1]
+		out.Keep += p[1]
+	}
+	return out, next
+}
+
+func countedForever(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	if r.Mode == Attempt {
+		r.Mode = Force
+	}
+	return byValue(unmarked)(s, p, r, now)
+}
+
+func oversizeCounted(s bucket, p Params, r Request, now int64) (Outcome, bucket) {
+	if r.Mode == Attempt {
+		r.Cost = min(r.Cost, p[2])
+	}
+	return byValue(unmarked)(s, p, r, now)
+}
+
+// A sliding window that treats a counted denial as a grant, which may move more units than one
+// window of the limit has.
+func attemptMoves(s windowPair, p Params, r Request, now int64) (Outcome, windowPair) {
+	out, next := slidingWindow(s, p, r, now)
+	if r.Mode == Attempt && out.Granted > 0 && next.Width != p[1] {
+		used := next.Current + cdiv(next.Previous*max(next.Start+next.Width-now, 0), next.Width)
+		next = windowPair{Start: now, Current: used, Width: p[1]}
+		out.ResetAfter, out.Keep = 2*p[1], 2*p[1]
+	}
 	return out, next
 }

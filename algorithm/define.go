@@ -23,6 +23,7 @@ type Algorithm struct {
 
 	// Properties of requests.
 	needsHolder, ownsRefunds, canBook, canRefund bool
+	countsDenied                                 bool
 	receiptNumber                                int // see ExactRefunds; 0: without the option
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
@@ -97,6 +98,9 @@ func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
+
+// CountsDenied says that the step has the mode Attempt, so that a limit may count denied requests.
+func CountsDenied() Option { return func(a *Algorithm) { a.countsDenied = true } }
 
 // ExactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt
 // of a request is the number with this index, from 1, of the twin's new state.
@@ -236,6 +240,9 @@ func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
 // CanRefund tells whether the option CanRefund is set.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
+
+// CountsDenied tells whether the option CountsDenied is set.
+func (a *Algorithm) CountsDenied() bool { return a.countsDenied }
 
 // HasExactRefunds tells whether the option ExactRefunds is set.
 func (a *Algorithm) HasExactRefunds() bool { return a.receiptNumber > 0 }

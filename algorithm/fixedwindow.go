@@ -46,7 +46,7 @@ var AnchoredWindow = defineFixedWindow("anchored-window", func(l Limit) (Params,
 // defineFixedWindow defines one of the algorithms that share the step of fixed windows.
 func defineFixedWindow(title string, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
-		Title(title), CanRefund(), ExactRefunds(1), Additive(), WindowsDiffer(),
+		Title(title), CanRefund(), CountsDenied(), ExactRefunds(1), Additive(), WindowsDiffer(),
 		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
 		Divisible(splitCount),
 		Bounded(func(l Limit, rate string) string {

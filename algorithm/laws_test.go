@@ -138,9 +138,9 @@ type subject struct {
 
 	limits []Limit // limits that the laws use; nil: any
 
-	canBook, needsHolder, isQueue, isAdditive bool
-	retryAfterGrant                           func(p *Params, cost, remaining, reset int64) int64 // nil if the algorithm has none
-	kin                                       []*Algorithm                                        // algorithms that share its stored states
+	canBook, needsHolder, isQueue, isAdditive, countsDenied bool
+	retryAfterGrant                                         func(p *Params, cost, remaining, reset int64) int64 // nil if the algorithm has none
+	kin                                                     []*Algorithm                                        // algorithms that share its stored states
 }
 
 // byValue makes a Step, whose parameters are values, from a stepper, whose parameters are pointers.
@@ -206,7 +206,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 func bucketSubject() subject {
 	a := subject{
 		name: "tokenbucket", prepare: TokenBucket.Prepare, step: hideState(markedStep), canBook: true, grain: func(Limit) int64 { return 1 },
-		isAdditive: TokenBucket.isAdditive, retryAfterGrant: TokenBucket.retryAfterGrant,
+		isAdditive: TokenBucket.isAdditive, countsDenied: TokenBucket.countsDenied, retryAfterGrant: TokenBucket.retryAfterGrant,
 	}
 	a.capacity = func(l Limit) int64 {
 		if l.Burst == 0 {
@@ -226,7 +226,7 @@ func queueSubject() subject {
 	a := subject{
 		name: "leakybucket", prepare: LeakyBucket.Prepare, step: hideState(leakyBucket), canBook: true, isQueue: true,
 		capacity: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
-		isAdditive: LeakyBucket.isAdditive,
+		isAdditive: LeakyBucket.isAdditive, countsDenied: LeakyBucket.countsDenied,
 	}
 	a.refillTime = func(l Limit) int64 { return muldiv(a.capacity(l), l.Period, l.Count) + 1 }
 	a.boundOfVariants = func(variants []variant, apart int64) int64 { // moments are rounded up to whole µs
@@ -238,7 +238,7 @@ func queueSubject() subject {
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: hideState(fixedWindow), capacity: count, refillTime: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
-		boundOfVariants: boundByWindows, grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive,
+		boundOfVariants: boundByWindows, grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, isAdditive: FixedWindow.isAdditive, countsDenied: FixedWindow.countsDenied,
 	}
 }
 
@@ -273,7 +273,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: hideState(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive,
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: hideState(slidingWindow), capacity: count, grain: period, isAdditive: SlidingWindow.isAdditive, countsDenied: SlidingWindow.countsDenied,
 		refillTime: func(l Limit) int64 { return 2 * l.Period }, boundOfVariants: boundByRates(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
@@ -288,7 +288,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: hideState(subWindow), capacity: count, grain: width,
-		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundOfVariants: boundByStrictWindows, isAdditive: SubWindow(n).isAdditive,
+		refillTime: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, boundOfVariants: boundByStrictWindows, isAdditive: SubWindow(n).isAdditive, countsDenied: SubWindow(n).countsDenied,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -299,7 +299,7 @@ func subSubject(n int) subject {
 func logSubject() subject {
 	return subject{
 		name: "slidinglog", prepare: SlidingLog.Prepare, step: hideState(slidingLog), capacity: count, refillTime: period, bound: strictBound,
-		boundOfVariants: boundByStrictWindows, grain: func(Limit) int64 { return 1 },
+		boundOfVariants: boundByStrictWindows, grain: func(Limit) int64 { return 1 }, countsDenied: SlidingLog.countsDenied,
 	}
 }
 
@@ -637,7 +637,11 @@ func (r *run) useWithChanges(each func(request Request, out Outcome) error) erro
 			}
 			r.change(r.anyLimit(r.roll))
 		}
-		request := r.anyRequest(Spend, Spend, Draw, Peek, Force, Refund, Reset)
+		modes := []Mode{Spend, Spend, Draw, Peek, Force, Refund, Reset}
+		if r.countsDenied {
+			modes = append(modes, Attempt)
+		}
+		request := r.anyRequest(modes...)
 		if err := each(request, r.decide(request)); err != nil {
 			return err
 		}

@@ -20,6 +20,8 @@ type model interface {
 	remaining(now int64) int64
 	// refundable returns the number of units that could be refunded.
 	refundable(now int64) int64
+	// countable returns how many units of denied requests would be counted.
+	countable(now int64) int64
 	// isEmpty returns true if no unit is used.
 	isEmpty(now int64) bool
 	// wait returns how long, in µs, a caller whose request is granted must wait.
@@ -57,6 +59,11 @@ func decide(m model, r Request, now int64) Outcome {
 		m.spend(r.Cost, r, now)
 	case Refund:
 		out.Granted = m.refund(r, now)
+	case Attempt:
+		if r.Cost <= m.capacity() {
+			out.Granted = min(r.Cost, m.countable(now))
+			m.spend(out.Granted, r, now)
+		}
 	case Reset:
 		m.reset()
 	}
@@ -161,6 +168,10 @@ func (m *bucketModel) remaining(now int64) int64 {
 
 func (m *bucketModel) refundable(now int64) int64 { return ceiling(m.usedAt(now)) }
 
+func (m *bucketModel) countable(now int64) int64 {
+	return max(floor(new(big.Rat).Sub(whole(2*m.size), m.usedAt(now))), 0)
+}
+
 func (m *bucketModel) isEmpty(now int64) bool { return m.usedAt(now).Sign() == 0 }
 
 func (m *bucketModel) spend(cost int64, r Request, now int64) {
@@ -229,6 +240,10 @@ func (m *ledger) remaining(now int64) int64 { return max(m.count-m.used(m.grants
 
 // refundable counts each grant in full, while used may weight it by its age.
 func (m *ledger) refundable(now int64) int64 { return m.sum(m.grants, now) }
+
+func (m *ledger) countable(now int64) int64 {
+	return max(min(2*m.count, Max/2)-m.used(m.grants, now), 0)
+}
 
 func (m *ledger) isEmpty(now int64) bool {
 	for _, g := range m.grants {
@@ -372,6 +387,8 @@ func compare(a subject, roll dice) (int, error) {
 			request.Holder = m.(*bucketModel).tail
 		case roll.oneIn(50):
 			request.Mode = Reset
+		case a.countsDenied && roll.oneIn(4):
+			request.Mode = Attempt
 		}
 		want := decide(m, request, r.now)
 		if got := answer(r.decide(request)); got != want {

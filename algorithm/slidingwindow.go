@@ -42,7 +42,7 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 		tick := tickOf(l.Count, l.Period)
 		return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
 	},
-	Title("sliding-window"), CanRefund(), ExactRefunds(1), Additive(), WindowsDiffer(),
+	Title("sliding-window"), CanRefund(), CountsDenied(), ExactRefunds(1), Additive(), WindowsDiffer(),
 	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
 	Divisible(splitCount),
 	Bounded(func(l Limit, rate string) string {
@@ -97,7 +97,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 	if r.Mode == Force {
 		out.Granted = min(r.Cost, Max/2-current)
 		current += out.Granted
-	} else if r.Mode < Force { // Spend, Draw or Peek
+	} else if r.Mode < Force || r.Mode == Attempt { // Spend, Draw, Peek or Attempt
 		granted, _, fits := take(r, current+fading, count)
 		if never(r, count) {
 			out.RetryAfter = Never
@@ -123,7 +123,7 @@ func slidingWindow(s windowPair, p Params, r Request, now int64) (Outcome, windo
 			out.RetryAfter = start + windows*width + elapsed*tick - now
 		}
 		out.Granted = granted
-		if granted > 0 && width != period {
+		if granted > 0 && width != period && r.Mode != Attempt {
 			start, current, width, previous, fading = now, current+fading, period, 0, 0
 		}
 		current += granted

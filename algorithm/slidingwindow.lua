@@ -56,7 +56,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   if mode == FORCE then
     granted = math.min(cost, MAX / 2 - current)
     current = current + granted
-  elseif mode < FORCE then -- Spend, Draw or Peek
+  elseif mode < FORCE or mode == ATTEMPT then -- Spend, Draw, Peek or Attempt
     local fits
     granted, _, fits = take(mode, cost, current + fading, count)
     if never(mode, cost, count) then
@@ -82,7 +82,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       end
       retry = start + windows * width + elapsed * tick - now
     end
-    if granted > 0 and width ~= period then
+    if granted > 0 and width ~= period and mode ~= ATTEMPT then
       start, current, width, previous, fading = now, current + fading, period, 0, 0
     end
     current = current + granted

@@ -46,7 +46,7 @@ func SubWindow(n int) *Algorithm {
 			return Params{}, fmt.Errorf("a period of %d µs cannot be split into %d parts", l.Period, n)
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
-	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(), ExactRefunds(1),
+	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(), CountsDenied(), ExactRefunds(1),
 		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
 		Divisible(splitCount), Bounded(slidingExactly))
 }
@@ -85,7 +85,7 @@ func subWindow(s parts, p Params, r Request, now int64) (Outcome, parts) {
 		own, repaired = next.Width == width && next.Count == n, true
 	}
 	// A grant moves the used units into a part of this limit.
-	if after > used && !own && r.Mode != Force {
+	if after > used && !own && r.Mode != Force && r.Mode != Attempt {
 		next, own = parts{Width: width, Count: n, Start: now - now%width}, true
 		next.Used[0] = used
 	}

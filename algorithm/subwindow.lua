@@ -58,7 +58,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, receipt, sta
     own, repaired = oldwidth == width and oldn == n, true
   end
   -- A grant moves the used units into a part of this limit.
-  if after > used and not own and mode ~= FORCE then
+  if after > used and not own and mode ~= FORCE and mode ~= ATTEMPT then
     next, start, oldn, oldwidth, own = { used }, now - fmod(now, width), n, width, true
   end
   for i = 1, oldn + 1 do

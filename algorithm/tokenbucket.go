@@ -40,7 +40,7 @@ var tokenBucketLua string
 var TokenBucket = defineStates("tokenbucket", tokenBucketLua,
 	func() States { return &bucketStates{marks: make(map[uint32]*marks)} },
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
-	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), ExactRefunds(2), CanBook(), Additive(),
+	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CountsDenied(), ExactRefunds(2), CanBook(), Additive(),
 	RetryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
 	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
 	Shared(func(l Limit, n int64) []Limit {
@@ -187,6 +187,11 @@ func tokenBucket(s bucket, m, spare *marks, p *Params, r *Request, now int64, ou
 		level -= returned
 		if r.Receipt != 0 && returned > 0 {
 			low, next = next.lower(low, lowest, returned)
+		}
+	case Attempt:
+		if r.Cost <= burst {
+			granted = min(r.Cost, max(2*capacity-level, 0)/parts)
+			level += granted * parts
 		}
 	default: // Reset
 		level = 0

@@ -90,6 +90,11 @@ local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, 
         since, older = sunpack('<I7', older, #older - 13), older:sub(1, -15)
       end
     end
+  elseif mode == ATTEMPT then
+    if cost <= burst then
+      granted = math.min(cost, div(math.max(2 * capacity - level, 0), parts))
+      level = level + granted * parts
+    end
   else
     level = 0
   end

@@ -32,9 +32,10 @@ func hasSeveralKeys(charges []penstock.Charge) bool {
 
 // decideMultiSlot decides a batch of several keys on a Cluster, with one script for each key. The
 // first round sends dry runs to all keys in parallel. If all would grant, the second round charges
-// all keys in parallel. So a denial in the first round charges nothing and takes one round trip. If
-// other callers charge a key between the two rounds, the second round may deny that key. Then the
-// charges to the other keys are refunded. Charges that cannot be denied are made last.
+// all keys in parallel. So a denial in the first round takes one round trip. It takes one more if a
+// limit counts denied requests. If other callers charge a key between the two rounds, the second
+// round may deny that key. Then the charges to the other keys are refunded. Charges that cannot be
+// denied are made last.
 func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	deniable, undeniable := groupByKey(charges)
 	firstRound := make([]penstock.Status, len(charges))
@@ -45,6 +46,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 			return penstock.Decision{}, err
 		}
 		if isDenied(firstRound) {
+			s.countDenied(ctx, charges, deniable, firstRound)
 			return penstock.NewDecision(firstRound), nil
 		}
 	}
@@ -72,6 +74,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	}
 	// For each key that the second round denied, take the statuses of that round. If there was no
 	// first round, take them for all keys.
+	var granted [][]int // the keys whose charges were refunded
 	for _, group := range deniable {
 		isKeyDenied := slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 })
 		if !hasFirstRound || isKeyDenied {
@@ -79,8 +82,39 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 				firstRound[i] = secondRound[i]
 			}
 		}
+		if !isKeyDenied {
+			granted = append(granted, group)
+		}
 	}
+	s.countDenied(ctx, charges, granted, firstRound)
 	return denyMultiSlot(firstRound), nil
+}
+
+// countDenied counts those charges of a denied batch that count if they are denied, in the groups
+// whose scripts have not counted them. The denial stands even if that fails. A limit that has
+// denied a charge keeps its RetryAfter if the charge would fit now.
+func (s *Store) countDenied(ctx context.Context, charges []penstock.Charge, groups [][]int, statuses []penstock.Status) {
+	var counting [][]int
+	for _, group := range groups {
+		if group = slices.DeleteFunc(slices.Clone(group), func(i int) bool { return !charges[i].CountsDenial() }); len(group) > 0 {
+			counting = append(counting, group)
+		}
+	}
+	if len(counting) == 0 {
+		return
+	}
+	charges = toDryRun(charges)
+	for i := range charges {
+		charges[i].Mode += counted
+	}
+	after := slices.Clone(statuses)
+	_ = s.runEach(ctx, counting, charges, after) // a group that fails leaves the statuses as they are
+	for i := range statuses {
+		if after[i].RetryAfter == 0 {
+			after[i].RetryAfter = statuses[i].RetryAfter
+		}
+	}
+	copy(statuses, after)
 }
 
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.

@@ -51,6 +51,10 @@ const extended = luagen.ExtendedMode // added to the mode if an extension follow
 // what is left under each limit, as if another charge of the batch had been denied.
 const dryRun penstock.Mode = luagen.DryRunMode
 
+// counted is added to the mode of each charge of a batch that is denied elsewhere, together with
+// dryRun. The script then counts the charge as a denied one.
+const counted penstock.Mode = luagen.CountedMode
+
 // encode packs the call's batches for single.lua and mixed.lua. now is in µs; if it is 0, the
 // script reads the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
@@ -150,6 +154,9 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptNumber(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
+	if ch.CountsDenial() {
+		mode += byte(counted)
+	}
 	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
 	if isExtended {
 		mode += extended

@@ -96,13 +96,13 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 			continue
 		}
 		group := limitsOfGroup(plans[i:], p.Group())
-		compact = addSequences(compact, group.small)
+		compact = addSequences(compact, group.simple)
 		if group.count > 1 {
 			mixedSets = append(mixedSets, group.set)
 		}
 	}
 	for _, p := range plans {
-		if !isSmall(p) { // it may be charged by itself, for example when a hold is released
+		if !isSimple(p) { // it may be charged by itself, for example when a hold is released
 			mixedSets = append(mixedSets, []*algorithm.Algorithm{p.Algorithm()})
 		}
 	}
@@ -126,9 +126,9 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 
 // groupLimits are the algorithms of a group's limits.
 type groupLimits struct {
-	count int                    // of limits
-	set   []*algorithm.Algorithm // each once
-	small []*algorithm.Algorithm // of each limit whose state is few numbers, in order
+	count  int                    // of limits
+	set    []*algorithm.Algorithm // each once
+	simple []*algorithm.Algorithm // of each limit that single and uniform scripts can decide, in order
 }
 
 func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
@@ -140,8 +140,8 @@ func limitsOfGroup(plans []*penstock.Plan, group string) (limits groupLimits) {
 		known[p.Tag()] = true
 		limits.count++
 		limits.set = addAlgorithm(limits.set, p.Algorithm())
-		if isSmall(p) {
-			limits.small = append(limits.small, p.Algorithm())
+		if isSimple(p) {
+			limits.simple = append(limits.simple, p.Algorithm())
 		}
 	}
 	return limits

@@ -186,22 +186,24 @@ func indexOf(algorithms []*algorithm.Algorithm, a *algorithm.Algorithm) int {
 	return slices.IndexFunc(algorithms, func(b *algorithm.Algorithm) bool { return haveSameStep(a, b) })
 }
 
-// isCompact reports whether the kinds single and uniform can decide a batch: it has few charges,
-// and their state is few numbers in one string.
+// isCompact reports whether the kinds single and uniform can decide a batch: it has few charges of
+// simple limits, whose state is in one string.
 func isCompact(charges []penstock.Charge) bool {
 	if len(charges) > luagen.MaxCharges {
 		return false
 	}
 	for i := range charges {
 		plan := charges[i].Plan
-		if !isSmall(plan) || plan.Group() != charges[0].Plan.Group() || charges[i].Key != charges[0].Key {
+		if !isSimple(plan) || plan.Group() != charges[0].Plan.Group() || charges[i].Key != charges[0].Key {
 			return false
 		}
 	}
 	return true
 }
 
-// isSmall reports whether a limit's state is few numbers.
-func isSmall(plan *penstock.Plan) bool {
-	return !plan.Algorithm().IsCollection() && plan.Algorithm().Numbers() <= luagen.MaxNumbers
+// isSimple reports whether the kinds single and uniform can decide a limit: its state is few
+// numbers, and it does not count denied requests.
+func isSimple(plan *penstock.Plan) bool {
+	a := plan.Algorithm()
+	return !a.IsCollection() && a.Numbers() <= luagen.MaxNumbers && !plan.CountsDenied()
 }

@@ -140,6 +140,8 @@ func (s *Store) Close() error {
 // sends dry runs to all Keys. If all would grant, the second round charges all Keys. So a denial
 // takes one round trip and a grant takes two, for any number of Keys. Charges that cannot be denied
 // are made last, in one more round trip.
+// A denial takes two if a limit counts denied requests. If the second of them fails, the denial
+// stands, and may not be counted.
 //
 // If other callers charge a Key between the two rounds, the second round may deny the batch. If it
 // does, Decide refunds the other Keys. Such a batch never admits too much. For one round trip,

@@ -48,6 +48,10 @@ const (
 
 	// DryRunMode is added to the mode of each charge in a batch that must charge nothing.
 	DryRunMode = 64
+
+	// CountedMode is added to the mode of each charge that counts if its batch is denied, or if its
+	// batch is a dry run. Only Mixed knows it.
+	CountedMode = 32
 )
 
 // The reply of a uniform script is a list of numbers. For each batch, in order, it has one of these
@@ -168,9 +172,10 @@ func finish(body string) string {
 var constants = decimals(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
-	"MAX": algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
+	"ATTEMPT": int64(algorithm.Attempt),
+	"MAX":     algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
 	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "CERTAINSLACK": certainSlack, "VIRTUALTTL": virtualTTL,
-	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode,
+	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,
 })

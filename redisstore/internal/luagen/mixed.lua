@@ -117,6 +117,7 @@ for _ = 1, batches do
   local count
   count, at = sunpack('<I2', args, at)
   -- isGranted is false for a dry run too, so that nothing is charged.
+  -- Only charges that count if the batch is denied have a cost and a patience in charges.
   local charges, results, isGranted = {}, {}, true
   for i = 1, count do
     local key, algorithm, mode, tag, cost, p1, p2, p3
@@ -130,13 +131,23 @@ for _ = 1, batches do
       mode, isGranted = mode - DRYRUN, false
     end
     charges[i] = { key, algorithm, tag, holder, receipt, p1, p2, p3, p4 }
+    if mode >= COUNTED then
+      mode, charges[i].cost, charges[i].patience = mode - COUNTED, cost, patience
+    end
     results[i] = step(key, algorithm, tag, mode, cost, patience, holder, receipt, p1, p2, p3, p4)
     isGranted = isGranted and results[i][3] == 0
   end
   for i = 1, count do
     local result = results[i]
     local key, algorithm, tag = unpack(charges[i], 1, 3)
-    if not isGranted and result[3] == 0 then -- another charge is denied, or it is a dry run: reply what is left
+    local cost, patience = charges[i].cost, charges[i].patience
+    if not isGranted and cost then -- count the charge, and reply as a Peek does afterwards
+      save(key, algorithm, tag, step(key, algorithm, tag, ATTEMPT, cost, 0, 0, 0, unpack(charges[i], 6)))
+      if result[3] == 0 then
+        cost, patience = 0, 0
+      end
+      result = step(key, algorithm, tag, PEEK, cost, patience, unpack(charges[i], 4))
+    elseif not isGranted and result[3] == 0 then -- another charge is denied, or it is a dry run: reply what is left
       result = step(key, algorithm, tag, PEEK, 0, 0, unpack(charges[i], 4))
     end
     save(key, algorithm, tag, result)

@@ -58,6 +58,12 @@ local function take(mode, cost, used, count)
   elseif mode == REFUND then
     local granted = math.min(cost, used)
     return granted, used - granted, true
+  elseif mode == ATTEMPT then
+    local granted = 0
+    if cost <= count then
+      granted = math.min(cost, math.max(math.min(2 * count, MAX / 2) - used, 0))
+    end
+    return granted, used + granted, true
   end
   return 0, 0, true
 end
