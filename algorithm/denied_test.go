@@ -10,7 +10,7 @@ var countingOnlyDelays = law{"a counted denial only delays", func(a subject, rol
 	r := startRun(a, roll)
 	return r.useWithChanges(func(Request, Outcome) error {
 		without := r.clone()
-		denied := r.anyRequest(Spend) // by this limit or, if it fits, by another
+		denied := r.anyRequest(Spend)        // by this limit or, if it fits, by another
 		without.decide(Request{Mode: Spend}) // may repair the state
 		with := without.clone()
 		out := with.decide(Request{Mode: Attempt, Cost: denied.Cost})

@@ -158,7 +158,8 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 
 // runDry makes dry runs of several batches together, and compares their answers with those of
 // memstore. memstore gets each batch with one more charge, which is denied. So it charges nothing
-// either.
+// either, unless a limit counts denied requests. Half of the dry runs count for such limits. For
+// the others, memstore gets limits that do not count.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
@@ -174,13 +175,26 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 			batches = append(batches, batch)
 		}
 	}
-	got, order, err := redis.decideTogether(context.Background(), batches, dryRun)
+	isCounted := rng.IntN(2) == 0
+	got, order, err := redis.decideTogether(context.Background(), batches, func(c *penstock.Charge) penstock.Mode {
+		if isCounted && c.CountsDenial() {
+			return dryRun + counted
+		}
+		return dryRun
+	})
 	if err != nil {
 		return err
 	}
 	veto := penstock.Charge{Key: "veto", Plan: penstock.PerHour(1).WithName("veto").MustCompile(), Cost: 2}
 	for _, i := range order {
-		want, err := memory.Decide(context.Background(), append(slices.Clip(batches[i]), veto))
+		batch := append(slices.Clone(batches[i]), veto)
+		for n := range batch {
+			if limit := batch[n].Plan.Limit(); !isCounted && limit.ShouldCountDenied {
+				limit.ShouldCountDenied = false
+				batch[n].Plan = limit.MustCompile()
+			}
+		}
+		want, err := memory.Decide(context.Background(), batch)
 		if err != nil {
 			return err
 		}

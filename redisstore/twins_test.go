@@ -156,12 +156,12 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 		d, err := s.Decide(ctx, batches[0])
 		return []penstock.Decision{d}, []int{0}, err
 	}
-	return s.decideTogether(ctx, batches, 0)
+	return s.decideTogether(ctx, batches, func(*penstock.Charge) penstock.Mode { return 0 })
 }
 
-// decideTogether does what decideList does for several batches. It adds addedMode, such as dryRun,
-// to the mode of each charge.
-func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, addedMode penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
+// decideTogether does what decideList does for several batches. It adds to the mode of each charge
+// what addedMode returns, such as dryRun.
+func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, addedMode func(*penstock.Charge) penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
 	serial := &serialDecider{decider: decider{s}}
 	c := coalesce.New(serial)
 	for range 2 { // while two scripts are in flight, all other batches wait
@@ -177,7 +177,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 		}
 		waiters[i].Charges = slices.Clone(batch)
 		for j := range batch {
-			waiters[i].Charges[j].Mode += addedMode
+			waiters[i].Charges[j].Mode += addedMode(&batch[j])
 		}
 		c.Enter(ctx, &waiters[i])
 		index[&waiters[i]] = i
@@ -253,6 +253,7 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 		case 2:
 			l.Burst = algorithm.Max / 2 / max(l.Period.Microseconds(), 1)
 		}
+		l.ShouldCountDenied = a.CountsDenied() && rng.IntN(3) == 0
 		if l.Validate() == nil {
 			return l.MustCompile()
 		}
