@@ -310,6 +310,46 @@ func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 	}
 }
 
+// Another caller charges a key between the dry run and the charges. Then limits that count denied
+// requests count this one, whether their key denied it or granted it and was refunded.
+func TestBatchDeniedByAConcurrentChargeIsCounted(t *testing.T) {
+	t.Parallel()
+	plainClient := dialURL(t, redistest.Shared(t).URL())
+	clock := time.Now()
+	options := Options{Prefix: fmt.Sprintf("c%x", rand.Uint64()), Now: func() time.Time { return clock }}
+	client := &shardedClient{Client: plainClient}
+	store, other := storeOn(t, client, options), storeOn(t, plainClient, options)
+	limit := penstock.PerHour(10)
+	limit.ShouldCountDenied = true
+	ample := limit.MustCompile()
+	limit.Name, limit.Count = "scarce", 1
+	scarce := limit.MustCompile()
+	if err := store.Load(t.Context(), ample, scarce); err != nil { // so that no script is sent twice
+		t.Fatal(err)
+	}
+	client.before = func(n int64) {
+		if n == 3 { // the first script that charges: the first two are the dry runs
+			if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
+				t.Errorf("the charge of the other caller: %v; want no error", err)
+			}
+		}
+	}
+	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "a", Plan: ample, Cost: 3}, {Key: "b", Plan: scarce, Cost: 1}})
+	if err != nil || d.Allowed {
+		t.Fatalf("%v, %v; want a denial", d, err)
+	}
+	if s := d.Status(0); s.Granted != 0 || s.RetryAfter != 0 || s.Remaining != 7 {
+		t.Errorf("the status of the key that was refunded is %+v; want 7 units left", s)
+	}
+	if s := d.Status(1); s.RetryAfter != 2*time.Hour {
+		t.Errorf("the status of the key that denied is %+v; want RetryAfter 2h, as one unit is used and one is counted", s)
+	}
+	after, err := other.Decide(t.Context(), []penstock.Charge{{Key: "a", Plan: ample, Mode: penstock.Peek}, {Key: "b", Plan: scarce, Mode: penstock.Peek, Cost: 1}})
+	if err != nil || after.Status(0).Remaining != 7 || after.Status(1).RetryAfter != 2*time.Hour {
+		t.Errorf("afterwards, the statuses are %+v and %+v, %v; want those of the denial", after.Status(0), after.Status(1), err)
+	}
+}
+
 // If another key denies, a renewal with fewer slots changes nothing: the hold keeps its slots and
 // its time.
 func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {

@@ -46,6 +46,10 @@ var laws = []law{
 	{"a denied batch spends nothing",
 		"A batch is all or nothing. If one charge is denied, no charge is made, wherever the denied charge is " +
 			"in the batch. Charges that are not denied have RetryAfter 0 and Granted 0, and report what remains.", checkDeniedBatch},
+	{"denied requests count if a limit asks for it",
+		"A Spend of a denied batch charges a limit with ShouldCountDenied, whichever limit denied it, until twice " +
+			"the limit's units are used. The RetryAfter of the denial is that of the state afterwards. A cost that " +
+			"never fits is not counted.", checkCountedDenials},
 	{"a granted batch makes every charge",
 		"Every charge of an allowed batch is made. Status i is that of charge i.", checkGrantedBatch},
 	{"a charge has the same status in every batch",
@@ -357,6 +361,41 @@ func (t *lawTest) wantDeniedTogether(free counter, charges ...penstock.Charge) {
 		}
 	}
 	t.wantRemaining(free, units)
+}
+
+func checkCountedDenials(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		c, plain := t.counter(k, units), t.counter(k, units).withName("plain")
+		if !c.limit.MustCompile().Algorithm().CountsDenied() {
+			return
+		}
+		c.limit.ShouldCountDenied = true
+		for i, key := range []string{"k", "l"} {
+			full := t.token().withName("full").withKey(key)
+			t.allow(full.spend(units))
+			d := t.decide(c.spend(2), plain.spend(2), full.spend(1))
+			left := units - 2*int64(i+1)
+			if s := d.Status(0); d.Allowed || s.Granted != 0 || s.RetryAfter != 0 || s.Remaining != left {
+				t.reportViolation("another limit, under the key %q, denied the request: %s; want %d units left, and RetryAfter 0", key, showDecision(d), left)
+			}
+			t.wantRemaining(c, left)
+			t.wantRemaining(plain, units)
+		}
+		for range 3 {
+			denied := t.deny(c.spend(units))
+			if peek := t.deny(c.charge(penstock.Peek, units)); denied.Remaining != 0 || denied.RetryAfter < peek.RetryAfter {
+				t.reportViolation("a denied request has the status %+v, and a Peek right after it has %+v; want nothing left, and no longer RetryAfter", denied, peek)
+			}
+		}
+		if s := t.deny(c.spend(units + 1)); s.RetryAfter != penstock.Never {
+			t.reportViolation("a cost that never fits has the status %+v; want RetryAfter Never", s)
+		}
+		t.deny(c.charge(penstock.Draw, 1))
+		t.allow(c.charge(penstock.Refund, 2*units-1)) // 2*units are used
+		t.wantRemaining(c, units-1)
+		t.deny(c.spend(units + 1))
+		t.wantRemaining(c, units-1)
+	})
 }
 
 func checkGrantedBatch(t *lawTest) {
