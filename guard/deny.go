@@ -91,7 +91,8 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // Some batches are always sent to the store: batches of more than 8 charges, and batches with a
 // Force, Refund or Reset. So are batches that a Concurrency limit denied, because its slots may be
-// released at any time. Only denials of the store itself are cached.
+// released at any time. Batches with a limit that counts denied requests are sent too, so that they
+// are counted. Only denials of the store itself are cached.
 //
 // When a denial ends, the first request is sent to the store. Requests that come before the store
 // has replied wait for that reply, until their contexts end. If the reply denies these requests
@@ -401,6 +402,9 @@ func routeOf(charges []penstock.Charge) route {
 	}
 	for i := range charges {
 		c, a := &charges[i], charges[i].Plan.Algorithm()
+		if c.Plan.CountsDenied() {
+			to = passThrough
+		}
 		switch c.Mode {
 		case penstock.Spend, penstock.Peek:
 		case penstock.Draw:

@@ -53,6 +53,7 @@ func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOpt
 		if limit.Algorithm.CanBook() && r.IntN(2) == 0 || limit.Algorithm.NeedsHolder() {
 			limit.Burst = 1 + r.Int64N(15)
 		}
+		limit.ShouldCountDenied = limit.Algorithm.CountsDenied() && r.IntN(4) == 0
 		if limit.Algorithm.NeedsHolder() {
 			limit.Period = max(limit.Period, 37*time.Millisecond)
 		}

@@ -32,7 +32,8 @@ type LeaseOptions struct {
 // decisions need no call to the store. A Lease is a Store around a store, and must be closed.
 //
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
-// without Patience, Holder and IsRefundable. Their limits must have a Settings.Lease of 2 or more.
+// without Patience, Holder and IsRefundable. Their limits must have a Settings.Lease of 2 or more,
+// and must not count denied requests.
 // The algorithm must be TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All
 // other batches go to the store unchanged. For these batches, leased units count as used, also in a
 // Peek. A Refund or Reset of a key first returns what is leased under it. So leases gain nothing

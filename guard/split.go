@@ -72,7 +72,8 @@ type SplitOptions struct {
 // A batch of one charge skips a shard whose breaker is open. If all other shards deny it, the error
 // is the breaker's.
 //
-// LeakyBucket is not split, because it admits one request at a time.
+// LeakyBucket is not split, because it admits one request at a time. A limit that counts denied
+// requests is not split either, because several shards would count one request.
 func Split(o SplitOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {

@@ -234,9 +234,9 @@ const (
 // LargestBlock returns the largest block of a limit. It is at most Options.Block, and at most a
 // quarter of the limit's Capacity, divided by the number of instances. So the blocks of all
 // instances together are at most a quarter of the Capacity. A limit whose block is below MinBlock
-// is not leased.
+// is not leased. The block of a limit that counts denied requests is 0.
 func (o Options) LargestBlock(plan *penstock.Plan) int64 {
-	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown {
+	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown || plan.CountsDenied() {
 		return 0
 	}
 	largest := o.Block(plan)

@@ -799,10 +799,11 @@ func partOf(whole int64, n, i int) int64 {
 }
 
 // PartsOf splits a limit into n parts, or fewer if its units or its precision do not suffice. It
-// returns nil if the limit has only one part.
+// returns nil if the limit has only one part. A limit that counts denied requests has only one,
+// because each part that denies a request would count it.
 func PartsOf(l penstock.Limit, n int) *Parts {
 	plan, err := l.Compile()
-	if err != nil || !plan.Algorithm().CanSplit() {
+	if err != nil || !plan.Algorithm().CanSplit() || plan.CountsDenied() {
 		return nil
 	}
 	capacity := plan.Capacity()
