@@ -56,6 +56,10 @@ type Charge struct {
 	// Receipt. Concurrency and LeakyBucket have none: they return units by their Holder.
 	IsRefundable bool
 
+	// IsFreeIfDenied says that the charge counts nothing if it is denied, even if its limit has
+	// ShouldCountDenied.
+	IsFreeIfDenied bool
+
 	// Receipt, in a Refund, is that of the Status of the charge whose units are returned. The Refund
 	// is then exact: the counter becomes what it would be if these units had never been charged. So
 	// nothing is returned if the counter has been full since, or if its window has ended. A Refund
@@ -87,7 +91,9 @@ func (c *Charge) Request(r *algorithm.Request) {
 // then makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
 // Attempt: with the charge's cost and Patience if the charge itself was denied, and with a cost of 0
 // if it would fit. CountsDenial is for authors of a Store.
-func (c *Charge) CountsDenial() bool { return c.Plan.limit.ShouldCountDenied && c.Mode == Spend }
+func (c *Charge) CountsDenial() bool {
+	return c.Plan.limit.ShouldCountDenied && c.Mode == Spend && !c.IsFreeIfDenied
+}
 
 // StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store
 // but of a guard. It is for authors of a Store.

@@ -118,7 +118,7 @@ func (l *Limiter) takeBatch(key, holder string, mode Mode, n int64) *batch {
 	for i := range b.charges {
 		c := &b.charges[i]
 		c.Key, c.Cost, c.Mode, c.Patience, c.Holder = key, n, mode, 0, holder
-		c.IsRefundable, c.Receipt = false, 0
+		c.IsRefundable, c.IsFreeIfDenied, c.Receipt = false, false, 0
 	}
 	return b
 }

@@ -247,7 +247,9 @@ func (p *printer) guards(l *policy.Limit) {
 	if g.SplitInto > 0 {
 		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))
 	}
-	if g.DenyCacheTTL > 0 {
+	if l.Variants[0].CountsDenied() {
+		p.line("    denials", "never cached")
+	} else if g.DenyCacheTTL > 0 {
 		p.line("    denials", "cached for up to "+wording.Period(g.DenyCacheTTL))
 	} else if g.DenyCacheTTL < 0 {
 		p.line("    denials", "never cached")

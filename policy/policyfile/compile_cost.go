@@ -159,6 +159,9 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 		}
 		l.Status.Add(from, to)
 	}
+	if l.Status != nil && config.CountDenied {
+		c.fail(&config.CountDenied, countsNoResponse)
+	}
 	if l.Status == nil && !l.Adjustable || len(l.Variants) == 0 {
 		return
 	}
@@ -170,6 +173,9 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 		c.fail(at, "%s cannot refund a charge, so on_status and cost.actual are not possible; use token-bucket or a window", a.Title())
 	}
 }
+
+// countsNoResponse is the message for a limit with on_status and count_denied.
+const countsNoResponse = "on_status counts requests by their responses, and a denied request has no response; remove count_denied or on_status"
 
 // checkPatience checks max_wait.
 func (c *compiler) checkPatience(l *policy.Limit, config *LimitConfig) {

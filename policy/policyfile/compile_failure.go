@@ -105,6 +105,8 @@ func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
 		c.fail(at, "in_flight cannot have a lease; remove it")
 	case a.Decay() == algorithm.DecayUnknown: // the algorithm does not support leases
 		c.fail(at, "%s cannot have a lease; remove it, or use token-bucket, sliding-window or another window", a.Title())
+	case l.Variants[0].CountsDenied():
+		c.fail(at, "the store must count each denied request, so the lease has no effect; remove lease or count_denied")
 	case l.Patience > 0:
 		c.fail(at, "requests that may wait are decided by the store, so the lease has no effect; remove lease or max_wait")
 	case l.Status != nil:
@@ -137,6 +139,9 @@ func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 		case !plan.Algorithm().CanSplit():
 			c.fail(at, "%s cannot be split; remove split_into, or use token-bucket", plan.Algorithm().Title())
 			return
+		case plan.CountsDenied():
+			c.fail(at, "several counters would count one denied request; remove split_into or count_denied")
+			return
 		case plan.Capacity() < int64(config.SplitInto):
 			c.fail(at, "the limit admits %d at once, which cannot be split into %d; lower split_into, or remove it", plan.Capacity(), config.SplitInto)
 			return
@@ -150,6 +155,8 @@ func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *LimitConfig) {
 	switch {
 	case config.InFlight.isSet():
 		c.fail(at, "denials of in_flight are never cached, because a slot may become free at any time; remove deny_cache_ttl")
+	case config.CountDenied && *config.DenyCacheTTL > 0:
+		c.fail(at, "denials of a limit with count_denied are never cached, so that each is counted; remove deny_cache_ttl")
 	case *config.DenyCacheTTL > maxDenyCacheTTL:
 		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to cache none", wording.Period(*config.DenyCacheTTL))
 	case *config.DenyCacheTTL <= 0:

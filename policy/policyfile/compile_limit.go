@@ -63,10 +63,13 @@ type shape struct {
 	algorithm             *string
 	subWindows            *int
 	timezone              *string
+	countsDenied          bool
+	countsDeniedAt        any // a pointer to the field
 }
 
 func (l *LimitConfig) shape() shape {
-	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone}
+	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone,
+		countsDenied: l.CountDenied, countsDeniedAt: &l.CountDenied}
 }
 
 // candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
@@ -74,7 +77,10 @@ func (l *LimitConfig) shape() shape {
 func (c *compiler) candidateShape(l *LimitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
-		timezone: &config.Timezone}
+		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied}
+	if config.CountDenied != nil {
+		s.countsDenied = *config.CountDenied
+	}
 	if !config.Rate.isSet() && !config.InFlight.isSet() {
 		s.rate, s.inFlight = &l.Rate, &l.InFlight
 	}
@@ -97,6 +103,9 @@ func (c *compiler) candidateShape(l *LimitConfig) shape {
 	if !config.Burst.isSet() && !isCalendar && c.hasBurst(*s.algorithm) {
 		s.burst = &l.Burst
 	}
+	if config.CountDenied == nil && (isCalendar || c.canCountDenied(*s.algorithm)) {
+		s.countsDenied = l.CountDenied
+	}
 	return s
 }
 
@@ -108,6 +117,15 @@ func (c *compiler) hasBurst(word string) bool {
 	}
 	a := c.algorithms[word]
 	return a != nil && a.BurstUse() != algorithm.BurstUnused
+}
+
+// canCountDenied reports whether a limit may count denied requests. word is as for hasBurst.
+func (c *compiler) canCountDenied(word string) bool {
+	if word == "" || word == "sub-window" {
+		return true
+	}
+	a := c.algorithms[word]
+	return a != nil && a.CountsDenied()
 }
 
 // compileShape compiles the limit's variants: one for all tiers, or one for each.
@@ -245,6 +263,8 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *polic
 		c.fail(at, "the limit and its candidate must both be rates, or both in_flight; make the candidate a separate shadow limit")
 	case (l.Status != nil || l.Adjustable) && !a.CanRefund():
 		c.fail(at, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
+	case l.Status != nil && candidate.Variants[0].CountsDenied():
+		c.fail(at, countsNoResponse)
 	case haveSameVariants(l, &candidate):
 		c.fail(at, "the candidate equals the limit; change a field, or remove it")
 	}
@@ -272,7 +292,7 @@ func haveSameVariants(a, b *policy.Limit) bool {
 	isSame := func(planA, planB *penstock.Plan) bool {
 		limitA, limitB := planA.Limit(), planB.Limit()
 		return limitA.Count == limitB.Count && limitA.Period == limitB.Period && limitA.Burst == limitB.Burst &&
-			limitA.Algorithm.Title() == limitB.Algorithm.Title()
+			limitA.Algorithm.Title() == limitB.Algorithm.Title() && limitA.ShouldCountDenied == limitB.ShouldCountDenied
 	}
 	return slices.EqualFunc(a.Variants, b.Variants, isSame) && a.SubWindows == b.SubWindows && a.Timezone == b.Timezone
 }

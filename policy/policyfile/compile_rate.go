@@ -71,7 +71,11 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 	if err != nil || !ok {
 		return limit, false
 	}
-	limit.Algorithm = a
+	limit.Algorithm, limit.ShouldCountDenied = a, s.countsDenied
+	if s.countsDenied && !a.CountsDenied() {
+		c.fail(s.countsDeniedAt, "%s cannot count denied requests; remove count_denied, or use token-bucket, sub-window or another window", a.Title())
+		return limit, false
+	}
 	return limit, c.setBurst(s, tier, &limit, at)
 }
 
@@ -103,7 +107,7 @@ func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rateAt 
 // compileSlots returns the limit of one tier that has in_flight.
 func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, bool) {
 	n, ok := c.parseCount(at, "a number of requests in flight", text)
-	for p, isSet := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
+	for p, isSet := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != "", s.countsDeniedAt: s.countsDenied} {
 		if isSet {
 			c.fail(p, "this needs a rate, and the limit has in_flight; remove it")
 			ok = false

@@ -58,6 +58,7 @@ type LimitConfig struct {
 	Algorithm    string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
 	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided, 1 to 60. Default: 10."`
 	Timezone     string           `yaml:"timezone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
+	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: denied requests are free."`
 	Per          IdentityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
 	Cost         CostConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus     []string         `yaml:"on_status" jsonschema:"Charges only requests whose response has one of these statuses: 401, 5xx, 400-499."`
@@ -75,13 +76,14 @@ type LimitConfig struct {
 // A CandidateConfig is another form of a limit. Fields that the candidate does not set are those of
 // the limit, if they fit.
 type CandidateConfig struct {
-	Rate       PerTier       `yaml:"rate" jsonschema:"As in the limit."`
-	Burst      PerTier       `yaml:"burst" jsonschema:"As in the limit."`
-	InFlight   PerTier       `yaml:"in_flight" jsonschema:"As in the limit."`
-	TTL        time.Duration `yaml:"ttl" jsonschema:"As in the limit."`
-	Algorithm  string        `yaml:"algorithm" jsonschema:"As in the limit."`
-	SubWindows int           `yaml:"sub_windows" jsonschema:"As in the limit."`
-	Timezone   string        `yaml:"timezone" jsonschema:"As in the limit."`
+	Rate        PerTier       `yaml:"rate" jsonschema:"As in the limit."`
+	Burst       PerTier       `yaml:"burst" jsonschema:"As in the limit."`
+	InFlight    PerTier       `yaml:"in_flight" jsonschema:"As in the limit."`
+	TTL         time.Duration `yaml:"ttl" jsonschema:"As in the limit."`
+	Algorithm   string        `yaml:"algorithm" jsonschema:"As in the limit."`
+	SubWindows  int           `yaml:"sub_windows" jsonschema:"As in the limit."`
+	Timezone    string        `yaml:"timezone" jsonschema:"As in the limit."`
+	CountDenied *bool         `yaml:"count_denied" jsonschema:"As in the limit."`
 }
 
 // A CostConfig says what a request costs: a number of units, or how to find the number.

@@ -85,7 +85,7 @@ func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
 	compared := 0
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, max_wait: 1ms", "rate: %d/s, algorithm: fixed-window",
 		"rate: %d/s, algorithm: anchored-window", "rate: %d/s, algorithm: sliding-window", "rate: %d/s, algorithm: sub-window", "rate: %d/s, algorithm: sliding-log",
-		"rate: %d per calendar day", "in_flight: %d", "rate: %d/s, burst: 9"} {
+		"rate: %d per calendar day", "in_flight: %d", "rate: %d/s, burst: 9", "rate: %d/s, count_denied: true"} {
 		for _, count := range []int{1, 2, 3, 4, 7, 8, 9, 11, 12, 15, 16, 31, 32, 33, 1000} {
 			limit := fmt.Sprintf(rate, count)
 			compile := func(more string) (*Policy, error) {
