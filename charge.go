@@ -89,8 +89,9 @@ func (c *Charge) Request(r *algorithm.Request) {
 
 // CountsDenial tells whether a store must charge the cost although the batch is denied. The store
 // then makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
-// Attempt: with the charge's cost and Patience if the charge itself was denied, and with a cost of 0
-// if it would fit. CountsDenial is for authors of a Store.
+// Attempt, with the same cost and Patience, and without a Wait. So its RetryAfter is above 0 if the
+// charge does not fit any more, even if only another charge was denied. CountsDenial is for authors
+// of a Store.
 func (c *Charge) CountsDenial() bool {
 	return c.Plan.limit.ShouldCountDenied && c.Mode == Spend && !c.IsFreeIfDenied
 }

@@ -60,6 +60,34 @@ func TestARepeatOfAGrantedRequestChargesNothing(t *testing.T) {
 	}
 }
 
+// A limit that counts denied requests counts neither a repeat nor a denied request with an ID.
+func TestRequestsWithAnIDDoNotCountIfDenied(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day, count_denied: true}, {name: week, rate: 9/week, count_denied: true}]}]`)
+	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, call := range []struct {
+		id        string
+		cost      int64
+		want      admission.Outcome
+		remaining int64 // of the week
+	}{
+		{id: "a", cost: 2, want: admission.Allowed, remaining: 7},
+		{id: "a", cost: 2, want: admission.Allowed, remaining: 7},
+		{id: "b", cost: 2, want: admission.Denied, remaining: 7},
+		{id: "", cost: 2, want: admission.Denied, remaining: 5},
+		{id: "a", cost: 2, want: admission.Allowed, remaining: 5},
+	} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: call.cost}, ID: call.id})
+		d, _ := a.Decision()
+		if outcome != call.want || err != nil || d.Status(1).Remaining != call.remaining {
+			t.Errorf("call %d is %v, error %v, with %d left of the week; want %+v", i, outcome, err, d.Status(1).Remaining, call)
+		}
+		a.Done(admission.Result{})
+	}
+}
+
 func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
 	var batches [][]penstock.Charge
 	inner := memstore.New(memstore.Options{})

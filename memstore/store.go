@@ -140,8 +140,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	s.keepLocked(t, cell, &t.outcome, now)
 	if !t.outcome.OK() && c.CountsDenial() {
 		s.sweepLocked(t, now, smallSweep)
-		const isDenied = true
-		s.countLocked(&pendingCharge{request: t.request, params: params, hash: h, table: t, cell: t.find(h)}, isDenied, now)
+		s.countLocked(&pendingCharge{request: t.request, params: params, hash: h, table: t, cell: t.find(h)}, now)
 	}
 	penstock.SetOutcome(d, &t.outcome)
 	return nil
@@ -192,11 +191,11 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	}
 	// The charges that fit are not made either. Their statuses become those of a Peek.
 	for i := range pending {
-		p, isDenied := &pending[i], statuses[i].RetryAfter != 0
+		p := &pending[i]
 		if charges[i].CountsDenial() {
-			s.countLocked(p, isDenied, now)
+			s.countLocked(p, now)
 			statuses[i] = penstock.StatusOf(&p.table.outcome)
-		} else if !isDenied {
+		} else if statuses[i].RetryAfter == 0 {
 			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
 			p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, &p.table.outcome)
 			s.keepLocked(p.table, p.cell, &p.table.outcome, now)
@@ -207,9 +206,8 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 }
 
 // countLocked counts a charge of a denied batch, and writes the outcome of a Peek to the table's
-// outcome. isDenied tells whether the charge's own limit has denied it. If the store is full, a
-// charge that needs a new counter is not counted.
-func (s *Store) countLocked(p *pendingCharge, isDenied bool, now int64) {
+// outcome. If the store is full, a charge that needs a new counter is not counted.
+func (s *Store) countLocked(p *pendingCharge, now int64) {
 	t, request := p.table, p.request
 	p.request = algorithm.Request{Mode: algorithm.Attempt, Cost: request.Cost}
 	if p.cell == freshCell {
@@ -222,12 +220,10 @@ func (s *Store) countLocked(p *pendingCharge, isDenied bool, now int64) {
 		t.states.Step(p.cell, p.params, &p.request, now, commit, &t.outcome)
 		s.keepLocked(t, p.cell, &t.outcome, now)
 	}
-	p.request = algorithm.Request{Mode: algorithm.Peek, Holder: request.Holder}
-	if isDenied {
-		p.request.Cost, p.request.Patience = request.Cost, request.Patience
-	}
+	p.request = algorithm.Request{Mode: algorithm.Peek, Cost: request.Cost, Patience: request.Patience}
 	t.states.Step(p.cell, p.params, &p.request, now, dryRun, &t.outcome)
 	s.keepLocked(t, p.cell, &t.outcome, now)
+	t.outcome.Wait = 0 // nobody waits for a turn in a denied batch
 }
 
 // commitLocked makes the charges. It adds all new counters first, so that it makes no charge if the

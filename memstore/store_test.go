@@ -147,6 +147,20 @@ func TestRejectedBatchLeavesNoCounter(t *testing.T) {
 	}
 }
 
+// A full store denies as usual, and does not count denials that need a new counter.
+func TestFullStoreDeniesWithoutCounting(t *testing.T) {
+	t.Parallel()
+	s := memstore.New(memstore.Options{Now: newManualClock().Now, MaxCounters: 1})
+	full := penstock.PerDay(1).WithName("full").MustCompile()
+	counting := penstock.PerDay(10)
+	counting.ShouldCountDenied = true
+	decide(t, s, spend("k", full, 1))
+	d := decide(t, s, spend("new", counting.MustCompile(), 1), spend("k", full, 1))
+	if d.Allowed || d.Status(0).Remaining != 10 || s.Len() != 1 {
+		t.Errorf("allowed %v, the status of the new key is %+v, and the store has %d counters; want a denial, 10 left, and 1", d.Allowed, d.Status(0), s.Len())
+	}
+}
+
 func TestIdleCountersAreSwept(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()

@@ -48,8 +48,8 @@ var laws = []law{
 			"in the batch. Charges that are not denied have RetryAfter 0 and Granted 0, and report what remains.", checkDeniedBatch},
 	{"denied requests count if a limit asks for it",
 		"A Spend of a denied batch charges a limit with ShouldCountDenied, whichever limit denied it, until twice " +
-			"the limit's units are used. The RetryAfter of the denial is that of the state afterwards. A cost that " +
-			"never fits is not counted.", checkCountedDenials},
+			"the limit's units are used. Its RetryAfter is that of the state afterwards. So the same batch is granted at " +
+			"the RetryAfter of the decision. A cost that never fits is not counted.", checkCountedDenials},
 	{"a granted batch makes every charge",
 		"Every charge of an allowed batch is made. Status i is that of charge i.", checkGrantedBatch},
 	{"a charge has the same status in every batch",
@@ -380,6 +380,10 @@ func checkCountedDenials(t *lawTest) {
 			}
 			t.wantRemaining(c, left)
 			t.wantRemaining(plain, units)
+		}
+		full := t.token().withName("full")
+		if d := t.decide(c.spend(units-4), full.spend(1)); d.Status(0).RetryAfter <= 0 || d.Status(0).Wait != 0 {
+			t.reportViolation("another limit denied the request, which took all units: %s; want a RetryAfter, and no Wait", showDecision(d))
 		}
 		for range 3 {
 			denied := t.deny(c.spend(units))

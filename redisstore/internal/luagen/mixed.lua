@@ -143,10 +143,8 @@ for _ = 1, batches do
     local cost, patience = charges[i].cost, charges[i].patience
     if not isGranted and cost then -- count the charge, and reply as a Peek does afterwards
       save(key, algorithm, tag, step(key, algorithm, tag, ATTEMPT, cost, 0, 0, 0, unpack(charges[i], 6)))
-      if result[3] == 0 then
-        cost, patience = 0, 0
-      end
       result = step(key, algorithm, tag, PEEK, cost, patience, unpack(charges[i], 4))
+      result[5] = 0 -- nobody waits for a turn in a denied batch
     elseif not isGranted and result[3] == 0 then -- another charge is denied, or it is a dry run: reply what is left
       result = step(key, algorithm, tag, PEEK, 0, 0, unpack(charges[i], 4))
     end
