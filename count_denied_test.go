@@ -60,8 +60,8 @@ func TestFreeDenialsDoNotCount(t *testing.T) {
 	}
 }
 
-// A Wait that is alone is granted at the RetryAfter of its first denial, although this denial counts
-// in all its limits.
+// A Wait that is alone is granted at the RetryAfter of its first denial, although this denial
+// counts in all its limits.
 func TestWaitEndsAlthoughItsAttemptsCount(t *testing.T) {
 	seed := effort.Seed()
 	random := rand.New(rand.NewPCG(seed, 0))

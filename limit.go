@@ -53,13 +53,16 @@ type Limit struct {
 	// Concurrency: how many slots there are (default: Count). Windows do not use Burst.
 	Burst int64
 
-	// ShouldCountDenied makes denied requests count. By default, a denied request charges nothing. With
-	// ShouldCountDenied, a Spend of a denied batch charges its cost here, whichever limit denied it. So
-	// a client that does not wait stays out until it sends fewer requests than the limit admits.
-	// Denied requests are counted until twice the units of the limit are used. So the limit has all its
-	// units again after at most twice the usual time. The attempts of Limiter.Wait, and of all other
-	// calls that try again, count too. LeakyBucket and Concurrency cannot count denied requests. Such
-	// a limit is never leased or split, and its denials are not cached.
+	// ShouldCountDenied makes denied requests count. By default, a denied request charges nothing.
+	// With ShouldCountDenied, a Spend of a denied batch charges its cost to this limit, whichever limit
+	// denied it. So a client that does not wait stays out until it sends less than the limit admits.
+	// What is counted is at most twice the units of the limit. So the limit has all its units again
+	// after at most twice the usual time.
+	//
+	// The attempts of Limiter.Wait count too, once for each denial. A Wait that is alone is granted at
+	// its second attempt. A denied Draw, such as that of AllowAtMost, does not count. LeakyBucket and
+	// Concurrency cannot count denied requests. Guards neither lease nor split such a limit, and they
+	// do not cache its denials.
 	ShouldCountDenied bool
 }
 

@@ -75,7 +75,7 @@ func (a *Admission) addIDCharges() error {
 		// If the first request could wait, a repeat could not know whether that request was served in the
 		// end, or left and got its units back.
 		v.Charges[i].Patience = 0
-		// The charge "once" denies a repeat, which must be free. So the denial of a first request is free too.
+		// The charge "once" denies repeats, which must be free.
 		v.Charges[i].IsFreeIfDenied = true
 	}
 	a.onceName = digest(a.request.ID, v.Charges)

@@ -58,7 +58,7 @@ type LimitConfig struct {
 	Algorithm    string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
 	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided, 1 to 60. Default: 10."`
 	Timezone     string           `yaml:"timezone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
-	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: denied requests are free."`
+	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: false."`
 	Per          IdentityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
 	Cost         CostConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus     []string         `yaml:"on_status" jsonschema:"Charges only requests whose response has one of these statuses: 401, 5xx, 400-499."`

@@ -68,6 +68,7 @@ type Charge struct {
 	Bounds         []Bound `json:"bounds,omitempty"`         // of enforced limits
 
 	isInFlight   bool   // the limit counts requests in flight
+	countsDenied bool   // the limit counts denied requests
 	storeFailure string // what happens while the store does not answer, in words
 }
 
@@ -193,7 +194,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	charge := Charge{
 		Rule: l.Rule.Name, Limit: l.Name, Identity: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
-		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key, isInFlight: c.Plan.Algorithm().NeedsHolder(), storeFailure: describe.StoreFailure(&l.Guard),
+		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key, isInFlight: c.Plan.Algorithm().NeedsHolder(), countsDenied: c.Plan.CountsDenied(), storeFailure: describe.StoreFailure(&l.Guard),
 	}
 	charge.setGuards(&l.Guard)
 	var notes []string
@@ -324,7 +325,11 @@ func (r *Report) Print(out io.Writer) error {
 		r.Shadows[i].print(out, "("+r.Shadows[i].Kind+")")
 	}
 	if len(r.Charges) > 1 {
-		printable.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged.\n", len(r.Charges))
+		exception := ""
+		if slices.ContainsFunc(r.Charges, func(c Charge) bool { return c.countsDenied }) {
+			exception = ", except those where denied requests count"
+		}
+		printable.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged%s.\n", len(r.Charges), exception)
 	}
 	if r.Allowed != nil && *r.Allowed {
 		printable.Fprintf(out, "\nIt would be allowed now.\n")
