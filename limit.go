@@ -54,8 +54,9 @@ type Limit struct {
 	Burst int64
 
 	// ShouldCountDenied makes denied requests count. By default, a denied request charges nothing.
-	// With ShouldCountDenied, a Spend of a denied batch charges its cost to this limit, whichever limit
-	// denied it. So a client that does not wait stays out until it sends less than the limit admits.
+	// With ShouldCountDenied, a Spend of a denied batch charges its cost to this limit, whichever
+	// limit denied it. So a client that does not wait stays out until it sends less than the limit
+	// admits.
 	// What is counted is at most twice the units of the limit. So the limit has all its units again
 	// after at most twice the usual time.
 	//

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,6 +90,10 @@ type splitBatch struct {
 	states  []chargeState // of each charge
 	source  penstock.Source
 
+	// isLastTry is true while the charges are sent for the last time. Only then does a denial count for
+	// limits that count denied requests, so that it counts once.
+	isLastTry bool
+
 	outgoing    []penstock.Charge // the charges of the next call
 	chargeIndex []int             // for each outgoing charge, its index in charges
 	shardIndex  []int             // for each outgoing charge, its shard
@@ -123,7 +128,7 @@ const (
 
 // begin prepares b for a batch. The charges before first are not split, and first has these parts.
 func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
-	b.next, b.charges, b.source = s.next, charges, penstock.FromStore
+	b.next, b.charges, b.source, b.isLastTry = s.next, charges, penstock.FromStore, false
 	for len(b.states) < len(charges) {
 		b.states = append(b.states, chargeState{})
 	}
@@ -457,14 +462,24 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 			longest = max(longest, now.Sub(sent))
 			hasTime = deadline.Sub(now) > 2*longest // the next call may take longer than the others
 		}
-		if hasTime && b.tryNext() {
+		if hasTime && !b.isLastTry && b.tryNext() {
 			continue
 		}
 		if breakerErr != nil || !hasTime {
 			return breakerErr
 		}
+		if !b.isLastTry && b.countsDenial() {
+			b.isLastTry = true
+			continue
+		}
 		return b.confirmDenied(ctx)
 	}
+}
+
+// countsDenial tells whether a charge counts if it is denied. The limit of such a charge is not
+// split.
+func (b *splitBatch) countsDenial() bool {
+	return slices.ContainsFunc(b.charges, func(c penstock.Charge) bool { return c.CountsDenial() })
 }
 
 // confirmDenied peeks at all shards of each charge that was denied by only some of its shards. The
@@ -487,7 +502,8 @@ func (b *splitBatch) addSpend(i int) {
 	c, p := &b.charges[i], &b.states[i]
 	switch {
 	case p.parts == nil:
-		b.addCharge(i, 0, c.Mode, c.Cost)
+		added := b.addCharge(i, 0, c.Mode, c.Cost)
+		added.IsFreeIfDenied = c.IsFreeIfDenied || !b.isLastTry
 	case !p.isSpend(c):
 	case p.usesOneShard(c):
 		added := b.addCharge(i, p.currentShard(), c.Mode, c.Cost)
