@@ -74,8 +74,8 @@ type SplitOptions struct {
 //
 // LeakyBucket is not split, because it admits one request at a time. A limit that counts denied
 // requests is not split either, because several shards would count one request. In a batch with
-// split limits, it counts a denial with one more call. If the deadline leaves no time for this call,
-// the denial is not counted.
+// split limits, it counts a denial with one more call. If the deadline leaves no time for this
+// call, the denial is not counted.
 func Split(o SplitOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {

@@ -90,8 +90,8 @@ type splitBatch struct {
 	states  []chargeState // of each charge
 	source  penstock.Source
 
-	// isLastTry is true while the charges are sent for the last time. Only then does a denial count for
-	// limits that count denied requests, so that it counts once.
+	// isLastTry is true while the charges are sent for the last time. Only then does a denial count
+	// for limits that count denied requests, so that it counts once.
 	isLastTry bool
 
 	outgoing    []penstock.Charge // the charges of the next call
