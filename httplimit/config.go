@@ -31,6 +31,7 @@ type Config struct {
 	PathParameters string        `yaml:"path_parameters" jsonschema:"What happens to ;v=1 after a segment: keep (default), or strip."`
 	Headers        []string      `yaml:"headers" jsonschema:"Which header fields about limits are sent: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
 	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
+	ResetUntil     string        `yaml:"reset_until" jsonschema:"Which time X-RateLimit-Reset is: next (default), when more is available; or full, when nothing is used any more."`
 	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by a random time up to this, so that clients do not all return at the same time. Default: 0."`
 	Denied         DeniedConfig  `yaml:"denied" jsonschema:"The response to a request over a limit."`
 	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the responses that do not come from the upstream, and the headers about limits. Default: none."`
@@ -121,6 +122,7 @@ func (c *Config) setDefaults() {
 		c.Headers = []string{string(Draft11)}
 	}
 	c.Reset = cmp.Or(c.Reset, "epoch")
+	c.ResetUntil = cmp.Or(c.ResetUntil, "next")
 	c.MaxWaiting = cmp.Or(c.MaxWaiting, policy.DefaultMaxWaiting)
 	c.Denied.Status = cmp.Or(c.Denied.Status, http.StatusTooManyRequests)
 	c.Denied.Body = cmp.Or(c.Denied.Body, "problem")
@@ -150,6 +152,7 @@ func (c *Config) check(report func(field any, format string, args ...any)) {
 	checkWord(&c.TrailingSlash, "trailing_slash", "keep", "ignore")
 	checkWord(&c.PathParameters, "path_parameters", "keep", "strip")
 	checkWord(&c.Reset, "reset", "epoch", "seconds")
+	checkWord(&c.ResetUntil, "reset_until", "next", "full")
 	checkNumber(&c.IPv4Prefix, "ipv4_prefix", 8, 32)
 	checkNumber(&c.IPv6Prefix, "ipv6_prefix", 16, 128)
 	checkNumber(&c.MaxWaiting, "max_waiting", 1, 1_000_000)
@@ -283,7 +286,11 @@ func (c *Config) Describe(line func(label string, texts ...string)) {
 		if c.Reset == "epoch" {
 			reset = "seconds since 1970"
 		}
-		headers += ", whose reset is in " + reset
+		headers += ", whose reset is "
+		if c.ResetUntil == "full" {
+			headers += "when nothing is used any more, "
+		}
+		headers += "in " + reset
 	}
 	line("headers", headers)
 	if c.CORS != nil {

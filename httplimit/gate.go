@@ -157,7 +157,12 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 			dialects = append(dialects, Dialect(name))
 		}
 	}
-	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsResetInSeconds: config.Reset == "seconds", Jitter: config.RetryJitter})
+	c.headers = quotaheaders.New(quotaheaders.Settings{
+		Dialects:         dialects,
+		IsResetInSeconds: config.Reset == "seconds",
+		IsResetWhenFull:  config.ResetUntil == "full",
+		Jitter:           config.RetryJitter,
+	})
 	c.cors = newCORS(config.CORS, dialects)
 	body := bodySettings{}
 	if config.Denied.isTemplate() {

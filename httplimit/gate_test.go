@@ -257,6 +257,27 @@ func TestLimitsInCodeHaveHTTPSettings(t *testing.T) {
 	}
 }
 
+// A bucket of 20 refills ten units a second. After 16 requests it has another unit in 0.1 s, and is
+// full in 1.6 s.
+func TestResetUntilDecidesWhichTimeXRateLimitResetIs(t *testing.T) {
+	for until, want := range map[string]string{"": "1", "next": "1", "full": "2"} {
+		synctest.Test(t, func(t *testing.T) {
+			gate, err := httplimit.NewSimple(memstore.New(memstore.Options{}), "api", []penstock.Limit{penstock.PerSecond(10).WithBurst(20)},
+				httplimit.SimpleOptions{HTTP: httplimit.Config{Headers: []string{"x-ratelimit"}, Reset: "seconds", ResetUntil: until}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := gate.Middleware(respond(200))
+			for range 15 {
+				send(h, "GET", "/")
+			}
+			if got := send(h, "GET", "/").Header(); got.Get("X-RateLimit-Remaining") != "4" || got.Get("X-RateLimit-Reset") != want {
+				t.Errorf("reset_until %q: %v; want 4 left and the reset %s", until, got, want)
+			}
+		})
+	}
+}
+
 // Each setting of section http decides which spellings of a path a rule matches.
 func TestPathSettingsDecideWhatIsLimited(t *testing.T) {
 	for _, c := range []struct{ setting, rule, path string }{

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Dialect is a set of fields and their format. All dialects of a response show the same values.
+// A Dialect is a set of fields and their format. All dialects of a response show the same values,
+// except with Settings.IsResetWhenFull.
 type Dialect string
 
 // The dialects. Package httplimit documents them.
@@ -55,6 +56,7 @@ type Writer struct {
 type Settings struct {
 	Dialects         []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
 	IsResetInSeconds bool             // X-RateLimit-Reset is in seconds from now; default: Unix time
+	IsResetWhenFull  bool             // X-RateLimit-Reset is when nothing is used any more; default: as t of Draft11
 	Jitter           time.Duration    // a random time up to this is added to Retry-After
 	Now              func() time.Time // default: time.Now
 	IsLowerCase      bool             // the names of fields are in lower case, as in gRPC; default: as in http.Header
@@ -307,10 +309,15 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 		case XRateLimit:
 			text = f.appendNumber(text, fieldXLimit, limit)
 			text = f.appendNumber(text, fieldXRemaining, remaining)
-			if hasReset && w.settings.IsResetInSeconds {
-				text = f.appendNumber(text, fieldXReset, seconds)
-			} else if hasReset {
-				text = f.appendNumber(text, fieldXReset, ceilUnix(w.settings.Now())+seconds)
+			until, hasUntil := seconds, hasReset
+			if w.settings.IsResetWhenFull {
+				until, hasUntil = CeilSeconds(strictest.Status.ResetAfter), true
+			}
+			if hasUntil && !w.settings.IsResetInSeconds {
+				until += ceilUnix(w.settings.Now())
+			}
+			if hasUntil {
+				text = f.appendNumber(text, fieldXReset, until)
 			}
 		}
 	}

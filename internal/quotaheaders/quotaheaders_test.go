@@ -585,6 +585,35 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 	}
 }
 
+// A bucket of 20 that refills 10/s has 4 left. It has 5 in 70 ms, and 20 in 1,570 ms.
+func TestXRateLimitResetIsWhenTheBucketIsFull(t *testing.T) {
+	bucket := policyOf("ride.second", penstock.PerSecond(10).WithBurst(20))
+	for _, c := range []struct {
+		name      string
+		status    penstock.Status
+		inSeconds bool
+		want      string // X-RateLimit-Reset
+		wantNext  string // reset of draft-07, which stays the time of the next unit
+	}{
+		{"from now", penstock.Status{Remaining: 4, ResetAfter: 1570 * time.Millisecond}, true, "2", "limit=20, remaining=4, reset=1"},
+		{"Unix time", penstock.Status{Remaining: 4, ResetAfter: 1570 * time.Millisecond}, false, "1800000002", "limit=20, remaining=4, reset=1"},
+		{"denied", penstock.Status{RetryAfter: time.Millisecond, ResetAfter: 1901 * time.Millisecond}, true, "2", "limit=20, remaining=0, reset=1"},
+		{"never granted", penstock.Status{Remaining: 4, RetryAfter: penstock.Never, ResetAfter: 1570 * time.Millisecond}, true, "2", "limit=20, remaining=4"},
+		{"nothing is used", penstock.Status{Remaining: 20}, true, "0", "limit=20, remaining=20, reset=1"},
+	} {
+		h := make(http.Header)
+		New(Settings{
+			Dialects:         []Dialect{XRateLimit, Draft07},
+			IsResetInSeconds: c.inSeconds,
+			IsResetWhenFull:  true,
+			Now:              func() time.Time { return time.Unix(1_800_000_000, 0) },
+		}).Write(h, []Quota{{Policy: bucket, Status: c.status}}, c.status.RetryAfter != 0, 0)
+		if got, next := h.Get("X-RateLimit-Reset"), h.Get("RateLimit"); got != c.want || next != c.wantNext {
+			t.Errorf("%s: X-RateLimit-Reset: %s, RateLimit: %s; want %s, %s", c.name, got, next, c.want, c.wantNext)
+		}
+	}
+}
+
 func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 	policy := policyOf("x", penstock.PerMinute(1))
 	w := New(Settings{})

@@ -111,6 +111,7 @@ func forms() map[string]*schema {
 		"http.path_parameters": words("keep", "strip"),
 		"http.headers":         oneOrMore(words(httplimit.HeaderValues()...)),
 		"http.reset":           words("epoch", "seconds"),
+		"http.reset_until":     words("next", "full"),
 		"http.max_waiting":     number(1, 1_000_000),
 		"DeniedConfig.status":  number(400, 599),
 		"CORSConfig.origins":   oneOrMore(matching(`^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]-]+)$`, "https://app.example.com", "*")),

@@ -418,6 +418,7 @@ func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 		{"http.trailing_slash", "{http: {trailing_slash: %s}, " + oneRuleAndEnd},
 		{"http.path_parameters", "{http: {path_parameters: %s}, " + oneRuleAndEnd},
 		{"http.reset", "{http: {reset: %s}, " + oneRuleAndEnd},
+		{"http.reset_until", "{http: {reset_until: %s}, " + oneRuleAndEnd},
 		{"http.headers", "{http: {headers: %s}, " + oneRuleAndEnd},
 		{"tokens.algorithms", "{tokens: {jwks_url: 'https://a/', algorithms: [%s]}, " + oneRuleAndEnd},
 		{"rules.limits.on_failure", "{rules: [{name: a, per: global, limits: [{rate: 1/s, on_failure: %s}]}]}"},
