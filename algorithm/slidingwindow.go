@@ -25,9 +25,9 @@ var slidingWindowLua string
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
-// Count·Period or used·Period exceeds 2^51, the elapsed time is counted in ticks of
-// ⌈Period/⌊2^51/Count⌋⌉ µs, rounded against the caller. A tick is 39 µs for a million per day, and
-// a whole Period for a Count of 2^51.
+// Count·Period exceeds 2^51, the elapsed time is counted in ticks of ⌈Period/⌊2^51/Count⌋⌉ µs,
+// rounded against the caller. A tick is 39 µs for a million per day, and a whole Period for a Count
+// of 2^51. If Force used more than Count units, a tick is ⌈Period/⌊2^52/used⌋⌉ µs.
 //
 // When Period changes, used units fade in their own windows or in windows of k Periods of the
 // present limit, whichever lets them fade sooner. k·Count is the smallest multiple of Count that
