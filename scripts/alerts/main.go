@@ -436,7 +436,7 @@ func (e *experiment) checkQueries() error {
 		if !strings.HasPrefix(r.Name, "query:") {
 			continue
 		}
-		isOfApplication := strings.Contains(r.Query, "hikaricp")
+		isOfApplication := strings.Contains(r.Query, "hikaricp") || strings.Contains(r.Query, `job="backend"`)
 		isOfTLS := strings.Contains(r.Query, "certificate")
 		mayBeEmpty := strings.HasSuffix(r.Query, "> 0") || isOfApplication || isOfTLS
 		err := e.prometheusProcess().await("the dashboard shows "+r.Query, func() error {

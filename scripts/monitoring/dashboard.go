@@ -184,6 +184,9 @@ func dashboard() []row {
 				query{"sum(${backend_used})", "in use"},
 				query{"sum(${backend_max})", "pool"}),
 			upTo(1, chart("Use of the backend's pool", "", "percentunit", query{"sum(${backend_used}) / sum(${backend_max})", "in use"})),
+			chart("CPU of the backend", "In cores, of all its instances. Set the variable to a counter of CPU seconds.", "none",
+				query{"sum(rate(${backend_cpu}[$__rate_interval]))", "cores"}),
+			chart("Memory of the backend", "Of each instance. Set the variable to a gauge of bytes.", "bytes", query{"${backend_memory}", "{{instance}} {{pod}}"}),
 		}},
 		{title: "Instances", isCollapsed: true, panels: []panel{
 			chart("CPU of instances", "", "percentunit", query{"rate(process_cpu_seconds_total{" + selected + "}[$__rate_interval])", "{{instance}}"}),
@@ -216,8 +219,13 @@ func dashboard() []row {
 	}
 }
 
-// seriesVariables are the variables of the dashboard that stand for a series, with their defaults.
-var seriesVariables = map[string]string{"backend_used": "hikaricp_connections_active", "backend_max": "hikaricp_connections_max"}
+// seriesVariables are the variables of the dashboard that stand for series, with their defaults.
+var seriesVariables = map[string]string{
+	"backend_used":   "hikaricp_connections_active",
+	"backend_max":    "hikaricp_connections_max",
+	"backend_cpu":    `process_cpu_seconds_total{job="backend"}`,
+	"backend_memory": `process_resident_memory_bytes{job="backend"}`,
+}
 
 // queriesOf returns the texts of all queries in some rows.
 func queriesOf(rows []row) (texts []string) {
@@ -279,7 +287,7 @@ func variables() []any {
 			"sort":       1, // alphabetically
 			"includeAll": true, "multi": true, "allValue": ".+", "current": object{"text": []string{"All"}, "value": []string{"$__all"}}}
 	}
-	// text returns a variable for the name of a series, which the user writes.
+	// text returns a variable for series, which the user writes: a name, or one with labels.
 	text := func(name, label string) object {
 		value := seriesVariables[name]
 		return object{"name": name, "label": label, "type": "textbox", "query": value, "current": object{"text": value, "value": value}}
@@ -291,6 +299,8 @@ func variables() []any {
 		values("rule", "Rule", `label_values(rate_limiter_requests_total{job=~"$job"}, rule)`),
 		text("backend_used", "Backend: series of the number in use"),
 		text("backend_max", "Backend: series of the size of its pool"),
+		text("backend_cpu", "Backend: counter of its CPU seconds"),
+		text("backend_memory", "Backend: series of its memory"),
 	}
 }
 

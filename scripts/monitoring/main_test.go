@@ -91,6 +91,29 @@ func TestAlertsAreComplete(t *testing.T) {
 }
 
 // A line of panels is as high as its highest panel.
+// A user of the dashboard writes the series of the backend. A counter needs a rate, and a gauge must
+// have none.
+func TestBackendSeriesAreShownByTheirKind(t *testing.T) {
+	shown := make(map[string]bool)
+	for _, query := range queriesOf(dashboard()) {
+		for _, m := range variable.FindAllStringSubmatch(query, -1) {
+			name := m[1]
+			series, isKnown := seriesVariables[name]
+			if !isKnown {
+				t.Errorf("the query %s has the unknown variable %s", query, name)
+			}
+			shown[name] = true
+			isCounter := strings.Contains(series, "_total")
+			if hasRate := strings.Contains(query, "rate(${"+name+"}[$__rate_interval])"); hasRate != isCounter {
+				t.Errorf("the query %s shows %s; want a rate: %v", query, series, isCounter)
+			}
+		}
+	}
+	if len(shown) != len(seriesVariables) {
+		t.Errorf("panels show the series %v; want all of %v", shown, seriesVariables)
+	}
+}
+
 func TestPanelsOfDifferentHeightsDoNotOverlap(t *testing.T) {
 	number := panel{title: "number", width: statWidth}
 	line := panel{title: "chart", width: gridColumns - statWidth}
