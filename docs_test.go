@@ -386,6 +386,64 @@ func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
 	}
 }
 
+// queriesOfUsers are searches in users' own words, and the pages that answer them.
+var queriesOfUsers = []struct{ query, page string }{
+	{"new rule", "configuration/rules.md"},
+	{"new password", "howto/new-password.md"},
+	{"password rotation", "howto/new-password.md"},
+	{"denied customer", "howto/unblock-a-customer.md"},
+	{"surge", "performance.md#a-surge"},
+	{"hybrid set-up", "howto/hybrid.md"},
+	{"Kong gateway", "howto/hybrid.md"},
+	{"brute force login", "howto/login-protection.md"},
+	{"who is hitting the limit", "dashboard.md"},
+	{"top talkers", "dashboard.md"},
+	{"why was I limited", "dashboard.md"},
+	{"typescript", "check-api.md#clients"},
+	{"express middleware", "check-api.md#middleware-for-web-frameworks"},
+	{"fastapi", "check-api.md#middleware-for-web-frameworks"},
+	{"spring webflux", "check-api.md#middleware-for-web-frameworks"},
+	{"echo v4", "getting-started.md#in-a-go-program"},
+	{"fiber v2", "getting-started.md#in-a-go-program"},
+	{"terraform", "configuration.md#a-whole-file"},
+	{"choose a limit", "howto/roll-out-a-limit.md#choose-a-number"},
+	{"which algorithm", "algorithms.md"},
+	{"count rejected requests", "operations.md#metrics"},
+	{"database per-tenant limits", "howto/multi-tenant.md#limits-from-a-database"},
+	{"delete all keys of a prefix", "operations.md#all-clients-of-a-rule"},
+	{"WATCH", "decisions/0029-a-script-and-not-multi-or-watch.md"},
+	{"clock skew", "decisions/0030-the-clock-of-the-store.md"},
+	{"429 countdown", "howto/clients-and-429.md"},
+	{"rate limit headers", "http-headers.md"},
+	{"redis 6", "compatibility.md#what-it-runs-with"},
+	{"redis down", "configuration/on-failure.md"},
+	{"redis is slow", "doctor.md"},
+	{"tokens per minute", "howto/llm-tokens.md"},
+	{"alternatives", "comparison.md"},
+}
+
+// A row of the index has all words of a query, and its first link leads to the page. The site's
+// search shows that page, because it counts the words of a row as words of its first link.
+func TestIndexAnswersQueriesOfUsers(t *testing.T) {
+	index := pages(t)[filepath.Join("docs", "README.md")]
+	row := regexp.MustCompile(`(?m)^\| ([^|\n]+) \| [^|\n]*?\]\(([^)]+)\)[^|\n]*\|$`) // the groups are the words and the first link
+	rows := row.FindAllStringSubmatch(index, -1)
+	word := regexp.MustCompile(`[\pL\pN]+`)
+	found := 0
+	for _, q := range queriesOfUsers {
+		isFound := slices.ContainsFunc(rows, func(row []string) bool {
+			words, page := word.FindAllString(strings.ToLower(row[1]), -1), row[2]
+			return page == q.page && !slices.ContainsFunc(word.FindAllString(strings.ToLower(q.query), -1), func(w string) bool { return !slices.Contains(words, w) })
+		})
+		if isFound {
+			found++
+		} else {
+			t.Errorf("docs/README.md has no row with all words of %q whose first link is %s", q.query, q.page)
+		}
+	}
+	t.Logf("counted: %d of %d queries of users found in the index", found, len(queriesOfUsers))
+}
+
 // Each page can be reached from the index.
 func TestIndexLinksToEveryPage(t *testing.T) {
 	all := pages(t)
