@@ -91,8 +91,8 @@ func TestAlertsAreComplete(t *testing.T) {
 }
 
 // A line of panels is as high as its highest panel.
-// A user of the dashboard writes the series of the backend. A counter needs a rate, and a gauge must
-// have none.
+// A user of the dashboard writes the series of the backend. A counter needs a rate, and a gauge
+// must have none.
 func TestBackendSeriesAreShownByTheirKind(t *testing.T) {
 	shown := make(map[string]bool)
 	for _, query := range queriesOf(dashboard()) {
