@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// docs/performance.md has the bytes of a decision's command. The bytes of scripts may differ by 5 %.
-// So a change of a few lines leaves the page as it is.
+// docs/performance.md has the bytes of a decision's command. Those of scripts may differ by 5 %, so
+// that a change of a few lines leaves the page as it is.
 func TestDocsHaveTheBytesOfADecision(t *testing.T) {
 	page, err := os.ReadFile("../docs/performance.md")
 	if err != nil {

@@ -375,9 +375,15 @@ func TestStatedLimitsNeedNoPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := regexp.MustCompile("`penstock serve ([^`]*)`").FindStringSubmatch(string(page))
-	call := regexp.MustCompile("(?s)<!-- check -->\n```json\n(.*?)```").FindStringSubmatch(string(page))
-	if line == nil || call == nil {
-		t.Fatal("the page has no command or no call; want both")
+	pattern := regexp.MustCompile("(?s)<!-- check -->\n```json\n(.*?)```")
+	call := pattern.FindStringSubmatch(string(page))
+	tenants, err := os.ReadFile("../../../../docs/howto/multi-tenant.md") // the call there has two limits
+	if err != nil {
+		t.Fatal(err)
+	}
+	callWithTwoLimits := pattern.FindStringSubmatch(string(tenants))
+	if line == nil || call == nil || callWithTwoLimits == nil {
+		t.Fatal("a page has no command or no call; want one command, and a call in each page")
 	}
 	arguments := strings.Fields(line[1])
 	want := []string{"--api", "127.0.0.1:8090", "--allow-stated-limits"}
@@ -399,6 +405,9 @@ func TestStatedLimitsNeedNoPolicy(t *testing.T) {
 				if answer := callCheckAPI(t, r, "", "/v1/check", call[1]); answer.status != 200 || answer.fields["allowed"] != true && n == 1 {
 					t.Errorf("call %d of the page: %d %s; want it answered, and the first one allowed", n, answer.status, answer.text)
 				}
+			}
+			if answer := callCheckAPI(t, r, "", "/v1/check", callWithTwoLimits[1]); answer.status != 200 || answer.fields["allowed"] != true {
+				t.Errorf("the call of docs/howto/multi-tenant.md: %d %s; want it allowed", answer.status, answer.text)
 			}
 		})
 	}
