@@ -71,6 +71,11 @@ examples: tools
 	@scripts/run-examples
 	@scripts/run-clients
 
+## clients: runs the example clients, and the example servers on Express, FastAPI and Spring WebFlux, with their libraries
+.PHONY: clients
+clients: tools
+	@scripts/run-clients all
+
 ## service: runs the service as the README describes, and checks its responses and its output
 service: tools
 	@scripts/run-service
