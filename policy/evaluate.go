@@ -225,9 +225,9 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 }
 
 // isPreflight reports whether an OPTIONS request is a CORS preflight as browsers send it. A
-// preflight is limited only by rules that name OPTIONS or have Always. Clients must not use this exception to
-// evade other rules. So a request with a body, or with anything that identifies the client, does
-// not count as a preflight.
+// preflight is limited only by rules that name OPTIONS or have Always. Clients must not use this
+// exception to evade other rules. So a request with a body, or with anything that identifies the
+// client, does not count as a preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false

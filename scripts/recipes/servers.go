@@ -18,7 +18,7 @@ import (
 
 // A nameServer is a server that changes the names of headers, parameters or cookies before its
 // application reads them. The application responds with what it read as X-API-Key, as the parameter
-// key and as the cookie sid.
+// api_key and as the cookie s_id.
 type nameServer struct {
 	program string
 	files   map[string]string                                     // by name; PORT stands for its port, and DIR for its folder
@@ -44,7 +44,7 @@ cgi.assign = (".sh" => "/bin/sh")
 	{
 		program: "php", // its built-in server
 		files: map[string]string{
-			"app.php": `<?php foreach ([$_SERVER['HTTP_X_API_KEY'] ?? '', $_GET['key'] ?? '', $_COOKIE['sid'] ?? ''] as $text) { echo is_string($text) ? $text : 'a list', ' '; }`,
+			"app.php": `<?php foreach ([$_SERVER['HTTP_X_API_KEY'] ?? '', $_GET['api_key'] ?? '', $_COOKIE['s_id'] ?? ''] as $text) { echo is_string($text) ? $text : 'a list', ' '; }`,
 		},
 		args: func(dir, _, host, port string) []string {
 			return []string{"-n", "-S", net.JoinHostPort(host, port), dir + "/app.php"}
@@ -56,7 +56,7 @@ cgi.assign = (".sh" => "/bin/sh")
 			"app.py": `import sys, urllib.parse, wsgiref.simple_server
 def app(environ, start):
     start("200 OK", [("Content-Type", "text/plain")])
-    values = urllib.parse.parse_qs(environ["QUERY_STRING"]).get("key", [])
+    values = urllib.parse.parse_qs(environ["QUERY_STRING"]).get("api_key", [])
     return [" ".join([environ.get("HTTP_X_API_KEY", "")] + values).encode()]
 wsgiref.simple_server.make_server(sys.argv[1], int(sys.argv[2]), app).serve_forever()
 `,
@@ -67,7 +67,7 @@ wsgiref.simple_server.make_server(sys.argv[1], int(sys.argv[2]), app).serve_fore
 
 // policyOfNames has a deny list with a header, a parameter and a cookie.
 const policyOfNames = `
-deny: [{header X-API-Key: banned}, {query key: banned}, {cookie sid: banned}]
+deny: [{header X-API-Key: banned}, {query api_key: banned}, {cookie s_id: banned}]
 rules: [{name: all, per: ip, limits: [{rate: 1M/s}]}]
 `
 
@@ -129,10 +129,13 @@ func (s *nameServer) check(dir, program, config string) error {
 	for _, name := range append(spellings.Header("X-API-Key"), "X-API-Key", "X~API!Key", "X'API*Key") {
 		try("/app.sh", name, "banned")
 	}
-	for _, query := range []string{"key=banned", "key%00=banned", "key%00x=banned", "%6bey=banned", "key[]=banned", "+key=banned", "key%00[a]=banned"} {
+	for _, query := range []string{
+		"api_key=banned", "api_key%00=banned", "api_key%00x=banned", "api_%6bey=banned", "api_key[]=banned", "+api_key=banned", "api_key%00[a]=banned",
+		"api.key=banned", "api+key=banned", "api[key=banned", "api%5Bkey=banned", "[api_key]=banned", "api_key]=banned", "api_key=banned#x", "a=b#&api_key=banned",
+	} {
 		try("/app.sh?"+query, "Accept", "text/plain")
 	}
-	for _, cookie := range []string{"sid=banned", "sid%00=banned", "s%69d=banned", "sid[]=banned", " sid =banned"} {
+	for _, cookie := range []string{"s_id=banned", "s_id%00=banned", "s_%69d=banned", "s_id[]=banned", " s_id =banned", "s.id=banned", "s[id=banned"} {
 		try("/app.sh", "Cookie", cookie)
 	}
 	fmt.Printf("%s read the key of a denied client in %d of %d requests alone, and in %d behind Penstock\n", s.program, readAlone, sent, readBehind)

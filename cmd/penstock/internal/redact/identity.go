@@ -46,7 +46,7 @@ func (i *Identities) Of(isOperator bool, name string) string {
 	switch {
 	case !isReadable && isOperator: // the store has a hash only
 		return name
-	case !isReadable: // without a secret, anybody can compute the store's hash of a guessed key
+	case !isReadable: // without a secret, others could compute the store's hash of a guessed key
 		return "%#" + i.hash("mask", name)[:maskDigits]
 	case i.Shown(isOperator) == ShowFull:
 		return key
