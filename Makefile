@@ -1,4 +1,4 @@
-# make test is the most important target. All targets run on a fresh Debian machine that has Go and apt-get.
+# make test is the most important target, and make help lists all. They run on a fresh Debian machine that has Go, make and apt-get.
 # To run the tests on another server, set PENSTOCK_TEST_SERVER=/path/to/valkey-server (an absolute path). Its command
 # line client must be in the same folder. The default is redis-server in the PATH.
 
@@ -28,6 +28,18 @@ unraced = ./internal/faults ./conformance ./internal/redistest ./internal/simula
 testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.SkipUnderRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
+
+# A comment that begins with ## is for make help. Its first line begins with the name of the target.
+.PHONY: help
+## help: prints this list
+help:
+	@awk 'sub(/^## /, "") { \
+		first = 1; \
+		if ($$1 ~ /^[a-z-]+:$$/) { printf "%s%-13s", end, substr($$1, 1, length($$1) - 1); column = 13; first = 2; end = "\n" } \
+		for (i = first; i <= NF; i++) { \
+			if (column + 1 + length($$i) > 100) { printf "\n%13s", ""; column = 13 } \
+			printf " %s", $$i; column += 1 + length($$i) } \
+	} END { printf end }' Makefile
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools surge
 
@@ -129,7 +141,7 @@ alerts: tools
 bench: tools
 	cd bench && go run . -save ../docs/pictures/bench.json
 
-## The documentation
+# The documentation.
 .PHONY: pictures outage-data site site-check
 
 ## pictures: draws docs/pictures from the saved measurements; a test compares them
@@ -217,6 +229,7 @@ lint:
 systems:
 	@for dir in . $(tagged); do for os in windows darwin; do echo "$$os $$dir"; (cd "$$dir" && GOOS=$$os go vet ./...) || exit 1; done; done
 
+## format: gofmt of all files
 format:
 	gofmt -w .
 

@@ -159,9 +159,9 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 // exportedName matches an exported name after the name of its package. Its groups are both names.
 var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|fiberlimit|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
-// targetsByHand are the targets that CI does not run. They write files, need hours, or are part of
-// another target.
-var targetsByHand = strings.Fields("run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
+// targetsByHand are the targets that CI does not run by name. They write files, need hours, are part
+// of another target, or have a test here.
+var targetsByHand = strings.Fields("help run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
 
 func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {
 	read := func(name string) string {
@@ -180,14 +180,7 @@ func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {
 		t.Fatal("ci.yml has no line \"target: [...]\"; want one with the nightly targets")
 	}
 	runByCI = append(runByCI, strings.Split(nightly[1], ", ")...)
-	var targets []string
-	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z -]*):(?:[^=\n].*)?$`).FindAllStringSubmatch(read("Makefile"), -1) {
-		for target := range strings.FieldsSeq(m[1]) {
-			if !slices.Contains(targets, target) {
-				targets = append(targets, target)
-			}
-		}
-	}
+	targets := targetsOf(read("Makefile"))
 	for _, target := range targets {
 		if slices.Contains(runByCI, target) == slices.Contains(targetsByHand, target) {
 			t.Errorf("make %s must be either in targetsByHand, or in .ci/run or the nightly list of ci.yml; it is in both or in neither", target)
@@ -196,6 +189,64 @@ func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {
 	for _, target := range append(runByCI, targetsByHand...) {
 		if !slices.Contains(targets, target) {
 			t.Errorf("CI or targetsByHand names the target %s, which the Makefile does not have", target)
+		}
+	}
+}
+
+// targetsOf returns the targets of a Makefile in their order.
+func targetsOf(makefile string) (targets []string) {
+	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z -]*):(?:[^=\n].*)?$`).FindAllStringSubmatch(makefile, -1) {
+		for target := range strings.FieldsSeq(m[1]) {
+			if !slices.Contains(targets, target) {
+				targets = append(targets, target)
+			}
+		}
+	}
+	return targets
+}
+
+func TestMakeHelpListsAllTargetsInTheirOrder(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// tools is part of other targets.
+	want := slices.DeleteFunc(targetsOf(string(makefile)), func(target string) bool { return target == "tools" })
+	help := output(t, "make", "-s", "help")
+	var listed []string
+	for _, m := range regexp.MustCompile(`(?m)^([a-z-]+) +\S`).FindAllStringSubmatch(help, -1) {
+		listed = append(listed, m[1])
+	}
+	if !slices.Equal(listed, want) {
+		t.Errorf("make help lists the targets %v; want %v, each with a comment that begins with ##", listed, want)
+	}
+	var words []string
+	for _, m := range regexp.MustCompile(`(?m)^## (?:([a-z-]+):)?(.*)$`).FindAllStringSubmatch(string(makefile), -1) {
+		words = append(words, strings.Fields(m[1]+" "+m[2])...)
+	}
+	if printed := strings.Fields(help); !slices.Equal(printed, words) {
+		t.Errorf("make help prints %d words; want the %d words of the comments, all in their order:\n%s", len(printed), len(words), help)
+	}
+}
+
+func TestDocsNameTargetsThatExist(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := targetsOf(string(makefile))
+	named := make(map[string][]string) // the targets that a page names in its text
+	for page, text := range pages(t) {
+		for _, m := range regexp.MustCompile("`make ([a-z-]+)").FindAllStringSubmatch(text, -1) {
+			named[page] = append(named[page], m[1])
+			if !slices.Contains(targets, m[1]) {
+				t.Errorf("%s names make %s, but the Makefile has no such target", page, m[1])
+			}
+		}
+	}
+	for _, target := range []string{"run", "test", "help"} {
+		if !slices.Contains(named["README.md"], target) {
+			t.Errorf("README.md does not name make %s", target)
 		}
 	}
 }
