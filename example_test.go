@@ -45,7 +45,7 @@ func ExampleLimit() {
 	for _, limit := range []penstock.Limit{
 		penstock.PerSecond(10).WithBurst(50),
 		penstock.PerDay(10_000).With(penstock.FixedWindow).WithName("quota"),
-		penstock.PerMinute(5).With(penstock.SlidingLog).WithName("login"),
+		penstock.Per(3, 15*time.Minute).With(penstock.SlidingLog).WithName("login"),
 		penstock.Every(100 * time.Millisecond).With(penstock.LeakyBucket).WithBurst(20),
 		penstock.InFlight(5, 30*time.Second),
 		{Name: "monthly", Count: 1_000_000, Algorithm: penstock.CalendarWindow(algorithm.Month, time.UTC), Period: algorithm.Month.Period()},
@@ -58,10 +58,39 @@ func ExampleLimit() {
 	// Output:
 	// second: 10 per 1s, burst 50 (token-bucket)
 	// quota: 10000 per 24h (fixed-window)
-	// login: 5 per 1m (sliding-log)
+	// login: 3 per 15m (sliding-log)
 	// every-100ms: 1 per 100ms, burst 20 (leaky-bucket)
 	// in-flight: 5 per 30s, burst 5 (in_flight)
 	// monthly: 1000000 per calendar month (calendar-window)
+}
+
+// Failed logins count, at most 3 in 15 minutes for each account. A correct login returns its unit.
+func ExamplePer() {
+	failures, err := penstock.NewLimiter(fixedStore(), "login", penstock.Per(3, 15*time.Minute).With(penstock.SlidingLog))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	for _, password := range []string{"wrong", "right", "wrong", "wrong", "right"} {
+		attempt, err := failures.Allow(ctx, "account:anna")
+		switch {
+		case err != nil:
+			fmt.Println("try again later:", err)
+		case !attempt.Allowed:
+			fmt.Println("too many failed logins, retry after", attempt.RetryAfter())
+		case password != "right":
+			fmt.Println("wrong password")
+		default:
+			_, err := failures.Refund(ctx, "account:anna", 1)
+			fmt.Println("welcome", err)
+		}
+	}
+	// Output:
+	// wrong password
+	// welcome <nil>
+	// wrong password
+	// wrong password
+	// too many failed logins, retry after 15m0s
 }
 
 func ExampleParseRate() {

@@ -29,8 +29,8 @@ func CalendarWindow(unit algorithm.CalendarUnit, zone *time.Location) *algorithm
 // Count units in any interval that is one Period long.
 func SubWindow(n int) *algorithm.Algorithm { return algorithm.SubWindow(n) }
 
-// A Limit says how often something may happen. Make one with PerSecond, PerMinute and so on, with
-// ParseRate, or as a literal.
+// A Limit says how often something may happen. Make one with Per, PerSecond, PerMinute and so on,
+// with ParseRate, or as a literal that has a Name.
 type Limit struct {
 	// Name is the limit's name in the store, in metrics and in RateLimit headers: 1 to 64 of a-z, 0-9,
 	// '_', '.' and '-'. Limits that are charged together under one Key and Group need different names.
@@ -67,22 +67,26 @@ type Limit struct {
 	ShouldCountDenied bool
 }
 
+// Per admits n units per period. The limit's Name depends on the period, as ParseRate says. For 15
+// minutes it is "every-15m".
+func Per(n int64, period time.Duration) Limit {
+	return Limit{Name: periodName(period), Count: n, Period: period}
+}
+
 // PerSecond admits n units per second.
-func PerSecond(n int64) Limit { return Limit{Name: "second", Count: n, Period: time.Second} }
+func PerSecond(n int64) Limit { return Per(n, time.Second) }
 
 // PerMinute admits n units per minute.
-func PerMinute(n int64) Limit { return Limit{Name: "minute", Count: n, Period: time.Minute} }
+func PerMinute(n int64) Limit { return Per(n, time.Minute) }
 
 // PerHour admits n units per hour.
-func PerHour(n int64) Limit { return Limit{Name: "hour", Count: n, Period: time.Hour} }
+func PerHour(n int64) Limit { return Per(n, time.Hour) }
 
 // PerDay admits n units per 24 hours.
-func PerDay(n int64) Limit { return Limit{Name: "day", Count: n, Period: 24 * time.Hour} }
+func PerDay(n int64) Limit { return Per(n, day) }
 
 // Every admits one unit per interval.
-func Every(interval time.Duration) Limit {
-	return Limit{Name: periodName(interval), Count: 1, Period: interval}
-}
+func Every(interval time.Duration) Limit { return Per(1, interval) }
 
 // InFlight admits n requests at the same time: each holds a slot. A hold that is not renewed ends
 // after ttl.

@@ -59,3 +59,32 @@ func TestPlanHasNoPartsOutsideItsNumbers(t *testing.T) {
 		t.Error("Share(2) or Part(2, 1) of 10 per second is nil; want a Plan of each")
 	}
 }
+
+func TestPerNamesLimitsAsParseRateDoes(t *testing.T) {
+	for text, got := range map[string]penstock.Limit{
+		"3 per 15 minutes": penstock.Per(3, 15*time.Minute),
+		"3/s":              penstock.Per(3, time.Second),
+		"3/min":            penstock.Per(3, time.Minute),
+		"3/h":              penstock.Per(3, time.Hour),
+		"3/day":            penstock.Per(3, 24*time.Hour),
+		"3/week":           penstock.Per(3, 7*24*time.Hour),
+		"3/1h30m":          penstock.Per(3, 90*time.Minute),
+		"3/250us":          penstock.Per(3, 250*time.Microsecond),
+		"1/30s":            penstock.Every(30 * time.Second),
+		"5/s":              penstock.PerSecond(5),
+		"5/m":              penstock.PerMinute(5),
+		"5/h":              penstock.PerHour(5),
+		"5/d":              penstock.PerDay(5),
+	} {
+		want, err := penstock.ParseRate(text)
+		if err != nil || got != want {
+			t.Errorf("the constructor made %+v; want %+v, as ParseRate(%q), and no error; got error %v", got, want, text, err)
+		}
+		if err := got.Validate(); err != nil {
+			t.Errorf("the limit %v is invalid: %v", got, err)
+		}
+	}
+	if name := penstock.Per(3, 15*time.Minute).Name; name != "every-15m" {
+		t.Errorf("a limit per 15 minutes has the name %q; want every-15m", name)
+	}
+}

@@ -231,7 +231,7 @@ func TestErrorsOfLimitsNameTheMistake(t *testing.T) {
 		limit penstock.Limit
 		words []string
 	}{
-		{penstock.Limit{}, []string{"name", "0 characters"}},
+		{penstock.Limit{Count: 3, Period: 15 * time.Minute}, []string{"has no name", "set Name, or use Per, PerMinute, ParseRate or WithName"}},
 		{valid.WithName(strings.Repeat("a", 65)), []string{"65 characters", "1 to 64"}},
 		{valid.WithName("per second"), []string{"' '", "position 4"}},
 		{valid.WithName("{x}"), []string{"'{'", "position 1"}},
@@ -241,6 +241,7 @@ func TestErrorsOfLimitsNameTheMistake(t *testing.T) {
 		{penstock.Limit{Name: "a", Group: strings.Repeat("g", 65), Count: 1, Period: time.Second}, []string{"group", "65 characters"}},
 		{penstock.Limit{Name: "a", Count: 1}, []string{"period", "1µs"}},
 		{penstock.Limit{Name: "a", Count: 1, Period: -time.Second}, []string{"period"}},
+		{penstock.Per(1, -time.Minute), []string{"period must be at least 1µs"}},
 		{penstock.Limit{Name: "a", Count: 1, Period: 1500 * time.Nanosecond}, []string{"1.5µs", "whole number of microseconds"}},
 		{penstock.Limit{Name: "a", Count: 1, Period: 9 * 365 * 24 * time.Hour}, []string{"period", "8 years"}},
 		{penstock.PerSecond(0), []string{"count is 0", "at least 1"}},

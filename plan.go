@@ -27,6 +27,9 @@ func (l Limit) Compile() (*Plan, error) {
 	if l.Group == "" {
 		l.Group = l.Name
 	}
+	if l.Name == "" {
+		return nil, fmt.Errorf("%w: the limit has no name; set Name, or use Per, PerMinute, ParseRate or WithName", ErrInvalid)
+	}
 	if err := checkName("name", l.Name); err != nil {
 		return nil, fmt.Errorf("%w: limit %q: %w", ErrInvalid, l.Name, err)
 	}

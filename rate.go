@@ -56,7 +56,7 @@ func parseRate(text string) (Limit, error) {
 	// This checks what every algorithm requires. Validate checks the rest once the algorithm is
 	// chosen.
 	_, err = FixedWindow.Prepare(algorithm.Limit{Count: count, Period: period.Microseconds(), Burst: burst})
-	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
+	return Per(count, period).WithBurst(burst), err
 }
 
 // maxRateBytes is the longest text of a rate, in bytes. It bounds the time that parsing takes.
