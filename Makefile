@@ -122,7 +122,7 @@ recipes gateways: tools
 conformance: tools
 	cd conformance && go run . $(CONFORMANCE)
 
-## openapi: checks the JSON API against its OpenAPI file, with schemathesis from PyPI and with a generated client
+## openapi: checks the JSON API against its OpenAPI file, with schemathesis from PyPI and with generated clients in Go and TypeScript
 openapi: tools
 	@scripts/run-openapi
 

@@ -39,6 +39,12 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
+func TestOpenAPIHasNoFieldsWithDefaults(t *testing.T) {
+	if bytes.Contains(openAPI, []byte(`"default":`)) {
+		t.Error(`openapi.json has a "default"; want none, because openapi-typescript makes such a field required`)
+	}
+}
+
 // An entry is an object of the description.
 type entry map[string]any
 
@@ -84,12 +90,13 @@ const (
 	idPattern    = `^[A-Za-z0-9_-]+$`
 )
 
-// bounds are the bounds of fields, by their names in the proto file.
+// bounds are the bounds of fields, by their names in the proto file. No field has a "default",
+// because openapi-typescript then makes the field required. The descriptions state the defaults.
 var bounds = map[string]entry{
 	"CheckRequest.rule":             {"pattern": namePattern},
 	"CheckRequest.key":              {"minLength": 1, "maxLength": maxKey},
 	"CheckRequest.limits":           {"minItems": 1, "maxItems": maxStated},
-	"CheckRequest.cost":             {"minimum": 0, "maximum": int64(penstock.MaxCost), "default": 1},
+	"CheckRequest.cost":             {"minimum": 0, "maximum": int64(penstock.MaxCost)},
 	"CheckRequest.request_id":       {"minLength": 1, "maxLength": maxID},
 	"Attributes.method":             {"pattern": tokenPattern, "maxLength": maxMethod},
 	"Attributes.host":               {"pattern": `^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?(:[0-9]*)?$`, "maxLength": maxHost},
@@ -105,10 +112,10 @@ var bounds = map[string]entry{
 	"Limit.rate":                    {"pattern": `^[1-9][0-9]{0,5}/(s|min|h|d|w)$`, "examples": []string{"100/s", "10k/day", "3/s, burst 10"}},
 	"Limit.burst":                   {"minimum": 1, "maximum": int64(maxBurst)},
 	"Limit.in_flight":               {"minimum": 1, "maximum": int64(maxEntries)},
-	"Limit.ttl_ms":                  {"minimum": minSlotTTL.Milliseconds(), "maximum": maxSlotTTL.Milliseconds(), "default": defaultSlotTTL.Milliseconds()},
+	"Limit.ttl_ms":                  {"minimum": minSlotTTL.Milliseconds(), "maximum": maxSlotTTL.Milliseconds()},
 	"CheckBatchRequest.checks":      {"minItems": 1, "maxItems": maxBatch},
 	"CheckBatchRequest.request_id":  {"minLength": 1, "maxLength": maxID},
-	"ReserveRequest.ttl_ms":         {"minimum": minReservation.Milliseconds(), "maximum": maxReservation.Milliseconds(), "default": defaultReservation.Milliseconds()},
+	"ReserveRequest.ttl_ms":         {"minimum": minReservation.Milliseconds(), "maximum": maxReservation.Milliseconds()},
 	"SettleRequest.id":              {"pattern": idPattern, "maxLength": maxTicketID},
 	"SettleRequest.actual":          {"minimum": 0, "maximum": int64(penstock.MaxCost)},
 	"SettleRequest.status":          {"minimum": 100, "maximum": 599},
