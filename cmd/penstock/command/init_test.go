@@ -20,7 +20,7 @@ const shopFile = "../internal/scaffold/testdata/shop.yaml"
 
 // rulesOfShop are the rules that init writes for shopFile, each as its name and its match.
 var rulesOfShop = []string{
-	`login-attempts {method: POST, path: "/api/v2/login"}`, `login {method: [POST], path: "/api/v2/login/**"}`,
+	`login-attempts {method: [POST], path: "/api/v2/login"}`, `login {method: [POST], path: "/api/v2/login/**"}`,
 	`orders-read {method: [GET], path: "/api/v2/orders/**"}`, `orders-write {method: [POST, PATCH, DELETE], path: "/api/v2/orders/**"}`,
 	`search {method: [GET], path: "/api/v2/search/**"}`, `reports {method: [GET], path: "/api/v2/*/reports/**"}`,
 }
@@ -194,7 +194,7 @@ paths:
 		got = append(got, m[1]+" "+m[2])
 	}
 	want := []string{
-		`login-attempts {method: POST, path: ["/v1/login", "/v2/login"]}`, `login {method: [POST], path: ["/v1/login/**", "/v2/login/**"]}`,
+		`login-attempts {method: [POST], path: ["/v1/login", "/v2/login"]}`, `login {method: [POST], path: ["/v1/login/**", "/v2/login/**"]}`,
 		`v2 {method: [POST], path: "/v2/**"}`, `v1 {method: [PUT], path: "/v1/**"}`,
 		`orders {method: [GET], path: ["/v1/orders/**", "/v2/orders/**"]}`,
 		`files-read {method: [GET], path: ["/files/**", "/in/files/**"]}`, `files-write {method: [PUT], path: ["/files/**", "/in/files/**"]}`,
@@ -220,6 +220,63 @@ func TestServerPathsInRulesAreExplained(t *testing.T) {
 		_, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\n"+servers+"paths: {/login: {post: {}}}\n"), "-")
 		if err != "" || strings.Contains(out, "of the server") {
 			t.Errorf("with %q, init prints the note %q and\n%s\nwant no note about servers, because the rules match /login", servers, err, out)
+		}
+	}
+}
+
+// The parameters of GET /user/login are a name and a password.
+func TestLoginOfPetstoreIsFound(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if code, _, err := command("init", "--from-openapi", "../internal/scaffold/testdata/petstore.yaml", file); code != exitOK {
+		t.Fatalf("init: exit status %d, %s; want %d", code, err, exitOK)
+	}
+	policy, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "match: {method: [GET], path: \"/api/v3/user/login\"}\n"
+	if n := strings.Count(string(policy), "-attempts\n"); n != 1 || !strings.Contains(string(policy), want) {
+		t.Errorf("the policy has %d rules for logins:\n%s\nwant one, with %s", n, policy, want)
+	}
+	if code, out, _ := command("validate", "--strict", file); code != exitOK {
+		t.Errorf("validate --strict: exit status %d: %s; want %d", code, out, exitOK)
+	}
+	cases := writeFile(t, "cases.yaml", `cases:
+  - name: the sixth wrong password in a minute is denied
+    send: GET /api/v3/user/login?username=anna&password=wrong
+    steps:
+      - {times: 5, response_status: 400, expect: allowed}
+      - {expect: denied, rule: user-attempts}
+`)
+	if code, out, err := command("test", file, cases); code != exitOK {
+		t.Errorf("test: exit status %d: %s%s; want %d", code, out, err, exitOK)
+	}
+}
+
+func TestPasswordsInQueriesMakeLogins(t *testing.T) {
+	const components = `components:
+  parameters:
+    Secret: {in: query, name: secret, schema: {type: string, format: password}}
+    Page: {in: query, name: page, schema: {type: integer}}
+  schemas:
+    Secret: {type: string, format: password}
+`
+	for item, want := range map[string]string{
+		"{get: {parameters: [{in: query, name: Password}]}}":                                         "GET",
+		"{get: {parameters: [{in: query, name: s, schema: {type: string, format: password}}]}}":      "GET",
+		"{put: {parameters: [{$ref: '#/components/parameters/Secret'}]}}":                            "PUT",
+		"{get: {parameters: [{in: query, name: s, schema: {$ref: '#/components/schemas/Secret'}}]}}": "GET",
+		"{parameters: [{in: query, name: password}], get: {}, post: {}}":                             "GET, POST",
+		"{get: {parameters: [{$ref: '#/components/parameters/Page'}]}}":                              "",
+		"{get: {parameters: [{in: header, name: X-Key, schema: {type: string, format: password}}]}}": "",
+		"{get: {parameters: [{in: query, name: passwords}]}}":                                        "",
+		"{get: {parameters: {in: query, name: password}}}":                                           "",
+		"{get: {parameters: [password]}}":                                                            "",
+	} {
+		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", "openapi: 3.0.0\n"+components+"paths:\n  /session: "+item+"\n"), "-")
+		isFound := strings.Contains(out, "- name: session-attempts\n    match: {method: ["+want+"], path: \"/session\"}\n")
+		if code != exitOK || isFound != (want != "") || strings.Contains(out, "-attempts") != (want != "") {
+			t.Errorf("for %s, init ends with exit status %d, %s\n%s\nwant a rule session-attempts for the methods %q (none, if empty)", item, code, err, out, want)
 		}
 	}
 }
@@ -305,7 +362,7 @@ func TestHostileDescriptionsAreRefusedEarly(t *testing.T) {
 		"nodes":            {"[" + strings.Repeat("a,", 500_001) + "]", "more than 500000 commas"},
 		"paths":            {paths + repeat(5001, "  /p%d: {get: {}}\n"), "has 5001 paths; the most is 5000"},
 		"fields":           {paths + "  /p: {" + repeat(101, "x%d: 1,") + "}", "has 101 fields; the most is 100"},
-		"logins":           {paths + repeat(501, "  /p%d/login: {post: {}}\n"), "more than 500 paths end in"},
+		"logins":           {paths + repeat(501, "  /p%d/login: {post: {}}\n"), "more than 500 paths take passwords"},
 		"bytes":            {strings.Repeat("#", 4<<20+1), "cannot read the OpenAPI file"},
 	} {
 		code, out, err := command("init", "--from-openapi", writeFile(t, "api.yaml", c.text), "-")
@@ -346,6 +403,7 @@ func FuzzInitFromOpenAPI(f *testing.F) {
 	}
 	f.Add(string(text))
 	f.Add("openapi: 3.0.0\nservers: [{url: /v1}, {url: /{b}}]\npaths: {/a/login: {post: {}, servers: [{url: /}]}, /v1/a: {get: {}}}")
+	f.Add("openapi: 3.0.0\ncomponents: {parameters: {a: {in: query, name: password}}}\npaths: {/a: {get: {parameters: [{$ref: '#/components/parameters/a'}]}}}")
 	f.Add("openapi: 3.0.0\npaths: {/a/{b}/login: {post: {}, get: {}}, '/*': {get: {}}, /a: {put: {}}}")
 	f.Fuzz(func(t *testing.T, text string) {
 		policy, _, err := scaffold.Write(scaffold.Options{Rate: "1/s", OpenAPI: "api.yaml", OpenAPIText: []byte(text)})

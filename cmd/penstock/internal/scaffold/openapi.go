@@ -27,6 +27,10 @@ const (
 	// maxAlternatives is the most alternatives of a security requirement, and the most schemes of an
 	// alternative. A requirement with more is ignored.
 	maxAlternatives = 20
+
+	// maxParameterFields is the most fields of a parameter, and of its schema. Those with more are
+	// ignored.
+	maxParameterFields = 50
 )
 
 // An operation is a method of a path.
@@ -35,6 +39,7 @@ type operation struct {
 	segments []string // a word, or * for a parameter
 	bases    []string // paths of its servers; the segments follow them
 	needsKey bool     // no request succeeds without the API key
+	isLogin  bool     // it takes passwords
 }
 
 // A description has what a policy needs from an OpenAPI file.
@@ -112,6 +117,7 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 		return fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
 	known := schemesOf(root)
+	passwords := passwordsOf(root)
 	var keyName string // the security scheme of d.keyHeader
 	sharedSecurity := field(root, "security")
 	loginCount := 0
@@ -134,12 +140,8 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 		if err != nil {
 			return err
 		}
-		if isLogin(segments) {
-			loginCount++
-		}
-		if loginCount > maxLogins {
-			return fmt.Errorf("%s:%d:%d: more than %d paths end in a word such as login or token; the policy has a rule for each, so describe fewer", name, path.Line, path.Column, maxLogins)
-		}
+		takesPassword := passwords.isAmong(field(item, "parameters"))
+		hasLogin := false
 		for j := 0; j+1 < len(item.Content); j += 2 {
 			method := methods[item.Content[j].Value]
 			if method == "" {
@@ -161,9 +163,17 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			if err != nil {
 				return err
 			}
+			isLogin := method == "POST" && endsAsLogin(segments) || takesPassword || passwords.isAmong(field(object, "parameters"))
+			hasLogin = hasLogin || isLogin
 			if len(bases) > 0 {
-				d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && isNeeded(security, keyName)})
+				d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && isNeeded(security, keyName), isLogin})
 			}
+		}
+		if hasLogin {
+			loginCount++
+		}
+		if loginCount > maxLogins {
+			return fmt.Errorf("%s:%d:%d: more than %d paths take passwords: POST to a path that ends in a word such as login or token, or a query parameter password; the policy has a rule for each, so describe fewer", name, path.Line, path.Column, maxLogins)
 		}
 	}
 	return nil
@@ -416,6 +426,72 @@ func (d *description) addTokens(known schemes, security *yaml.Node) {
 	}
 }
 
+// passwords are the components of a description that are passwords.
+type passwords struct {
+	parameters map[string]bool // query parameters
+	schemas    map[string]bool // schemas of the format password
+}
+
+func passwordsOf(root *yaml.Node) passwords {
+	p := passwords{parameters: make(map[string]bool), schemas: make(map[string]bool)}
+	components := field(root, "components")
+	each := func(all *yaml.Node, add func(name string, n *yaml.Node)) {
+		if all == nil || all.Kind != yaml.MappingNode {
+			return
+		}
+		for i := 0; i+1 < len(all.Content); i += 2 {
+			add(all.Content[i].Value, resolveAlias(all.Content[i+1]))
+		}
+	}
+	// The parameters need the schemas.
+	each(field(components, "schemas"), func(name string, n *yaml.Node) { p.schemas[name] = isFormatPassword(n) })
+	each(field(components, "parameters"), func(name string, n *yaml.Node) { p.parameters[name] = p.has(n) })
+	return p
+}
+
+func isFormatPassword(schema *yaml.Node) bool {
+	if schema == nil || len(schema.Content)/2 > maxParameterFields {
+		return false
+	}
+	format := field(schema, "format")
+	return format != nil && format.Value == "password"
+}
+
+// isAmong reports whether a list of parameters has a query parameter that is a password.
+func (p passwords) isAmong(parameters *yaml.Node) bool {
+	if parameters == nil || parameters.Kind != yaml.SequenceNode || len(parameters.Content) > maxFields {
+		return false
+	}
+	return slices.ContainsFunc(parameters.Content, func(n *yaml.Node) bool { return p.has(resolveAlias(n)) })
+}
+
+// has reports whether a parameter is a password in the query: by its name, or by the format of its
+// schema. Headers of the format password are often API keys, so they do not count.
+func (p passwords) has(parameter *yaml.Node) bool {
+	if len(parameter.Content)/2 > maxParameterFields {
+		return false
+	}
+	if ref := field(parameter, "$ref"); ref != nil {
+		return p.parameters[strings.TrimPrefix(ref.Value, "#/components/parameters/")]
+	}
+	in, name, schema := field(parameter, "in"), field(parameter, "name"), field(parameter, "schema")
+	if in == nil || in.Value != "query" {
+		return false
+	}
+	if name != nil && slices.Contains([]string{"password", "passwd"}, strings.ToLower(name.Value)) {
+		return true
+	}
+	if isFormatPassword(schema) {
+		return true
+	}
+	isReference := schema != nil && len(schema.Content) == 2
+	if !isReference {
+		return false
+	}
+	ref := field(schema, "$ref")
+	return ref != nil && p.schemas[strings.TrimPrefix(ref.Value, "#/components/schemas/")]
+}
+
 // segmentsOf returns the segments of a path. Parameters become *, and so do segments that a policy
 // cannot match as a word.
 func segmentsOf(path string) (segments []string) {
@@ -447,9 +523,10 @@ type group struct {
 	logins        []login
 }
 
-// A login is a path that POST sends passwords to.
+// A login is a path that takes passwords.
 type login struct {
 	path     string
+	methods  []string
 	patterns []string // below each of its servers
 }
 
@@ -532,24 +609,29 @@ func (g *group) add(o operation, base, pattern string) {
 	} else {
 		p.hasWithoutKey = true
 	}
-	if o.method == "POST" && isLogin(o.segments) {
-		g.addLogin("/"+strings.Join(o.segments, "/"), base)
+	if o.isLogin {
+		g.addLogin("/"+strings.Join(o.segments, "/"), o.method, base)
 	}
 }
 
-func (g *group) addLogin(path, base string) {
+func (g *group) addLogin(path, method, base string) {
 	at := slices.IndexFunc(g.logins, func(l login) bool { return l.path == path })
 	if at < 0 {
 		at = len(g.logins)
 		g.logins = append(g.logins, login{path: path})
 	}
-	if l := &g.logins[at]; !slices.Contains(l.patterns, base+path) {
+	l := &g.logins[at]
+	if !slices.Contains(l.methods, method) {
+		l.methods = append(l.methods, method)
+	}
+	if !slices.Contains(l.patterns, base+path) {
 		l.patterns = append(l.patterns, base+path)
 	}
 }
 
-// isLogin reports whether a path ends in a word that is usual for paths that take passwords.
-func isLogin(segments []string) bool {
+// endsAsLogin reports whether a path ends in a word that is usual for paths to which clients POST
+// passwords.
+func endsAsLogin(segments []string) bool {
 	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
 		strings.ToLower(segments[len(segments)-1]))
 }

@@ -123,7 +123,7 @@ type writer struct {
 
 	perWithoutKey string          // per of rules with an operation that does not need the API key
 	keyHeader     string          // header of the API key, or "" if the rules do not depend on it
-	logins        map[string]bool // patterns of the rules for logins
+	logins        map[string]bool // methods and patterns of the rules for logins
 	names         map[string]int  // how many rules have this name, or this name with a number
 }
 
@@ -207,15 +207,17 @@ func (w *writer) writePartRule(name string, patterns []string, p part) {
 	w.writeRule(name, listOf(patterns), p.methods, per)
 }
 
-// newLoginPatterns returns the patterns that no rule for a login has yet, as YAML. Two logins may
-// have the same pattern: /v1/login with the server path /, and /login with the server path /v1.
-func (w *writer) newLoginPatterns(patterns []string) string {
+// newLoginPatterns returns the patterns of a login that no rule with its methods has yet, as YAML.
+// Two logins may have the same pattern: /v1/login with the server path /, and /login with the
+// server path /v1.
+func (w *writer) newLoginPatterns(l login) string {
 	var added []string
-	for _, pattern := range patterns {
-		if !w.logins[pattern] {
+	for _, pattern := range l.patterns {
+		match := strings.Join(l.methods, " ") + " " + pattern
+		if !w.logins[match] {
 			added = append(added, pattern)
 		}
-		w.logins[pattern] = true
+		w.logins[match] = true
 	}
 	if added == nil {
 		return ""
@@ -258,7 +260,7 @@ func (w *writer) writeGroups(groups []*group) {
 		}
 		name := w.uniqueName(g.name)
 		for _, l := range g.logins {
-			patterns := w.newLoginPatterns(l.patterns)
+			patterns := w.newLoginPatterns(l)
 			if patterns == "" {
 				continue
 			}
@@ -266,7 +268,7 @@ func (w *writer) writeGroups(groups []*group) {
 			w.line("  # The rule of the group also applies, so successful requests have a limit too.")
 			w.line("  # While Redis is away, each instance admits its share. To refuse all attempts then, add on_failure: closed.")
 			w.line("  - name: " + w.uniqueName(name+"-attempts"))
-			w.line(fmt.Sprintf("    match: {method: POST, path: %s}", patterns))
+			w.line(fmt.Sprintf("    match: {method: [%s], path: %s}", strings.Join(l.methods, ", "), patterns))
 			w.line("    always: true")
 			w.line("    per: ip")
 			w.line("    limits:")
