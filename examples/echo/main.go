@@ -1,4 +1,4 @@
-// Command echo limits a service made with Echo, by Echo middleware.
+// Command echo limits a service made with Echo v5, by Echo middleware.
 package main
 
 import (

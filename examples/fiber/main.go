@@ -1,4 +1,4 @@
-// Command fiber limits a service made with Fiber.
+// Command fiber limits a service made with Fiber v3.
 package main
 
 import (

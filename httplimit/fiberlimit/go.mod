@@ -1,11 +1,13 @@
-// A module of its own, so that only who uses Fiber requires it.
+// A module of its own, so that only who uses Fiber requires it. It has packages for Fiber v2 and v3.
 module github.com/penstock/penstock/httplimit/fiberlimit
 
 go 1.26.0
 
 require (
+	github.com/gofiber/fiber/v2 v2.52.15
 	github.com/gofiber/fiber/v3 v3.1.0
 	github.com/penstock/penstock v0.1.0
+	github.com/valyala/fasthttp v1.69.0
 )
 
 require (
@@ -19,10 +21,11 @@ require (
 	github.com/klauspost/compress v1.18.4 // indirect
 	github.com/mattn/go-colorable v0.1.14 // indirect
 	github.com/mattn/go-isatty v0.0.20 // indirect
+	github.com/mattn/go-runewidth v0.0.16 // indirect
 	github.com/philhofer/fwd v1.2.0 // indirect
+	github.com/rivo/uniseg v0.2.0 // indirect
 	github.com/tinylib/msgp v1.6.3 // indirect
 	github.com/valyala/bytebufferpool v1.0.0 // indirect
-	github.com/valyala/fasthttp v1.69.0 // indirect
 	go.yaml.in/yaml/v4 v4.0.0 // indirect
 	golang.org/x/crypto v0.48.0 // indirect
 	golang.org/x/net v0.50.0 // indirect
