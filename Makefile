@@ -172,7 +172,7 @@ prepare:
 	cd scripts && go run ./dist prepare .. "$(VERSION)"
 
 ## dist: builds the files of a release from the last commit, in bin/dist: binaries, archives, lists of their components, checksums.
-## VERSION=v0.1.0 sets the version. The default is the tag of the commit, or a development version
+## DIST="-only linux/amd64" builds those for one platform. VERSION=v0.1.0 sets the version. The default is the tag of the commit, or a development version
 dist:
 	cd scripts && go run ./dist build -version "$(VERSION)" $(DIST)
 

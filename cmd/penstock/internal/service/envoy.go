@@ -51,6 +51,18 @@ func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	return o, errors.Join(modeErr, failureErr)
 }
 
+// envoyOnFailure returns what Envoy gets while the store gives no answer.
+func envoyOnFailure(s *settings.Settings) string {
+	switch {
+	case s.EnvoyOnFailure != "default":
+		return s.EnvoyOnFailure
+	case s.EnvoyMode == "exact":
+		return "error"
+	default:
+		return "local"
+	}
+}
+
 // envoy serves Envoy's rate limit service with the limits of a folder or a control plane, and with
 // those of the policy.
 type envoy struct {

@@ -312,7 +312,7 @@ func (s *service) announce() {
 	}
 	storeLabel, storeText := "on_store_failure", policy.OnFailure
 	if s.envoySource() != "" {
-		storeText = strings.TrimPrefix(storeText+", limits of Envoy "+s.Settings.EnvoyOnFailure, ", ")
+		storeText = strings.TrimPrefix(storeText+", limits of Envoy "+envoyOnFailure(&s.Settings), ", ")
 	}
 	if s.Settings.Store == "" { // memory fails only when it is full
 		storeLabel, storeText = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"

@@ -56,15 +56,21 @@ func TestStartLogsWhatAFullMemoryStoreDoes(t *testing.T) {
 // The line "listening" also describes the limits of Envoy's files, and what REDIS_PORT alone does.
 func TestStartLogsTheLimitsOfEnvoyAndALonePort(t *testing.T) {
 	dir := envoyFolder(t, envoyLimits)
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": dir, "envoy-on-failure": "local", "store": "redis://127.0.0.1:1/0?dial_timeout=1s"})
-	if len(r.log.Lines("listening", "rules=0", "envoy_limits="+dir, `on_store_failure="limits of Envoy local"`)) != 1 {
-		t.Errorf("the line \"listening\" lacks the limits of Envoy, or their failure mode: %s", r.log)
+	for _, row := range []struct{ mode, onFailure, want string }{
+		{"atomic", "open", "open"}, {"atomic", "default", "local"}, {"exact", "default", "error"},
+	} {
+		r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": dir, "envoy-mode": row.mode, "envoy-on-failure": row.onFailure,
+			"store": "redis://127.0.0.1:1/0?dial_timeout=1s"})
+		want := fmt.Sprintf("on_store_failure=%q", "limits of Envoy "+row.want)
+		if len(r.log.Lines("listening", "rules=0", "envoy_limits="+dir, want)) != 1 {
+			t.Errorf("mode %s, on_failure %s: the line \"listening\" lacks the limits of Envoy, or %s: %s", row.mode, row.onFailure, want, r.log)
+		}
+		if len(r.log.Lines("REDIS_PORT")) != 0 {
+			t.Errorf("the log names REDIS_PORT, which is not set: %s", r.log)
+		}
+		r.wait()
 	}
-	if len(r.log.Lines("REDIS_PORT")) != 0 {
-		t.Errorf("the log names REDIS_PORT, which is not set: %s", r.log)
-	}
-	r.wait()
-	r = start(t, hello, nil, func(o *Options) { o.Settings.HasLonePort = true })
+	r := start(t, hello, nil, func(o *Options) { o.Settings.HasLonePort = true })
 	if len(r.log.Lines("level=INFO", "REDIS_PORT has no effect without REDIS_HOST")) != 1 {
 		t.Errorf("the log does not say that REDIS_PORT has no effect: %s", r.log)
 	}
