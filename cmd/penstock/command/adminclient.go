@@ -23,10 +23,24 @@ type adminFlags struct{ adminclient.Options }
 
 // add adds the flags to a command. use is the help text of --admin.
 func (f *adminFlags) add(c *cobra.Command, use string) {
-	c.Flags().StringVar(&f.Address, "admin", "", use+": host:port, https://host:port or unix:/path/of.sock")
+	c.Flags().StringVar(&f.Address, "admin", "", use+"; the --admin-listen of its serve, as host:port, https://host:port or unix:/path/of.sock")
 	c.Flags().StringVar(&f.CA, "admin-ca", "", "PEM file of the authorities of the admin address' certificate (default: those of the system)")
 	c.Flags().StringVar(&f.Cert, "admin-cert", "", "PEM file of a client certificate for the admin address")
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
+}
+
+// nameAdminFlag names --admin in the error for --admin-listen, which only serve has. For serve it
+// does the opposite. It returns other errors as they are.
+func nameAdminFlag(c *cobra.Command, err error) error {
+	unknown, _ := strings.CutPrefix(err.Error(), "unknown flag: --")
+	has := func(name string) bool { return c.Flags().Lookup(name) != nil }
+	switch {
+	case unknown == "admin-listen" && has("admin"):
+		return errors.New("only serve has --admin-listen, the address at which it listens; write --admin ADDRESS to reach a running instance there")
+	case unknown == "admin" && has("admin-listen"):
+		return errors.New("--admin is the address of a running instance, for commands such as status; write --admin-listen ADDRESS for the address at which this one listens")
+	}
+	return err
 }
 
 // setDefault takes the address from the environment if no flag names one. If the environment has

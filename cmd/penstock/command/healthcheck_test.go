@@ -50,6 +50,30 @@ func TestHealthcheckOfADegradedService(t *testing.T) {
 	}
 }
 
+// serve listens at --admin-listen, and other commands reach this address by --admin.
+func TestErrorsOfAdminFlagsNameTheOtherFlag(t *testing.T) {
+	for line, want := range map[string]string{
+		"status key:a --admin-listen 127.0.0.1:9180": "write --admin ADDRESS",
+		"reset key:a --admin-listen=127.0.0.1:9180":  "write --admin ADDRESS",
+		"top --admin-listen 127.0.0.1:9180":          "write --admin ADDRESS",
+		"denials --admin-listen 127.0.0.1:9180":      "write --admin ADDRESS",
+		"doctor --admin-listen 127.0.0.1:9180":       "write --admin ADDRESS",
+		"healthcheck --admin-listen 127.0.0.1:9180":  "write --admin ADDRESS",
+		"serve --demo --admin 127.0.0.1:9180":        "write --admin-listen ADDRESS",
+		"ratelimit --admin 127.0.0.1:9180":           "unknown flag: --admin",
+		"validate --admin-listen 127.0.0.1:9180":     "unknown flag: --admin-listen",
+	} {
+		if code, _, errors := command(strings.Fields(line)...); code == exitOK || !strings.Contains(errors, want) {
+			t.Errorf("%s: exit status %d, %s; want an error with %q", line, code, errors, want)
+		}
+	}
+	for line, want := range map[string]string{"status --help": "--admin-listen of its serve", "serve --help": "reach it by --admin"} {
+		if _, out, _ := command(strings.Fields(line)...); !strings.Contains(out, want) {
+			t.Errorf("%s does not contain %q:\n%s", line, want, out)
+		}
+	}
+}
+
 func TestHealthcheckOverUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	l, err := net.Listen("unix", path)

@@ -127,7 +127,10 @@ func TestAdminAPINeedsATokenIfOtherMachinesCanReachIt(t *testing.T) {
 
 func TestAdminAddressMayBeASocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "admin.sock")
-	start(t, hello, map[string]string{"admin-listen": "unix:" + socket})
+	r := start(t, hello, map[string]string{"admin-listen": "unix:" + socket})
+	if len(r.log.Lines("listening", "admin_listen=unix:"+socket)) != 1 {
+		t.Errorf("the line \"listening\" does not have the socket as --admin takes it: %s", r.log)
+	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}

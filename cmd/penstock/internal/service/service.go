@@ -294,18 +294,18 @@ func (s *service) announce() {
 	policy.LogWarnings(s.Log)
 	var addresses Addresses
 	for _, server := range s.servers {
-		switch address := server.listener.Addr(); server.setting {
+		switch address := addressOf(server.listener); server.setting {
 		case "listen":
-			addresses.Listen = address.String()
+			addresses.Listen = address
 		case "api":
-			addresses.API = address.String()
+			addresses.API = address
 		case "grpc":
-			addresses.GRPC = address.String()
+			addresses.GRPC = address
 		case "resp":
-			addresses.RESP = address.String()
+			addresses.RESP = address
 		case "admin-listen":
-			addresses.Admin = address.String()
-			if tcp, ok := address.(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
+			addresses.Admin = address
+			if tcp, ok := server.listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
 				s.Log.Warn("other machines can reach health checks and metrics", "admin_listen", addresses.Admin)
 			}
 		}
@@ -358,6 +358,15 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	const hasTLS = false  // package settings rejects it
 	running.Go(func() { demotraffic.Run(ctx, urlOf(proxy.listener.Addr(), hasTLS)) })
 	return running.Wait
+}
+
+// addressOf returns the address of a listener as settings and flags take it: host:port or
+// unix:/path.
+func addressOf(l net.Listener) string {
+	if a, ok := l.Addr().(*net.UnixAddr); ok {
+		return "unix:" + a.Name
+	}
+	return l.Addr().String()
 }
 
 // urlOf returns the URL of a listener for clients on this machine.

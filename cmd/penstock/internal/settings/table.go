@@ -137,7 +137,7 @@ var Table = []Row{
 		Help: "if set, callers at api, grpc and resp need a certificate signed by one of these authorities"},
 
 	{Name: "admin-listen", Default: "127.0.0.1:9180", Value: "host:port", set: setAdmin,
-		Help: "address for /metrics, /livez, /readyz and the admin API; host:port, unix:/path/of.sock, or off. Use 0.0.0.0:9180 for Kubernetes or remote scraping"},
+		Help: "address for /metrics, /livez, /readyz and the admin API; host:port, unix:/path/of.sock, or off. Use 0.0.0.0:9180 for Kubernetes or remote scraping. Commands such as status reach it by --admin"},
 	{Name: "admin-tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSCert }),
 		Help: "certificate chain in PEM form, for TLS at admin-listen; a changed file is reloaded"},
 	{Name: "admin-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.AdminTLSKey }),
