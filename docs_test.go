@@ -159,8 +159,8 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 // exportedName matches an exported name after the name of its package. Its groups are both names.
 var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|echov4|fiberlimit|fiberv2|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
 
-// targetsByHand are the targets that CI does not run by name. They write files, need hours, are part
-// of another target, or have a test here.
+// targetsByHand are the targets that CI does not run by name. They write files, need hours, are
+// part of another target, or have a test here.
 var targetsByHand = strings.Fields("help run mutants recipes pictures site surge outage-data prepare dist format tidy protos monitoring schema tools")
 
 func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {

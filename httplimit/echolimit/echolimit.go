@@ -1,5 +1,5 @@
-// Package echolimit puts limits in front of handlers of Echo v5. Package echov4, in the same module,
-// is for Echo v4. Programs compile only the version that they import.
+// Package echolimit puts limits in front of handlers of Echo v5. Package echov4, in the same
+// module, is for Echo v4. Programs compile only the version that they import.
 package echolimit
 
 import (

@@ -22,7 +22,7 @@ import (
 // body. With StreamRequestBody, the size of a body counts only if Content-Length states it.
 func Middleware(gate *httplimit.Gate) fiber.Handler {
 	return func(c fiber.Ctx) error {
-		err := fastgate.Serve(gate, c.RequestCtx(), c.Context(), func(r *http.Request) {
+		err := fastgate.Serve(c.Context(), gate, c.RequestCtx(), func(r *http.Request) {
 			c.Path(r.URL.EscapedPath())
 			c.SetContext(r.Context())
 			if err := c.Next(); err != nil {

@@ -21,7 +21,7 @@ import (
 // body. With StreamRequestBody, the size of a body counts only if Content-Length states it.
 func Middleware(gate *httplimit.Gate) fiber.Handler {
 	return func(c *fiber.Ctx) error {
-		err := fastgate.Serve(gate, c.Context(), c.UserContext(), func(r *http.Request) {
+		err := fastgate.Serve(c.UserContext(), gate, c.Context(), func(r *http.Request) {
 			c.Path(r.URL.EscapedPath())
 			c.SetUserContext(r.Context())
 			if err := c.Next(); err != nil {

@@ -18,7 +18,7 @@ import (
 //
 // Fiber's own adaptor for middleware does not work here: it ends the middleware before the next
 // handler begins. Slots would be released too early, and every status would be 200.
-func Serve(gate *httplimit.Gate, c *fasthttp.RequestCtx, ctx context.Context, next func(*http.Request)) error {
+func Serve(ctx context.Context, gate *httplimit.Gate, c *fasthttp.RequestCtx, next func(*http.Request)) error {
 	r, err := copyRequest(c)
 	if err != nil {
 		return err
