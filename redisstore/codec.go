@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
@@ -20,6 +21,7 @@ type call struct {
 	batchSizes []int  // how many charges each batch has, in order
 	buf        []byte // packed charges, then keys; keys and args[0] point into it
 	keyEnds    []int  // indexes in buf: where the keys begin, then where each key ends
+	stamp      uint16 // its number; the reply begins with it
 	keys       []string
 	args       []string // the packed charges, then the names of holders
 
@@ -31,11 +33,12 @@ type call struct {
 
 // The sizes, in bytes, of the parts of packed arguments and of replies.
 const (
-	headerSize = 8 + 2               // the time, the number of batches
-	batchSize  = 2                   // the number of charges in a batch
-	chargeSize = 2 + 1 + 1 + 4 + 4*8 // key, algorithm, mode, tag; cost, three parameters
-	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
-	plainSize  = 2 * 8               // remaining, reset: the whole cost was granted without a wait
+	stampedSize = 8 + client.StampSize // the time, the stamp
+	headerSize  = stampedSize + 2      // and the number of batches
+	batchSize   = 2                    // the number of charges in a batch
+	chargeSize  = 2 + 1 + 1 + 4 + 4*8  // key, algorithm, mode, tag; cost, three parameters
+	statusSize  = 5 * 8                // granted, remaining, retry, reset, wait
+	plainSize   = 2 * 8                // remaining, reset: the whole cost was granted without a wait
 
 	receiptSize = 8 // follows a status or a plain status, if a charge of the batch may be refunded
 
@@ -66,8 +69,8 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	}
 	c.buf = c.buf[:room]
 	c.keyEnds = append(c.keyEnds, room)
-	putNumber(c.buf, now)
-	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batchSizes)))
+	c.putHeader(s, now)
+	binary.LittleEndian.PutUint16(c.buf[stampedSize:], uint16(len(c.batchSizes)))
 	at, nextBatch, leftInBatch := headerSize, 0, 0
 	for i := range c.charges {
 		if leftInBatch == 0 {
@@ -85,7 +88,8 @@ func (c *call) encode(s *Store, now int64, script *script) {
 // encodeFlight packs a flight for uniform.lua.
 func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
-	c.buf = appendNumber(c.buf, now)
+	c.buf = append(c.buf, make([]byte, stampedSize)...)
+	c.putHeader(s, now)
 	countAt := 0 // index in buf of the number of coalesce.Requests for the current Redis key
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
@@ -112,6 +116,13 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 		}
 	}
 	c.setStrings(at)
+}
+
+// putHeader writes the time and a new stamp to the beginning of buf.
+func (c *call) putHeader(s *Store, now int64) {
+	c.stamp = uint16(s.stamps.Add(1))
+	putNumber(c.buf, now)
+	client.PutStamp(c.buf, c.stamp)
 }
 
 // increment adds one to the 16-bit number that begins at buf[index].

@@ -242,7 +242,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.Digest, c.keys, c.args)
 		if err == nil {
-			return reply, nil
+			return client.CutStamp(reply, c.stamp)
 		}
 		if !isNoScript(err) {
 			return "", nameMissingRight(script.Text, err)
@@ -280,7 +280,7 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	if err != nil {
 		return "", nameMissingRight(script.Text, err)
 	}
-	return reply, nil
+	return client.CutStamp(reply, c.stamp)
 }
 
 // startLoading loads a script into the server of a key. The load runs in the background, because

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,7 +63,8 @@ type Store struct {
 	now     func() time.Time
 	scripts scriptCache
 	loads   scriptLoads
-	calls   sync.Pool // of *call
+	calls   sync.Pool     // of *call
+	stamps  atomic.Uint32 // the number of the last call's stamp
 
 	isUncoalesced bool // for tests: each batch is sent in a script of its own
 
@@ -98,6 +100,7 @@ func newStore(o Options) (*Store, error) {
 	}
 	o.Prefix = cmp.Or(o.Prefix, "ps")
 	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
+	s.stamps.Store(rand.Uint32()) // other than that of a second store with the same client
 	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
 	return s, nil
 }

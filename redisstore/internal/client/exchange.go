@@ -13,8 +13,8 @@ import (
 // panic on a goroutine of its own, and a large number makes it allocate as much. So it must never
 // read the last byte of such a reply.
 //
-// Almost every reply is only counted. The few commands whose replies rueidis reads without looking
-// at their length, and those of publish and subscribe, are special.
+// Most replies are only counted. Special are scripts with a stamp, the few commands whose replies
+// rueidis reads without looking at their length, and those of publish and subscribe.
 type exchange struct {
 	commands commandScanner // only send uses it
 	replies  replyScanner   // only receive uses it, and the following fields
@@ -35,14 +35,16 @@ type exchange struct {
 type special struct {
 	number      int64 // the command's number on the connection, from 0 on
 	kind        specialKind
-	minElements int64 // of a needsElements command
-	channels    int   // of a subscribe command
+	minElements int64                 // of a needsElements command
+	channels    int                   // of a subscribe command
+	stamp       [stampNumberSize]byte // of a stamped command
 }
 
 type specialKind int
 
 const (
-	needsElements specialKind = iota // an aggregate has minElements or more
+	stamped       specialKind = iota // a string that begins with the stamp, or an error
+	needsElements                    // an aggregate has minElements or more
 	subscribe                        // pushes, or an error
 	unsubscribe                      // a PING follows it; the answer is pushes and the pong, or an error and the pong
 	pong                             // the PING after an unsubscribe command that was answered by an error
@@ -69,10 +71,13 @@ func (x *exchange) send(b []byte) {
 // note records a command that is special, and its version of the protocol.
 func (x *exchange) note(number int64) {
 	name, argument := x.commands.words()
-	s := special{number: number}
+	s := special{number: number, kind: needsElements}
 	switch string(name) {
 	default:
-		return
+		if !x.commands.isStamped {
+			return
+		}
+		s.kind, s.stamp = stamped, x.commands.stamp
 	case "HELLO":
 		x.isRESP3.Store(string(argument) == "3")
 		return
@@ -148,6 +153,8 @@ func (x *exchange) acceptSpecial(r *replyScanner) (isSpecial bool, err error) {
 	}
 	isQueued := string(r.fields[0]) == "QUEUED"
 	switch {
+	case s.kind == stamped && !r.isError() && (r.top != '$' || r.headLength < len(r.head) || r.head != s.stamp):
+		return true, errUnrelated
 	case s.kind == needsElements && r.elements >= 0 && r.elements < s.minElements:
 		return true, fmt.Errorf("malformed reply: it has %d elements; %d are needed", r.elements, s.minElements)
 	case s.kind == subscribe && (!r.isError() || isQueued),

@@ -16,6 +16,11 @@ type commandScanner struct {
 
 	start  [64]byte // the first two arguments, each with its end of line
 	length int
+
+	begin       [stampAt + StampSize]byte // of a later argument
+	beginLength int
+	isStamped   bool // an argument of the command has a stamp
+	stamp       [stampNumberSize]byte
 }
 
 // scan reads up to the end of a command, and returns the rest.
@@ -28,17 +33,28 @@ func (s *commandScanner) scan(b []byte) (rest []byte, isComplete bool) {
 		n := min(s.skip, len(b))
 		if s.arguments < 2 {
 			s.length += copy(s.start[s.length:], b[:n])
+		} else {
+			s.beginLength += copy(s.begin[s.beginLength:], b[:n])
 		}
 		b = b[n:]
 		if s.skip -= n; s.skip > 0 {
 			break
 		}
+		s.findStamp()
 		s.arguments++
 		if s.left--; s.left == 0 {
 			return b, true
 		}
 	}
 	return nil, false
+}
+
+// findStamp looks for a stamp in an argument that has been read.
+func (s *commandScanner) findStamp() {
+	if s.beginLength == len(s.begin) && [len(stampBegin)]byte(s.begin[stampAt:]) == stampBegin {
+		s.isStamped, s.stamp = true, [stampNumberSize]byte(s.begin[stampAt+len(stampBegin):])
+	}
+	s.beginLength = 0
 }
 
 // readHeader reads up to the end of a header, and returns the rest.
@@ -53,7 +69,7 @@ func (s *commandScanner) readHeader(b []byte) (rest []byte) {
 		case c == '\n':
 			s.number = 0
 			if s.isArray {
-				s.left, s.arguments, s.length, s.isArray = number, 0, 0, false
+				s.left, s.arguments, s.length, s.isArray, s.isStamped = number, 0, 0, false, false
 			} else {
 				s.skip = number + len("\r\n")
 			}
@@ -100,6 +116,9 @@ type replyScanner struct {
 	total    int64                // elements of all aggregates
 	size     int64                // bytes of all texts
 
+	head       [stampNumberSize]byte // the first bytes of the first string
+	headLength int
+
 	isKept bool      // fields are kept; those of errors and pushes always are
 	field  int       // the index of the field that is being read; beyond fields: none
 	fields [3][]byte // the beginning of the reply's text, or of the texts of its first elements
@@ -138,6 +157,7 @@ func (r *replyScanner) scan(b []byte) (n int, err error) {
 		if r.state == inText {
 			length := int(min(r.number, int64(len(b)-n)))
 			r.keep(b[n : n+length])
+			r.headLength += copy(r.head[r.headLength:], b[n:n+length])
 			n += length
 			if r.number -= int64(length); r.number == 0 {
 				r.state = atCR
@@ -208,7 +228,7 @@ func (r *replyScanner) step(c byte) error {
 // begin begins a value by its type.
 func (r *replyScanner) begin(c byte) error {
 	if r.depth == 0 {
-		r.top, r.elements, r.total, r.size = c, -1, 0, 0
+		r.top, r.elements, r.total, r.size, r.headLength = c, -1, 0, 0, 0
 		r.isKept = r.isKept || c == '>' || r.isError()
 		r.field = 0
 		for i := range r.fields {

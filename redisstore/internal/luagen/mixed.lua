@@ -1,8 +1,9 @@
 -- Decides a list of independent batches, in order. Each batch is charged in full or not at all. A
 -- string is loaded once and saved once, however many charges use it. The comment at @load in
--- storage.lua describes the format of strings.
+-- storage.lua describes the format of strings. The reply begins with the stamp, as in
+-- single.lua.
 local args = ARGV[1]
-local now, batches, at = sunpack('<dI2', args)
+local now, stamp, batches, at = sunpack('<dxxxxxxI2I2', args)
 local virtual = 0
 @clock
 RIGHTS
@@ -112,7 +113,7 @@ local function save(key, algorithm, tag, result)
   s.keep = math.max(s.keep, keep, reset)
 end
 
-local reply = {}
+local reply = { spack('<I2', stamp) }
 for _ = 1, batches do
   local count
   count, at = sunpack('<I2', args, at)

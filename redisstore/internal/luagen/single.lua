@@ -5,15 +5,16 @@
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
 -- left out if all four are 0, unless the batch is a dry run. An x in a format skips a byte. The
 -- skipped bytes are the counts, and the numbers of keys and algorithms, which are all known here.
--- The first 12 bytes of args are the head. A charge has 40 bytes without its extension.
+-- The first 20 bytes of args are the head: now, the stamp of 8 bytes, and the counts. The reply
+-- begins with the last two bytes of the stamp. A charge has 40 bytes without its extension.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
-local now, @list{mode$, tag$, cost$, a$, b$, c$}
+local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
-if #args == 12 + 40 * COUNT then
-  now, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<dxxxx@text{xxxBI4dddd}', args)
+if #args == 20 + 40 * COUNT then
+  now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<dxxxxxxI2xxxx@text{xxxBI4dddd}', args)
 else
   local at
-  now, at = sunpack('<dxxxx', args)
+  now, stamp, at = sunpack('<dxxxxxxI2xxxx', args)
 @each
   mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', args, at)
   if mode$ >= EXTENDED then
@@ -34,10 +35,10 @@ end
 @save
 if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then -- the caller knows the other fields
   if not (@any{receipt$ < 0}) then
-    return spack('<@text{dd}', @list{remaining$, reset$})
+    return spack('<I2@text{dd}', stamp, @list{remaining$, reset$})
   end
 end
 if @any{receipt$ < 0} then
-  return spack('<@text{dddddd}', @list{granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0})
+  return spack('<I2@text{dddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0})
 end
-return spack('<@text{ddddd}', @list{granted$, remaining$, retry$, reset$, wait$})
+return spack('<I2@text{ddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$})

@@ -3,7 +3,7 @@
 -- so that the string is loaded once and saved once. If a string cannot be read, only the callers of
 -- that string get an error.
 local args, virtual = ARGV[1], 0
-local now, at = sunpack('<d', args)
+local now, stamp, at = sunpack('<dxxxxxxI2', args)
 @clock
 local get = call
 if #KEYS > 1 then
@@ -11,9 +11,10 @@ if #KEYS > 1 then
   get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 
--- replies has the numbers of the reply, and filled is how many there are. For each batch, they are
--- the kind (ReplyPlain and the others in luagen.go), then the numbers of this kind.
-local replies, filled = {}, 0
+-- replies has the numbers of the reply, and filled is how many there are. The first is the stamp, as
+-- in single.lua. For each batch, the kind follows (ReplyPlain and the others in luagen.go), then the
+-- numbers of this kind.
+local replies, filled = { stamp }, 1
 for index = 1, #KEYS do
   local key, isCorrupt = KEYS[index], false
   local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$}
@@ -131,4 +132,4 @@ for index = 1, #KEYS do
 @endeach
 @save
 end
-return spack('<' .. string.rep('d', filled), unpack(replies, 1, filled))
+return spack('<I2' .. string.rep('d', filled - 1), unpack(replies, 1, filled))
