@@ -118,6 +118,22 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 	clienttest.RunConcurrent(t, suite(t))
 }
 
+// A proxy loses, repeats, swaps or replaces replies. Clients of the program itself are not tested:
+// rueidis panics at a reply that comes twice.
+func TestNumbersOfOtherCallsAreNotDelivered(t *testing.T) {
+	t.Parallel()
+	t.Run("coalesced", func(t *testing.T) {
+		t.Parallel()
+		clienttest.RepliesOutOfStep(t, clientsOfURLs, func(t *testing.T, client redisstore.Client) *redisstore.Store {
+			return newStore(t, client, redisstore.Options{})
+		})
+	})
+	t.Run("not coalesced", func(t *testing.T) {
+		t.Parallel()
+		clienttest.RepliesOutOfStep(t, clientsOfURLs, suite(t).Open)
+	})
+}
+
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)

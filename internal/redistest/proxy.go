@@ -25,12 +25,13 @@ type Proxy struct {
 	network, upstream string
 	isDropping        bool
 	isCutting         bool
-	firstLost         chan struct{} // for CutOnce: closed when a reply is lost, which ends the cut
-	replacement       string        // the argument of ReplaceReply; "" after it was sent
-	onlyMatching      []byte        // the argument of Only, in lower case
-	firstReplyDelay   time.Duration // of the first reply of a connection
-	blockedIPs        []string      // of clients
-	blockedChanged    chan struct{} // closed when blockedIPs changes
+	firstLost         chan struct{}               // for CutOnce: closed when a reply is lost, which ends the cut
+	replacement       string                      // the argument of ReplaceReply; "" after it was sent
+	mangle            func(replies []byte) []byte // the argument of MangleReplies
+	onlyMatching      []byte                      // the argument of Only, in lower case
+	firstReplyDelay   time.Duration               // of the first reply of a connection
+	blockedIPs        []string                    // of clients
+	blockedChanged    chan struct{}               // closed when blockedIPs changes
 	conns             map[net.Conn]struct{}
 	isClosed          bool
 }
@@ -81,10 +82,17 @@ func (p *Proxy) CutOnce(stop <-chan struct{}) {
 // ReplaceReply makes the proxy send this text in place of the next reply, once.
 func (p *Proxy) ReplaceReply(text string) { p.set(func() { p.replacement = text }) }
 
-// Only makes DropReplies, CutOnReply and ReplaceReply affect only connections whose client has
-// sent this text, in upper or lower case. So handshakes still work. With an empty text, all
-// connections are affected. Replies that are in flight when the client sends the text may be lost
-// too.
+// MangleReplies makes the proxy send what mangle returns in place of replies, until
+// MangleReplies(nil). mangle gets one or several replies, or a part of one. Connections may call it
+// at the same time. Unlike a TCP connection, this can lose one reply and keep those after it.
+func (p *Proxy) MangleReplies(mangle func(replies []byte) []byte) {
+	p.set(func() { p.mangle = mangle })
+}
+
+// Only makes DropReplies, CutOnReply, ReplaceReply and MangleReplies affect only connections whose
+// client has sent this text, in upper or lower case. So handshakes still work. With an empty text,
+// all connections are affected. Replies that are in flight when the client sends the text may be
+// lost too.
 func (p *Proxy) Only(text string) {
 	p.set(func() { p.onlyMatching = bytes.ToLower([]byte(text)) })
 }
@@ -205,8 +213,9 @@ type link struct {
 	// and CutOnReply are both off. hasMatched is guarded by proxy.mu.
 	hasMatched bool
 
-	hasLostReply bool   // a reply was discarded; used only by forwardReplies
-	replacement  []byte // of a replaced reply; used only by forwardReplies
+	hasLostReply bool                // a reply was discarded; used only by forwardReplies
+	replacement  []byte              // of a replaced reply; used only by forwardReplies
+	mangle       func([]byte) []byte // of mangled replies; used only by forwardReplies
 }
 
 func (l *link) forwardRequests() {
@@ -260,6 +269,8 @@ func (l *link) forwardReplies() {
 			return
 		case replaced:
 			reply = l.replacement
+		case mangled:
+			reply = l.mangle(reply)
 		}
 		if _, err := l.client.Write(reply); err != nil {
 			return
@@ -275,6 +286,7 @@ const (
 	discarded                // the client does not get the reply
 	disconnected             // the client's connection is closed
 	replaced                 // the client gets another reply
+	mangled                  // the client gets what the function of MangleReplies returns
 )
 
 // decideFate decides the fate of a reply that has just arrived.
@@ -299,6 +311,9 @@ func (l *link) decideFate() fate {
 		p.recordLossLocked()
 		l.replacement, p.replacement = []byte(p.replacement), ""
 		return replaced
+	case p.mangle != nil && isAffected:
+		l.mangle = p.mangle
+		return mangled
 	}
 	if !p.isDropping && !p.isCutting {
 		l.hasMatched = false

@@ -89,6 +89,13 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 	clienttest.RunConcurrent(t, suite(t))
 }
 
+// go-redis sends one command at a time on a connection, and closes it if a reply is late. So it gets
+// in step again by itself.
+func TestNumbersOfOtherCallsAreNotDelivered(t *testing.T) {
+	t.Parallel()
+	clienttest.RepliesOutOfStep(t, plain, suite(t).Open)
+}
+
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
