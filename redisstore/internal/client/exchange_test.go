@@ -31,6 +31,14 @@ func commandsOf(lines ...string) string {
 	return b.String()
 }
 
+// stampedCommand returns the command of a script whose argument has the stamp of a number. Its reply
+// must begin with the two bytes of the number, the lower one first.
+func stampedCommand(number uint16) string {
+	argument := make([]byte, 60)
+	PutStamp(argument, number)
+	return "*5\r\n$7\r\nEVALSHA\r\n$40\r\n" + strings.Repeat("0", 40) + "\r\n$1\r\n1\r\n$25\r\nps1{user:123456789}second\r\n$60\r\n" + string(argument) + "\r\n"
+}
+
 // receiveAll passes a stream to an exchange in pieces. It returns the bytes that the exchange
 // accepts, and its error.
 func receiveAll(x *exchange, stream string, piece func() int) (accepted string, err error) {
@@ -148,6 +156,41 @@ func TestMalformedRepliesDoNotPass(t *testing.T) {
 	}
 }
 
+// A script's reply passes only if it has the stamp of its call, or is an error.
+func TestRepliesToOtherCallsDoNotPass(t *testing.T) {
+	const first, second = "$6\r\n\x01\x02abcd\r\n", "$6\r\n\x02\x02abcd\r\n"
+	for name, c := range map[string]struct{ stream, surplus string }{
+		"in order":                {first + second, ""},
+		"only the stamp":          {"$2\r\n\x01\x02\r\n", ""},
+		"an error first":          {"-NOSCRIPT\r\n" + second, ""},
+		"the first is lost":       {second, "\n"},
+		"the first is repeated":   {first + first, "\n"},
+		"swapped":                 {second + first, "\n" + first},
+		"half a stamp":            {"$1\r\n\x01\r\n", "\n"},
+		"half the second stamp":   {first + "$1\r\n\x02\r\n", "\n"},
+		"an empty string":         {first + "$0\r\n\r\n", "\n"},
+		"a null":                  {"$-1\r\n", "\n"},
+		"a reply to PING":         {"+PONG\r\n", "\n"},
+		"an integer":              {":513\r\n", "\n"},
+		"an array with the stamp": {"*1\r\n" + first, "\n"},
+		"a push before it":        {">1\r\n$2\r\n\x02\x02\r\n" + first + second, ""},
+	} {
+		for pieces, piece := range map[string]func() int{"whole": whole, "byte by byte": single} {
+			x := new(exchange)
+			for sent := commandsOf("PING") + stampedCommand(0x0201) + stampedCommand(0x0202) + commandsOf("PING"); sent != ""; {
+				n := min(piece(), len(sent))
+				x.send([]byte(sent[:n]))
+				sent = sent[n:]
+			}
+			stream := "+PONG\r\n" + c.stream
+			accepted, err := receiveAll(x, stream, piece)
+			if want := strings.TrimSuffix(stream, c.surplus); accepted != want || (err != nil) != (c.surplus != "") {
+				t.Errorf("%s, %s: accepted %q of %q and the error %v; want %q", name, pieces, accepted, stream, err, want)
+			}
+		}
+	}
+}
+
 func TestLinesAreBounded(t *testing.T) {
 	x := new(exchange)
 	x.send([]byte(commandsOf(evalsha)))
@@ -173,7 +216,7 @@ func TestCommandsAreCounted(t *testing.T) {
 }
 
 func TestExchangesDoNotAllocate(t *testing.T) {
-	x, command, reply := new(exchange), []byte(commandsOf(evalsha)), []byte("$40\r\n"+strings.Repeat("\x00", 40)+"\r\n")
+	x, command, reply := new(exchange), []byte(stampedCommand(0)), []byte("$40\r\n"+strings.Repeat("\x00", 40)+"\r\n")
 	if n := testing.AllocsPerRun(100, func() {
 		x.send(command)
 		if _, err := x.receive(reply); err != nil {
@@ -187,7 +230,7 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 // BenchmarkExchange measures what the checks add to a script call.
 func BenchmarkExchange(b *testing.B) {
 	x, reply := new(exchange), []byte("$40\r\n"+strings.Repeat("\x00", 40)+"\r\n")
-	command := []byte(commandsOf("EVALSHA 0123456789012345678901234567890123456789 1 ps1{user:12345}second 100 1000000 100 1 0 0 0"))
+	command := []byte(stampedCommand(0))
 	for b.Loop() {
 		x.send(command)
 		if _, err := x.receive(reply); err != nil {
@@ -205,9 +248,10 @@ func FuzzReplies(f *testing.F) {
 	}
 	f.Add(byte(sentinelClient), uint64(1), []byte("*0\r\n*2\r\n+1.1.1.1\r\n+1\r\n\x00*0\r\n"))
 	f.Add(byte(sentinelClient), uint64(1), []byte(">3\r\n+unsubscribe\r\n+a\r\n:0\r\n+PONG\r\n*0\r\n*2\r\n+1.1.1.1\r\n+1\r\n\x00*1\r\n+master\r\n"))
+	f.Add(byte(pipelined), uint64(1), []byte("$1\r\na\r\n+a\r\n-no\r\n+PONG\r\n-no\r\n*1\r\n+a\r\n+a\r\n+a\r\n$3\r\naa1\r\n$2\r\nba\r\n"))
 	f.Fuzz(func(t *testing.T, mode byte, seed uint64, stream []byte) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		sent := commandsOf(evalsha, "GET k", "UNSUBSCRIBE a", "PING", "SUBSCRIBE a b", "ROLE", "GET k", "GET k")
+		sent := commandsOf(evalsha, "GET k", "UNSUBSCRIBE a", "PING", "SUBSCRIBE a b", "ROLE", "GET k", "GET k") + stampedCommand(0x6161) + stampedCommand(0x6162)
 		one, many := new(exchange), new(exchange)
 		one.send([]byte(sent))
 		many.send([]byte(sent))
