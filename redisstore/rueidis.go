@@ -14,7 +14,9 @@ import (
 //
 // rueidis panics on a goroutine of its own if a reply is malformed, or if a server sends an error
 // before the first command of a connection, as it does when it has too many clients. This ends the
-// program. Dial and Open guard against that; NewRueidis cannot.
+// program. If a proxy loses or repeats a reply, the connection stays out of step: later replies
+// answer other calls. The store returns errors for them until the client is closed. Dial and Open
+// guard against both; NewRueidis cannot.
 func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
 
 type rueidisClient struct{ rueidis.Client }

@@ -22,7 +22,7 @@ var elsewhere = map[string][]string{
 	"F9":  {"redisstore/internal/clienttest/errors.go: clusterDown"},
 	"F11": {"redisstore/servers_test.go: TestServersReportWhetherCountersMayBeEvicted"},
 	"F12": {"redisstore/internal/clienttest/faults.go: forgottenScriptsChargeOnce"},
-	"F15": {"redisstore/internal/clienttest/faults.go: lostRepliesNeverChargeTwice"},
+	"F15": {"redisstore/internal/clienttest/faults.go: lostRepliesNeverChargeTwice", "redisstore/internal/clienttest/outofstep.go: RepliesOutOfStep"},
 	"F17": {"redisstore/internal/clienttest/errors.go: rightsOnOneServer", "redisstore/internal/clienttest/errors.go: wrongLogin"},
 	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
 		"internal/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},

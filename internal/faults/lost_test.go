@@ -30,6 +30,12 @@ var lost = []fault{
 		wantErrors: unknown, hasUnseenCharges: true,
 	},
 	{
+		id: "F15", name: "replies lost on connections that go on",
+		route: lossy,
+		begin: lose(skipReplies, true), end: lose(skipReplies, false),
+		wantErrors: unknown, hasUnseenCharges: true,
+	},
+	{
 		id: "F15", name: "connections lost with their replies",
 		route: lossy,
 		begin: lose((*redistest.Proxy).CutOnReply, true), end: lose((*redistest.Proxy).CutOnReply, false),
@@ -70,6 +76,15 @@ func lose(how func(*redistest.Proxy, bool), isOn bool) func(*experiment) {
 		e.target.lossy.Only("EVALSHA")
 		how(e.target.lossy, isOn)
 	}
+}
+
+// skipReplies makes the proxy lose replies and then deliver later ones on the same connections.
+func skipReplies(p *redistest.Proxy, isOn bool) {
+	if isOn {
+		p.MangleReplies(func([]byte) []byte { return nil })
+		return
+	}
+	p.MangleReplies(nil)
 }
 
 func checkNoError(e *experiment) {

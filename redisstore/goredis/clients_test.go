@@ -89,8 +89,8 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 	clienttest.RunConcurrent(t, suite(t))
 }
 
-// go-redis sends one command at a time on a connection, and closes it if a reply is late. So it gets
-// in step again by itself.
+// go-redis sends one command at a time on a connection, and closes it if a reply is late. So its
+// connections do not stay out of step.
 func TestNumbersOfOtherCallsAreNotDelivered(t *testing.T) {
 	t.Parallel()
 	clienttest.RepliesOutOfStep(t, plain, suite(t).Open)

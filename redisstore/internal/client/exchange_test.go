@@ -31,8 +31,8 @@ func commandsOf(lines ...string) string {
 	return b.String()
 }
 
-// stampedCommand returns the command of a script whose argument has the stamp of a number. Its reply
-// must begin with the two bytes of the number, the lower one first.
+// stampedCommand returns the command of a script whose argument has the stamp of a number. The
+// reply must begin with the two bytes of the number, the lower one first.
 func stampedCommand(number uint16) string {
 	argument := make([]byte, 60)
 	PutStamp(argument, number)

@@ -107,8 +107,8 @@ func RepliesOutOfStep(t *testing.T, l Library, open func(*testing.T, redisstore.
 	}
 }
 
-// callOutOfStep makes one charge, or a batch that needs a script of the kind mixed, for the key of a
-// caller. It returns the error of an unavailable store.
+// callOutOfStep charges the key of a caller: once, or by a batch that needs a script of the kind
+// mixed. It returns the error of an unavailable store.
 func callOutOfStep(t *testing.T, store penstock.Store, who, i int) error {
 	ctx, cancel := context.WithTimeout(t.Context(), patienceOutOfStep)
 	defer cancel()

@@ -11,9 +11,9 @@ if #KEYS > 1 then
   get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 
--- replies has the numbers of the reply, and filled is how many there are. The first is the stamp, as
--- in single.lua. For each batch, the kind follows (ReplyPlain and the others in luagen.go), then the
--- numbers of this kind.
+-- replies has the numbers of the reply, and filled is how many there are. The first is the stamp,
+-- as in single.lua. For each batch, the kind follows (ReplyPlain and the others in luagen.go), and
+-- then the numbers of this kind.
 local replies, filled = { stamp }, 1
 for index = 1, #KEYS do
   local key, isCorrupt = KEYS[index], false
