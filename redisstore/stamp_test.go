@@ -69,7 +69,12 @@ func TestConnectionThatLostAReplyEnds(t *testing.T) {
 			t.Parallel()
 			target := clienttest.OneBehindProxy(t)
 			proxy := target.Proxies[0]
-			store := redisstore.DisableCoalescing(newStore(t, dial("redis://"+proxy.Addr())(t), redisstore.Options{}))
+			option, err := redisstore.ParseURL("redis://" + proxy.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			option.PipelineMultiplex = -1 // one connection
+			store := redisstore.DisableCoalescing(newStore(t, redisstore.Dial(option), redisstore.Options{}))
 			plan := slowRefill("d", 1000)
 			remaining(t, store, "k", plan) // the server knows the script
 			before := connectionsOf(t, target.Servers[0])

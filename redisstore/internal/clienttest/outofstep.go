@@ -91,10 +91,11 @@ func RepliesOutOfStep(t *testing.T, l Library, open func(*testing.T, redisstore.
 			}
 			all.Wait()
 			target.Proxies[0].MangleReplies(nil)
-			if mangler.replies == 0 {
+			replies := mangler.count()
+			if replies == 0 {
 				t.Error("no reply was disturbed; want some")
 			}
-			t.Logf("counted: %d of %d calls got a decision (%d replies)", answers.Load(), callersOutOfStep*callsOutOfStep, mangler.replies)
+			t.Logf("counted: %d of %d calls got a decision (%d replies)", answers.Load(), callersOutOfStep*callsOutOfStep, replies)
 			eventually.NoError(t, func() error { // the client recovers
 				for i := range 10 * callersOutOfStep {
 					if err := callOutOfStep(t, store, i%callersOutOfStep, i); err != nil {
@@ -159,6 +160,13 @@ func (m *mangler) mangle(sent []byte) (mangled []byte) {
 		m.replies++
 	}
 	return mangled
+}
+
+// count returns how many replies the mangler has got.
+func (m *mangler) count() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.replies
 }
 
 // lengthOfReply returns the length of the first reply, which is a string or a line. If it is not
