@@ -23,6 +23,8 @@ type Admission struct {
 	decision  penstock.Decision
 	isLimited bool // a limit applies, so there is a decision
 
+	skippedRule string // of the first limit that failed open
+
 	isRejected      bool
 	actualCostPlus1 atomic.Int64 // 0 while the true cost is unknown
 	isStatusUnknown atomic.Bool
@@ -262,6 +264,7 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 		if !d.Allowed {
 			return a.deny(latency), nil
 		}
+		a.noteSkipped(d.Source)
 	}
 	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision is only about other rules
 	return Allowed, nil
@@ -307,6 +310,7 @@ func (a *Admission) applyDecision(d penstock.Decision, latency time.Duration, er
 	if !d.Allowed {
 		return a.deny(latency), nil
 	}
+	a.noteSkipped(d.Source)
 	if !a.isRepeat { // the charges of a repeat are corrected with the first request
 		a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d)
 	}
@@ -365,7 +369,21 @@ func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error
 		}
 	}
 	a.decision = penstock.Decision{Allowed: true, Source: penstock.FromOpen}
+	a.noteSkipped(penstock.FromOpen)
 	return a.observeUndecided(FailedOpen, 0, penstock.FromOpen, latency, err), nil
+}
+
+// noteSkipped notes the first limit that failed open in an admitting decision from the source.
+func (a *Admission) noteSkipped(s penstock.Source) {
+	if a.skippedRule != "" || !isWithoutStore(s) {
+		return
+	}
+	for _, l := range a.evaluation.Limits {
+		if isNotCounted(l, s) {
+			a.skippedRule = l.Rule.Name
+			return
+		}
+	}
 }
 
 // closedRetryAfter is how soon a client should retry while the store gives no answer.
@@ -417,6 +435,9 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
 	a.event.Context = a.call.Context
+	if o.IsAdmitted() {
+		a.event.SkippedRule = a.skippedRule
+	}
 	if !a.request.Peek {
 		a.controller.options.Observe(&a.event)
 	}

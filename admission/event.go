@@ -33,6 +33,11 @@ type Event struct {
 
 	Latency time.Duration // of the decision, without the wait that follows it
 
+	// SkippedRule is the rule of a limit that did not count the admitted request, because the store
+	// gave no answer and the limit fails open. Other limits may have counted the request. It is empty
+	// if no limit was skipped. If several were, it is the rule of the first.
+	SkippedRule string
+
 	// Err is why the store gave no answer. It is nil for the errors that a fallback within the store
 	// has handled: such a store reports them itself, as by guard.Options.OnStoreError.
 	Err error

@@ -54,6 +54,7 @@ type Counts struct {
 	decisionsBySource      []atomic.Uint64
 	errorsByReason         []atomic.Uint64 // by the index of the reason in reasons
 	unknownOutcome         atomic.Uint64
+	uncounted              atomic.Uint64
 	tokensRejectedByReason []atomic.Uint64 // by the index of the reason in tokenReasons
 	breakerChangesByState  []atomic.Uint64 // by the new state
 }
@@ -118,6 +119,9 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 	if c.isNearLimit(e) {
 		s.nearLimit.Add(1)
 	}
+	if e.SkippedRule != "" {
+		c.uncounted.Add(1)
+	}
 	if e.Outcome != admission.Abandoned {
 		c.countUnguarded(e.Err)
 	}
@@ -168,6 +172,9 @@ func (c *Counts) ObserveDecision(e guard.Event) {
 	}
 	outcome := outcomeOf(&e)
 	c.count(e.Context, rule, outcome, e.Latency)
+	if outcome == admission.FailedOpen {
+		c.uncounted.Add(1)
+	}
 	if e.Err == nil {
 		c.countSource(e.Source)
 	} else if outcome != admission.Abandoned {

@@ -48,6 +48,7 @@ func (c *Counts) counters() map[string]uint64 {
 	c.TokensRejected(func(reason string, n uint64) { add("token:"+reason, n) })
 	c.BreakerChanges(func(to guard.State, n uint64) { add("breaker:"+to.String(), n) })
 	add("unknown outcome", c.UnknownOutcomes())
+	add("uncounted", c.Uncounted())
 	return all
 }
 
@@ -119,10 +120,10 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 		want   string
 	}{
 		{name: "without guards", events: func(c *Counts) {
-			observeRequest(c, admission.FailedOpen, penstock.FromOpen, timeoutErr)
+			c.ObserveRequest(&admission.Event{Rule: "search", Outcome: admission.FailedOpen, Source: penstock.FromOpen, Err: timeoutErr, SkippedRule: "search"})
 			observeRequest(c, admission.FailedClosed, penstock.FromClosed, errors.New("?"))
 			observeRequest(c, admission.Allowed, penstock.FromFallback, timeoutErr)
-		}, want: "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 unknown outcome:2]"},
+		}, want: "map[error:other:1 error:timeout:2 source:closed:1 source:fallback:1 source:open:1 uncounted:1 unknown outcome:2]"},
 		{name: "with guards", events: func(c *Counts) {
 			c.SetGuards(Guards{})
 			c.ObserveStoreError(guard.Event{Err: timeoutErr, Reason: "timeout"})
@@ -135,13 +136,18 @@ func TestErrorsAreCountedOnce(t *testing.T) {
 			observeRequest(c, admission.ShadowDenied, penstock.FromStore, nil)
 			observeRequest(c, admission.DeniedNewIdentity, penstock.FromStore, nil)
 		}, want: "map[]"},
+		{name: "skipped limits", events: func(c *Counts) {
+			c.ObserveRequest(&admission.Event{Rule: "search", Outcome: admission.Allowed, Source: penstock.FromFallback, SkippedRule: "flood"})
+			c.ObserveRequest(&admission.Event{Outcome: admission.Unlimited, SkippedRule: "flood"})
+		}, want: "map[source:fallback:1 uncounted:2]"},
 		{name: "decisions", events: func(c *Counts) {
 			plan := penstock.PerSecond(1).MustCompile()
 			c.ObserveDecision(guard.Event{Plan: plan, Allowed: true})
 			c.ObserveDecision(guard.Event{Plan: plan, Source: penstock.FromDenyCache})
+			c.ObserveDecision(guard.Event{Plan: plan, Allowed: true, Source: penstock.FromOpen})
 			c.ObserveDecision(guard.Event{Err: timeoutErr, Reason: "timeout"})
 			c.ObserveDecision(guard.Event{Err: context.Canceled, Reason: "canceled"})
-		}, want: "map[error:timeout:1 source:deny_cache:1 source:store:1 unknown outcome:1]"},
+		}, want: "map[error:timeout:1 source:deny_cache:1 source:open:1 source:store:1 uncounted:1 unknown outcome:1]"},
 		{name: "tokens, breakers and unknown values", events: func(c *Counts) {
 			c.TokenRejected(&policy.TokenError{Reason: "expired"})
 			c.TokenRejected(&policy.TokenError{Reason: "?"})

@@ -32,6 +32,9 @@ func (s *Server) observe(j *job, latency time.Duration) {
 	if j.err == nil {
 		e.Source, e.Decision, e.Charges = j.decision.Source, &j.decision, j.charges
 	}
+	if e.Outcome == admission.FailedOpen {
+		e.SkippedRule = e.Rule
+	}
 	s.options.Observe(e)
 	*e = admission.Event{} // so that the pooled event keeps no key
 	eventPool.Put(e)

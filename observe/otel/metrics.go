@@ -53,8 +53,8 @@ type Metrics struct {
 
 // instruments are the instruments of all numbers that Metrics reports.
 type instruments struct {
-	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, tokensRejected metric.Int64ObservableCounter
-	waiting                                                                                 metric.Int64ObservableUpDownCounter
+	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, uncounted, tokensRejected metric.Int64ObservableCounter
+	waiting                                                                                            metric.Int64ObservableUpDownCounter
 
 	breakerState                                                metric.Int64ObservableGauge
 	breakerChanges, leaseUnits, clockSteps, scriptEvents        metric.Int64ObservableCounter
@@ -132,6 +132,7 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 	makeCounter(&i.decisions, "ratelimit.decisions", "{decision}", "Requests that limits applied to, by the source of the decision.")
 	makeCounter(&i.errors, "ratelimit.store.errors", "{call}", "Store calls that failed, by reason.")
 	makeCounter(&i.unknownOutcomes, "ratelimit.store.unknown_outcomes", "{call}", "Store calls that failed although their charges may have been made.")
+	makeCounter(&i.uncounted, "ratelimit.uncounted_requests", "{request}", "Requests that passed although a limit that fails open did not count them.")
 	makeCounter(&i.tokensRejected, "ratelimit.tokens.rejected", "{request}", "Requests whose token was rejected, by reason; they are limited like requests without a token.")
 	makeUpDown(&i.waiting, "ratelimit.waiting_requests", "{request}", "Requests that wait until their limits allow them.")
 	makeCounter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
@@ -173,6 +174,7 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 	})
 	m.Errors(func(reason string, n uint64) { report(m.instruments.errors, n, errorKey.String(reason)) })
 	report(m.instruments.unknownOutcomes, m.UnknownOutcomes())
+	report(m.instruments.uncounted, m.Uncounted())
 	m.TokensRejected(func(reason string, n uint64) { report(m.instruments.tokensRejected, n, errorKey.String(reason)) })
 	report(m.instruments.waiting, uint64(m.Waiting()))
 	if g := m.Guards(); g != nil {

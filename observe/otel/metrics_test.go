@@ -113,7 +113,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 	}
 	r.count(sampledContext(t), admission.Denied)
 	r.count(t.Context(), admission.ShadowDenied)
-	r.ObserveRequest(&admission.Event{Outcome: admission.Unlimited})
+	r.ObserveRequest(&admission.Event{Outcome: admission.Unlimited, SkippedRule: "flood"})
 	r.AddWaiting(func() int { return 7 })
 	r.CountError(penstock.NewStoreError(penstock.ReasonTimeout, nil))
 	r.TokenRejected(&policy.TokenError{Reason: "expired"})
@@ -128,6 +128,7 @@ func TestRequestsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.store.errors{error.type=timeout} 1",
 		"ratelimit.store.unknown_outcomes{} 1",
 		"ratelimit.tokens.rejected{error.type=expired} 1",
+		"ratelimit.uncounted_requests{} 1",
 		"ratelimit.waiting_requests{} 7",
 	}
 	if got := r.series(t); !slices.Equal(got, want) {
@@ -167,6 +168,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.store.scripts{script.event=load} 4",
 		"ratelimit.store.scripts{script.event=noscript} 3",
 		"ratelimit.store.unknown_outcomes{} 0",
+		"ratelimit.uncounted_requests{} 0",
 		"ratelimit.waiting_requests{} 0",
 	}
 	if got := r.series(t); !slices.Equal(got, want) {

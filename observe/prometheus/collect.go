@@ -27,6 +27,7 @@ var (
 	decisionsDesc      = newDesc("rate_limiter_decisions_total", "Requests that limits applied to, by the source of the decision.", "source")
 	failuresDesc       = newDesc("rate_limiter_errors_total", "Store calls that failed, by reason.", "reason")
 	unknownOutcomeDesc = newDesc("rate_limiter_decisions_unknown_outcome_total", "Store calls that failed although their charges may have been made.")
+	uncountedDesc      = newDesc("rate_limiter_requests_uncounted_total", "Requests that passed although a limit with on_failure open did not count them.")
 	tokensRejectedDesc = newDesc("rate_limiter_tokens_rejected_total", "Requests whose token was rejected, by reason; they are limited like requests without a token.", "reason")
 	waitingDesc        = newDesc("rate_limiter_requests_waiting", "Requests that wait until their limits allow them.")
 
@@ -48,7 +49,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, tokensRejectedDesc, waitingDesc,
+		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, uncountedDesc, tokensRejectedDesc, waitingDesc,
 		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
 	} {
 		to <- desc
@@ -65,6 +66,7 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	m.Decisions(func(source penstock.Source, n uint64) { s.counter(decisionsDesc, n, source.String()) })
 	m.Errors(func(reason string, n uint64) { s.counter(failuresDesc, n, reason) })
 	s.counter(unknownOutcomeDesc, m.UnknownOutcomes())
+	s.counter(uncountedDesc, m.Uncounted())
 	m.TokensRejected(func(reason string, n uint64) { s.counter(tokensRejectedDesc, n, reason) })
 	s.gauge(waitingDesc, m.Waiting())
 	if g := m.Guards(); g != nil {

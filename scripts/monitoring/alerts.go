@@ -72,10 +72,10 @@ var alerts = []alert{
 		fires: series("rate_limiter_breaker_state", `node="default"`, "2x30"), quiet: series("rate_limiter_breaker_state", `node="default"`, "0x30"),
 	},
 	{
-		name: "PenstockRequestsUnlimited", query: `sum by (job) (rate(rate_limiter_decisions_total{source="open"}[2m])) > 0`, wait: time.Minute, severity: "critical",
-		summary: "Requests pass without a limit", description: `{{ $value | printf "%.1f" }} requests a second pass without being counted, because of on_failure: open.`,
-		fires: series("rate_limiter_decisions_total", `source="open"`, "0+60x30"),
-		quiet: together(series("rate_limiter_decisions_total", `source="open"`, "7x30"), series("rate_limiter_decisions_total", `source="store"`, "0+60x30")),
+		name: "PenstockRequestsUnlimited", query: "sum by (job) (rate(rate_limiter_requests_uncounted_total[2m])) > 0", wait: time.Minute, severity: "critical",
+		summary: "Requests pass without a limit", description: `{{ $value | printf "%.1f" }} requests a second pass although a limit with on_failure: open does not count them.`,
+		fires: series("rate_limiter_requests_uncounted_total", "", "0+60x30"),
+		quiet: series("rate_limiter_requests_uncounted_total", "", "7x30"),
 	},
 	{
 		name: "PenstockRequestsRefused", query: `sum by (job) (rate(rate_limiter_decisions_total{source="closed"}[2m])) > 0`, wait: time.Minute, severity: "critical",

@@ -129,6 +129,8 @@ func dashboard() []row {
 		{title: "Decisions", panels: []panel{
 			stacked(chart("Decisions by source", "Who decided: Redis, the deny cache, a lease, or a fallback.", "reqps",
 				query{rate("source", "rate_limiter_decisions_total", selected), "{{source}}"})),
+			chart("Uncounted requests", "They passed although a limit with on_failure: open did not count them.", "reqps",
+				query{"sum by (instance) (rate(rate_limiter_requests_uncounted_total{" + selected + "}[$__rate_interval]))", "{{instance}}"}),
 			chart("Time of decisions", "", "s",
 				percentile(50, "rate_limiter_latency_seconds", selectedRule),
 				percentile(95, "rate_limiter_latency_seconds", selectedRule),

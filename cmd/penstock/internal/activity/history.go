@@ -12,10 +12,11 @@ import (
 // whole instance.
 type Series struct{ Rule, Limit, Name string }
 
-// The series of the whole instance have names with these prefixes.
+// The series of the whole instance have the name Uncounted, or names with these prefixes.
 const (
-	SourcePrefix = "source:" // decisions, by their source
-	ErrorPrefix  = "error:"  // errors of the store, by their reason
+	Uncounted    = "uncounted" // requests that passed although a limit that fails open did not count them
+	SourcePrefix = "source:"   // decisions, by their source
+	ErrorPrefix  = "error:"    // errors of the store, by their reason
 )
 
 // Overflow is the rule, and the limit, of the series that add up all counters without a ring.

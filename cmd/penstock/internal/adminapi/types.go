@@ -63,7 +63,7 @@ type FleetState struct {
 type Count struct {
 	Rule   string `json:"rule,omitempty" doc:"empty for counts of the whole instance"`
 	Limit  string `json:"limit,omitempty"`
-	Name   string `json:"name" doc:"what is counted: an outcome, such as allowed or denied; near_limit; waited; source:NAME for decisions by their source; error:REASON for failed calls of the store by their reason"`
+	Name   string `json:"name" doc:"what is counted: an outcome, such as allowed or denied; near_limit; waited; uncounted for requests that passed although a limit that fails open did not count them; source:NAME for decisions by their source; error:REASON for failed calls of the store by their reason"`
 	Last10 uint64 `json:"last_10s" doc:"in the last 10 seconds"`
 	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
 }

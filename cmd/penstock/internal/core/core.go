@@ -287,17 +287,14 @@ func (c *Core) Observe(e *admission.Event) {
 	if e.Err != nil && e.Outcome != admission.Abandoned && !isReportedByGuards {
 		c.noteFailure(e.Err)
 	}
-	if !isEnforcedDecision(e) {
-		return
+	if e.SkippedRule != "" {
+		c.failOpen.reportPassed(e.SkippedRule)
 	}
-	switch e.Source {
-	case penstock.FromStore:
+	if e.Source == penstock.FromStore && isEnforcedDecision(e) {
 		c.health.answered()
 		if e.Latency > 0 {
 			c.Activity.Store.Observe(e.Latency)
 		}
-	case penstock.FromOpen:
-		c.failOpen.reportPassed(e.Rule)
 	}
 }
 

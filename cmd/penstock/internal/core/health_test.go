@@ -221,7 +221,7 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		}
 		passUnlimited := func(n int) {
 			for range n {
-				c.Observe(&admission.Event{Rule: "search", Outcome: admission.FailedOpen, Source: penstock.FromOpen})
+				c.Observe(&admission.Event{Rule: "other", Outcome: admission.Allowed, Source: penstock.FromFallback, SkippedRule: "search"})
 			}
 		}
 		c.Observe(&admission.Event{Rule: "search", Outcome: admission.ShadowAllowed, Source: penstock.FromOpen})

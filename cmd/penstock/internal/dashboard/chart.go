@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
@@ -63,12 +64,12 @@ func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings
 			{Label: "Rejected otherwise", Style: 6, Rule: rule, Series: rejected},
 		}},
 		{ID: "denied", Title: "Denied by rule", Unit: "/s", Source: "history", Lines: deniedLines(history)},
-		{ID: "sources", Title: "Who decided", Note: "Local: the fallback of this instance. Open and closed: no limit was consulted.", Unit: "/s", Source: "history", Lines: []line{
+		{ID: "sources", Title: "Who decided", Note: "Local: the fallback of this instance. Uncounted: a limit that fails open did not count the request. Closed: a limit that fails closed rejected it.", Unit: "/s", Source: "history", Lines: []line{
 			{Label: "Store", Style: 1, Series: []string{"source:store"}},
 			{Label: "Deny cache", Style: 2, Series: []string{"source:deny_cache"}},
 			{Label: "Lease", Style: 4, Series: []string{"source:lease"}},
 			{Label: "Local", Style: 3, Series: []string{"source:fallback"}},
-			{Label: "Open", Style: 5, Series: []string{"source:open"}},
+			{Label: "Uncounted", Style: 5, Series: []string{activity.Uncounted}},
 			{Label: "Closed", Style: 6, Series: []string{"source:closed"}},
 		}},
 		{ID: "store", Title: "Store latency", Note: "Of decisions, as this instance sees them.", Unit: "ms", Source: "store", Lines: []line{

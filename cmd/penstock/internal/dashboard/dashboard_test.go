@@ -123,6 +123,7 @@ func (s *site) spend(key string, n int) {
 		add(activity.Series{Rule: "api", Limit: "hour", Name: "denied"}, 1230)
 		add(activity.Series{Rule: "api", Limit: "hour.candidate", Name: "shadow_denied"}, 777)
 		add(activity.Series{Name: "source:store"}, 1350)
+		add(activity.Series{Name: activity.Uncounted}, 40)
 	})
 }
 
@@ -178,7 +179,7 @@ func TestPagesShowWhatTheAPIHas(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	for _, path := range []string{"", "dashboard", "dashboard?span=minutes", "dashboard?rule=api"} {
-		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests of all instances", "all instances, last 10 s", "Denied by rule, this instance", "Store latency, this instance", "Limits in the last minute, all instances",
+		s.mustHave(s.text(path, 200), "Allowed 12.0 /s", "Denied 123 /s 91\u00a0% of requests of all instances", "all instances, last 10 s; 4.00/s uncounted by a limit that fails open", "Denied by rule, this instance", "Store latency, this instance", "Limits in the last minute, all instances",
 			"one of them counts it here", "Waiting now 7", "Store, 99 % 3.07 ms", "Breaker closed", "api .hour 120 1"+thin+"230", "v1.2.3", "this one", "Forwarded requests, and upstream errors")
 	}
 	rules := s.text("rules", 200)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
@@ -102,7 +103,7 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 }
 
 // rates has the number of requests in the last 10 seconds.
-type rates struct{ Allowed, Denied, Waited, Open, Closed uint64 }
+type rates struct{ Allowed, Denied, Waited, Uncounted uint64 }
 
 // Share returns the part of the requests that was denied, in percent.
 func (r rates) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
@@ -131,12 +132,8 @@ func ratesOf(counts []adminapi.Count) (r rates) {
 			r.Denied += c.Last10
 		case c.Name == "waited":
 			r.Waited += c.Last10
-		}
-		switch c.Name {
-		case "source:open":
-			r.Open += c.Last10
-		case "source:closed":
-			r.Closed += c.Last10
+		case c.Name == activity.Uncounted:
+			r.Uncounted += c.Last10
 		}
 	}
 	return r

@@ -91,7 +91,7 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 // Each calls f with each number that a limit or the whole instance has counted. Numbers of the
-// whole instance have an empty rule. Their names begin with activity.SourcePrefix or ErrorPrefix.
+// whole instance have an empty rule, and the names that package activity defines.
 func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	m.Requests(func(rule Rule, byOutcome []uint64) {
 		for outcome, n := range byOutcome {
@@ -100,6 +100,7 @@ func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	})
 	m.Decisions(func(source penstock.Source, n uint64) { f(Rule{}, activity.SourcePrefix+source.String(), n) })
 	m.Errors(func(reason string, n uint64) { f(Rule{}, activity.ErrorPrefix+reason, n) })
+	f(Rule{}, activity.Uncounted, m.Uncounted())
 }
 
 // AddLinesLost registers the number of lost log lines. Each scrape calls lost. AddLinesLost is

@@ -433,6 +433,17 @@ func (s *Snapshot) sources() map[string]uint64 {
 	return requests
 }
 
+// uncounted returns how many requests passed in the last seconds although a limit that fails open
+// did not count them. Another limit may have decided them by the local share.
+func (s *Snapshot) uncounted() (n uint64) {
+	for _, l := range s.Now.Lines {
+		if l.Rule == "" && l.Name == activity.Uncounted {
+			n += sum(l.Counts)
+		}
+	}
+	return n
+}
+
 func sum(counts []uint32) (total uint64) {
 	for _, n := range counts {
 		total += uint64(n)
@@ -448,6 +459,9 @@ func (s *Snapshot) answers() string {
 	}
 	var parts []string
 	sources := s.sources()
+	if n := s.uncounted(); n > sources[penstock.FromOpen.String()] {
+		parts = append(parts, fmt.Sprintf("uncounted by a limit that fails open %s/s", rate(n)/nowSeconds))
+	}
 	// The worst source is printed first. Index returns -1 for the sources that are not bad.
 	fromBadToWorst := []string{penstock.FromFallback.String(), penstock.FromClosed.String(), penstock.FromOpen.String()}
 	worstFirst := slices.SortedFunc(maps.Keys(sources), func(a, b string) int {

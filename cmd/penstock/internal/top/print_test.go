@@ -130,6 +130,20 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 	}
 }
 
+// Requests that one limit decided by its share and another did not count are in both numbers.
+func TestAnswersNameSkippedLimits(t *testing.T) {
+	s := sample()
+	s.Now.Lines = []adminapi.Line{{Name: "source:fallback", Counts: []uint32{60, 60}}, {Name: "source:open", Counts: []uint32{0, 4}}, {Name: "uncounted", Counts: []uint32{50, 54}}, {Rule: "a", Name: "uncounted", Counts: []uint32{9, 9}}}
+	if got, want := s.answers(), "uncounted by a limit that fails open 52.0/s, admitted uncounted 2.0/s, local, by this instance's share 60.0/s"; got != want {
+		t.Errorf("the answers are %q; want %q", got, want)
+	}
+	s.Now.Lines = s.Now.Lines[:2]
+	s.Now.Lines = append(s.Now.Lines, adminapi.Line{Name: "uncounted", Counts: []uint32{0, 4}})
+	if got, want := s.answers(), "admitted uncounted 2.0/s, local, by this instance's share 60.0/s"; got != want {
+		t.Errorf("the answers are %q; want %q", got, want)
+	}
+}
+
 // Each tier of a limit has a line with its rate, also in a narrow terminal.
 func TestRatesOfTiersHaveTheirNames(t *testing.T) {
 	s := sample()
