@@ -12,13 +12,25 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func TestEventsAreCounted(t *testing.T) {
 	full := penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("memory is full"))
 	log := new(logbuffer.Buffer)
 	core := newCore(Options{Metrics: metrics.New("", nil, 80), Log: log.Logger()})
-	core.rules = &rules{metrics: core.Metrics, log: core.Log}
+	compiled := func(rule string) *policyfile.Policy {
+		config, err := policyfile.Parse("rules.yaml", []byte("rules: [{name: "+rule+", per: global, limits: [{rate: 1/s}]}]"), nil, policyfile.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := config.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	core.rules = &rules{metrics: core.Metrics, log: core.Log, inForce: compiled("a").Rules}
 	core.Metrics.SetRules([]metrics.Rule{{Name: "a", Algorithm: "x"}})
 	readMetrics := func() string {
 		w := httptest.NewRecorder()
@@ -55,9 +67,9 @@ func TestEventsAreCounted(t *testing.T) {
 		t.Errorf("after three store errors, the metrics lack %s", want)
 	}
 	core.rules.reloadFailed(errors.New("line 3: no"))
-	core.rules.reloadSucceeded(Policy{Rules: []metrics.Rule{{Name: "b", Algorithm: "x"}}})
+	core.rules.reloadSucceeded(compiled("b"))
 	after := readMetrics()
-	if !strings.Contains(after, `rule="b"} 0`) || strings.Contains(after, `rule="a"`) {
+	if !strings.Contains(after, `outcome="allowed",rule="b"} 0`) || strings.Contains(after, `rule="a"`) {
 		t.Errorf("after a reload, the metrics have not replaced rule a by b:\n%s", after)
 	}
 	if !strings.Contains(after, `reloads_total{outcome="failure"} 1`) {

@@ -38,6 +38,7 @@ type rules struct {
 	digest        string    // of the current rules
 	warnings      []string  // of the current rules
 	emptyDeny     []string  // files of the current deny list that have no values
+	inForce       *policy.Rules
 }
 
 // openRules loads the policy that the settings name, and the scripts of its limits. It watches the
@@ -106,7 +107,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 				r.reloadFailed(reload.Err)
 				return
 			}
-			r.reloadSucceeded(newPolicy(r.watcher.Policy(), r.settings))
+			r.reloadSucceeded(r.watcher.Policy())
 		},
 	})
 	if err != nil {
@@ -121,13 +122,14 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
 	r.since, r.digest = time.Now(), r.first.Digest
-	r.warnings, r.emptyDeny = r.first.Warnings, r.first.EmptyDeny
+	r.warnings, r.emptyDeny, r.inForce = r.first.Warnings, r.first.EmptyDeny, p.Rules
 	r.metrics.SetRules(r.first.Rules)
 }
 
-// reloadSucceeded records the rules that a reload has put in force. It logs only the warnings that
-// the old rules did not have.
-func (r *rules) reloadSucceeded(p Policy) {
+// reloadSucceeded records the rules that a reload has put in force. It logs what the old rules
+// enforced and the new rules do not, and the warnings that the old rules did not have.
+func (r *rules) reloadSucceeded(file *policyfile.Policy) {
+	p := newPolicy(file, r.settings)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.Reloaded(metrics.ConfigPolicy, nil, time.Now())
@@ -140,12 +142,15 @@ func (r *rules) reloadSucceeded(p Policy) {
 	r.since, r.digest = time.Now(), p.Digest
 	r.metrics.SetRules(p.Rules)
 	r.log.Info("policy reloaded", "policy", p.File, "digest", p.Digest, "rules", p.Count())
+	if removed := removedProtections(r.inForce, file.Rules); removed != "" {
+		r.log.Warn("the new policy does not enforce all that the old one did", "policy", p.File, "removed", removed)
+	}
 	isOld := func(warning string) bool { return slices.Contains(r.warnings, warning) }
 	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), isOld))
 	if !reflect.DeepEqual(p.server, r.first.server) {
 		r.log.Warn("the policy's server section has changed; restart to apply it", "policy", p.File)
 	}
-	r.warnings, r.emptyDeny = p.Warnings, p.EmptyDeny
+	r.warnings, r.emptyDeny, r.inForce = p.Warnings, p.EmptyDeny, file.Rules
 }
 
 // reloadFailed records a reload that failed. The old rules stay in force.
