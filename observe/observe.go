@@ -259,6 +259,7 @@ type Guards struct {
 	Stats      func() guard.Stats                    // the method of a *guard.Guarded
 	Instances  func() int                            // the method of a *guard.Guarded
 	ClockSteps func() (back, forward int64)          // the method of a *redisstore.Store
+	Losses     func() int64                          // the method of a *redisstore.Store
 	Scripts    func() (missing, loaded, evals int64) // the numbers that Scripts of a *redisstore.Store returns
 
 	ScriptsInFlight func() (inFlight, queued int) // the method of a *redisstore.Store

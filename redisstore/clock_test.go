@@ -45,8 +45,8 @@ func (s *clockServer) Eval(context.Context, string, []string, []string) (string,
 	if s.isDown {
 		return "", errors.New("no answer")
 	}
-	// The reply of heartbeatLua: 3 instances, seconds and µs.
-	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
+	// The reply of heartbeatLua: 3 instances, seconds, µs and the epoch.
+	return fmt.Sprintf("3 %d %06d E", now.Unix(), now.Nanosecond()/1000), nil
 }
 
 // A clock that runs a little fast or slow, behind a network that is sometimes slow, must not count

@@ -72,6 +72,7 @@ type Store struct {
 	slotCoalescers  *coalesce.Slots     // of a Cluster
 	topology        topology            // of a Cluster
 	clock           clock               // observes the server's clock
+	epochs          epochs              // observes whether the server lost its keys
 
 	work      *background.Group // work that outlasts calls
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left

@@ -56,9 +56,9 @@ type instruments struct {
 	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, uncounted, tokensRejected metric.Int64ObservableCounter
 	waiting                                                                                            metric.Int64ObservableUpDownCounter
 
-	breakerState                                                metric.Int64ObservableGauge
-	breakerChanges, leaseUnits, clockSteps, scriptEvents        metric.Int64ObservableCounter
-	scriptsInFlight, scriptsQueued, denyCacheEntries, instances metric.Int64ObservableUpDownCounter
+	breakerState                                                 metric.Int64ObservableGauge
+	breakerChanges, leaseUnits, clockSteps, losses, scriptEvents metric.Int64ObservableCounter
+	scriptsInFlight, scriptsQueued, denyCacheEntries, instances  metric.Int64ObservableUpDownCounter
 }
 
 // NewMetrics makes Metrics and registers them with the provider until Close. It returns the error
@@ -138,6 +138,7 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 	makeCounter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
 	makeCounter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
 	makeCounter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
+	makeCounter(&i.losses, "ratelimit.store.losses", "{loss}", "How often the store has lost its keys, and with them the counters.")
 	makeCounter(&i.scriptEvents, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
 	makeUpDown(&i.scriptsInFlight, "ratelimit.store.scripts_in_flight", "{script}", "Lua scripts of decisions that the store has not answered yet.")
 	makeUpDown(&i.scriptsQueued, "ratelimit.store.scripts_queued", "{script}", "Lua scripts of decisions that wait until scripts in flight have ended.")
@@ -206,6 +207,9 @@ func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report fun
 		back, forward := g.ClockSteps()
 		report(m.instruments.clockSteps, uint64(back), attribute.String("ratelimit.direction", "back"))
 		report(m.instruments.clockSteps, uint64(forward), attribute.String("ratelimit.direction", "forward"))
+	}
+	if g.Losses != nil {
+		report(m.instruments.losses, uint64(g.Losses()))
 	}
 	if g.Scripts != nil {
 		missing, loaded, evals := g.Scripts()

@@ -148,6 +148,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		},
 		Instances:  func() int { return 4 },
 		ClockSteps: func() (back, forward int64) { return 2, 1 },
+		Losses:     func() int64 { return 8 },
 		Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 
 		ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
@@ -162,6 +163,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.lease.units{lease.fate=spent} 60",
 		"ratelimit.store.clock_steps{direction=back} 2",
 		"ratelimit.store.clock_steps{direction=forward} 1",
+		"ratelimit.store.losses{} 8",
 		"ratelimit.store.scripts_in_flight{} 6",
 		"ratelimit.store.scripts_queued{} 7",
 		"ratelimit.store.scripts{script.event=eval} 5",

@@ -37,6 +37,7 @@ var (
 	leaseUnitsDesc       = newDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", "fate")
 	instancesDesc        = newDesc("rate_limiter_instances", "Running instances that share this store.")
 	clockStepsDesc       = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
+	lossesDesc           = newDesc("rate_limiter_store_losses_total", "How often the store has lost its keys, and with them the counters.")
 	scriptsDesc          = newDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", "event")
 	scriptsInFlightDesc  = newDesc("rate_limiter_scripts_in_flight", "Lua scripts of decisions that the store has not answered yet.")
 	scriptsQueuedDesc    = newDesc("rate_limiter_scripts_queued", "Lua scripts of decisions that wait until scripts in flight have ended.")
@@ -50,7 +51,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
 		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, uncountedDesc, tokensRejectedDesc, waitingDesc,
-		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
+		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, lossesDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
 	} {
 		to <- desc
 	}
@@ -148,6 +149,9 @@ func collectGuards(s samples, g *observe.Guards) {
 		back, forward := g.ClockSteps()
 		s.counter(clockStepsDesc, uint64(back), "back")
 		s.counter(clockStepsDesc, uint64(forward), "forward")
+	}
+	if g.Losses != nil {
+		s.counter(lossesDesc, uint64(g.Losses()))
 	}
 	if g.Scripts != nil {
 		missing, loaded, evals := g.Scripts()

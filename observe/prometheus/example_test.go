@@ -83,7 +83,7 @@ func Example_limiter() {
 		log.Fatal(err)
 	}
 	metrics.SetGuards(observe.Guards{
-		Stats: guarded.Stats, Instances: guarded.Instances, ClockSteps: store.ClockSteps, ScriptsInFlight: store.ScriptsInFlight,
+		Stats: guarded.Stats, Instances: guarded.Instances, ClockSteps: store.ClockSteps, Losses: store.Losses, ScriptsInFlight: store.ScriptsInFlight,
 		Scripts: func() (missing, loaded, evals int64) {
 			s := store.Scripts()
 			return s.Missing, s.Loaded, s.Evals

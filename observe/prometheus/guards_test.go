@@ -21,6 +21,7 @@ var someGuards = observe.Guards{
 	},
 	Instances:  func() int { return 4 },
 	ClockSteps: func() (back, forward int64) { return 2, 1 },
+	Losses:     func() int64 { return 8 },
 	Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 
 	ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
@@ -62,6 +63,7 @@ func TestGuardsHaveMetrics(t *testing.T) {
 		`rate_limiter_instances 4`,
 		`rate_limiter_clock_steps_total{direction="back"} 2`,
 		`rate_limiter_clock_steps_total{direction="forward"} 1`,
+		`rate_limiter_store_losses_total 8`,
 		`rate_limiter_scripts_total{event="noscript"} 3`,
 		`rate_limiter_scripts_total{event="load"} 4`,
 		`rate_limiter_scripts_total{event="eval"} 5`,

@@ -469,7 +469,7 @@ func (e *experiment) checkOutage() error {
 	if err := errors.Join(e.redis.Restart(), e.allowUser()); err != nil {
 		return err
 	}
-	return e.awaitFiring("the restart of Redis", nil, append(quiet, "PenstockStoreDegraded", "PenstockBreakerOpen"))
+	return e.awaitFiring("the restart of Redis without its data", []string{"PenstockStoreLostKeys"}, append(quiet, "PenstockStoreDegraded", "PenstockBreakerOpen"))
 }
 
 func (e *experiment) checkLostInstances() error {

@@ -173,6 +173,11 @@ var alerts = []alert{
 		fires: series("rate_limiter_store_evicted_keys_total", `node="default"`, "0+1x30"), quiet: series("rate_limiter_store_evicted_keys_total", `node="default"`, "5x30"),
 	},
 	{
+		name: "PenstockStoreLostKeys", query: "max by (job) (increase(rate_limiter_store_losses_total[10m])) > 0", severity: "warning",
+		summary: "Redis has lost its counters", description: "Redis was emptied, or restarted without its data. Clients may use their limits again.",
+		fires: series("rate_limiter_store_losses_total", "", "0x20 1x10"), quiet: series("rate_limiter_store_losses_total", "", "1x30"),
+	},
+	{
 		name: "PenstockStoreMayEvict", query: "max by (job, node) (rate_limiter_store_can_evict) == 1", wait: 5 * time.Minute, severity: "warning",
 		summary: "Redis may delete counters", description: "The maxmemory-policy of the server {{ $labels.node }} is not noeviction.",
 		fires: series("rate_limiter_store_can_evict", `node="default"`, "1x30"), quiet: series("rate_limiter_store_can_evict", `node="default"`, "0x30"),

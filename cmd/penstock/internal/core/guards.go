@@ -16,7 +16,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 		return c.backend.Store, nil
 	}
 	g, err := guard.Standard(c.scripts, guard.Options{
-		Server:    &instanceReporter{Server: c.scripts.Store, core: c, line: logthrottle.Line{Every: time.Minute}},
+		Server:    &instanceReporter{Server: c.scripts.Store, losses: c.scripts.Losses, core: c, line: logthrottle.Line{Every: time.Minute}},
 		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
 		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},
 		Limits:    c.LimitSettings,
@@ -33,7 +33,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	c.guarded = g
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
-	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
+	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
 	return g, nil
 }
 

@@ -10,11 +10,14 @@ import (
 )
 
 // An instanceReporter is the Server of the guards. At most once a minute, it logs heartbeats that
-// fail because a right is missing or a key is corrupt. An outage has log lines of its own.
+// fail because a right is missing or a key is corrupt. An outage has log lines of its own. It logs
+// each loss of the store's keys, which heartbeats notice. Its heartbeats are sent one at a time.
 type instanceReporter struct {
 	guard.Server
-	core *Core
-	line logthrottle.Line
+	losses       func() int64 // counts the losses
+	loggedLosses int64
+	core         *Core
+	line         logthrottle.Line
 }
 
 func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
@@ -22,6 +25,10 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 	if err == nil {
 		r.core.fleet.name.Store(&instance)
 		r.core.markers.own.CompareAndSwap(nil, &[]string{markerOf(instance)})
+		if n := r.losses(); n > r.loggedLosses {
+			r.loggedLosses = n
+			r.core.Log.Warn("the store has lost its keys; clients may use their limits again")
+		}
 	}
 	e := penstock.AsStoreError(err)
 	if e == nil || e.IsStoreFault { // no error of the store, or an outage

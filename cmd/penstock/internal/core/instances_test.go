@@ -35,7 +35,7 @@ func TestRejectedHeartbeatsAreLogged(t *testing.T) {
 		{nil, ""},
 	} {
 		log := new(logbuffer.Buffer)
-		r := &instanceReporter{Server: failingServer{c.err}, core: newCore(Options{Log: log.Logger()}), line: logthrottle.Line{Every: time.Minute}}
+		r := &instanceReporter{Server: failingServer{c.err}, losses: func() int64 { return 0 }, core: newCore(Options{Log: log.Logger()}), line: logthrottle.Line{Every: time.Minute}}
 		for range 3 {
 			if _, err := r.Heartbeat(t.Context(), "i", time.Second); err != c.err {
 				t.Errorf("Heartbeat returned %v; want %v", err, c.err)
@@ -48,6 +48,22 @@ func TestRejectedHeartbeatsAreLogged(t *testing.T) {
 		text := log.String()
 		if n := strings.Count(text, "this instance is not counted"); n != wantLines || !strings.Contains(text, c.want) {
 			t.Errorf("heartbeats fail with %v: the log is %q; want %d lines, with %q", c.err, text, wantLines, c.want)
+		}
+	}
+}
+
+func TestEachLossOfKeysIsLoggedOnce(t *testing.T) {
+	log, losses := new(logbuffer.Buffer), int64(0)
+	r := &instanceReporter{Server: failingServer{}, losses: func() int64 { return losses }, core: newCore(Options{Log: log.Logger()})}
+	for want, n := range []int64{0, 1, 2} {
+		losses = n
+		for range 2 {
+			if _, err := r.Heartbeat(t.Context(), "i", time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := len(log.Lines("level=WARN", "the store has lost its keys")); got != want {
+			t.Errorf("after %d losses, %d lines are logged; want %d: %s", n, got, want, log)
 		}
 	}
 }

@@ -79,6 +79,7 @@ func TestPageIsAsBefore(t *testing.T) {
 		},
 		Instances:  func() int { return 4 },
 		ClockSteps: func() (back, forward int64) { return 2, 1 },
+		Losses:     func() int64 { return 8 },
 		Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 
 		ScriptsInFlight: func() (inFlight, queued int) { return 6, 7 },
