@@ -461,6 +461,16 @@ func (e *experiment) checkQueries() error {
 }
 
 func (e *experiment) checkOutage() error {
+	// An instance notices a loss of keys only after two heartbeats that are 10 s apart.
+	if err := e.prometheusProcess().await("the instances have run for 12 s", func() error {
+		old, err := e.query(`min(time() - process_start_time_seconds{job="penstock"}) > 12`)
+		if err == nil && old == "" {
+			err = errors.New("an instance is younger")
+		}
+		return err
+	}); err != nil {
+		return err
+	}
 	e.redis.Kill()
 	quiet := []string{"PenstockDown", "PenstockAllDown", "PenstockStoreRejectsCalls", "PenstockRequestsUnlimited", "PenstockReloadFailed", "PenstockStoreEvicts"}
 	if err := e.awaitFiring("the kill of Redis", []string{"PenstockStoreDegraded", "PenstockBreakerOpen", "PenstockStoreErrors"}, quiet); err != nil {
