@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -20,23 +21,24 @@ type offset struct {
 }
 
 // readClock reads a server's clock several times, and keeps the reading with the shortest round
-// trip.
-func (d *doctor) readClock(ctx context.Context, s *server) {
+// trip. It returns the error of the first reading that fails.
+func (d *doctor) readClock(ctx context.Context, s *server) error {
 	for range clockReadings {
 		sent := time.Now()
 		reply, err := d.do(ctx, s, "TIME").AsStrSlice()
 		trip := time.Since(sent)
-		if err != nil || len(reply) != 2 {
-			return
+		if err != nil {
+			return err
 		}
 		var seconds, micros int64
-		if _, err := fmt.Sscan(reply[0]+" "+reply[1], &seconds, &micros); err != nil {
-			return
+		if _, err := fmt.Sscan(strings.Join(reply, " "), &seconds, &micros); err != nil {
+			return fmt.Errorf("TIME replied %.40q", reply)
 		}
 		if !s.offset.isKnown || trip/2 < s.offset.margin {
 			s.offset = offset{by: time.Unix(seconds, micros*1000).Sub(sent.Add(trip / 2)), margin: trip / 2, isKnown: true}
 		}
 	}
+	return nil
 }
 
 // checkClocks compares the clocks of the servers with each other and with this machine's.
@@ -46,8 +48,8 @@ func (d *doctor) checkClocks(ctx context.Context) {
 		if s.client == nil {
 			continue
 		}
-		if d.readClock(ctx, s); !s.offset.isKnown {
-			d.addWithoutRight("clock", s, "the clock", "+time")
+		if err := d.readClock(ctx, s); err != nil && !s.offset.isKnown {
+			d.addUnreadable("clock", s, "the clock", "+time", err)
 			continue
 		}
 		d.judgeClock(s)

@@ -187,14 +187,23 @@ func (d *doctor) addWithoutRight(name string, s *server, what, right string) {
 		Remedy: d.grant(s, right)})
 }
 
+// addUnreadable adds a check that could not be made because a command failed, which needs the right.
+func (d *doctor) addUnreadable(name string, s *server, what, right string, err error) {
+	if deniedRight(err) != "" {
+		d.addWithoutRight(name, s, what, right)
+		return
+	}
+	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + shortText(err)})
+}
+
 // addWithoutInfo adds a check that could not be made because INFO failed, or because the user may
 // not run it.
 func (d *doctor) addWithoutInfo(name string, s *server, what string) {
-	if right := deniedRight(s.infoErr); right != "" || s.infoErr == nil {
+	if s.infoErr == nil {
 		d.addWithoutRight(name, s, what, "+info")
 		return
 	}
-	d.add(Check{Name: name, Server: s.address, Status: Unknown, Summary: what + " cannot be read: " + shortText(s.infoErr)})
+	d.addUnreadable(name, s, what, "+info", s.infoErr)
 }
 
 // user returns the name of the Redis user.

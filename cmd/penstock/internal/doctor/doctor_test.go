@@ -483,8 +483,10 @@ func TestBusyServerIsFound(t *testing.T) {
 	if c := r.worst("decisions"); c.Status != Failed || !strings.Contains(c.Remedy, "SCRIPT KILL") {
 		t.Errorf("the check of decisions is %+v; want it failed with SCRIPT KILL\n%s", c, r.text())
 	}
-	if c := r.worst("memory"); c.Status != Unknown || c.Needs != "" || !strings.Contains(c.Summary, "BUSY") {
-		t.Errorf("the check of memory is %+v; want unknown with BUSY", c)
+	for _, name := range []string{"memory", "clock", "keys", "slowlog"} {
+		if c := r.worst(name); c.Status != Unknown || c.Needs != "" || c.Remedy != "" || !strings.Contains(c.Summary, "BUSY") {
+			t.Errorf("the check of %s is %+v; want unknown with BUSY, and no remedy", name, c)
+		}
 	}
 }
 

@@ -42,11 +42,7 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	keys, err := d.scan(ctx, s)
 	if err != nil {
 		s.sample = nil
-		if right := deniedRight(err); right != "" {
-			d.addWithoutRight("keys", s, "the keys", right)
-		} else {
-			d.add(Check{Name: "keys", Server: s.address, Status: Unknown, Summary: "the keys cannot be read: " + shortText(err)})
-		}
+		d.addUnreadable("keys", s, "the keys", "+scan", err)
 		d.checkTenants(s)
 		return
 	}

@@ -27,11 +27,8 @@ type slowCommand struct {
 // time, so decisions have waited for them.
 func (d *doctor) checkSlowlog(ctx context.Context, s *server) {
 	entries, err := d.do(ctx, s, "SLOWLOG", "GET", strconv.Itoa(maxSlowEntries)).ToArray()
-	if right := deniedRight(err); right != "" {
-		d.addWithoutRight("slowlog", s, "the log of slow commands", "+slowlog|get")
-		return
-	} else if err != nil {
-		d.add(Check{Name: "slowlog", Server: s.address, Status: Unknown, Summary: "the log of slow commands cannot be read: " + shortText(err)})
+	if err != nil {
+		d.addUnreadable("slowlog", s, "the log of slow commands", "+slowlog|get", err)
 		return
 	}
 	c := Check{Name: "slowlog", Server: s.address, Status: OK, Summary: "the server's log has no slow command of the last hour"}

@@ -53,7 +53,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 	for _, s := range d.primaries {
 		text, err := d.do(ctx, s, "CLUSTER", "INFO").ToString()
 		if err != nil {
-			d.addWithoutRight("topology", s, "this node's view of the Cluster", "+cluster|info")
+			d.addUnreadable("topology", s, "this node's view of the Cluster", "+cluster|info", err)
 			continue
 		}
 		state := parseInfo(text)
