@@ -187,7 +187,8 @@ func (d *doctor) addWithoutRight(name string, s *server, what, right string) {
 		Remedy: d.grant(s, right)})
 }
 
-// addUnreadable adds a check that could not be made because a command failed, which needs the right.
+// addUnreadable adds a check that could not be made because a command failed. right is the right
+// that the command needs.
 func (d *doctor) addUnreadable(name string, s *server, what, right string, err error) {
 	if deniedRight(err) != "" {
 		d.addWithoutRight(name, s, what, right)

@@ -769,6 +769,32 @@ func TestMaskedKeysShowNoIdentity(t *testing.T) {
 	}
 }
 
+// Keys that the server deletes while they are counted are no sign of another program.
+func TestDeletedKeysAreNoTenants(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{redis.Addr}, DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var d doctor
+	s := &server{client: client}
+	if n := d.deletedSince(t.Context(), s); n != 0 {
+		t.Errorf("without INFO, %d keys were deleted; want 0", n)
+	}
+	d.readInfo(t.Context(), s)
+	do(t, redis, "SET k v PX 1")
+	eventually.True(t, "one key has been deleted", func() bool { return d.deletedSince(t.Context(), s) == 1 })
+	for deleted, want := range map[int64]Status{0: Warning, 100: OK, 140: OK} {
+		var d doctor
+		d.checkTenants(&server{info: map[string]string{"db0": "keys=269,expires=269,avg_ttl=0"}, sample: &sample{ours: 151, deleted: deleted + 8, isWhole: true}})
+		if got := d.checks[0]; got.Status != want {
+			t.Errorf("after %d keys were deleted, the check is %+v; want the status %s", deleted+8, got, want)
+		}
+	}
+}
+
 // A replica keeps expired keys until its primary deletes them, and counts them.
 func TestExpiredKeysOfAReplicaAreNoWarning(t *testing.T) {
 	t.Parallel()

@@ -29,6 +29,7 @@ type sample struct {
 	forever   int64 // of these, keys without a TTL
 	wrongType int64 // of these, keys of another type than Penstock's
 	foreign   int64 // other keys under the prefix
+	deleted   int64 // keys that the server evicted or expired since its INFO was read
 
 	isWhole      bool                // all keys under the prefix were read
 	sized, bytes int64               // number of keys whose size is known, and the sum of their sizes
@@ -49,8 +50,20 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	for batch := range slices.Chunk(keys, batchSize) {
 		d.readKeys(ctx, s, batch)
 	}
+	s.sample.deleted = d.deletedSince(ctx, s)
 	d.judgeKeys(s)
 	d.checkTenants(s)
+}
+
+// deletedSince returns how many keys the server has evicted or expired since its INFO was read.
+func (d *doctor) deletedSince(ctx context.Context, s *server) int64 {
+	if s.info == nil {
+		return 0
+	}
+	now := &server{client: s.client}
+	d.readInfo(ctx, now)
+	removed := func(s *server) int64 { return s.number("evicted_keys") + s.number("expired_keys") }
+	return max(removed(now)-removed(s), 0)
 }
 
 // scan returns keys that begin with the prefix.
@@ -249,7 +262,7 @@ func (d *doctor) checkTenants(s *server) {
 		others += s.sample.foreign
 		c.Summary = fmt.Sprintf("%s, some of which may have expired, because this is a replica; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	case hasAllKeys:
-		withoutPrefix := max(all-s.sample.ours-s.sample.foreign, 0)
+		withoutPrefix := max(all-s.sample.ours-s.sample.foreign-s.sample.deleted, 0)
 		others = withoutPrefix + s.sample.foreign
 	case s.sample != nil:
 		c.Summary = fmt.Sprintf("%s, of which a sample was read; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
