@@ -410,9 +410,12 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients, list string) {
 	if l.Used > 0 {
 		unused = (time.Duration(l.ResetMS) * time.Millisecond).String()
 	}
-	used := strconv.FormatInt(l.Used, 10)
+	used, left := strconv.FormatInt(l.Used, 10), strconv.FormatInt(l.Left, 10)
 	if l.IsUnknown {
 		used, unused = "?", "?"
 	}
-	printable.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", name, l.Rate, used, l.Left, unused, answer)
+	if l.IsUncounted {
+		left = "any"
+	}
+	printable.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, l.Rate, used, left, unused, answer)
 }

@@ -467,8 +467,8 @@ func TestRulesHaveLimitsBoundsAndCandidates(t *testing.T) {
 	if !slices.Equal(got.Tiers, tiers) || !slices.Equal(got.Allow, allow) || !slices.Equal(got.Deny, deny) {
 		t.Errorf("the tiers are %q, allowed are %q, and denied are %q; want %q, %q and %q", got.Tiers, got.Allow, got.Deny, tiers, allow, deny)
 	}
-	if hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" {
-		t.Errorf("the limit is %+v; want an enforced one with bounds, a candidate and an identity", hour)
+	if hour.Kind != "enforced" || len(hour.Bounds) < 2 || hour.Candidate == nil || hour.Candidate.Kind != "candidate" || hour.Identity == "" || hour.Ceiling != "" {
+		t.Errorf("the limit is %+v; want an enforced one with bounds, a candidate, an identity and no ceiling", hour)
 	}
 	if want := []Count{{Rule: "api", Limit: "hour", Name: "allowed", Last10: 7, Last60: 7}}; !slices.Equal(hour.Counts, want) {
 		t.Errorf("the counts are %+v; want %+v", hour.Counts, want)

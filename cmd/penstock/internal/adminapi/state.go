@@ -180,6 +180,9 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	describeLimit := func(l *policy.Limit, kind string) Limit {
 		one := Limit{Name: l.Name, Kind: kind, Identity: describe.Identity(l.Key), Algorithm: l.Algorithm, OnFailure: l.Guard.OnFailure.String(),
 			Failure: describe.StoreFailure(&l.Guard), WaitMS: l.Patience.Milliseconds(), Rates: []Rate{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
+		if ceiling, err := l.Guard.Ceiling.Compile(); err == nil {
+			one.Ceiling = describe.Rate(ceiling)
+		}
 		if one.Counts == nil {
 			one.Counts = []Count{}
 		}

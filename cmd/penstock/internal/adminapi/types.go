@@ -138,6 +138,7 @@ type Limit struct {
 	Algorithm string  `json:"algorithm"`
 	Rates     []Rate  `json:"rates" doc:"one for each tier, or one if they do not differ"`
 	OnFailure string  `json:"on_failure" doc:"open, closed or local"`
+	Ceiling   string  `json:"ceiling,omitempty" doc:"with on_failure open: what each instance admits while the store gives no answer"`
 	Failure   string  `json:"store_failure" doc:"what happens to requests while the store gives no answer"`
 	WaitMS    int64   `json:"max_wait_ms,omitempty" doc:"the longest time that a request may wait"`
 	Bounds    []Bound `json:"bounds" doc:"of the first rate"`

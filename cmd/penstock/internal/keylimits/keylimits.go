@@ -24,19 +24,20 @@ const MaxLimits = 4 * penstock.MaxCharges
 
 // A Limit is one limit of a key, with the numbers of one tier.
 type Limit struct {
-	Rule      string `json:"rule"`
-	Limit     string `json:"limit"`
-	Kind      string `json:"kind" doc:"enforced, shadow or candidate"`
-	Tier      string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
-	Rate      string `json:"rate"`
-	Algorithm string `json:"algorithm"`
-	Stored    string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself"`
-	Used      int64  `json:"used" doc:"units; 0 if used_unknown"`
-	IsUnknown bool   `json:"used_unknown,omitempty" doc:"the store gives no answer, so used is unknown, and left is what this instance admits alone, such as its share"`
-	Left      int64  `json:"left" doc:"units"`
-	ResetMS   int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
-	RetryMS   int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
-	IsDenied  bool   `json:"denies" doc:"it would deny a request of one unit now; a shadow or candidate would do so only if it were enforced. A list of the client decides first"`
+	Rule        string `json:"rule"`
+	Limit       string `json:"limit"`
+	Kind        string `json:"kind" doc:"enforced, shadow or candidate"`
+	Tier        string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
+	Rate        string `json:"rate"`
+	Algorithm   string `json:"algorithm"`
+	Stored      string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself"`
+	Used        int64  `json:"used" doc:"units; 0 if used_unknown"`
+	IsUnknown   bool   `json:"used_unknown,omitempty" doc:"the store gives no answer, so used is unknown, and left is what this instance admits alone, such as its share"`
+	IsUncounted bool   `json:"uncounted,omitempty" doc:"the store gives no answer, and the limit fails open: it admits everything, and left says nothing"`
+	Left        int64  `json:"left" doc:"units"`
+	ResetMS     int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
+	RetryMS     int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
+	IsDenied    bool   `json:"denies" doc:"it would deny a request of one unit now; a shadow or candidate would do so only if it were enforced. A list of the client decides first"`
 
 	key    string
 	plan   *penstock.Plan
@@ -242,6 +243,7 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		for i, l := range batch {
 			l.fill(d.Status(i))
 			l.IsUnknown = checkStored(d.Source) != nil
+			l.IsUncounted = l.IsUnknown && l.guard.OnFailure == guard.FailOpen && l.guard.Ceiling == (penstock.Limit{})
 			if l.IsUnknown {
 				l.Used = 0
 			}

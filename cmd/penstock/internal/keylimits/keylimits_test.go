@@ -231,8 +231,19 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 		t.Fatalf("the source is %v, %v; want the fallback", source, err)
 	}
 	for _, l := range limits {
-		if !l.IsUnknown || l.Used != 0 || l.Left != 2 {
-			t.Errorf("%s has %d units used and %d left, and IsUnknown is %v; want 0, 2 and true", l.Name(), l.Used, l.Left, l.IsUnknown)
+		if !l.IsUnknown || l.Used != 0 || l.Left != 2 || l.IsUncounted != (l.Kind != Enforced) { // shadows fail open
+			t.Errorf("%s has %d units used and %d left, IsUnknown is %v, and IsUncounted is %v; want 0, 2, true, and true only for shadows", l.Name(), l.Used, l.Left, l.IsUnknown, l.IsUncounted)
+		}
+	}
+	open, _ := Find(rulesOf(t, "rules: [{name: api, per: {key: header X-Key}, limits: [{name: any, rate: 9/s, on_failure: open}, {name: some, rate: 9/s, on_failure: open, ceiling: 2/s}]}]"), "key:a", "api")
+	for _, store := range []penstock.Store{share, memstore.New(memstore.Options{})} {
+		if _, err := Read(t.Context(), store, open); err != nil || len(open) != 2 {
+			t.Fatalf("%d limits were read, %v; want 2", len(open), err)
+		}
+		for _, l := range open {
+			if want := l.Limit == "any" && l.IsUnknown; l.IsUncounted != want {
+				t.Errorf("%s: IsUnknown is %v, and IsUncounted is %v; want %v", l.Name(), l.IsUnknown, l.IsUncounted, want)
+			}
 		}
 	}
 }

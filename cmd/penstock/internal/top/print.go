@@ -260,6 +260,7 @@ func titleOf(rule string, l *adminapi.Limit) string {
 
 // failureOf describes what a limit does while the store fails, such as "local +2": its fallback,
 // and the most units that it then admits beyond the limit. "any" is an unlimited number of units.
+// With a ceiling, this number is not known.
 func failureOf(l *adminapi.Limit) string {
 	if l.Kind != keylimits.Enforced {
 		return "-"
@@ -267,6 +268,8 @@ func failureOf(l *adminapi.Limit) string {
 	for _, b := range l.Bounds {
 		switch {
 		case b.When != storeFails:
+		case l.Ceiling != "":
+			return l.OnFailure + " ceiling"
 		case b.Over == nil:
 			return l.OnFailure + " any"
 		default:

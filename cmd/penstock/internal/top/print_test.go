@@ -130,6 +130,18 @@ func TestStoreIsBackWhenItDecides(t *testing.T) {
 	}
 }
 
+func TestFailureOfALimitNamesItsCeiling(t *testing.T) {
+	bounds := []adminapi.Bound{{When: "always", Over: new(int64(0))}, {When: "store fails"}}
+	for want, l := range map[string]adminapi.Limit{
+		"open any":     {Kind: "enforced", OnFailure: "open", Bounds: bounds},
+		"open ceiling": {Kind: "enforced", OnFailure: "open", Ceiling: "5 per 1s", Bounds: bounds},
+	} {
+		if got := failureOf(&l); got != want {
+			t.Errorf("the failure of %+v is %q; want %q", l, got, want)
+		}
+	}
+}
+
 // Requests that one limit decided by its share and another did not count are in both numbers.
 func TestAnswersNameSkippedLimits(t *testing.T) {
 	s := sample()
