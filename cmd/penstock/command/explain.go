@@ -44,7 +44,7 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Int64Var(&e.size, "size", 0, "size of the body in bytes; -1 if it is unknown")
 	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
 	f.StringVar(&e.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX)")
-	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1)")
+	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1; with --store, at least those that run)")
 	f.StringVarP(&e.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -78,7 +78,20 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	if err != nil {
 		return withStatus(exitUsage, fmt.Errorf("--%w", err))
 	}
-	report, charges, err := explain.Explain(rules, request, descriptor, options, int(s.MinInstances))
+	ctx, cancel := context.WithTimeout(c.Context(), storeTimeout)
+	defer cancel()
+	var store *redisstore.Store // nil: no store is read
+	instances := int(s.MinInstances)
+	if e.store != "" && e.store != "memory" {
+		if store, err = redisstore.Open(e.store, options); err != nil {
+			return withStatus(exitUsage, err)
+		}
+		defer store.Close()
+		if _, n, err := store.ReadSummaries(ctx); err == nil { // if the store fails, Peek returns why
+			instances = max(instances, n)
+		}
+	}
+	report, charges, err := explain.Explain(rules, request, descriptor, options, instances)
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
@@ -86,14 +99,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 		return withStatus(exitUsage, err)
 	}
 	var storeErr error
-	if e.store != "" && e.store != "memory" {
-		store, err := redisstore.Open(e.store, options)
-		if err != nil {
-			return withStatus(exitUsage, err)
-		}
-		defer store.Close()
-		ctx, cancel := context.WithTimeout(c.Context(), storeTimeout)
-		defer cancel()
+	if store != nil {
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
 			storeErr = withStatus(exitUnreachable, err) // returned after the report, which helps to fix the store

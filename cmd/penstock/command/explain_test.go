@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // report has the fields of penstock explain -o json that these tests use.
@@ -305,6 +307,40 @@ func TestExplainReadsAllCountersOfASplitLimit(t *testing.T) {
 		t.Errorf("explain after all units are used: exit status %d; want %d: %s%s", code, exitDenied, out, errors)
 	}
 	t.Logf("counted: %d peeks at a split limit", units+2)
+}
+
+// With a store, the bounds are for the instances that run, and for --min-instances at least.
+func TestExplainCountsInstances(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", "rules: [{name: all, per: global, limits: [{rate: 9/s}]}]")
+	store, err := redisstore.Open(redis.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	for _, name := range []string{"a", "b"} {
+		if _, err := store.Heartbeat(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line, errors := "", ""
+	if _, line, errors = command("acl", "--role", "read"); errors != "" {
+		t.Fatal(errors)
+	}
+	if _, err := redis.Do(strings.Fields(line)...); err != nil {
+		t.Fatal(err)
+	}
+	reader := "redis://limiter:SECRET@" + redis.Addr
+	for want, args := range map[string][]string{
+		"no more, with one instance":     {"/"},
+		"2 instances with a share each:": {"--store", reader, "/"},
+		"3 instances with a share each:": {"--store", reader, "--min-instances", "3", "/"},
+	} {
+		code, out, errors := command(append([]string{"explain", "--config", config}, args...)...)
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("explain %q: exit status %d: %s%s; want %q", args, code, out, errors, want)
+		}
+	}
 }
 
 func TestExitStatusOfExplain(t *testing.T) {
