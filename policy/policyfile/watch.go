@@ -230,7 +230,7 @@ func (w *Watcher) reportLocked(err error) {
 // loadLocked loads the file. It uses the new rules only if none of their files changed during the
 // load.
 func (w *Watcher) loadLocked() error {
-	w.lastErr = errors.New("the files change faster than they can be read; write under another name, and rename")
+	w.lastErr = fmt.Errorf("the files changed during each of %d loads; they are loaded again soon; change them less often, and if a file is written in place, write it under another name, and rename it", loadTries)
 	for range loadTries {
 		w.watchFoldersLocked()
 		w.lastFingerprint = fingerprintOf(w.files)

@@ -597,8 +597,8 @@ func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	w.mu.Lock()
 	isRestless = true
 	w.mu.Unlock()
-	if err := w.Reload(); err == nil || !strings.Contains(err.Error(), "change faster") {
-		t.Errorf("Reload returns %v; want an error that the files change faster than they are read", err)
+	if err := w.Reload(); err == nil || !strings.Contains(err.Error(), "changed during each of") || !strings.Contains(err.Error(), "change them less often") {
+		t.Errorf("Reload returns %v; want an error that the files change too often, with this advice", err)
 	}
 	if got := versionOf(w); got != "v1" {
 		t.Errorf("%s was loaded; want v1 to stay", got)
@@ -671,8 +671,8 @@ func TestReloadWhileFilesChange(t *testing.T) {
 					return
 				default:
 				}
-				if err := w.Reload(); err != nil && !strings.Contains(err.Error(), "change faster") {
-					t.Errorf("Reload returns %v; want no error, or that the files change faster than they are read", err)
+				if err := w.Reload(); err != nil && !strings.Contains(err.Error(), "changed during each of") {
+					t.Errorf("Reload returns %v; want no error, or that the files changed during each load", err)
 				}
 				versionOf(w)
 			}
