@@ -76,15 +76,19 @@ type FallbackOptions struct {
 // window more may be admitted at the start of an outage.
 //
 // A cost that fits the limit but not the share is denied with RetryAfter one second, not Never. In
-// an outage, Refund and Reset change the local memory only. A Refund with a Receipt has an effect
-// only where its charge was made. If n changes in an outage, the used units count against the new
-// share.
+// an outage, Refund and Reset change the local memory only. (Standard also returns holds to the
+// store after the outage.) A Refund with a Receipt has an effect only where its charge was made. If
+// n changes in an outage, the used units count against the new share.
 //
 // Limits that use one counter (tiers, or old and new limits during a reload) share one counter in
 // the local memory too. The bound is that of the largest.
 //
 // Limits with other modes than FailLocal take neither time nor memory while the store answers.
-func Fallback(o FallbackOptions) penstock.Decorator {
+func Fallback(o FallbackOptions) penstock.Decorator { return o.fallback(nil) }
+
+// fallback returns a Fallback that tells holds which charges its callers do not get. holds may be
+// nil.
+func (o FallbackOptions) fallback(h *holds) penstock.Decorator {
 	if o.OnFailure == FailDefault {
 		o.OnFailure = FailLocal
 	}
@@ -95,6 +99,7 @@ func Fallback(o FallbackOptions) penstock.Decorator {
 		return &fallback{
 			options:    o,
 			next:       next,
+			holds:      h,
 			local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters}),
 			emptyStore: memstore.New(memstore.Options{Locks: 1}),
 		}
@@ -104,6 +109,7 @@ func Fallback(o FallbackOptions) penstock.Decorator {
 type fallback struct {
 	options    FallbackOptions
 	next       penstock.Store
+	holds      *holds // nil without Standard
 	local      *memstore.Store
 	emptyStore *memstore.Store // has no counters; only fits uses it
 	shares     divide.Cache[*penstock.Plan]
@@ -140,13 +146,17 @@ func (f *fallback) finish(ctx context.Context, charges []penstock.Charge, d pens
 		}
 		return d, nil
 	}
-	if !errors.Is(err, penstock.ErrUnavailable) {
-		return d, err
+	switch {
+	case !errors.Is(err, penstock.ErrUnavailable):
+	case deadline.CallerErr(ctx) == context.Canceled:
+		err = context.Canceled
+	default:
+		d, err = f.answer(charges, err)
 	}
-	if deadline.CallerErr(ctx) == context.Canceled {
-		return d, context.Canceled
+	if err != nil || !d.Allowed {
+		f.holds.giveUp(charges)
 	}
-	return f.answer(charges, err)
+	return d, err
 }
 
 // mirrorToLocal charges the store's grants to the local memory.
@@ -198,6 +208,9 @@ func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.
 		mode, cost = penstock.Force, d.Status(i).Granted
 	case penstock.Refund:
 		mode, cost = penstock.Refund, d.Status(i).Granted
+		if isOfHold(c) {
+			cost = c.Cost // the local memory may have the hold alone, from an outage
+		}
 	case penstock.Reset:
 		return penstock.Reset, 0
 	}

@@ -63,6 +63,11 @@ type Options struct {
 	// the batch. The Event has the error. The draws and refunds of a Lease are such batches too.
 	// OnStoreError must be fast. Default: none.
 	OnStoreError func(Event)
+
+	// OnLateReturns is called when holds of Concurrency limits were returned late, because the store
+	// had not got their Refund, or had granted them too late. It is called about once after each
+	// outage, with their number, and must be fast. Default: none.
+	OnLateReturns func(holds int)
 }
 
 // A Guarded is a store with all guards around it. Standard makes one.
@@ -72,6 +77,7 @@ type Guarded struct {
 	counter      *InstanceCounter // nil without a Server
 	deny         *DenyCache       // nil if denials are not cached
 	lease        *Lease           // nil if no limit has Settings
+	holds        *holds
 	breaker      *breaker
 	stopWatching func() // ends the goroutines that probe for the breaker
 }
@@ -79,6 +85,11 @@ type Guarded struct {
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
 // Fallback, OnStoreError, Split, Breaker and Timeout. The error wraps penstock.ErrInvalid if
 // neither Server nor Instances is set.
+//
+// If the store does not get the Refund of a hold of a Concurrency limit, or grants a hold whose
+// caller has stopped waiting, Standard returns the hold later, when the store answers. It does so
+// for up to 65,536 holds that this process has taken. If the same holder is charged by another
+// process meanwhile, it may lose its hold until it is renewed.
 //
 // The order matters:
 //
@@ -103,14 +114,16 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		o.Breaker.MaxPause = 400 * time.Millisecond
 	}
 	deadlines := &deadline.Set{After: o.Timeout.after()}
+	g.holds = newHolds(o.OnLateReturns)
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
 		g.withDenyCache(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
 		deadlines.Within,
 		g.withLease(o.Lease, deadlines),
-		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
+		FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}.fallback(g.holds),
 		onStoreError(o.OnStoreError),
+		g.holds.around(deadlines),
 		Split(SplitOptions{Limits: o.Limits}),
 		g.withBreaker(o.Breaker),
 		o.Timeout.timeout(deadlines),
@@ -168,6 +181,7 @@ func (g *Guarded) Instances() int {
 type Stats struct {
 	Deny  DenyStats
 	Lease LeaseStats
+	Holds HoldStats
 
 	// Breakers has the state of each node's breaker, for the nodes that were called in about the last
 	// minute. The node "" is there from the start, and is removed like the others.
@@ -177,7 +191,7 @@ type Stats struct {
 // Stats returns the current Stats. The call visits every leased key, so do not call it for every
 // request.
 func (g *Guarded) Stats() Stats {
-	s := Stats{Breakers: g.breaker.states()}
+	s := Stats{Holds: g.holds.stats(), Breakers: g.breaker.states()}
 	if g.deny != nil {
 		s.Deny = g.deny.Stats()
 	}
@@ -187,14 +201,15 @@ func (g *Guarded) Stats() Stats {
 	return s
 }
 
-// Close returns leased units to the store and stops the background work. Close waits for at most
-// two seconds, and does not close the store.
+// Close returns leased units and holds to the store and stops the background work. Close waits for
+// at most two seconds, and does not close the store.
 func (g *Guarded) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	if g.lease != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
 		_ = g.lease.Close(ctx) // units that cannot be returned expire
 	}
+	g.holds.close(ctx)
 	if g.counter != nil {
 		g.counter.Close()
 	}

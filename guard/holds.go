@@ -1,0 +1,514 @@
+package guard
+
+import (
+	"container/heap"
+	"container/list"
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// HoldStats count holds of Concurrency limits that could not be returned when they ended.
+type HoldStats struct {
+	Unreturned   int64 // holds that are still to be returned now, or that a late charge may still take
+	ReturnedLate int64 // holds that the store had and that were returned later, since the start
+}
+
+const (
+	maxHolds = 1 << 16 // holds that are known; beyond that, the one charged longest ago is forgotten
+
+	// The store gets at most returnsPerPass returns in passPause. That is 6,400 a second.
+	returnsPerPass = 64
+	passPause      = 10 * time.Millisecond
+
+	idlePause   = 100 * time.Millisecond // the pause after a pass with fewer returns
+	returnRetry = 500 * time.Millisecond // the time until a return that failed is tried again
+
+	// A charge of unknown outcome may be made as late as this: as long as Linux sends the bytes of a
+	// connection again.
+	maxChargeDelay = 15 * time.Minute
+
+	// The bounds of the time after which a return is repeated, because a late charge may follow it.
+	minRepeatPause = time.Second
+	maxRepeatPause = 2 * time.Minute
+)
+
+// holds is a guard that returns holds of Concurrency limits to the store, if the store did not get
+// their Refund. Otherwise they would take up slots until their Period ends, long after the store
+// answers again. holds keeps a hold that the store has granted, or may have granted, until the hold
+// is refunded or has expired. A hold is returned in the background
+//
+//   - if its Refund has ended with an error;
+//   - if its first charge has an unknown outcome, and its caller is denied or gets an error;
+//   - if one of its charges has an unknown outcome, once more after its Refund, because the store
+//     may make that charge after the Refund.
+//
+// A return is tried until it succeeds. If the same holder is charged again, its hold is no longer
+// returned. Charges without holds take neither time nor memory.
+type holds struct {
+	next       penstock.Store
+	background penstock.Store // next, with a deadline for each call
+	report     func(returned int)
+
+	unreturned   atomic.Int64 // holds with isReturning; written while mu is held
+	returnedLate atomic.Int64
+
+	work    context.Context // of the goroutine that returns holds; it ends when the guard is closed
+	endWork context.CancelFunc
+	worker  sync.WaitGroup
+
+	mu        sync.Mutex
+	byKey     map[holdKey]*hold
+	byCharge  list.List // the holds; the one that was charged longest ago comes first
+	due       dueHolds  // those with isReturning, except those that are being charged or returned
+	isWorking bool      // the goroutine that returns holds runs
+}
+
+// A holdKey names a hold: the limit, its key and the holder.
+type holdKey struct {
+	limit       [2]uint64
+	key, holder string
+}
+
+type hold struct {
+	holdKey
+	plan      *penstock.Plan
+	cost      int64
+	isGranted bool          // the store has granted it
+	unknownAt time.Time     // when its last charge of unknown outcome ended; zero: there was none
+	until     time.Time     // the store has ended the hold by then
+	element   *list.Element // in byCharge
+
+	charging    int           // charges of its holder that are in flight
+	isReturning bool          // its holder has given it up
+	dueAt       time.Time     // when to return it
+	confirmAt   time.Time     // when a return is final, although a charge has an unknown outcome; zero: none has succeeded yet
+	index       int           // in due; -1: it is not there
+	returned    chan struct{} // closed when the return in flight ends; nil: there is none
+}
+
+func newHolds(report func(returned int)) *holds {
+	if report == nil {
+		report = func(int) {}
+	}
+	s := &holds{report: report, byKey: make(map[holdKey]*hold)}
+	s.work, s.endWork = context.WithCancel(context.Background())
+	return s
+}
+
+// around is a penstock.Decorator.
+func (s *holds) around(deadlines *deadline.Set) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		s.next, s.background = next, deadlines.Within(next)
+		return s
+	}
+}
+
+func (s *holds) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if !haveHolds(charges) {
+		return s.next.Decide(ctx, charges)
+	}
+	return s.decide(ctx, charges)
+}
+
+// DecideMany decides independent batches.
+func (s *holds) DecideMany(ctx context.Context, calls []*many.Call) {
+	for _, c := range calls {
+		if haveHolds(c.Charges) {
+			many.Each(ctx, s, calls)
+			return
+		}
+	}
+	many.Decide(ctx, s.next, calls)
+}
+
+// decide decides a batch with holds.
+func (s *holds) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+	begun := s.begin(ctx, charges)
+	err = errPanicked
+	defer func() { s.end(charges, begun, &d, err) }()
+	d, err = s.next.Decide(ctx, charges)
+	return d, err
+}
+
+// haveHolds tells whether a batch has a charge of a hold.
+func haveHolds(charges []penstock.Charge) bool {
+	for i := range charges {
+		if isOfHold(&charges[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+func isOfHold(c *penstock.Charge) bool {
+	return c.Holder != "" && c.Plan != nil && c.Plan.Algorithm().NeedsHolder()
+}
+
+// takesHold tells whether a charge takes or renews a hold if it is granted.
+func takesHold(c *penstock.Charge) bool {
+	switch c.Mode {
+	case penstock.Spend, penstock.Draw, penstock.Force:
+		return c.Cost > 0
+	}
+	return false
+}
+
+func holdKeyOf(c *penstock.Charge) holdKey {
+	return holdKey{limit: c.Plan.ID(), key: c.Key, holder: c.Holder}
+}
+
+// begin stops the return of holds that are charged again. It waits for returns in flight, because
+// the store might make such a return after the charge. begun has a bit for each charge whose hold
+// must not be returned before end is called.
+func (s *holds) begin(ctx context.Context, charges []penstock.Charge) (begun uint64) {
+	if s.unreturned.Load() == 0 || len(charges) > penstock.MaxCharges {
+		return 0
+	}
+	for i := range charges {
+		c := &charges[i]
+		if !isOfHold(c) || !takesHold(c) {
+			continue
+		}
+		returned, isBegun := s.beginCharge(holdKeyOf(c))
+		if isBegun {
+			begun |= 1 << i
+		}
+		if returned != nil {
+			deadline.Await(ctx, returned)
+		}
+	}
+	return begun
+}
+
+func (s *holds) beginCharge(key holdKey) (returned <-chan struct{}, isBegun bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.byKey[key]
+	if h == nil {
+		return nil, false
+	}
+	h.charging++
+	s.scheduleLocked(h)
+	return h.returned, true
+}
+
+// end records the result of a batch.
+func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decision, err error) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range charges {
+		c := &charges[i]
+		if !isOfHold(c) {
+			continue
+		}
+		key := holdKeyOf(c)
+		h := s.byKey[key]
+		if h != nil && begun&(1<<i) != 0 {
+			h.charging = max(h.charging-1, 0)
+			s.scheduleLocked(h)
+		}
+		switch {
+		case err == nil && !d.Allowed: // nothing was charged or refunded
+		case takesHold(c) && err == nil:
+			s.grantLocked(key, c, now)
+		case takesHold(c) && isOutcomeUnknown(err):
+			s.noteUnknownLocked(key, c, now)
+		case c.Mode != penstock.Refund || h == nil: // a hold that another process has taken is not known here
+		case err == nil && c.Cost < h.cost:
+			h.cost -= c.Cost
+		case err == nil:
+			s.refundLocked(h, d.Status(i).Granted, now)
+		case c.Cost >= h.cost: // a Refund of a part must not be repeated, because it may have been made
+			s.returnLocked(h, now)
+		}
+	}
+}
+
+// isOutcomeUnknown tells whether the store may have made the charges of a batch that ended with
+// err.
+func isOutcomeUnknown(err error) bool {
+	e := penstock.AsStoreError(err)
+	return e == nil && !errors.Is(err, penstock.ErrInvalid) || e != nil && e.MayBeCharged
+}
+
+// giveUp returns the holds of a batch whose caller was denied or gets an error. A hold that the
+// store granted before is kept, because its holder may still work; a Refund will return it.
+func (s *holds) giveUp(charges []penstock.Charge) {
+	if s == nil || !haveHolds(charges) {
+		return
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range charges {
+		c := &charges[i]
+		if !isOfHold(c) || !takesHold(c) {
+			continue
+		}
+		if h := s.byKey[holdKeyOf(c)]; h != nil && !h.isGranted {
+			s.returnLocked(h, now)
+		}
+	}
+}
+
+// grantLocked records that the store has granted or renewed a hold.
+func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
+	h := s.keepLocked(key, c, now)
+	h.isGranted = true
+	h.keepUntil(now.Add(c.Plan.Limit().Period))
+}
+
+// noteUnknownLocked records a charge of unknown outcome.
+func (s *holds) noteUnknownLocked(key holdKey, c *penstock.Charge, now time.Time) {
+	h := s.keepLocked(key, c, now)
+	h.unknownAt, h.confirmAt = now, time.Time{}
+	h.keepUntil(now.Add(maxChargeDelay + c.Plan.Limit().Period))
+}
+
+func (h *hold) keepUntil(at time.Time) {
+	if at.After(h.until) {
+		h.until = at
+	}
+}
+
+// keepLocked returns the hold of a charge, which its holder has or may have from now on.
+func (s *holds) keepLocked(key holdKey, c *penstock.Charge, now time.Time) *hold {
+	h := s.byKey[key]
+	if h != nil {
+		s.byCharge.MoveToBack(h.element)
+		s.setReturningLocked(h, false)
+	} else {
+		s.makeRoomLocked(now)
+		key.key, key.holder = strings.Clone(key.key), strings.Clone(key.holder) // they may be parts of a large request
+		h = &hold{holdKey: key, index: -1}
+		h.element = s.byCharge.PushBack(h)
+		s.byKey[key] = h
+	}
+	h.plan, h.cost = c.Plan, c.Cost
+	return h
+}
+
+// makeRoomLocked forgets up to two holds that have expired, and one more if there are too many.
+func (s *holds) makeRoomLocked(now time.Time) {
+	for range 2 {
+		oldest := s.byCharge.Front()
+		if oldest == nil {
+			return
+		}
+		h := oldest.Value.(*hold)
+		if len(s.byKey) < maxHolds && now.Before(h.until) {
+			return
+		}
+		s.forgetLocked(h)
+	}
+}
+
+func (s *holds) forgetLocked(h *hold) {
+	s.setReturningLocked(h, false)
+	s.byCharge.Remove(h.element)
+	delete(s.byKey, h.holdKey)
+}
+
+// refundLocked records that the store has refunded a hold. granted is how many slots it returned.
+// If a charge of the hold has an unknown outcome, the store may make that charge later. Then the
+// return is repeated when the charge is twice as old. By then a packet that was lost has been sent
+// again, if the network works.
+func (s *holds) refundLocked(h *hold, granted int64, now time.Time) {
+	if h.returned != nil {
+		return // its result decides
+	}
+	isChargeFound := !h.isGranted && granted > 0
+	isConfirmed := !h.confirmAt.IsZero() && !now.Before(h.confirmAt)
+	if h.unknownAt.IsZero() || isChargeFound || isConfirmed {
+		s.forgetLocked(h)
+		return
+	}
+	if h.confirmAt.IsZero() {
+		h.confirmAt = now.Add(min(max(now.Sub(h.unknownAt), minRepeatPause), maxRepeatPause))
+	}
+	s.returnLocked(h, h.confirmAt)
+}
+
+// returnLocked returns a hold in the background.
+func (s *holds) returnLocked(h *hold, dueAt time.Time) {
+	s.setReturningLocked(h, false)
+	h.dueAt = dueAt
+	s.setReturningLocked(h, true)
+	if !s.isWorking && s.work.Err() == nil {
+		s.isWorking = true
+		s.worker.Go(s.returnDue)
+	}
+}
+
+func (s *holds) setReturningLocked(h *hold, isReturning bool) {
+	if isReturning && !h.isReturning {
+		s.unreturned.Add(1)
+	} else if !isReturning && h.isReturning {
+		s.unreturned.Add(-1)
+	}
+	h.isReturning = isReturning
+	s.scheduleLocked(h)
+}
+
+// scheduleLocked adds h to due if it is to be returned, and removes it otherwise.
+func (s *holds) scheduleLocked(h *hold) {
+	isDue := h.isReturning && h.charging == 0 && h.returned == nil
+	if isDue && h.index < 0 {
+		heap.Push(&s.due, h)
+	} else if !isDue && h.index >= 0 {
+		heap.Remove(&s.due, h.index)
+	}
+}
+
+// returnDue returns holds until there are no more.
+func (s *holds) returnDue() {
+	defer panicked.Recover("holds are returned")
+	returned := 0
+	for {
+		n, tried := s.returnOnce(s.work, time.Now())
+		returned += n
+		pause := passPause
+		if tried < returnsPerPass {
+			pause = idlePause
+			if returned > 0 {
+				s.report(returned)
+				returned = 0
+			}
+		}
+		if s.endIfIdle() {
+			return
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-s.work.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// endIfIdle returns true if the goroutine that returns holds must end, because there are none.
+func (s *holds) endIfIdle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isWorking = s.unreturned.Load() > 0
+	return !s.isWorking
+}
+
+// returnOnce returns up to returnsPerPass holds that are due by a time. returned is how many of
+// them the store had, and tried is how many were sent.
+func (s *holds) returnOnce(ctx context.Context, by time.Time) (returned, tried int) {
+	due := s.takeDue(by)
+	if len(due) == 0 {
+		return 0, 0
+	}
+	calls := make([]*many.Call, len(due))
+	for i, h := range due {
+		calls[i] = &many.Call{Charges: []penstock.Charge{
+			{Key: h.key, Plan: h.plan, Cost: h.cost, Mode: penstock.Refund, Holder: h.holder},
+		}}
+	}
+	many.Try(ctx, s.background, calls)
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, h := range due {
+		if s.noteReturnLocked(h, calls[i], now) {
+			returned++
+		}
+	}
+	s.returnedLate.Add(int64(returned))
+	return returned, len(due)
+}
+
+// takeDue returns holds whose return is now in flight.
+func (s *holds) takeDue(by time.Time) (due []*hold) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.due) > 0 && len(due) < returnsPerPass && !s.due[0].dueAt.After(by) {
+		h := s.due[0]
+		if now.After(h.until) {
+			s.forgetLocked(h)
+			continue
+		}
+		h.returned = make(chan struct{})
+		s.scheduleLocked(h)
+		due = append(due, h)
+	}
+	return due
+}
+
+// noteReturnLocked records the result of a return. It tells whether the store had the hold.
+func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) (hadHold bool) {
+	close(h.returned)
+	h.returned = nil
+	if c.Err == nil {
+		hadHold = c.Decision.Status(0).Granted > 0
+	}
+	switch {
+	case s.byKey[h.holdKey] != h: // it was forgotten
+	case !h.isReturning: // its holder has it again
+	case c.Err != nil:
+		s.returnLocked(h, now.Add(returnRetry))
+	default:
+		s.refundLocked(h, c.Decision.Status(0).Granted, now)
+	}
+	return hadHold
+}
+
+// stats returns the current HoldStats.
+func (s *holds) stats() HoldStats {
+	return HoldStats{Unreturned: s.unreturned.Load(), ReturnedLate: s.returnedLate.Load()}
+}
+
+// close ends the work in the background. Then it tries once to return the holds that are left.
+func (s *holds) close(ctx context.Context) {
+	s.endWork()
+	s.worker.Wait()
+	s.mu.Lock()
+	left := len(s.due)
+	s.mu.Unlock()
+	forever := time.Now().Add(math.MaxInt64)
+	for ; left > 0 && ctx.Err() == nil; left -= returnsPerPass {
+		s.returnOnce(ctx, forever)
+	}
+}
+
+// dueHolds is a heap of holds by their dueAt.
+type dueHolds []*hold
+
+func (d dueHolds) Len() int           { return len(d) }
+func (d dueHolds) Less(i, j int) bool { return d[i].dueAt.Before(d[j].dueAt) }
+
+func (d dueHolds) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].index, d[j].index = i, j
+}
+
+func (d *dueHolds) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*d)
+	*d = append(*d, h)
+}
+
+func (d *dueHolds) Pop() any {
+	last := len(*d) - 1
+	h := (*d)[last]
+	(*d)[last] = nil
+	*d = (*d)[:last]
+	h.index = -1
+	return h
+}
