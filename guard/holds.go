@@ -62,9 +62,10 @@ type holds struct {
 	unreturned   atomic.Int64 // holds with isReturning; written while mu is held
 	returnedLate atomic.Int64
 
-	work    context.Context // of the goroutine that returns holds; it ends when the guard is closed
-	endWork context.CancelFunc
-	worker  sync.WaitGroup
+	work       context.Context // of the goroutine that returns holds; it ends when the guard is closed
+	endWork    context.CancelFunc
+	worker     sync.WaitGroup
+	unreported int // holds that were returned and not reported; only that goroutine, and then close, use it
 
 	mu        sync.Mutex
 	byKey     map[holdKey]*hold
@@ -83,13 +84,13 @@ type hold struct {
 	holdKey
 	plan      *penstock.Plan
 	cost      int64
-	isGranted bool          // the store has granted it
+	isHeld    bool          // the store has granted it, and its holder has not given it up
 	unknownAt time.Time     // when its last charge of unknown outcome ended; zero: there was none
 	until     time.Time     // the store has ended the hold by then
 	element   *list.Element // in byCharge
 
 	charging    int           // charges of its holder that are in flight
-	isReturning bool          // its holder has given it up
+	isReturning bool          // it is to be returned
 	dueAt       time.Time     // when to return it
 	confirmAt   time.Time     // when a return is final, although a charge has an unknown outcome; zero: none has succeeded yet
 	index       int           // in due; -1: it is not there
@@ -228,7 +229,7 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 		case err == nil && c.Cost < h.cost:
 			h.cost -= c.Cost
 		case err == nil:
-			s.refundLocked(h, d.Status(i).Granted, now)
+			s.refundLocked(h, now)
 		case c.Cost >= h.cost: // a Refund of a part must not be repeated, because it may have been made
 			s.returnLocked(h, now)
 		}
@@ -256,7 +257,7 @@ func (s *holds) giveUp(charges []penstock.Charge) {
 		if !isOfHold(c) || !takesHold(c) {
 			continue
 		}
-		if h := s.byKey[holdKeyOf(c)]; h != nil && !h.isGranted {
+		if h := s.byKey[holdKeyOf(c)]; h != nil && !h.isHeld {
 			s.returnLocked(h, now)
 		}
 	}
@@ -265,7 +266,7 @@ func (s *holds) giveUp(charges []penstock.Charge) {
 // grantLocked records that the store has granted or renewed a hold.
 func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
 	h := s.keepLocked(key, c, now)
-	h.isGranted = true
+	h.isHeld = true
 	h.keepUntil(now.Add(c.Plan.Limit().Period))
 }
 
@@ -320,17 +321,15 @@ func (s *holds) forgetLocked(h *hold) {
 	delete(s.byKey, h.holdKey)
 }
 
-// refundLocked records that the store has refunded a hold. granted is how many slots it returned.
-// If a charge of the hold has an unknown outcome, the store may make that charge later. Then the
-// return is repeated when the charge is twice as old. By then a packet that was lost has been sent
-// again, if the network works.
-func (s *holds) refundLocked(h *hold, granted int64, now time.Time) {
+// refundLocked records that the store has refunded a hold. If a charge of the hold has an unknown
+// outcome, the store may make that charge later. Then the return is repeated when the charge is
+// twice as old. By then a packet that was lost has been sent again, if the network works.
+func (s *holds) refundLocked(h *hold, now time.Time) {
 	if h.returned != nil {
 		return // its result decides
 	}
-	isChargeFound := !h.isGranted && granted > 0
 	isConfirmed := !h.confirmAt.IsZero() && !now.Before(h.confirmAt)
-	if h.unknownAt.IsZero() || isChargeFound || isConfirmed {
+	if h.unknownAt.IsZero() || isConfirmed {
 		s.forgetLocked(h)
 		return
 	}
@@ -342,8 +341,8 @@ func (s *holds) refundLocked(h *hold, granted int64, now time.Time) {
 
 // returnLocked returns a hold in the background.
 func (s *holds) returnLocked(h *hold, dueAt time.Time) {
-	s.setReturningLocked(h, false)
-	h.dueAt = dueAt
+	s.setReturningLocked(h, false) // while it is in due, its dueAt must not change
+	h.isHeld, h.dueAt = false, dueAt
 	s.setReturningLocked(h, true)
 	if !s.isWorking && s.work.Err() == nil {
 		s.isWorking = true
@@ -374,19 +373,14 @@ func (s *holds) scheduleLocked(h *hold) {
 // returnDue returns holds until there are no more.
 func (s *holds) returnDue() {
 	defer panicked.Recover("holds are returned")
-	returned := 0
 	for {
-		n, tried := s.returnOnce(s.work, time.Now())
-		returned += n
 		pause := passPause
-		if tried < returnsPerPass {
+		if s.returnOnce(s.work, time.Now()) < returnsPerPass {
+			s.reportReturned()
 			pause = idlePause
-			if returned > 0 {
-				s.report(returned)
-				returned = 0
-			}
 		}
 		if s.endIfIdle() {
+			s.reportReturned()
 			return
 		}
 		timer := time.NewTimer(pause)
@@ -399,6 +393,13 @@ func (s *holds) returnDue() {
 	}
 }
 
+func (s *holds) reportReturned() {
+	if s.unreported > 0 {
+		s.report(s.unreported)
+		s.unreported = 0
+	}
+}
+
 // endIfIdle returns true if the goroutine that returns holds must end, because there are none.
 func (s *holds) endIfIdle() bool {
 	s.mu.Lock()
@@ -407,12 +408,12 @@ func (s *holds) endIfIdle() bool {
 	return !s.isWorking
 }
 
-// returnOnce returns up to returnsPerPass holds that are due by a time. returned is how many of
-// them the store had, and tried is how many were sent.
-func (s *holds) returnOnce(ctx context.Context, by time.Time) (returned, tried int) {
+// returnOnce tries to return up to returnsPerPass holds that are due by a time. It returns how many
+// these are.
+func (s *holds) returnOnce(ctx context.Context, by time.Time) int {
 	due := s.takeDue(by)
 	if len(due) == 0 {
-		return 0, 0
+		return 0
 	}
 	calls := make([]*many.Call, len(due))
 	for i, h := range due {
@@ -425,12 +426,9 @@ func (s *holds) returnOnce(ctx context.Context, by time.Time) (returned, tried i
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, h := range due {
-		if s.noteReturnLocked(h, calls[i], now) {
-			returned++
-		}
+		s.noteReturnLocked(h, calls[i], now)
 	}
-	s.returnedLate.Add(int64(returned))
-	return returned, len(due)
+	return len(due)
 }
 
 // takeDue returns holds whose return is now in flight.
@@ -451,12 +449,13 @@ func (s *holds) takeDue(by time.Time) (due []*hold) {
 	return due
 }
 
-// noteReturnLocked records the result of a return. It tells whether the store had the hold.
-func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) (hadHold bool) {
+// noteReturnLocked records the result of a return.
+func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
 	close(h.returned)
 	h.returned = nil
-	if c.Err == nil {
-		hadHold = c.Decision.Status(0).Granted > 0
+	if c.Err == nil && c.Decision.Status(0).Granted > 0 { // the store had the hold
+		s.returnedLate.Add(1)
+		s.unreported++
 	}
 	switch {
 	case s.byKey[h.holdKey] != h: // it was forgotten
@@ -464,9 +463,8 @@ func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) (hadHold 
 	case c.Err != nil:
 		s.returnLocked(h, now.Add(returnRetry))
 	default:
-		s.refundLocked(h, c.Decision.Status(0).Granted, now)
+		s.refundLocked(h, now)
 	}
-	return hadHold
 }
 
 // stats returns the current HoldStats.
@@ -485,6 +483,7 @@ func (s *holds) close(ctx context.Context) {
 	for ; left > 0 && ctx.Err() == nil; left -= returnsPerPass {
 		s.returnOnce(ctx, forever)
 	}
+	s.reportReturned()
 }
 
 // dueHolds is a heap of holds by their dueAt.

@@ -1,0 +1,506 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+)
+
+// ttl is longer than all tests, so that no hold ends by itself.
+const ttl = time.Hour
+
+var tenAtATime = penstock.InFlight(10, ttl).WithName("pool").MustCompile()
+
+// holdTest is a guarded store whose holds are tested, in a synctest bubble.
+type holdTest struct {
+	*testing.T
+	*faulty
+	*guard.Guarded
+	late     lateCharges
+	reported int64 // holds that OnLateReturns has reported
+}
+
+// testHolds runs a test in a bubble. In the end, the guards must have no goroutine left.
+func testHolds(t *testing.T, onFailure guard.FailureMode, test func(h *holdTest)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		h := &holdTest{T: t, faulty: newFaulty()}
+		h.Guarded = standard(t, h.faulty, guard.Options{OnFailure: onFailure, OnLateReturns: func(n int) { h.reported += int64(n) }})
+		test(h)
+		h.Guarded.Close()
+		if h.reported != h.Stats().Holds.ReturnedLate {
+			t.Errorf("%d holds were reported as returned late; want %d, as Stats counts", h.reported, h.Stats().Holds.ReturnedLate)
+		}
+	})
+}
+
+func (h *holdTest) decide(mode penstock.Mode, holder string) penstock.Decision {
+	h.Helper()
+	d, err := h.Guarded.Decide(h.Context(), []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Mode: mode, Holder: holder}})
+	if err != nil {
+		h.Fatalf("%v of holder %s ended with error %v", mode, holder, err)
+	}
+	return d
+}
+
+// wantUsed checks how many slots the store has lent.
+func (h *holdTest) wantUsed(want int64, when string) {
+	h.Helper()
+	if used := h.used(); used != want {
+		h.Errorf("%s, %d slots are used in the store; want %d", when, used, want)
+	}
+}
+
+func (h *holdTest) used() int64 {
+	d, err := h.faulty.store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Mode: penstock.Peek}})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return 10 - d.Remaining()
+}
+
+func (h *holdTest) wantUnreturned(want int64, when string) {
+	h.Helper()
+	if got := h.Stats().Holds.Unreturned; got != want {
+		h.Errorf("%s, %d holds are unreturned; want %d", when, got, want)
+	}
+}
+
+// lateCharges is a fault that receives charges, gives no answer, and makes the charges later.
+type lateCharges struct {
+	mu      sync.Mutex
+	batches [][]penstock.Charge
+}
+
+func (l *lateCharges) receive(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.batches = append(l.batches, append([]penstock.Charge(nil), charges...))
+	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no answer"))
+}
+
+// makeAll makes the charges of a mode, and drops the others.
+func (l *lateCharges) makeAll(store penstock.Store, mode penstock.Mode) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, charges := range l.batches {
+		if charges[0].Mode == mode {
+			_, _ = store.Decide(context.Background(), charges)
+		}
+	}
+	l.batches = nil
+}
+
+// awaitRecovery waits until the breaker is closed and unreturned holds were tried again.
+func awaitRecovery() { time.Sleep(5 * time.Second) }
+
+func TestHoldWhoseRefundFailsIsReturnedLater(t *testing.T) {
+	for _, onFailure := range []guard.FailureMode{guard.FailLocal, guard.FailOpen} {
+		testHolds(t, onFailure, func(h *holdTest) {
+			h.decide(penstock.Spend, "a")
+			h.decide(penstock.Spend, "b")
+			h.setFault(failWith(errDown))
+			h.decide(penstock.Refund, "a")
+			h.wantUnreturned(1, "after a refund that failed")
+			time.Sleep(time.Minute)
+			h.wantUsed(2, "during the outage")
+			h.setFault(nil)
+			awaitRecovery()
+			h.wantUsed(1, "after the outage")
+			h.wantUnreturned(0, "after the outage")
+			if n := h.Stats().Holds.ReturnedLate; n != 1 || h.reported != 1 {
+				h.Errorf("%d holds were returned late, and %d were reported; want 1", n, h.reported)
+			}
+		})
+	}
+}
+
+// An open breaker sends no refunds. The store then gets those of the holds that it has granted, and
+// no others.
+func TestHoldsThatEndWhileTheBreakerIsOpenAreReturnedLater(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		for i := range 8 {
+			h.decide(penstock.Spend, fmt.Sprint("early ", i))
+		}
+		down := penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("connection refused"))
+		h.setFault(failWith(down))
+		for i := range 8 {
+			h.decide(penstock.Refund, fmt.Sprint("early ", i))
+		}
+		if state := h.Stats().Breakers[""]; state == guard.StateClosed {
+			h.Fatal("the breaker is closed; want it open, after 8 refunds that failed")
+		}
+		for i := range 100 { // the fallback lends and takes back these
+			h.decide(penstock.Spend, fmt.Sprint("outage ", i))
+			h.decide(penstock.Refund, fmt.Sprint("outage ", i))
+		}
+		h.wantUnreturned(8, "in the outage")
+		h.setFault(nil)
+		awaitRecovery()
+		h.wantUsed(0, "after the outage")
+		h.wantUnreturned(0, "after the outage")
+	})
+}
+
+// A charge that timed out is denied by the fallback, and the store makes it after the first return.
+func TestHoldThatIsGrantedLateIsReturned(t *testing.T) {
+	testHolds(t, guard.FailClosed, func(h *holdTest) {
+		h.setFault(h.late.receive)
+		if d := h.decide(penstock.Spend, "a"); d.Allowed {
+			h.Fatalf("the decision without a store is %v; want a denial", d)
+		}
+		time.Sleep(2 * time.Second)
+		h.late.mu.Lock()
+		spend := h.late.batches[:1] // the others are returns
+		h.late.batches = append([][]penstock.Charge(nil), spend...)
+		h.late.mu.Unlock()
+		h.setFault(nil)
+		time.Sleep(time.Second) // a return overtakes the charge
+		h.wantUsed(0, "before the late charge")
+		h.wantUnreturned(1, "before the late charge")
+		h.late.makeAll(h.store, penstock.Spend)
+		h.wantUsed(1, "right after the late charge")
+		awaitRecovery()
+		h.wantUsed(0, "after the late charge was returned")
+		h.wantUnreturned(0, "after the late charge was returned")
+	})
+}
+
+func TestHoldOfACanceledCallerIsReturned(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		ctx, cancel := context.WithCancel(h.Context())
+		h.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Spend {
+				_, _ = h.store.Decide(context.Background(), charges)
+				cancel()
+				return penstock.Decision{}, ctx.Err()
+			}
+			return h.store.Decide(ctx, charges)
+		})
+		_, err := h.Guarded.Decide(ctx, []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Holder: "a"}})
+		if !errors.Is(err, context.Canceled) {
+			h.Fatalf("the error is %v; want that of the canceled context", err)
+		}
+		awaitRecovery()
+		h.wantUsed(0, "after the caller was canceled")
+	})
+}
+
+// While a request runs that the fallback has admitted, the slot that the store granted it late is
+// its own.
+func TestHoldThatIsGrantedLateIsKeptForARequestThatRuns(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.setFault(h.late.receive)
+		if d := h.decide(penstock.Spend, "a"); !d.Allowed || d.Source != penstock.FromFallback {
+			h.Fatalf("the decision without a store is %v; want it allowed by the fallback", d)
+		}
+		h.setFault(nil)
+		h.late.makeAll(h.store, penstock.Spend)
+		awaitRecovery()
+		h.wantUsed(1, "while the request runs")
+		h.decide(penstock.Refund, "a")
+		h.wantUsed(0, "after the request has ended")
+		time.Sleep(time.Minute)
+		h.wantUnreturned(0, "a minute later")
+	})
+}
+
+// The store has granted the hold before, so its holder still works, whatever a renewal gets.
+func TestHoldIsKeptWhenItsRenewalFails(t *testing.T) {
+	testHolds(t, guard.FailClosed, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(h.late.receive)
+		if d := h.decide(penstock.Spend, "a"); d.Allowed {
+			h.Fatalf("the decision without a store is %v; want a denial", d)
+		}
+		h.setFault(nil)
+		awaitRecovery()
+		h.wantUsed(1, "while the request runs")
+		h.decide(penstock.Refund, "a")
+		h.wantUsed(0, "after the refund")
+		h.late.makeAll(h.store, penstock.Spend)
+		h.wantUsed(1, "after the late renewal")
+		time.Sleep(time.Minute)
+		h.wantUsed(0, "a minute later")
+		h.wantUnreturned(0, "a minute later")
+	})
+}
+
+func TestHolderThatIsChargedAgainKeepsItsHold(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(failWith(errDown))
+		h.decide(penstock.Refund, "a")
+		h.wantUnreturned(1, "after a refund that failed")
+		h.setFault(nil)
+		if d := h.decide(penstock.Spend, "a"); !d.Allowed || d.Source != penstock.FromStore {
+			h.Fatalf("the decision is %v; want it allowed by the store", d)
+		}
+		h.wantUnreturned(0, "after the holder was charged again")
+		time.Sleep(time.Minute)
+		h.wantUsed(1, "a minute later")
+		h.decide(penstock.Refund, "a")
+		h.wantUsed(0, "after the last refund")
+	})
+}
+
+// A return is in flight while its holder is charged again. The charge waits for the end of the
+// return. Otherwise the store might make the return after the charge.
+func TestChargeWaitsForTheReturnOfItsHold(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(failWith(errDown))
+		h.decide(penstock.Refund, "a")
+		isReturned, canReturn := make(chan struct{}), make(chan struct{})
+		var returns atomic.Int64
+		h.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Refund && returns.Add(1) == 1 {
+				close(isReturned)
+				<-canReturn
+			}
+			return h.store.Decide(ctx, charges)
+		})
+		<-isReturned
+		charged := make(chan penstock.Decision)
+		go func() { charged <- h.decide(penstock.Spend, "a") }()
+		synctest.Wait()
+		select {
+		case d := <-charged:
+			h.Errorf("the charge has the decision %v before the return has ended; want that it waits", d)
+			close(canReturn)
+		default:
+			close(canReturn)
+			if d := <-charged; !d.Allowed || d.Source != penstock.FromStore {
+				h.Errorf("the decision is %v; want it allowed by the store", d)
+			}
+		}
+		time.Sleep(time.Minute)
+		h.wantUsed(1, "a minute after the charge")
+	})
+}
+
+func TestRefundOfAPartIsNotRepeated(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		charge := penstock.Charge{Key: "k", Plan: tenAtATime, Cost: 5, Holder: "a"}
+		decide := func(mode penstock.Mode, cost int64) {
+			charge.Mode, charge.Cost = mode, cost
+			if _, err := h.Guarded.Decide(h.Context(), []penstock.Charge{charge}); err != nil {
+				h.Fatal(err)
+			}
+		}
+		decide(penstock.Spend, 5)
+		decide(penstock.Refund, 1)
+		h.setFault(failWith(errDown))
+		decide(penstock.Refund, 1)
+		h.setFault(nil)
+		awaitRecovery()
+		h.wantUsed(4, "after a part was refunded")
+		h.setFault(failWith(errDown))
+		decide(penstock.Refund, 4)
+		h.setFault(nil)
+		awaitRecovery()
+		h.wantUsed(0, "after the rest was refunded")
+	})
+}
+
+// Close returns what is left, at once, and does not wait for a store that hangs.
+func TestCloseReturnsHolds(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		for i := range 4 {
+			h.decide(penstock.Spend, fmt.Sprint(i))
+		}
+		h.setFault(failWith(errDown))
+		h.decide(penstock.Refund, "0")
+		h.decide(penstock.Refund, "1")
+		h.setFault(nil)
+		h.Guarded.Close()
+		h.wantUsed(2, "after Close")
+	})
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(hang)
+		h.decide(penstock.Refund, "a")
+		begin := time.Now()
+		h.Guarded.Close()
+		if took := time.Since(begin); took > time.Second {
+			h.Errorf("Close took %v; want at most 1s", took)
+		}
+	})
+}
+
+func TestUnreturnedHoldsAreBounded(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		const most = 65_536
+		plan := penstock.InFlight(1, ttl).WithName("each").MustCompile()
+		decide := func(mode penstock.Mode, i int) {
+			charge := penstock.Charge{Key: fmt.Sprint(i), Plan: plan, Cost: 1, Mode: mode, Holder: "a"}
+			if _, err := h.Guarded.Decide(h.Context(), []penstock.Charge{charge}); err != nil {
+				h.Fatal(err)
+			}
+		}
+		for i := range most + 1000 {
+			decide(penstock.Spend, i)
+		}
+		h.setFault(failWith(errDown))
+		for i := range most + 1000 {
+			decide(penstock.Refund, i)
+		}
+		h.wantUnreturned(most, "after more refunds that failed")
+		h.setFault(nil)
+		time.Sleep(time.Minute)
+		h.wantUnreturned(0, "a minute after the outage")
+		if n := h.Stats().Holds.ReturnedLate; n != most {
+			h.Errorf("%d holds were returned late; want %d", n, most)
+		}
+	})
+}
+
+// An unreliableStore loses calls before and after it decides them, and decides some of them late.
+type unreliableStore struct {
+	penstock.Store
+	mu        sync.Mutex
+	rng       *rand.Rand
+	isFailing bool
+	late      []func() // decides a batch whose caller has left
+}
+
+func (u *unreliableStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	unknown := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no answer"))
+	switch fate := u.rng.IntN(10); {
+	case !u.isFailing || fate < 4:
+		return u.Store.Decide(ctx, charges)
+	case fate < 6:
+		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("no memory"))
+	case fate < 8:
+		_, _ = u.Store.Decide(ctx, charges)
+		return penstock.Decision{}, unknown
+	}
+	if charges[0].Mode == penstock.Refund {
+		return penstock.Decision{}, unknown // a refund is not made late, because it could end a later hold of the same holder
+	}
+	charges = append([]penstock.Charge(nil), charges...)
+	u.late = append(u.late, func() { _, _ = u.Store.Decide(context.Background(), charges) })
+	return penstock.Decision{}, unknown
+}
+
+func (u *unreliableStore) setFailing(isFailing bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.isFailing = isFailing
+}
+
+// decideLate decides the late batches, in any order.
+func (u *unreliableStore) decideLate() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, i := range u.rng.Perm(len(u.late)) {
+		u.late[i]()
+	}
+	u.late = nil
+}
+
+// Holders come, renew and go, while the store fails in all ways. Soon after the store works again,
+// it has exactly the holds of the holders that are still there.
+func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
+	holders := 0
+	for i := range uint64(seeds(100)) {
+		seed := effort.Seed() + i
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			u := &unreliableStore{Store: newFaulty().store, rng: rng}
+			mode := []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed}[rng.IntN(3)]
+			g := standard(t, u, guard.Options{OnFailure: mode})
+			defer g.Close()
+			plan := penstock.InFlight(1000, ttl).MustCompile()
+			working := map[string]bool{}
+			decide := func(mode penstock.Mode, holder string) penstock.Decision {
+				d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Mode: mode, Holder: holder}})
+				if err != nil && mode == penstock.Spend {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				return d
+			}
+			wantUsed := func(want int64, when string) {
+				d, err := u.Store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Mode: penstock.Peek}})
+				if used := 1000 - d.Remaining(); err != nil || used != want {
+					t.Errorf("seed %d, on_failure %v: %s, %d slots are used (error %v); want %d", seed, mode, when, used, err, want)
+				}
+			}
+			for step := range 400 {
+				time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+				u.setFailing(step/50%2 == 1)
+				if step%50 == 5 { // soon after an outage, or in it
+					u.decideLate()
+				}
+				holder := fmt.Sprint(rng.IntN(30))
+				switch {
+				case !working[holder]:
+					if decide(penstock.Spend, holder).Allowed {
+						working[holder] = true
+					}
+					holders++
+				case rng.IntN(3) == 0:
+					decide(penstock.Spend, holder)
+				default:
+					decide(penstock.Refund, holder)
+					delete(working, holder)
+				}
+			}
+			u.setFailing(false)
+			time.Sleep(500 * time.Millisecond)
+			u.decideLate()
+			time.Sleep(5 * time.Second)
+			for holder := range working {
+				decide(penstock.Spend, holder) // a renewal; perhaps only the fallback has lent the hold
+			}
+			time.Sleep(10 * time.Minute)
+			wantUsed(int64(len(working)), "long after the outage")
+			for holder := range working {
+				decide(penstock.Refund, holder)
+			}
+			wantUsed(0, "after all holders have gone")
+			time.Sleep(10 * time.Minute)
+			if n := g.Stats().Holds.Unreturned; n != 0 {
+				t.Errorf("seed %d: %d holds are unreturned; want none", seed, n)
+			}
+		})
+	}
+	t.Logf("counted: %d holders", holders)
+}
+
+// Charges that take no hold cost the guards nothing more.
+func BenchmarkHolds(b *testing.B) {
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Single(penstock.Status{Granted: 1, Remaining: 1}), nil
+	})
+	o := guard.Options{Instances: 1, OnFailure: guard.FailOpen, DenyCacheTTL: -1}
+	g, err := guard.Standard(store, o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer g.Close()
+	b.Run("charge without a hold", func(b *testing.B) {
+		benchmark(b, g, one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
+	})
+	b.Run("hold and refund", func(b *testing.B) {
+		hold := []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Holder: "holder"}}
+		refund := []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Holder: "holder", Mode: penstock.Refund}}
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = g.Decide(b.Context(), hold)
+			_, _ = g.Decide(b.Context(), refund)
+		}
+	})
+}
