@@ -257,6 +257,11 @@ func TestHolderThatIsChargedAgainKeepsItsHold(t *testing.T) {
 // A return is in flight while its holder is charged again. The charge waits for the end of the
 // return. Otherwise the store might make the return after the charge.
 func TestChargeWaitsForTheReturnOfItsHold(t *testing.T) {
+	t.Run("right away", func(t *testing.T) { testChargeDuringReturn(t, false) })
+	t.Run("after another refund", func(t *testing.T) { testChargeDuringReturn(t, true) })
+}
+
+func testChargeDuringReturn(t *testing.T, refundsBefore bool) {
 	testHolds(t, guard.FailLocal, func(h *holdTest) {
 		h.decide(penstock.Spend, "a")
 		h.setFault(failWith(errDown))
@@ -271,6 +276,9 @@ func TestChargeWaitsForTheReturnOfItsHold(t *testing.T) {
 			return h.store.Decide(ctx, charges)
 		})
 		<-isReturned
+		if refundsBefore {
+			h.decide(penstock.Refund, "a")
+		}
 		charged := make(chan penstock.Decision)
 		go func() { charged <- h.decide(penstock.Spend, "a") }()
 		synctest.Wait()
@@ -286,6 +294,64 @@ func TestChargeWaitsForTheReturnOfItsHold(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		h.wantUsed(1, "a minute after the charge")
+	})
+}
+
+// A return is due while its holder is charged again.
+func TestHoldIsNotReturnedWhileItsHolderIsCharged(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(failWith(errDown))
+		h.decide(penstock.Refund, "a")
+		synctest.Wait() // a return has failed, and the next one comes in half a second
+		time.Sleep(450 * time.Millisecond)
+		var refunds atomic.Int64
+		h.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Refund {
+				refunds.Add(1)
+			}
+			d, err := h.store.Decide(ctx, charges)
+			time.Sleep(200 * time.Millisecond)
+			return d, err
+		})
+		h.decide(penstock.Spend, "a")
+		time.Sleep(time.Minute)
+		h.wantUsed(1, "a minute after the charge")
+		if n := refunds.Load(); n != 0 {
+			h.Errorf("the store got %d refunds; want none", n)
+		}
+	})
+}
+
+// A hold that has expired in the store needs no return.
+func TestHoldsExpireUnreturned(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.decide(penstock.Spend, "a")
+		h.setFault(failWith(errDown))
+		h.decide(penstock.Refund, "a")
+		time.Sleep(ttl)
+		h.wantUnreturned(1, "just before the hold expires")
+		time.Sleep(time.Minute)
+		h.wantUnreturned(0, "after the hold has expired")
+	})
+}
+
+// The store has never had these holds, so it returns nothing. The local memory has them.
+func TestHoldsOfTheFallbackAreReturnedToItAfterTheOutage(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		for outage := range 2 {
+			h.setFault(failWith(errDown))
+			for i := range 10 {
+				if d := h.decide(penstock.Spend, fmt.Sprint(outage, i)); !d.Allowed || d.Source != penstock.FromFallback {
+					h.Fatalf("in outage %d, the decision of hold %d is %v; want it allowed by the fallback", outage, i, d)
+				}
+			}
+			h.setFault(nil)
+			awaitRecovery()
+			for i := range 10 {
+				h.decide(penstock.Refund, fmt.Sprint(outage, i))
+			}
+		}
 	})
 }
 

@@ -56,9 +56,9 @@ type instruments struct {
 	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, uncounted, tokensRejected metric.Int64ObservableCounter
 	waiting                                                                                            metric.Int64ObservableUpDownCounter
 
-	breakerState                                                 metric.Int64ObservableGauge
-	breakerChanges, leaseUnits, clockSteps, losses, scriptEvents metric.Int64ObservableCounter
-	scriptsInFlight, scriptsQueued, denyCacheEntries, instances  metric.Int64ObservableUpDownCounter
+	breakerState                                                                    metric.Int64ObservableGauge
+	breakerChanges, leaseUnits, holdsReturnedLate, clockSteps, losses, scriptEvents metric.Int64ObservableCounter
+	scriptsInFlight, scriptsQueued, denyCacheEntries, holdsUnreturned, instances    metric.Int64ObservableUpDownCounter
 }
 
 // NewMetrics makes Metrics and registers them with the provider until Close. It returns the error
@@ -137,6 +137,8 @@ func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err 
 	makeUpDown(&i.waiting, "ratelimit.waiting_requests", "{request}", "Requests that wait until their limits allow them.")
 	makeCounter(&i.breakerChanges, "ratelimit.breaker.changes", "{change}", "Changes of circuit breakers, by their new state.")
 	makeCounter(&i.leaseUnits, "ratelimit.lease.units", "{unit}", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.")
+	makeUpDown(&i.holdsUnreturned, "ratelimit.holds.unreturned", "{hold}", "Slots of in_flight limits that are returned when the store answers again, or once more in case a late charge takes them.")
+	makeCounter(&i.holdsReturnedLate, "ratelimit.holds.returned_late", "{hold}", "Slots of in_flight limits that were returned late, because the store did not answer when they ended.")
 	makeCounter(&i.clockSteps, "ratelimit.store.clock_steps", "{step}", "Jumps of the store's clock by more than 100 ms.")
 	makeCounter(&i.losses, "ratelimit.store.losses", "{loss}", "How often the store has lost its keys, and with them the counters.")
 	makeCounter(&i.scriptEvents, "ratelimit.store.scripts", "{script}", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).")
@@ -199,6 +201,8 @@ func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report fun
 		} {
 			report(m.instruments.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
 		}
+		report(m.instruments.holdsUnreturned, uint64(stats.Holds.Unreturned))
+		report(m.instruments.holdsReturnedLate, uint64(stats.Holds.ReturnedLate))
 	}
 	if g.Instances != nil {
 		report(m.instruments.instances, uint64(g.Instances()))

@@ -142,7 +142,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 	r.SetGuards(observe.Guards{
 		Stats: func() guard.Stats {
 			return guard.Stats{
-				Deny: guard.DenyStats{Entries: 12}, Lease: guard.LeaseStats{Drawn: 100, Spent: 60},
+				Deny: guard.DenyStats{Entries: 12}, Lease: guard.LeaseStats{Drawn: 100, Spent: 60}, Holds: guard.HoldStats{Unreturned: 8, ReturnedLate: 9},
 				Breakers: map[string]guard.State{"": guard.StateClosed, "10.0.0.1:6379": guard.StateOpen},
 			}
 		},
@@ -158,6 +158,8 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 		"ratelimit.breaker.state{node=10.0.0.1:6379} 2",
 		"ratelimit.breaker.state{node=default} 0",
 		"ratelimit.deny_cache.entries{} 12",
+		"ratelimit.holds.returned_late{} 9",
+		"ratelimit.holds.unreturned{} 8",
 		"ratelimit.instances{} 4",
 		"ratelimit.lease.units{lease.fate=drawn} 100",
 		"ratelimit.lease.units{lease.fate=spent} 60",

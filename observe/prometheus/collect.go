@@ -35,6 +35,8 @@ var (
 	breakerChangesDesc   = newDesc("rate_limiter_breaker_changes_total", "Changes of circuit breakers, by their new state.", "to")
 	denyCacheEntriesDesc = newDesc("rate_limiter_deny_cache_entries", "Entries in the denial cache.")
 	leaseUnitsDesc       = newDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", "fate")
+	holdsUnreturnedDesc  = newDesc("rate_limiter_holds_unreturned", "Slots of in_flight limits that are returned when the store answers again, or once more in case a late charge takes them.")
+	holdsReturnedDesc    = newDesc("rate_limiter_holds_returned_late_total", "Slots of in_flight limits that were returned late, because the store did not answer when they ended.")
 	instancesDesc        = newDesc("rate_limiter_instances", "Running instances that share this store.")
 	clockStepsDesc       = newDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", "direction")
 	lossesDesc           = newDesc("rate_limiter_store_losses_total", "How often the store has lost its keys, and with them the counters.")
@@ -51,7 +53,7 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
 		requestsDesc, allowedDesc, nearLimitDesc, rejectedDesc, shadowAllowedDesc, shadowRejectedDesc, decisionsDesc, failuresDesc, unknownOutcomeDesc, uncountedDesc, tokensRejectedDesc, waitingDesc,
-		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, instancesDesc, clockStepsDesc, lossesDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
+		breakerStateDesc, breakerChangesDesc, denyCacheEntriesDesc, leaseUnitsDesc, holdsUnreturnedDesc, holdsReturnedDesc, instancesDesc, clockStepsDesc, lossesDesc, scriptsDesc, scriptsInFlightDesc, scriptsQueuedDesc,
 	} {
 		to <- desc
 	}
@@ -141,6 +143,8 @@ func collectGuards(s samples, g *observe.Guards) {
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Returned), "returned")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Expired), "expired")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Lost), "lost")
+		s.gauge(holdsUnreturnedDesc, int(stats.Holds.Unreturned))
+		s.counter(holdsReturnedDesc, uint64(stats.Holds.ReturnedLate))
 	}
 	if g.Instances != nil {
 		s.gauge(instancesDesc, g.Instances())

@@ -16,6 +16,7 @@ var someGuards = observe.Guards{
 		return guard.Stats{
 			Deny:     guard.DenyStats{Entries: 12},
 			Lease:    guard.LeaseStats{Drawn: 100, Spent: 60, Returned: 20, Expired: 10, Lost: 5, Live: 5},
+			Holds:    guard.HoldStats{Unreturned: 8, ReturnedLate: 9},
 			Breakers: map[string]guard.State{"": guard.StateClosed, "10.0.0.1:6379": guard.StateOpen, "10.0.0.2:6379": guard.StateHalfOpen},
 		}
 	},
@@ -60,6 +61,8 @@ func TestGuardsHaveMetrics(t *testing.T) {
 		`rate_limiter_lease_units_total{fate="returned"} 20`,
 		`rate_limiter_lease_units_total{fate="expired"} 10`,
 		`rate_limiter_lease_units_total{fate="lost"} 5`,
+		`rate_limiter_holds_unreturned 8`,
+		`rate_limiter_holds_returned_late_total 9`,
 		`rate_limiter_instances 4`,
 		`rate_limiter_clock_steps_total{direction="back"} 2`,
 		`rate_limiter_clock_steps_total{direction="forward"} 1`,

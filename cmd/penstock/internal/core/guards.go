@@ -26,6 +26,9 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 				c.storeFailed(e.Err)
 			}
 		},
+		OnLateReturns: func(holds int) {
+			c.Log.Info("slots of in_flight limits were returned late: the store had not answered when their requests ended", "slots", holds)
+		},
 	})
 	if err != nil {
 		return nil, err
