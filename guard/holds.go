@@ -376,11 +376,12 @@ func (s *holds) returnDue() {
 	for {
 		pause := passPause
 		if s.returnOnce(s.work, time.Now()) < returnsPerPass {
-			s.reportReturned()
 			pause = idlePause
 		}
-		if s.endIfIdle() {
+		if pause == idlePause || s.unreturned.Load() == 0 {
 			s.reportReturned()
+		}
+		if s.endIfIdle() {
 			return
 		}
 		timer := time.NewTimer(pause)

@@ -27,7 +27,7 @@ type holdTest struct {
 	*faulty
 	*guard.Guarded
 	late     lateCharges
-	reported int64 // holds that OnLateReturns has reported
+	reported atomic.Int64 // holds that OnLateReturns has reported
 }
 
 // testHolds runs a test in a bubble. In the end, the guards must have no goroutine left.
@@ -35,11 +35,11 @@ func testHolds(t *testing.T, onFailure guard.FailureMode, test func(h *holdTest)
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		h := &holdTest{T: t, faulty: newFaulty()}
-		h.Guarded = standard(t, h.faulty, guard.Options{OnFailure: onFailure, OnLateReturns: func(n int) { h.reported += int64(n) }})
+		h.Guarded = standard(t, h.faulty, guard.Options{OnFailure: onFailure, OnLateReturns: func(n int) { h.reported.Add(int64(n)) }})
 		test(h)
 		h.Guarded.Close()
-		if h.reported != h.Stats().Holds.ReturnedLate {
-			t.Errorf("%d holds were reported as returned late; want %d, as Stats counts", h.reported, h.Stats().Holds.ReturnedLate)
+		if reported, counted := h.reported.Load(), h.Stats().Holds.ReturnedLate; reported != counted {
+			t.Errorf("%d holds were reported as returned late; want %d, as Stats counts", reported, counted)
 		}
 	})
 }
@@ -118,8 +118,8 @@ func TestHoldWhoseRefundFailsIsReturnedLater(t *testing.T) {
 			awaitRecovery()
 			h.wantUsed(1, "after the outage")
 			h.wantUnreturned(0, "after the outage")
-			if n := h.Stats().Holds.ReturnedLate; n != 1 || h.reported != 1 {
-				h.Errorf("%d holds were returned late, and %d were reported; want 1", n, h.reported)
+			if n, reported := h.Stats().Holds.ReturnedLate, h.reported.Load(); n != 1 || reported != 1 {
+				h.Errorf("%d holds were returned late, and %d were reported; want 1", n, reported)
 			}
 		})
 	}
@@ -485,7 +485,7 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 7))
-			u := &unreliableStore{Store: newFaulty().store, rng: rng}
+			u := &unreliableStore{Store: newFaulty().store, rng: rand.New(rand.NewPCG(seed, 8))}
 			mode := []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed}[rng.IntN(3)]
 			g := standard(t, u, guard.Options{OnFailure: mode})
 			defer g.Close()
