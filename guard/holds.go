@@ -43,7 +43,7 @@ const (
 )
 
 // holds is a guard that returns holds of Concurrency limits to the store, if the store did not get
-// their Refund. Otherwise they would take up slots until their Period ends, long after the store
+// their Refund. Otherwise their slots would be in use until their Period ends, long after the store
 // answers again. holds keeps a hold that the store has granted, or may have granted, until the hold
 // is refunded or has expired. A hold is returned in the background
 //

@@ -529,7 +529,7 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 			u.decideLate()
 			time.Sleep(5 * time.Second)
 			for holder := range working {
-				decide(penstock.Spend, holder) // a renewal; perhaps only the fallback has lent the hold
+				decide(penstock.Spend, holder) // a renewal, because it may be that only the fallback has lent the hold
 			}
 			time.Sleep(10 * time.Minute)
 			wantUsed(int64(len(working)), "long after the outage")
