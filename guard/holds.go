@@ -374,11 +374,11 @@ func (s *holds) scheduleLocked(h *hold) {
 func (s *holds) returnDue() {
 	defer panicked.Recover("holds are returned")
 	for {
-		pause := passPause
-		if s.returnOnce(s.work, time.Now()) < returnsPerPass {
+		pause, tried := passPause, s.returnOnce(s.work, time.Now())
+		if tried < returnsPerPass {
 			pause = idlePause
 		}
-		if pause == idlePause || s.unreturned.Load() == 0 {
+		if tried == 0 || s.unreturned.Load() == 0 {
 			s.reportReturned()
 		}
 		if s.endIfIdle() {
