@@ -3,8 +3,10 @@ package checkapi
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -107,4 +109,98 @@ func FuzzCalls(f *testing.F) {
 		defer s.mu.Unlock()
 		s.events = s.events[:0]
 	})
+}
+
+// Each beginning of a call is refused, wherever the text ends.
+func TestTruncatedJSONIsRefused(t *testing.T) {
+	const body = `{"key":"a","cost":3,"attributes":{"method":"GET","headers":{"X-A":"1","X-B":"2"},"body_size":1},"limits":[{"rate":"1/s","burst":2},{"rate":"2/h"}]}`
+	if err := unmarshal([]byte(body), new(penstockv1.CheckRequest)); err != nil {
+		t.Fatalf("the whole text: %v; want no error", err)
+	}
+	for i := range body {
+		err := unmarshal([]byte(body[:i]), new(penstockv1.CheckRequest))
+		if err == nil || asFailure(err).code != codes.InvalidArgument || !strings.HasSuffix(err.Error(), ": the JSON ends too early") {
+			t.Errorf("%s: %v; want that the JSON ends too early", body[:i], err)
+		}
+	}
+	for text, at := range map[string]string{
+		`{"a`: "the body", `{"attributes":{"headers":{"X-A"`: "attributes.headers", `{"attributes":{"headers"`: "attributes.headers", `{"attributes":{"body_size":1`: "attributes",
+		`{"limits":[`: "limits", `{"limits":[{}`: "limits", `{"limits":[{},{"rate":`: "limits[1].rate",
+	} {
+		if err := unmarshal([]byte(text), new(penstockv1.CheckRequest)); err == nil || err.Error() != at+": the JSON ends too early" {
+			t.Errorf("%s: %v; want that it ends too early at %s", text, err, at)
+		}
+	}
+}
+
+func TestWrongTypesInJSONAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"limits":{}}`:                             "limits: it must be a list",
+		`{"limits":3}`:                              "limits: it must be a list",
+		`{"limits":[3]}`:                            "limits[0]: it must be an object",
+		`{"limits":[{},[]]}`:                        "limits[1]: it must be an object",
+		`{"limits":[]}`:                             "limits: it is empty; leave it out",
+		`{"attributes":{"headers":[]}}`:             "attributes.headers: it must be an object",
+		`{"attributes":{"headers":{"A":{}}}}`:       "attributes.headers: the value of A must be a string",
+		`{"attributes":{"headers":{"A":true}}}`:     "attributes.headers: the value of A must be a string",
+		`{"key":{}}`:                                "key: it must be a string",
+		`{"cost":true}`:                             "cost: it must be a whole number, without quotes",
+		`{"cost":{}}`:                               "cost: it must be a whole number, without quotes",
+		`{"attributes":{"headers":{}},"nothing":1}`: "the body: there is no field nothing; ",
+		`{"attributes":{"nothing":1}}`:              "attributes: there is no field nothing; ",
+		`\ud800`:                                    "the body: the escape at byte 0 is half of a surrogate pair",
+		`{"key":"\ud800"}`:                          "the body: the escape at byte 8 is half of a surrogate pair",
+		`x`:                                         "the body: it is not JSON from byte 0 on",
+		`{"key":"a" 3}`:                             "the body: it is not JSON from byte 11 on",
+		`{"key":"a"}x`:                              "the body: bytes follow the object; send one object",
+	} {
+		if err := unmarshal([]byte(text), new(penstockv1.CheckRequest)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+	var batch penstockv1.CheckBatchRequest
+	for text, want := range map[string]string{`{"all_or_nothing":1}`: "all_or_nothing: it must be true or false", `{"all_or_nothing":"true"}`: "all_or_nothing: it must be true or false", `{"all_or_nothing":false}`: ""} {
+		if err := unmarshal([]byte(text), &batch); want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+	// No request has a list of strings, but unmarshal reads them.
+	var answer penstockv1.CheckResponse
+	if err := unmarshal([]byte(`{"denied_by":["a","b"]}`), &answer); err != nil || strings.Join(answer.DeniedBy, " ") != "a b" {
+		t.Errorf("a list of strings is read as %v, %v; want a and b", answer.DeniedBy, err)
+	}
+	if err := unmarshal([]byte(`{"denied_by":["a",3]}`), new(penstockv1.CheckResponse)); err == nil || err.Error() != "denied_by[1]: it must be a string" {
+		t.Errorf("a number in a list of strings: %v; want that it must be a string", err)
+	}
+}
+
+func TestWholeNumbers(t *testing.T) {
+	const tooLarge = 1 << 53
+	for text, want := range map[string]int64{
+		"0": 0, "-0": 0, "3": 3, "3.0": 3, "3e0": 3, "-3.0e1": -30, "9007199254740991": 1<<53 - 1, "9007199254740991.0": 1<<53 - 1, "-9007199254740991.0": 1 - 1<<53,
+		"9007199254740992.0": tooLarge, "-9007199254740992.0": tooLarge, "99999999999999999999": tooLarge, "1e400": tooLarge, "-1e400": tooLarge, "9007199254740993": 1<<53 + 1,
+	} {
+		if n, ok := wholeNumber(text); !ok || n != want {
+			t.Errorf("%s is the number %d, %t; want %d", text, n, ok, want)
+		}
+	}
+	for _, text := range []string{"", "x", "1.5", "-0.5", "1e-3"} {
+		if n, ok := wholeNumber(text); ok || n != 0 {
+			t.Errorf("%q is the number %d, %t; want none", text, n, ok)
+		}
+	}
+}
+
+// An escape of half a surrogate pair is found wherever it stands.
+func TestHalvesOfSurrogatePairsAreFound(t *testing.T) {
+	for text, want := range map[string]int{
+		``: -1, `a`: -1, `\`: -1, `\u`: -1, `\u004`: -1, `\u0041`: -1, `\n\t\\`: -1, `\\ud800`: -1, `\ud7ff`: -1, `\ue000`: -1, `\uzzzz`: -1,
+		`\ud800\udc00`: -1, `\ud800\udfff`: -1, `\udbff\udc00`: -1, `\udbff\udfff`: -1, `\ud83d\ude00\ud83d\ude00`: -1, `\ud83d\ude00a`: -1,
+		`\ud800`: 0, `\udbff`: 0, `\udc00`: 0, `\udfff`: 0, `\ud800\udbff`: 0, `\ud800\ue000`: 0, `\ud800\ud800`: 0, `\ud800a\udc00`: 0, `\ud800\n\udc00`: 0, `\ud800\udc0`: 0, `\udc00\udc00`: 0,
+		`\\\ud800`: 2, `a\ud800`: 1, `\u0041\ud800`: 6, `\u0041\u0042\udc00`: 12, `\ud83d\ude00\ud800`: 12, `\ud83d\ude00a\udc00`: 13, `\n\ud800`: 2, `\u004\ud800`: 5,
+	} {
+		if got := loneSurrogate([]byte(text)); got != want {
+			t.Errorf("%s: half of a pair is at %d; want %d", text, got, want)
+		}
+	}
 }
