@@ -344,7 +344,7 @@ func (c *conn) tick(now time.Time) (due time.Time, err error) {
 	case announced:
 		if due = c.drainStateSince.Add(drainPause); !now.Before(due) {
 			c.finalizeLocked(now)
-			due = time.Time{}
+			due = now.Add(o.MaxAgeGrace)
 		}
 	case final:
 		if due = c.drainStateSince.Add(o.MaxAgeGrace); !now.Before(due) {
