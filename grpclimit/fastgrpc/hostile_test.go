@@ -184,9 +184,11 @@ func TestStalledResponseIsCancelled(t *testing.T) {
 	})
 }
 
-// isAbout tells whether a time is the expected one, or up to a quarter longer. Requests and
+// isAbout tells whether a time is the expected one, or longer by less than a quarter. Requests and
 // responses are examined four times in their timeout.
-func isAbout(took, expected time.Duration) bool { return took >= expected && took <= expected*5/4 }
+func isAbout(took, expected time.Duration) bool {
+	return took == expected || took > expected && took < expected*5/4
+}
 
 func TestSlowClientsAreDisconnected(t *testing.T) {
 	options := fastgrpc.Options{ReadTimeout: time.Second, KeepAlive: 10 * time.Second, IdleTimeout: time.Minute}
