@@ -348,11 +348,9 @@ func (c *circuit) watch(charges []penstock.Charge) {
 			if p := c.pause.Load(); p != nil {
 				wait = max(wait, time.Until(p.until))
 			}
-			timer := time.NewTimer(wait)
 			select {
-			case <-timer.C:
+			case <-time.After(wait):
 			case <-b.watchCtx.Done():
-				timer.Stop()
 				return
 			}
 		}

@@ -72,11 +72,9 @@ func (c *InstanceCounter) run(ctx context.Context) {
 	defer close(c.done)
 	for {
 		c.beat(ctx)
-		pause := time.NewTimer(c.options.Every)
 		select {
-		case <-pause.C:
+		case <-time.After(c.options.Every):
 		case <-ctx.Done():
-			pause.Stop()
 			return
 		}
 	}
