@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 func TestTimeoutsAreParsed(t *testing.T) {
@@ -266,5 +267,33 @@ func TestErrorOfAConnectionSaysWhy(t *testing.T) {
 	}
 	if ce, ok := errors.AsType[connectionError](err); !ok || ce.code != http2.ErrCodeProtocol {
 		t.Errorf("the error is %v; want a connectionError", err)
+	}
+}
+
+// The memory of a large header block is not kept for the next one.
+func TestLargeHeaderBlocksAreNotKept(t *testing.T) {
+	for size, isKept := range map[int]bool{4 << 10: true, 4<<10 + 1: false} {
+		s, err := New(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := frames(func(f *http2.Framer, _ *hpack.Encoder, _ *bytes.Buffer) {
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte("ab")})
+			f.WriteContinuation(1, false, []byte("cd"))
+			f.WriteContinuation(1, true, []byte("ef"))
+		})
+		c := newConn(s, &recording{rest: bytes.NewReader(sent)})
+		c.headers.block = make([]byte, 0, size)
+		if err := c.wait(); err != nil {
+			t.Fatal(err)
+		}
+		f, err := c.readFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, err := c.wholeBlock(f.(*http2.HeadersFrame))
+		if string(block) != "abcdef" || err != nil || (c.headers.block != nil) != isKept {
+			t.Errorf("with memory of %d bytes, the block is %q, %v, and the memory is kept: %t; want abcdef, kept: %t", size, block, err, c.headers.block != nil, isKept)
+		}
 	}
 }
