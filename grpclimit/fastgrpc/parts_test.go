@@ -297,3 +297,202 @@ func TestLargeHeaderBlocksAreNotKept(t *testing.T) {
 		}
 	}
 }
+
+// A pausedConn notes what is written and the deadlines of writes and reads.
+type pausedConn struct {
+	recording
+	written       [][]byte
+	writeDeadline time.Time
+	readDeadline  time.Time
+	err           error
+	hasClosed     bool // CloseWrite was called
+}
+
+func (c *pausedConn) Write(p []byte) (int, error) {
+	c.written = append(c.written, bytes.Clone(p))
+	return len(p), c.err
+}
+
+func (c *pausedConn) SetWriteDeadline(t time.Time) error { c.writeDeadline = t; return nil }
+func (c *pausedConn) SetReadDeadline(t time.Time) error  { c.readDeadline = t; return nil }
+func (c *pausedConn) CloseWrite() error                  { c.hasClosed = true; return nil }
+
+// A write may take WriteTimeout. Its memory is used again if it is small. After an error, nothing
+// more is written.
+func TestWritesOfAConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Options{WriteTimeout: 7 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for size, isKept := range map[int]bool{64 << 10: true, 64<<10 + 1: false} {
+			nc := &pausedConn{}
+			c := newConn(s, nc)
+			c.outgoing = make([]byte, 3, size)
+			c.flush()
+			if len(nc.written) != 1 || len(nc.written[0]) != 3 || !nc.writeDeadline.Equal(time.Now().Add(7*time.Second)) || c.isWriting || nc.hasClosed {
+				t.Errorf("flush writes %d times, until %v; want 3 bytes once, within 7 s", len(nc.written), time.Until(nc.writeDeadline))
+			}
+			if (c.spare != nil) != isKept {
+				t.Errorf("the memory of %d bytes is kept: %t; want %t", size, c.spare != nil, isKept)
+			}
+			c.flush()
+			c.flushLater()
+			if len(nc.written) != 1 {
+				t.Errorf("without outgoing bytes, flush writes %d times more; want nothing", len(nc.written)-1)
+			}
+		}
+		nc := &pausedConn{err: io.ErrClosedPipe}
+		c := newConn(s, nc)
+		c.outgoing = []byte("abc")
+		if c.flush(); c.drainState != ended || !c.drainStateSince.IsZero() || !c.mustTick || c.outgoing != nil || nc.readDeadline.After(time.Now()) {
+			t.Errorf("after an error, the connection is in the state %d since %v; want the state ended long ago, and that the reader is interrupted", c.drainState, c.drainStateSince)
+		}
+		if _, err := c.tick(time.Now()); err != errDrained {
+			t.Errorf("after an error, tick returns %v; want errDrained", err)
+		}
+		// After the last GOAWAY and the last call, the server closes its half.
+		nc = &pausedConn{}
+		c = newConn(s, nc)
+		c.drainState, c.openStreams, c.outgoing = final, 1, []byte("a")
+		if c.flush(); nc.hasClosed || c.drainState != final {
+			t.Error("the connection was closed while a call is open; want that it stays")
+		}
+		c.openStreams = 0
+		if c.flush(); !nc.hasClosed || c.drainState != ended || !c.drainStateSince.Equal(time.Now()) || !c.mustTick {
+			t.Errorf("after the last call, the connection is in the state %d; want the state ended now", c.drainState)
+		}
+		for after, want := range map[time.Duration]error{time.Second - 1: nil, time.Second: errDrained} {
+			if _, err := c.tick(time.Now().Add(after)); err != want {
+				t.Errorf("%v after the end, tick returns %v; want %v", after, err, want)
+			}
+		}
+		nc = &pausedConn{recording: recording{rest: bytes.NewReader(make([]byte, 1<<20+5))}}
+		c = newConn(s, nc)
+		if c.linger(); !nc.hasClosed || !nc.readDeadline.Equal(time.Now().Add(time.Second)) || nc.rest.(*bytes.Reader).Len() != 5 {
+			t.Errorf("linger leaves %d bytes, until %v; want that it reads 1 MiB within a second", nc.rest.(*bytes.Reader).Len(), time.Until(nc.readDeadline))
+		}
+	})
+}
+
+// tick does what is due, and returns when it must be called again.
+func TestTicksOfAConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := Options{IdleTimeout: time.Hour, ReadTimeout: 8 * time.Second, WriteTimeout: 16 * time.Second, KeepAlive: time.Minute, MaxAgeGrace: 10 * time.Minute}
+		s, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		tick := func(c *conn, at, want time.Duration, wantErr error) {
+			t.Helper()
+			due, err := c.tick(began.Add(at))
+			if err != wantErr || err == nil && due.Sub(began) != want {
+				t.Errorf("tick at %v is due again at %v, %v; want %v, %v", at, due.Sub(began), err, want, wantErr)
+			}
+		}
+		idle := newConn(s, &pausedConn{})
+		tick(idle, 0, time.Hour, nil)
+		tick(idle, time.Hour-1, time.Hour, nil)
+		if idle.drainState != notDraining {
+			t.Error("the idle connection was drained too early")
+		}
+		tick(idle, time.Hour, time.Hour+time.Second, nil) // the GOAWAY is sent
+		tick(idle, time.Hour+time.Second-1, time.Hour+time.Second, nil)
+		if idle.drainState != announced {
+			t.Errorf("after the idle time, the state is %d; want that the end was announced", idle.drainState)
+		}
+
+		open := newConn(s, &pausedConn{})
+		open.openStreams = 1
+		tick(open, 0, time.Minute, nil)
+		tick(open, time.Minute-1, time.Minute, nil)
+		if open.isPinged {
+			t.Error("a ping was sent before KeepAlive")
+		}
+		tick(open, time.Minute, time.Minute+8*time.Second, nil)
+		if !open.isPinged {
+			t.Error("no ping was sent after KeepAlive")
+		}
+		tick(open, time.Minute+8*time.Second-1, time.Minute+8*time.Second, nil)
+		tick(open, time.Minute+8*time.Second, 0, errSilent)
+
+		draining := newConn(s, &pausedConn{})
+		draining.openStreams = 1
+		draining.drainAt = began.Add(30 * time.Second)
+		tick(draining, 0, 30*time.Second, nil)
+		tick(draining, 30*time.Second, 31*time.Second, nil)
+		draining.lastRead = began.Add(31 * time.Second)
+		tick(draining, 31*time.Second, 91*time.Second, nil) // the last GOAWAY is sent; a ping comes before MaxAgeGrace ends
+		if draining.drainState != final {
+			t.Errorf("a second after the announcement, the state is %d; want final", draining.drainState)
+		}
+		draining.lastRead = began.Add(11 * time.Minute)
+		tick(draining, 31*time.Second+10*time.Minute-1, 31*time.Second+10*time.Minute, nil)
+		tick(draining, 31*time.Second+10*time.Minute, 0, errDrained)
+
+		// Requests and responses are examined four times in the shorter of their timeouts.
+		late := newConn(s, &pausedConn{})
+		late.openStreams, late.incompleteRequests = 3, 1
+		newStreamAt := func(id uint32, state streamState, since time.Duration) {
+			st := newStream(late, id)
+			st.state, st.stateSince, st.isRunning = state, began.Add(since), true
+			late.streams[id] = st
+		}
+		newStreamAt(1, arriving, 0)
+		newStreamAt(3, answering, 0)
+		newStreamAt(5, handling, 0)
+		tick(late, 8*time.Second-1, 10*time.Second-1, nil)
+		tick(late, 10*time.Second-2, 10*time.Second-1, nil)
+		if len(late.streams) != 3 {
+			t.Errorf("before the timeout, %d streams are left; want 3", len(late.streams))
+		}
+		tick(late, 10*time.Second-1, 12*time.Second-1, nil)
+		if late.streams[1] != nil || len(late.streams) != 2 {
+			t.Errorf("after ReadTimeout, %d streams are left; want 2, without the one that arrives", len(late.streams))
+		}
+		late.incompleteRequests, late.blockedStreams, late.lastRead = 0, []*stream{late.streams[3]}, began.Add(16*time.Second)
+		late.sweptAt = time.Time{}
+		tick(late, 16*time.Second-1, 18*time.Second-1, nil)
+		late.sweptAt = time.Time{}
+		tick(late, 16*time.Second, 18*time.Second, nil)
+		if late.streams[3] != nil || late.streams[5] == nil || len(late.blockedStreams) != 0 {
+			t.Errorf("after WriteTimeout, the streams %v are left; want only the one that is handled", late.streams)
+		}
+	})
+}
+
+// The fields of a large list of headers are not kept for the next list.
+func TestLargeListsOfHeadersAreNotKept(t *testing.T) {
+	s, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size, isKept := range map[int]bool{64: true, 65: false} {
+		h := &newConn(s, &recording{}).headers
+		h.fields = make([]hpack.HeaderField, 0, size)
+		if _, err := h.decode([]byte{0x83}); err != nil || len(h.fields) != 1 {
+			t.Fatalf("the fields are %v, %v; want one", h.fields, err)
+		}
+		if (cap(h.fields) == size) != isKept {
+			t.Errorf("the memory for %d fields is kept: %t; want %t", size, cap(h.fields) == size, isKept)
+		}
+	}
+	h := &newConn(s, &recording{}).headers
+	for _, c := range []struct {
+		block    []byte
+		isCached bool
+	}{
+		{[]byte{0x83, 0x86}, true}, {bytes.Repeat([]byte{0x83}, 64), true}, {bytes.Repeat([]byte{0x83}, 65), false}, {append(bytes.Repeat([]byte{0x80 | 2}, 3), 0, 1, 'a', 1, 'b'), false},
+	} {
+		h.decode(c.block)
+		if isCached := bytes.Equal(h.lastBlock, c.block); isCached != c.isCached {
+			t.Errorf("the block %x is remembered: %t; want %t", c.block, isCached, c.isCached)
+		}
+	}
+	for b, want := range map[byte]bool{0x7f: false, 0x80: true, 0xfe: true, 0xff: false} {
+		if got := isIndexed([]byte{0x82, b}); got != want {
+			t.Errorf("a block with the byte %#x only has indices: %t; want %t", b, got, want)
+		}
+	}
+}
