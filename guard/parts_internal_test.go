@@ -1,0 +1,276 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// Clocks may differ by 0.1 %, and each is read in whole µs.
+func TestTimeForWhichADenialCertainlyHolds(t *testing.T) {
+	for retryAfter, want := range map[time.Duration]time.Duration{time.Second: 998_998 * time.Microsecond, 2 * time.Microsecond: -2, time.Hour: time.Hour - 3600*time.Millisecond - 2*time.Microsecond} {
+		if got := safeFor(retryAfter); got != want {
+			t.Errorf("a denial with the RetryAfter %v holds for %v; want %v", retryAfter, got, want)
+		}
+	}
+	for _, c := range []struct {
+		own, all, want time.Duration
+	}{{0, time.Second, time.Second}, {time.Minute, time.Second, time.Minute}, {-1, time.Second, -1}, {1<<61 + 1, time.Second, 1 << 61}} {
+		if got := (&DenyCache{maxAge: c.all}).maxAgeOf(Settings{DenyCacheTTL: c.own}); got != c.want {
+			t.Errorf("with the settings %v and %v, denials are cached for %v; want %v", c.own, c.all, got, c.want)
+		}
+	}
+}
+
+func TestRoutesOfBatches(t *testing.T) {
+	bucket, queue := penstock.PerSecond(9).MustCompile(), penstock.PerSecond(9).With(penstock.LeakyBucket).WithBurst(9).MustCompile()
+	slots := penstock.InFlight(3, time.Minute).MustCompile()
+	charge := func(plan *penstock.Plan, mode penstock.Mode, patience time.Duration) penstock.Charge {
+		return penstock.Charge{Key: "k", Plan: plan, Mode: mode, Cost: 1, Patience: patience}
+	}
+	spend := charge(bucket, penstock.Spend, 0)
+	many := func(n int) (all []penstock.Charge) {
+		for range n {
+			all = append(all, spend)
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		charges []penstock.Charge
+		want    route
+	}{
+		"a spend": {many(1), cacheable}, "eight spends": {many(8), cacheable}, "nine spends": {many(9), passThrough}, "a peek": {[]penstock.Charge{charge(bucket, penstock.Peek, 0)}, cacheable},
+		"a draw":                   {[]penstock.Charge{charge(bucket, penstock.Draw, 0)}, cacheable},
+		"a patient spend":          {[]penstock.Charge{charge(queue, penstock.Spend, time.Second)}, cacheable},
+		"a patient draw":           {[]penstock.Charge{charge(queue, penstock.Draw, time.Second)}, passThrough},
+		"a draw without patience":  {[]penstock.Charge{charge(queue, penstock.Draw, 0)}, cacheable},
+		"a refund":                 {[]penstock.Charge{spend, charge(bucket, penstock.Refund, 0)}, changing},
+		"a reset of nine":          {append(many(8), charge(bucket, penstock.Reset, 0)), changing},
+		"a force":                  {[]penstock.Charge{charge(bucket, penstock.Force, 0)}, changing},
+		"a refund of slots":        {[]penstock.Charge{charge(slots, penstock.Refund, 0)}, passThrough},
+		"slots and then a refund":  {[]penstock.Charge{charge(slots, penstock.Refund, 0), charge(bucket, penstock.Refund, 0)}, changing},
+		"a mode that is not known": {[]penstock.Charge{charge(bucket, penstock.Mode(99), 0)}, passThrough},
+	} {
+		if got := routeOf(c.charges); got != c.want {
+			t.Errorf("%s has the route %d; want %d", name, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		charge penstock.Charge
+		want   time.Duration
+	}{
+		{charge(queue, penstock.Spend, 1999), time.Microsecond}, {charge(queue, penstock.Spend, 999), 0}, {charge(queue, penstock.Spend, 0), 0},
+		{charge(penstock.PerSecond(9).With(penstock.FixedWindow).MustCompile(), penstock.Spend, time.Second), 0},
+	} {
+		if got := patienceOf(&c.charge); got != c.want {
+			t.Errorf("a patience of %v of %s counts as %v; want %v", c.charge.Patience, c.charge.Plan.Algorithm().Title(), got, c.want)
+		}
+	}
+	for reset, want := range map[time.Duration]int64{0: 0, 1: 1, time.Second: 9, time.Second + 1: 10, 111111111: 1, 111111112: 2, 1 << 62: 41505174166} {
+		if got := usedUntilReset(bucket, reset); got != want {
+			t.Errorf("units that are back after %v are %d; want %d", reset, got, want)
+		}
+	}
+}
+
+// The first caller after a denial has ended sends its request. The others wait for its answer.
+func TestOneCallerClaimsADenial(t *testing.T) {
+	var e denial
+	first, isFirst := e.claim()
+	again, isFirstAgain := e.claim()
+	if !isFirst || isFirstAgain || first != again {
+		t.Errorf("two claims are first: %t and %t; want the first only, with the same channel", isFirst, isFirstAgain)
+	}
+	plan := penstock.PerSecond(9).MustCompile()
+	charges := []penstock.Charge{{Key: "k", Plan: plan, Cost: 3}, {Key: "k", Plan: plan, Cost: 3}}
+	denied := deniedCharge{plan: plan, cost: 3, answersAllCosts: true, status: penstock.Status{RetryAfter: 300 * time.Millisecond, ResetAfter: time.Second}}
+	for n, made := range map[int]*denial{1: {charges: []deniedCharge{denied}}, 2: {charges: []deniedCharge{denied, denied}}} {
+		for _, c := range []struct {
+			cost int64
+			now  time.Duration
+			ok   bool
+			want time.Duration // RetryAfter
+		}{{3, 0, true, 300 * time.Millisecond}, {3, 100 * time.Millisecond, true, 200 * time.Millisecond}, {3, 400 * time.Millisecond, true, time.Microsecond}, {10, 0, true, penstock.Never}} {
+			for i := range charges {
+				charges[i].Cost = c.cost
+			}
+			d, ok := made.answer(int64(c.now), charges[:n])
+			if ok != c.ok || d.Source != penstock.FromDenyCache || d.Len() != n || d.Status(n-1).RetryAfter != c.want {
+				t.Errorf("%d charges of %d units after %v: %+v, %t; want the RetryAfter %v from the cache", n, c.cost, c.now, d, ok, c.want)
+			}
+		}
+		for i := range charges {
+			charges[i].Cost = 0
+		}
+		made.charges[n-1].status.Remaining = 1 // so a charge of no units would be granted
+		if d, ok := made.answer(0, charges[:n]); ok {
+			t.Errorf("%d charges that would be granted are answered by %+v; want no answer", n, d)
+		}
+	}
+	if hasGranted(new(penstock.Decision)) {
+		t.Error("an empty decision has granted units; want none")
+	}
+	d := penstock.NewDecision([]penstock.Status{{}, {Granted: 1}})
+	if !hasGranted(&d) {
+		t.Error("a decision that granted a unit has granted none; want one")
+	}
+}
+
+// What the store granted is charged to the memory of the fallback.
+func TestModesThatAreMirrored(t *testing.T) {
+	d := penstock.NewDecision([]penstock.Status{{Granted: 2}, {}})
+	for _, c := range []struct {
+		mode penstock.Mode
+		i    int
+		want penstock.Mode
+		cost int64
+	}{
+		{penstock.Spend, 0, penstock.Force, 5}, {penstock.Force, 1, penstock.Force, 5}, {penstock.Draw, 0, penstock.Force, 2}, {penstock.Draw, 1, penstock.Peek, 0},
+		{penstock.Refund, 0, penstock.Refund, 2}, {penstock.Refund, 1, penstock.Peek, 0}, {penstock.Reset, 0, penstock.Reset, 0}, {penstock.Peek, 0, penstock.Peek, 0},
+	} {
+		if mode, cost := mirrorMode(&penstock.Charge{Mode: c.mode, Cost: 5}, &d, c.i); mode != c.want || cost != c.cost {
+			t.Errorf("mode %d, charge %d: mirrored as mode %d with the cost %d; want %d and %d", c.mode, c.i, mode, cost, c.want, c.cost)
+		}
+	}
+	for receipt, want := range map[int64]int64{5: 1, 1 << 59: 1, 1<<60 | 7: 7, 1<<60 | 1<<59: 1 << 59} {
+		if got := ofLocal(receipt); got != want {
+			t.Errorf("the receipt %#x is %#x for the local memory; want %#x", receipt, got, want)
+		}
+	}
+	b := failedBatch{charges: []penstock.Charge{{Mode: penstock.Force}, {Mode: penstock.Spend}}}
+	for _, c := range []struct {
+		modes [2]FailureMode
+		want  bool
+	}{{[2]FailureMode{FailClosed, FailLocal}, false}, {[2]FailureMode{FailLocal, FailClosed}, true}, {[2]FailureMode{FailOpen, FailOpen}, false}} {
+		b.modes[0], b.modes[1] = c.modes[0], c.modes[1]
+		if got := b.isDeniable(); got != c.want {
+			t.Errorf("a Force and a Spend with the modes %v can be denied: %t; want %t", c.modes, got, c.want)
+		}
+	}
+	for _, c := range []struct{ counted, floor, want int }{{0, 0, 1}, {3, 0, 3}, {3, 5, 5}, {-1, 0, 1}} {
+		f := fallback{options: FallbackOptions{Floor: c.floor, Instances: func() int { return c.counted }}}
+		if got := f.instances(); got != c.want {
+			t.Errorf("%d instances with the floor %d are %d; want %d", c.counted, c.floor, got, c.want)
+		}
+	}
+	if got := (&fallback{}).instances(); got != 1 {
+		t.Errorf("without a count, there are %d instances; want 1", got)
+	}
+}
+
+// A heartbeat comes each 5 s, lasts for 15 s and may take 5 s. The largest count is kept for a
+// minute.
+func TestDefaultsOfTheInstanceCounter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var calls []string
+		count := 7
+		c := NewInstanceCounter(InstanceCounterOptions{Heartbeat: func(ctx context.Context, name string, life time.Duration) (int, error) {
+			deadline, _ := ctx.Deadline()
+			calls = append(calls, fmt.Sprint(time.Since(began), " ", life, " ", time.Until(deadline), " ", len(name) > 20))
+			return count, nil
+		}})
+		if n := c.Instances(); n != 1 {
+			t.Errorf("before the first heartbeat, there are %d instances; want 1", n)
+		}
+		synctest.Wait()
+		count = 2
+		for _, step := range []struct {
+			after time.Duration
+			want  int
+		}{{0, 7}, {60 * time.Second, 7}, {5 * time.Second, 2}} {
+			time.Sleep(step.after)
+			synctest.Wait()
+			if n := c.Instances(); n != step.want {
+				t.Errorf("%v after the start, there are %d instances; want %d", time.Since(began), n, step.want)
+			}
+		}
+		if len(calls) != 14 || calls[0] != "0s 15s 5s true" || calls[1] != "5s 15s 5s true" || calls[13] != "1m5s 15s 5s true" {
+			t.Errorf("the heartbeats are %v; want one each 5 s", calls)
+		}
+		c.Close()
+		if last := calls[len(calls)-1]; len(calls) != 15 || last != "1m5s 0s 1s true" {
+			t.Errorf("Close sends %s; want the end of the registration within a second", last)
+		}
+	})
+}
+
+// The count of instances does not age while no heartbeat is answered.
+func TestCountsDoNotAgeInAnOutage(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := &InstanceCounter{options: InstanceCounterOptions{Every: 5 * time.Second, Memory: time.Minute, Floor: 1}}
+	count := func(after time.Duration, n, want int) {
+		t.Helper()
+		now = now.Add(after)
+		if c.count(now, n); c.Instances() != want {
+			t.Errorf("%v later, a count of %d gives %d instances; want %d", after, n, c.Instances(), want)
+		}
+	}
+	count(0, 9, 9)
+	count(time.Hour, 3, 9)      // an outage, of which 5 s count
+	count(5*time.Second, 4, 9)  // 4 replaces 3
+	count(5*time.Second, 4, 9)  // the newer 4 replaces the older
+	count(45*time.Second, 2, 9) // 5 s count: 20 s in all
+	for range 8 {
+		count(5*time.Second, 2, 9) // 60 s in all
+	}
+	count(5*time.Second, 2, 4)
+	if len(c.counts) != 2 {
+		t.Errorf("%d counts are remembered; want 4 and 2", len(c.counts))
+	}
+	for range 5 {
+		count(time.Second, 1, 4) // faster than Every
+	}
+	if len(c.counts) != 3 {
+		t.Errorf("%d counts are remembered; want 4, 2 and 1", len(c.counts))
+	}
+}
+
+func TestDefaultsOfTimeouts(t *testing.T) {
+	store := Timeout(TimeoutOptions{})(&downStore{}).(*timeout)
+	if store.maxInFlight != 4096 || store.deadlines.After != 250*time.Millisecond || !strings.Contains(store.errShed.Error(), "4096 decisions are in flight") {
+		t.Errorf("the defaults are %d, %v and %v; want 4096 decisions in flight of 250 ms", store.maxInFlight, store.deadlines.After, store.errShed)
+	}
+	if store := Timeout(TimeoutOptions{InFlight: 1, After: time.Second})(&downStore{}).(*timeout); store.maxInFlight != 1 || store.deadlines.After != time.Second {
+		t.Errorf("the options are %d and %v; want 1 and a second", store.maxInFlight, store.deadlines.After)
+	}
+	cause := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("cause"))
+	wrapped := fmt.Errorf("outer: %w", cause)
+	for _, err := range []error{cause, wrapped} {
+		got := penstock.AsStoreError(withoutFault(err))
+		if got == nil || got.IsStoreFault || got.Reason != penstock.ReasonTimeout || err == wrapped && !strings.Contains(got.Error(), "outer") || !cause.IsStoreFault {
+			t.Errorf("%v without fault is %+v; want the same reason without fault, and the error itself unchanged", err, got)
+		}
+	}
+	other := errors.New("other")
+	if withoutFault(other) != other {
+		t.Error("another error without fault is another; want the same")
+	}
+}
+
+// The debt of a bucket is cut to twice the share.
+func TestDebtOfAShareIsCut(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	f := &fallback{local: memstore.New(memstore.Options{Now: func() time.Time { return now }})}
+	share := penstock.PerHour(10).MustCompile()
+	for _, c := range []struct{ forced, want int64 }{{19, 19}, {20, 20}, {25, 20}, {100, 20}} {
+		key := fmt.Sprint(c.forced)
+		force := []penstock.Charge{{Key: key, Plan: share, Mode: penstock.Force, Cost: c.forced}}
+		d, err := f.local.Decide(t.Context(), force)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.capDebt(&force[0], d.Status(0))
+		d, err = f.local.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: share, Mode: penstock.Peek}})
+		if used := int64(d.Status(0).ResetAfter / (6 * time.Minute)); err != nil || used != c.want {
+			t.Errorf("of %d forced units, %d stay, %v; want %d", c.forced, used, err, c.want)
+		}
+	}
+}
