@@ -84,7 +84,7 @@ func TestFailuresSayWhetherTheChargeMayHaveBeenMade(t *testing.T) {
 	}
 }
 
-// A hold cannot be renewed or released without the store, and its caller should send the call again.
+// A hold cannot be renewed or released without the store. Its caller should send the call again.
 func TestHoldsNeedTheStore(t *testing.T) {
 	source := penstock.FromStore
 	var fails error
