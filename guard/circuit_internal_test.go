@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,21 +17,39 @@ import (
 	"github.com/penstock/penstock/internal/many"
 )
 
-// A downStore fails until it is repaired, and notes the charges of each call.
+// A downStore fails until it is repaired, and notes its calls.
 type downStore struct {
-	isUp  bool
-	err   error // while it is down
-	calls []time.Duration
-	last  penstock.Charge
 	began time.Time
+
+	mu    sync.Mutex
+	isUp  bool
+	err   error           // while it is down
+	calls []time.Duration // the times since began
+	last  penstock.Charge // the first charge of the last call
 }
 
 func (s *downStore) Decide(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.calls, s.last = append(s.calls, time.Since(s.began)), charges[0]
 	if !s.isUp {
 		return penstock.Decision{}, s.err
 	}
 	return penstock.Single(penstock.Status{}), nil
+}
+
+// made returns the calls until now, and the first charge of the last one.
+func (s *downStore) made() (calls []time.Duration, last penstock.Charge) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls), s.last
+}
+
+// change lets the store work, or fail with another error.
+func (s *downStore) change(isUp bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isUp, s.err = isUp, err
 }
 
 var errUnreachable = penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("refused"))
@@ -58,14 +78,15 @@ func TestWatcherPeeksAtTheEndOfEachPause(t *testing.T) {
 			ends = append(ends, until.Sub(store.began))
 			time.Sleep(time.Until(until))
 			synctest.Wait()
-			if got, want := fmt.Sprint(store.calls), fmt.Sprint(ends); got != want {
+			calls, _ := store.made()
+			if got, want := fmt.Sprint(calls), fmt.Sprint(ends); got != want {
 				t.Fatalf("the store was called at %s; want %s, the ends of the pauses", got, want)
 			}
 		}
-		if store.last.Mode != penstock.Peek || store.last.Patience != 0 || store.last.Key != "k" {
-			t.Errorf("the breaker sends %+v; want a Peek of the caller's key without patience", store.last)
+		if _, last := store.made(); last.Mode != penstock.Peek || last.Patience != 0 || last.Key != "k" {
+			t.Errorf("the breaker sends %+v; want a Peek of the caller's key without patience", last)
 		}
-		store.isUp = true
+		store.change(true, nil)
 		synctest.Wait()
 		until := b.overflow.pause.Load().until
 		time.Sleep(time.Until(until) + 150*time.Millisecond - 1)
@@ -75,8 +96,9 @@ func TestWatcherPeeksAtTheEndOfEachPause(t *testing.T) {
 		}
 		time.Sleep(1)
 		synctest.Wait()
-		if b.overflow.pause.Load() != nil || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() || len(store.calls) != len(ends)+15 {
-			t.Errorf("after 150 ms and %d successes, the breaker is closed: %t; want it closed after 15, and not watched any more", len(store.calls)-len(ends), b.overflow.pause.Load() == nil)
+		calls, _ := store.made()
+		if b.overflow.pause.Load() != nil || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() || len(calls) != len(ends)+15 {
+			t.Errorf("after 150 ms and %d successes, the breaker is closed: %t; want it closed after 15, and not watched any more", len(calls)-len(ends), b.overflow.pause.Load() == nil)
 		}
 	})
 }
@@ -90,11 +112,12 @@ func TestInconclusiveProbeEndsTheWatch(t *testing.T) {
 		for range 5 {
 			b.Decide(t.Context(), chargeOfOne())
 		}
-		store.err = penstock.ErrInvalid
+		store.change(false, penstock.ErrInvalid)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if len(store.calls) != 6 || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() {
-			t.Errorf("the store was called %d times, and the circuit is watched: %t; want 6 calls, and no watcher", len(store.calls), b.overflow.isWatched.Load())
+		calls, _ := store.made()
+		if len(calls) != 6 || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() {
+			t.Errorf("the store was called %d times, and the circuit is watched: %t; want 6 calls, and no watcher", len(calls), b.overflow.isWatched.Load())
 		}
 		if _, err := b.Decide(t.Context(), chargeOfOne()); err != penstock.ErrInvalid {
 			t.Errorf("the next caller gets %v; want the error of the store", err)

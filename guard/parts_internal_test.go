@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -171,17 +172,18 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var calls []string
-		count := 7
+		var count atomic.Int64
+		count.Store(7)
 		c := NewInstanceCounter(InstanceCounterOptions{Heartbeat: func(ctx context.Context, name string, life time.Duration) (int, error) {
 			deadline, _ := ctx.Deadline()
 			calls = append(calls, fmt.Sprint(time.Since(began), " ", life, " ", time.Until(deadline), " ", len(name) > 20))
-			return count, nil
+			return int(count.Load()), nil
 		}})
 		if n := c.Instances(); n != 1 {
 			t.Errorf("before the first heartbeat, there are %d instances; want 1", n)
 		}
 		synctest.Wait()
-		count = 2
+		count.Store(2)
 		for _, step := range []struct {
 			after time.Duration
 			want  int

@@ -44,6 +44,10 @@ func flood(r *rawClient, send func()) string {
 	go func() {
 		for {
 			f, err := r.ReadFrame()
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				ended <- "open until the end of the test"
+				return
+			}
 			if err != nil {
 				ended <- "closed"
 				return

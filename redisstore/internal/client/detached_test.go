@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,17 +20,20 @@ import (
 
 // fakeCalls is a client whose calls last until they may end.
 type fakeCalls struct {
+	hold   chan struct{} // not nil: calls last until it is closed
+	err    error
+	panics any
+	ended  atomic.Int64 // calls that have ended
+
+	mu      sync.Mutex
 	log     []string
-	hold    chan struct{} // not nil: calls last until it is closed
-	err     error
-	panics  any
 	running context.Context // of the last call
-	ended   atomic.Int64    // calls that have ended
 }
 
 func (f *fakeCalls) call(ctx context.Context, format string, args ...any) (string, error) {
-	f.log = append(f.log, fmt.Sprintf(format, args...))
-	f.running = ctx
+	f.mu.Lock()
+	f.log, f.running = append(f.log, fmt.Sprintf(format, args...)), ctx
+	f.mu.Unlock()
 	if f.panics != nil {
 		panic(f.panics)
 	}
@@ -171,6 +175,7 @@ func TestAbandonedCallsEnd(t *testing.T) {
 		if reply, err := d.EvalSha(ctx, "d", nil, nil); reply != "" || err != context.DeadlineExceeded || time.Since(began) != time.Second {
 			t.Errorf("a call that hangs returns %q, %v after %v; want the end of its context after a second", reply, err, time.Since(began))
 		}
+		synctest.Wait()
 		if at, ok := f.running.Deadline(); !ok || at.Sub(began) != 2*time.Second {
 			t.Errorf("the deadline of the call is after %v, %t; want a second after the caller's", at.Sub(began), ok)
 		}

@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -481,26 +482,26 @@ func TestDelaysOfWrongTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		f.delays.each = wrongTokenDelay
-		ended := 0
+		var ended atomic.Int64
 		for range 9 {
 			go func() {
 				_ = f.rejectToken()
-				ended++
+				ended.Add(1)
 			}()
 		}
 		synctest.Wait()
-		if ended != 1 {
-			t.Errorf("of 9 wrong tokens, %d are answered at once; want 1", ended)
+		if ended.Load() != 1 {
+			t.Errorf("of 9 wrong tokens, %d are answered at once; want 1", ended.Load())
 		}
 		time.Sleep(100*time.Millisecond - 1)
 		synctest.Wait()
-		if ended != 1 {
-			t.Errorf("before 100 ms, %d wrong tokens are answered; want 1", ended)
+		if ended.Load() != 1 {
+			t.Errorf("before 100 ms, %d wrong tokens are answered; want 1", ended.Load())
 		}
 		time.Sleep(1)
 		synctest.Wait()
-		if ended != 9 || f.delays.waiting.Load() != 0 {
-			t.Errorf("after 100 ms, %d wrong tokens are answered, and %d wait; want 9 and none", ended, f.delays.waiting.Load())
+		if ended.Load() != 9 || f.delays.waiting.Load() != 0 {
+			t.Errorf("after 100 ms, %d wrong tokens are answered, and %d wait; want 9 and none", ended.Load(), f.delays.waiting.Load())
 		}
 	})
 	o := New(Options{})
