@@ -94,7 +94,7 @@ func TestWatcherPeeksAtTheEndOfEachPause(t *testing.T) {
 		if b.overflow.pause.Load() == nil {
 			t.Error("the breaker has closed before 150 ms; want that it lets 1, 2, 4 and 8 calls pass in 50 ms each")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		calls, _ := store.made()
 		if b.overflow.pause.Load() != nil || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() || len(calls) != len(ends)+15 {
@@ -146,7 +146,7 @@ func TestCircuitsWithoutCallsAreRemoved(t *testing.T) {
 		if got, want := states(), "map[:closed a:closed b:closed]"; got != want {
 			t.Errorf("after a minute, the states are %s; want %s", got, want)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if got, want := states(), "map[b:closed]"; got != want {
 			t.Errorf("after more than a minute, the states are %s; want %s", got, want)
 		}

@@ -192,7 +192,7 @@ func TestAgesOfConnectionsDiffer(t *testing.T) {
 		}
 		var tenths [10]int
 		for range 1000 {
-			age := newConn(s, &recording{}).drainAt.Sub(time.Now())
+			age := time.Until(newConn(s, &recording{}).drainAt)
 			if age < 90*time.Minute || age > 110*time.Minute {
 				t.Fatalf("a connection is drained after %v; want 90 to 110 minutes", age)
 			}

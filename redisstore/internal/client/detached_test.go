@@ -145,7 +145,7 @@ func TestWorkersEndWhenIdle(t *testing.T) {
 		if n := idle(); n != 3 {
 			t.Errorf("before 10 s, %d workers are idle; want 3", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if n := idle(); n != 1 {
 			t.Errorf("after 10 s, %d workers are idle; want 1, which had a call since", n)
 		}
@@ -153,7 +153,7 @@ func TestWorkersEndWhenIdle(t *testing.T) {
 		if n := idle(); n != 1 {
 			t.Errorf("before 16 s, %d workers are idle; want 1", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if n := idle(); n != 0 {
 			t.Errorf("after 16 s, %d workers are idle; want none", n)
 		}
@@ -187,7 +187,7 @@ func TestAbandonedCallsEnd(t *testing.T) {
 		if f.ended.Load() != 0 {
 			t.Error("the call ended within 5 s; want that it continues")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if f.ended.Load() != 1 || d.abandoned.Load() != 0 || len(d.idle) != 0 {
 			t.Errorf("after 5 s, %d calls have ended, %d are abandoned, and %d workers are idle; want 1, 0 and 0", f.ended.Load(), d.abandoned.Load(), len(d.idle))

@@ -242,8 +242,7 @@ func TestIntentOfAResetIsWrittenFirst(t *testing.T) {
 
 // A reset that the store does not make is not refused: its outcome is unknown.
 func TestResetThatTheStoreDoesNotMake(t *testing.T) {
-	var f *fixture
-	f = newFixture(t, func(o *Options) {
+	f := newFixture(t, func(o *Options) {
 		inner := o.Store
 		o.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Mode == penstock.Reset {
@@ -448,7 +447,7 @@ func TestStateIsMadeOnceASecond(t *testing.T) {
 		if again := f.ReadState(t.Context()); again != first {
 			t.Error("within a second, the state is made again; want the same")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		tag := f.stateCache.latest.tag
 		again := f.ReadState(t.Context())
 		if again == first || f.stateCache.latest.tag != tag || len(tag) != 26 || again.Time != time.Now().UTC() {
@@ -498,7 +497,7 @@ func TestDelaysOfWrongTokens(t *testing.T) {
 		if ended.Load() != 1 {
 			t.Errorf("before 100 ms, %d wrong tokens are answered; want 1", ended.Load())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if ended.Load() != 9 || f.delays.waiting.Load() != 0 {
 			t.Errorf("after 100 ms, %d wrong tokens are answered, and %d wait; want 9 and none", ended.Load(), f.delays.waiting.Load())
@@ -560,7 +559,7 @@ func TestSlowReaderIsDroppedAfterFiveSeconds(t *testing.T) {
 		if n := s.readers.count(); n != 1 {
 			t.Errorf("before five seconds, %d readers are connected; want 1", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if n := s.readers.count(); n != 0 {
 			t.Errorf("after five seconds, %d readers are connected; want none", n)
