@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -137,6 +136,7 @@ func TestServerAnnouncesItsBounds(t *testing.T) {
 
 func TestMalformedHeadersAreRefused(t *testing.T) {
 	_, address := startFast(t, fastgrpc.Options{})
+	_, addressOfSmall := startFast(t, fastgrpc.Options{MaxHeaderList: 5000})
 	block := func(fields ...hpack.HeaderField) []byte {
 		var b bytes.Buffer
 		e := hpack.NewEncoder(&b)
@@ -181,11 +181,10 @@ func TestMalformedHeadersAreRefused(t *testing.T) {
 		"content type with ;":         {block(fields("content-type", "application/grpc;a=b")...), good},
 		"content type with a letter":  {block(fields("content-type", "application/grpcx")...), "415/3"},
 	} {
-		_, small := address, address
+		r := dialRaw(t, address)
 		if strings.Contains(name, "list") {
-			_, small = startFast(t, fastgrpc.Options{MaxHeaderList: 5000})
+			r = dialRaw(t, addressOfSmall)
 		}
-		r := dialRaw(t, small)
 		r.logError(r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block, EndHeaders: true}))
 		r.logError(r.WriteData(1, true, message("x")))
 		if got := r.outcome(1); got != c.want {
@@ -350,7 +349,6 @@ func TestRequestOfTheFallback(t *testing.T) {
 func TestWindowOfAFallbackStreamIsEnforced(t *testing.T) {
 	for sent, want := range map[int]string{65_535: "200/0", 65_536: "reset FLOW_CONTROL_ERROR"} {
 		release := make(chan struct{})
-		var once sync.Once
 		_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			<-release
 			w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
@@ -364,21 +362,27 @@ func TestWindowOfAFallbackStreamIsEnforced(t *testing.T) {
 		}
 		// The server handles the ping after all DATA.
 		r.logError(r.WritePing(false, [8]byte{}))
-		if want != "200/0" {
-			defer once.Do(func() { close(release) })
+		if want == "200/0" {
+			r.awaitPong()
+			close(release)
 		} else {
-			for isAnswered := false; !isAnswered; {
-				f, err := r.ReadFrame()
-				if err != nil {
-					t.Fatal(err)
-				}
-				p, isPing := f.(*http2.PingFrame)
-				isAnswered = isPing && p.IsAck()
-			}
-			once.Do(func() { close(release) })
+			defer close(release)
 		}
 		if got := r.outcome(1); got != want {
 			t.Errorf("after %d bytes, the outcome is %q; want %q", sent, got, want)
+		}
+	}
+}
+
+// awaitPong reads until the server has answered a ping.
+func (r *rawClient) awaitPong() {
+	for {
+		f, err := r.ReadFrame()
+		if err != nil {
+			r.Fatalf("waiting for the answer to a ping: %v", err)
+		}
+		if p, isPing := f.(*http2.PingFrame); isPing && p.IsAck() {
+			return
 		}
 	}
 }
