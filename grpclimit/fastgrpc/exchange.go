@@ -263,7 +263,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 		if e.isOver {
 			return len(p) - len(rest), errCancelled
 		}
-		if len(c.outgoing) <= maxOutgoingBytes {
+		if !c.isFullLocked() {
 			rest = c.appendDataLocked(e.stream, rest)
 		}
 		if len(rest) == 0 {
@@ -272,7 +272,7 @@ func (e *exchange) Write(p []byte) (int, error) {
 		c.mu.Unlock()
 		c.flush()
 		c.mu.Lock()
-		if c.sendWindow <= 0 || e.stream.sendWindow <= 0 || len(c.outgoing) > maxOutgoingBytes {
+		if c.sendWindow <= 0 || e.stream.sendWindow <= 0 || c.isFullLocked() {
 			e.blockLocked()
 			c.changed.Wait()
 		}

@@ -70,12 +70,14 @@ func (c *conn) unlockAndFlush() {
 	}
 }
 
-// waitForWrites waits while outgoing has more than maxOutgoingBytes bytes and another goroutine
-// writes.
+// isFullLocked tells whether so many bytes are outgoing that nothing should be added.
+func (c *conn) isFullLocked() bool { return len(c.outgoing) > maxOutgoingBytes }
+
+// waitForWrites waits while too many bytes are outgoing and another goroutine writes.
 func (c *conn) waitForWrites() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.outgoing) > maxOutgoingBytes && !c.isClosed && c.isWriting {
+	for c.isFullLocked() && !c.isClosed && c.isWriting {
 		c.changed.Wait()
 	}
 }

@@ -496,3 +496,12 @@ func TestLargeListsOfHeadersAreNotKept(t *testing.T) {
 		}
 	}
 }
+
+func TestOutgoingBytesHaveABound(t *testing.T) {
+	for size, want := range map[int]bool{256 << 10: false, 256<<10 + 1: true} {
+		c := &conn{outgoing: make([]byte, size)}
+		if got := c.isFullLocked(); got != want {
+			t.Errorf("with %d outgoing bytes, the connection is full: %t; want %t", size, got, want)
+		}
+	}
+}
