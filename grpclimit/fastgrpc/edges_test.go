@@ -620,3 +620,50 @@ func (l *flakyListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	return bubbleConn{conn}, err
 }
+
+// If the client has not sent the whole request when its call ends, a RST_STREAM tells it to stop.
+func TestUnfinishedRequestsAreStopped(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+	}), Authorize: func(c fastgrpc.Caller) error {
+		if c.Method == "/not.Allowed/Method" {
+			return status.Error(codes.PermissionDenied, "this is a test")
+		}
+		return nil
+	}})
+	for _, path := range []string{otherMethod, "/not.Allowed/Method"} {
+		for _, isFinished := range []bool{false, true} {
+			r := dialRaw(t, address)
+			r.headers(1, false, fields(":path", path))
+			r.logError(r.WriteData(1, isFinished, message("x")))
+			if path != otherMethod && isFinished {
+				r = dialRaw(t, address)
+				r.headers(1, true, fields(":path", path))
+			}
+			want := "200/0"
+			if path != otherMethod {
+				want = "200/7"
+			}
+			if got := r.outcome(1); got != want {
+				t.Errorf("%s: the outcome is %q; want %q", path, got, want)
+			}
+			r.logError(r.WritePing(false, [8]byte{}))
+			isStopped := false
+			for isOver := false; !isOver; {
+				f, err := r.ReadFrame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch f := f.(type) {
+				case *http2.RSTStreamFrame:
+					isStopped = f.StreamID == 1 && f.ErrCode == http2.ErrCodeNo
+				case *http2.PingFrame:
+					isOver = true
+				}
+			}
+			if isStopped != !isFinished {
+				t.Errorf("%s: a finished request %t is stopped: %t; want it only if it is not finished", path, isFinished, isStopped)
+			}
+		}
+	}
+}
