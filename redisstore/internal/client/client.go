@@ -45,8 +45,6 @@ func Await(ctx context.Context, done, clientClosed <-chan struct{}) error {
 		}
 	}
 	canceled, at := l.Lazy()
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
 	for {
 		select {
 		case <-done:
@@ -55,13 +53,10 @@ func Await(ctx context.Context, done, clientClosed <-chan struct{}) error {
 			return ctx.Err()
 		case <-clientClosed:
 			return ErrClosed
-		case <-timer.C:
+		case <-time.After(time.Until(at)):
 		}
-		at, _ = l.Deadline() // it may have been extended
-		left := time.Until(at)
-		if left <= 0 {
+		if at, _ = l.Deadline(); time.Until(at) <= 0 { // it may have been extended
 			return context.DeadlineExceeded
 		}
-		timer.Reset(left)
 	}
 }

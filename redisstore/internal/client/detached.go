@@ -93,11 +93,9 @@ func (d *Detached[S]) Close() error {
 		d.calls.Wait()
 		close(ended)
 	}()
-	timer := time.NewTimer(time.Second)
-	defer timer.Stop()
 	select {
 	case <-ended:
-	case <-timer.C:
+	case <-time.After(time.Second):
 	}
 	return err
 }
@@ -148,8 +146,7 @@ func (d *Detached[S]) worker() *worker[S] {
 
 // work ends when calls is closed, or when the worker was idle for workerIdleTime.
 func (w *worker[S]) work(d *Detached[S]) {
-	timer := time.NewTimer(workerIdleTime)
-	defer timer.Stop()
+	timer := time.NewTimer(workerIdleTime) // reset for each call, because a new timer would be allocated
 	for {
 		select {
 		case r, ok := <-w.calls:
@@ -268,12 +265,10 @@ func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	}
 	close(w.calls)
 	go func() {
-		timer := time.NewTimer(maxAbandonedTime)
-		defer timer.Stop()
 		select {
 		case <-w.ended:
 			return
-		case <-timer.C:
+		case <-time.After(maxAbandonedTime):
 		case <-d.calls.Context().Done():
 		}
 		close(w.done)
