@@ -127,10 +127,10 @@ func (s *stream) run() {
 		s.Err = statusError(s.handler(ctx, &s.Call))
 		return
 	}
-	calls := make([]*Call, 1, 1+len(s.others))
+	calls := make([]*Call, 1+len(s.others))
 	calls[0] = &s.Call
-	for _, other := range s.others {
-		calls = append(calls, &other.Call)
+	for i, other := range s.others {
+		calls[1+i] = &other.Call
 	}
 	(*s.listHandler)(ctx, calls)
 	for _, call := range calls {
