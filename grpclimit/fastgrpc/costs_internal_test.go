@@ -208,3 +208,77 @@ func TestFallbackBeginsWithAMessageOrAPart(t *testing.T) {
 		conn.server.goroutines.Wait()
 	}
 }
+
+// The window of a call of the fallback is opened after a quarter of it was read.
+func TestWindowOfTheFallbackIsOpenedByReads(t *testing.T) {
+	for _, c := range []struct {
+		sent, read int // bytes
+		want       []uint32
+	}{{16_383, 16_383, nil}, {16_384, 16_383, nil}, {16_384, 16_384, []uint32{16_384}}, {40_000, 40_000, []uint32{40_000}}, {40_000, 10_000, nil}} {
+		hasRead := make(chan error, 1)
+		conn, err := handleAll(t, Options{Fallback: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, err := io.ReadFull(r.Body, make([]byte, c.read))
+			hasRead <- err
+			<-r.Context().Done()
+		})}, func(f *http2.Framer, block func(...string) []byte) {
+			open(f, 1, false, block(":path", "/x/y"))
+			f.WriteData(1, false, shortMessage(10)) // the fallback begins
+			for left := c.sent - 15; left > 0; left -= min(left, 16_384) {
+				f.WriteData(1, false, make([]byte, min(left, 16_384)))
+			}
+		})
+		if readErr := <-hasRead; readErr != nil || err != nil {
+			t.Fatalf("the body of %d bytes: %v, %v; want no error", c.sent, readErr, err)
+		}
+		conn.mu.Lock()
+		got, kept := updates(conn)[1], conn.keptBytes
+		conn.mu.Unlock()
+		if len(got) != len(c.want) || len(got) > 0 && got[0] != c.want[0] || kept != c.sent-c.read {
+			t.Errorf("after %d of %d bytes were read, the window is opened by %v, and %d bytes are kept; want %v and %d", c.read, c.sent, got, kept, c.want, c.sent-c.read)
+		}
+		conn.close()
+		conn.server.goroutines.Wait()
+		if conn.keptBytes != 0 || conn.openStreams != 0 || conn.bufferedBytes != 0 || conn.incompleteRequests != 0 {
+			t.Errorf("after the end, %d bytes are kept, %d buffered, and %d streams open; want none", conn.keptBytes, conn.bufferedBytes, conn.openStreams)
+		}
+	}
+}
+
+// The headers of half-open calls of the fallback count as buffered, up to 1 MiB.
+func TestHeadersForTheFallbackAreCounted(t *testing.T) {
+	fallback := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	conn, err := handleAll(t, Options{Fallback: fallback}, func(f *http2.Framer, block func(...string) []byte) { open(f, 1, false, block(":path", "/x/y")) })
+	size := conn.bufferedBytes
+	if err != nil || size != conn.headers.size || size == 0 {
+		t.Fatalf("%d bytes are buffered, %v; want %d, those of the headers", size, err, conn.headers.size)
+	}
+	for room, isKept := range map[int]bool{size: true, size - 1: false} {
+		conn.bufferedBytes = 1<<20 - room
+		s := newStream(conn, 3)
+		if got := conn.keepHeadersLocked(s, &conn.headers.lastRequest); got != isKept || (s.fallback != nil) != isKept {
+			t.Errorf("with room for %d bytes, headers of %d are kept: %t; want %t", room, size, got, isKept)
+		}
+	}
+}
+
+// The incomplete messages of a connection have 1 MiB.
+func TestIncompleteMessagesAreCounted(t *testing.T) {
+	conn, err := handleAll(t, Options{}, func(f *http2.Framer, block func(...string) []byte) {
+		open(f, 1, false, block())
+		f.WriteData(1, false, shortMessage(100)[:50])
+		open(f, 3, false, block())
+		f.WriteData(3, false, shortMessage(100)[:5])
+	})
+	if conn.bufferedBytes != 45 || conn.incompleteRequests != 2 || err != nil {
+		t.Errorf("%d bytes of %d requests are buffered, %v; want 45 of 2", conn.bufferedBytes, conn.incompleteRequests, err)
+	}
+	for room, isAccepted := range map[int]bool{10: true, 9: false} {
+		conn.bufferedBytes = 1<<20 - room
+		s := newStream(conn, 5)
+		s.prefix, s.prefixLength, s.messageSize = [5]byte{0, 0, 0, 0, 10}, 5, 10
+		refused := conn.appendRequestLocked(s, make([]byte, 10))
+		if (refused == nil) != isAccepted || conn.bufferedBytes != 1<<20-room+len(s.Request) || len(s.Request) != map[bool]int{true: 10, false: 0}[isAccepted] {
+			t.Errorf("with room for %d bytes, a message of 10: %v, and %d bytes are buffered; want it accepted: %t", room, refused, conn.bufferedBytes, isAccepted)
+		}
+	}
+}
