@@ -276,3 +276,44 @@ func TestDebtOfAShareIsCut(t *testing.T) {
 		}
 	}
 }
+
+// The smallest value of an option is not its default.
+func TestSmallestOptionsAreUsed(t *testing.T) {
+	for age, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, 1: 1} {
+		if got := NewDenyCache(&downStore{}, DenyOptions{MaxAge: age}).maxAge; got != want {
+			t.Errorf("the MaxAge %v is %v; want %v", age, got, want)
+		}
+	}
+	all := len(NewDenyCache(&downStore{}, DenyOptions{}).table.sets)
+	for n, isDefault := range map[int]bool{-1: true, 0: true, 1: false} {
+		if got := len(NewDenyCache(&downStore{}, DenyOptions{MaxEntries: n}).table.sets); (got == all) != isDefault {
+			t.Errorf("with MaxEntries %d, the cache has %d of %d sets; want all of them: %t", n, got, all, isDefault)
+		}
+	}
+	for n, want := range map[time.Duration]time.Duration{-1: 0, 0: 0, 1: 1} {
+		o := newBreaker(nil, BreakerOptions{Pause: n, MaxPause: n}).options
+		if want == 0 && (o.Pause != 250*time.Millisecond || o.MaxPause != 8*time.Second) || want == 1 && (o.Pause != 1 || o.MaxPause != 1) {
+			t.Errorf("the pauses %v are %v and %v; want the defaults unless they are 1 ns", n, o.Pause, o.MaxPause)
+		}
+	}
+	for n, want := range map[int]int{-1: 5, 0: 5, 1: 1} {
+		if got := newBreaker(nil, BreakerOptions{Failures: n}).options.Failures; got != want {
+			t.Errorf("the Failures %d are %d; want %d", n, got, want)
+		}
+	}
+	for n, want := range map[FailureMode]FailureMode{FailDefault: FailLocal, FailOpen: FailOpen, FailClosed: FailClosed} {
+		if got := Fallback(FallbackOptions{OnFailure: n})(&downStore{}).(*fallback).options.OnFailure; got != want {
+			t.Errorf("the mode %v is %v; want %v", n, got, want)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := NewInstanceCounter(InstanceCounterOptions{Every: 1, Memory: 1, Heartbeat: func(ctx context.Context, _ string, _ time.Duration) (int, error) {
+			<-ctx.Done() // otherwise there would be a heartbeat each nanosecond
+			return 0, ctx.Err()
+		}})
+		defer c.Close()
+		if c.options.Every != 1 || c.options.Memory != 1 {
+			t.Errorf("the options are %v and %v; want a nanosecond for both", c.options.Every, c.options.Memory)
+		}
+	})
+}
