@@ -24,11 +24,20 @@ func (c *conn) refuseLocked(id uint32, r *refusal, hasRequestEnded bool) {
 // newBlockLocked returns an empty header block, or one that begins with shrink if that is due.
 func (c *conn) newBlockLocked() []byte {
 	block := make([]byte, 0, 128) // enough for most responses
-	if c.mustShrink && !c.hasShrunk {
-		c.hasShrunk = true
+	if c.takeShrinkLocked() {
 		block = append(block, shrink)
 	}
 	return block
+}
+
+// takeShrinkLocked tells whether the next header block must begin with shrink. It returns true once
+// at most.
+func (c *conn) takeShrinkLocked() bool {
+	if !c.mustShrink || c.hasShrunk {
+		return false
+	}
+	c.hasShrunk = true
+	return true
 }
 
 // answerLocked sends the response of the call, or the responses of its list.
@@ -75,8 +84,8 @@ func (c *conn) respondLocked(s *stream, err error) {
 
 // appendBlockLocked sends HEADERS with headersOfSuccess or trailersOfSuccess.
 func (c *conn) appendBlockLocked(id uint32, block []byte, flags http2.Flags) {
-	if c.mustShrink && !c.hasShrunk {
-		block = append(c.newBlockLocked(), block...)
+	if c.takeShrinkLocked() {
+		block = append([]byte{shrink}, block...)
 	}
 	c.outgoing = append(appendFrame(c.outgoing, len(block), http2.FrameHeaders, flags, id), block...)
 }
