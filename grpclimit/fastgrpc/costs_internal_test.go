@@ -238,8 +238,8 @@ func TestWindowOfTheFallbackIsOpenedByReads(t *testing.T) {
 		}
 		conn.close()
 		conn.server.goroutines.Wait()
-		if conn.keptBytes != 0 || conn.openStreams != 0 || conn.bufferedBytes != 0 || conn.incompleteRequests != 0 {
-			t.Errorf("after the end, %d bytes are kept, %d buffered, and %d streams open; want none", conn.keptBytes, conn.bufferedBytes, conn.openStreams)
+		if conn.keptBytes != 0 || conn.openStreams != 0 || conn.bufferedBytes != 0 || conn.incompleteRequests != 0 || conn.server.exchanges.Load() != 0 {
+			t.Errorf("after the end, %d bytes are kept, %d buffered, %d streams are open, and the fallback serves %d; want none", conn.keptBytes, conn.bufferedBytes, conn.openStreams, conn.server.exchanges.Load())
 		}
 	}
 }

@@ -74,6 +74,7 @@ func TestHandlersStartWhileThereIsRoom(t *testing.T) {
 		for range c.others {
 			st.others = append(st.others, newStream(conn, 3))
 		}
+		s.listedCalls.Store(int64(c.others)) // as gatherLists has counted them
 		started := conn.start(st)
 		conn.mu.Lock()
 		running := conn.runningHandlers
@@ -86,6 +87,9 @@ func TestHandlersStartWhileThereIsRoom(t *testing.T) {
 		s.goroutines.Wait()
 		if started != c.want || running != want || conn.runningHandlers != c.running {
 			t.Errorf("beside %d calls, a list of %d starts: %t, and then %d calls run, later %d; want %t, %d and %d", c.running, 1+c.others, started, running, conn.runningHandlers, c.want, want, c.running)
+		}
+		if listed := s.listedCalls.Load(); c.want && listed != 0 || !c.want && listed != int64(c.others) {
+			t.Errorf("after a list of %d calls that starts: %t, %d calls are counted in lists; want that its end is counted", 1+c.others, c.want, listed)
 		}
 		s.Close()
 	}
