@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -280,5 +282,66 @@ func TestIncompleteMessagesAreCounted(t *testing.T) {
 		if (refused == nil) != isAccepted || conn.bufferedBytes != 1<<20-room+len(s.Request) || len(s.Request) != map[bool]int{true: 10, false: 0}[isAccepted] {
 			t.Errorf("with room for %d bytes, a message of 10: %v, and %d bytes are buffered; want it accepted: %t", room, refused, conn.bufferedBytes, isAccepted)
 		}
+	}
+}
+
+// A Write that waits for a window is counted once, until it waits no more.
+func TestBlockedWritesAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &conn{nc: &pausedConn{}}
+		first, second := &exchange{stream: newStream(c, 1)}, &exchange{stream: newStream(c, 3)}
+		check := func(count int, hasInterrupted bool) {
+			t.Helper()
+			if c.blockedExchanges != count || c.mustTick != hasInterrupted {
+				t.Errorf("%d calls are blocked, and the reader is interrupted: %t; want %d and %t", c.blockedExchanges, c.mustTick, count, hasInterrupted)
+			}
+			c.mustTick = false
+		}
+		first.blockLocked()
+		check(1, true)
+		time.Sleep(time.Second)
+		first.blockLocked()
+		check(1, false)
+		second.blockLocked()
+		check(2, false)
+		now := time.Now()
+		var none *exchange
+		for _, row := range []struct {
+			e    *exchange
+			long time.Duration
+			want bool
+		}{{first, time.Second, true}, {first, time.Second + 1, false}, {second, 0, true}, {second, 1, false}, {none, 0, false}, {new(exchange), 0, false}} {
+			if got := row.e.isBlockedFor(now, row.long); got != row.want {
+				t.Errorf("a call is blocked for %v: %t; want %t", row.long, got, row.want)
+			}
+		}
+		first.unblockLocked()
+		first.unblockLocked()
+		check(1, false)
+		second.unblockLocked()
+		check(0, false)
+	})
+}
+
+// A call that the fallback refuses is not counted as one that it serves.
+func TestRefusedCallsOfTheFallbackAreNotCounted(t *testing.T) {
+	for served, isServed := range map[int64]bool{6: true, 7: false} {
+		conn, err := handleAll(t, Options{MaxParallel: 7, Fallback: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })}, func(f *http2.Framer, block func(...string) []byte) {
+			open(f, 1, false, block(":path", "/x/y"))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.server.exchanges.Store(served)
+		conn.mu.Lock()
+		s := conn.streams[1]
+		conn.startExchangeLocked(s, false)
+		hasBegun := s.exchange != nil
+		conn.mu.Unlock()
+		if n := conn.server.exchanges.Load(); hasBegun != isServed || n != 7 {
+			t.Errorf("beside %d calls, another one begins: %t, and %d are counted; want %t and 7", served, hasBegun, n, isServed)
+		}
+		conn.close()
+		conn.server.goroutines.Wait()
 	}
 }
