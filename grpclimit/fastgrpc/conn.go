@@ -305,7 +305,7 @@ func (c *conn) setReadDeadline(now, due time.Time) {
 // interruptLocked makes the reader call tick, which returns a new deadline.
 func (c *conn) interruptLocked() {
 	c.mustTick = true
-	c.nc.SetReadDeadline(time.Unix(1, 0)) // a time in the past ends a Read immediately
+	c.nc.SetReadDeadline(time.Now()) // a deadline that has passed ends a Read immediately
 }
 
 // clearInterrupt returns whether tick must be called again, and sets mustTick to false.

@@ -289,7 +289,9 @@ func TestResponseWithoutTrailersEndsWithData(t *testing.T) {
 			body += string(f.Data())
 			isEnd = f.StreamEnded()
 		case *http2.MetaHeadersFrame:
-			isEnd = f.StreamEnded()
+			if f.StreamEnded() {
+				t.Fatal("the stream ends with headers; want that it ends with DATA")
+			}
 		}
 	}
 	if body != "abc" {
@@ -334,7 +336,7 @@ func TestRequestOfTheFallback(t *testing.T) {
 		t.Errorf("the outcome is %q; want %q", got, "200/0")
 	}
 	if got.Method != "POST" || got.URL.Path != otherMethod || got.RequestURI != otherMethod || got.Proto != "HTTP/2.0" || got.ProtoMajor != 2 || got.ProtoMinor != 0 || got.ContentLength != -1 ||
-		got.Host != "a.example" || got.RemoteAddr != r.LocalAddr().String() || got.TLS != nil || fmt.Sprint(got.Header["X-A"]) != "[1 2]" || got.Header["Host"] != nil || got.Header["Te"] == nil || got.Header[":path"] != nil {
+		got.Host != "a.example" || got.RemoteAddr != r.LocalAddr().String() || got.TLS != nil || fmt.Sprint(got.Header["X-A"]) != "[1 2]" || len(got.Header) != 3 || got.Header["Content-Type"] == nil || got.Header["Te"] == nil {
 		t.Errorf("the request is %+v; want what the client sent", got)
 	}
 	if at, ok := got.Context().Value(http.LocalAddrContextKey).(net.Addr); !ok || at.String() != address {
@@ -666,4 +668,62 @@ func TestUnfinishedRequestsAreStopped(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Flush sends the headers, also if nothing was written.
+func TestFlushSendsHeaders(t *testing.T) {
+	release := make(chan struct{})
+	_, address := startFast(t, fastgrpc.Options{Fallback: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Early", "1")
+		w.(http.Flusher).Flush()
+		<-release
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+	})})
+	defer close(release)
+	r := dialRaw(t, address)
+	r.call(1, "x", ":path", otherMethod)
+	for {
+		f, err := r.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, ok := f.(*http2.MetaHeadersFrame); ok {
+			if len(m.Fields) != 2 || m.Fields[0].Value != "200" || m.StreamEnded() {
+				t.Errorf("the headers are %v; want the status 200 and x-early, before the end", m.Fields)
+			}
+			return
+		}
+	}
+}
+
+// A client that answers the ping of a drain gets the second GOAWAY at once.
+func TestAnsweredPingEndsTheDrainAtOnce(t *testing.T) {
+	inBubble(t, fastgrpc.Options{}, func(t *testing.T, server *fastgrpc.Server, r *rawClient) {
+		r.begin()
+		r.call(1, "wait", "grpc-timeout", "1M")
+		synctest.Wait()
+		begin := time.Now()
+		go server.Shutdown(context.Background())
+		goAways := 0
+		for goAways < 2 {
+			f, err := r.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch f := f.(type) {
+			case *http2.PingFrame:
+				r.logError(r.WritePing(true, f.Data))
+			case *http2.GoAwayFrame:
+				if goAways++; goAways == 1 && f.LastStreamID != math.MaxInt32 || goAways == 2 && f.LastStreamID != 1 {
+					t.Errorf("GOAWAY %d has the stream %d; want the largest one first, and then 1", goAways, f.LastStreamID)
+				}
+			}
+		}
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("the second GOAWAY came after %v; want it at once", took)
+		}
+		if got := r.outcome(1); got != "200/4" {
+			t.Errorf("the outcome of the open call is %q; want %q", got, "200/4")
+		}
+	})
 }
