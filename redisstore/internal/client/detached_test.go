@@ -272,6 +272,20 @@ func TestCloseOfADetachedClient(t *testing.T) {
 	})
 }
 
+// A worker whose call ends after Close ends too.
+func TestWorkerEndsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := Detach[int](&fakeCalls{})
+		w := d.worker()
+		d.Close()
+		d.addIdle(w)
+		synctest.Wait() // synctest reports a goroutine that is left
+		if _, isOpen := <-w.calls; isOpen || len(d.idle) != 0 {
+			t.Errorf("after Close, the worker gets calls: %t, and %d workers are idle; want that it has ended", isOpen, len(d.idle))
+		}
+	})
+}
+
 // A hangingCalls does not end its calls when their contexts end.
 type hangingCalls struct {
 	*fakeCalls
