@@ -550,3 +550,22 @@ func TestGuardedConnectionsUseTheDialOfTheOption(t *testing.T) {
 		t.Errorf("a dial of a port that nobody has returns %v; want an error", got)
 	}
 }
+
+// A push of two elements can confirm a subscription. A shorter one is ignored.
+func TestShortestPushesOfSubscriptions(t *testing.T) {
+	for _, c := range []struct {
+		commands []string
+		stream   string
+		isWhole  bool // all of the stream passes
+	}{
+		{[]string{"SUBSCRIBE a", "GET k"}, ">2\r\n+subscribe\r\n+a\r\n+OK\r\n", true},
+		{[]string{"GET k"}, ">2\r\n+subscribe\r\n+a\r\n", false},
+		{[]string{"GET k"}, ">1\r\n+subscribe\r\n+OK\r\n", true},
+	} {
+		x := new(exchange)
+		x.send([]byte(commandsOf(c.commands...)))
+		if accepted, err := receiveAll(x, c.stream, whole); (accepted == c.stream) != c.isWhole || (err == nil) != c.isWhole {
+			t.Errorf("after %q, %q of %q passes, error %v; want all of it: %t", c.commands, accepted, c.stream, err, c.isWhole)
+		}
+	}
+}
