@@ -71,6 +71,7 @@ var mayImport = []struct {
 	{"internal/effort", nil},
 	{"internal/flaky", []string{"."}},
 	{"internal/redistest", nil},
+	{"internal/loadaverage", nil},
 	{"internal/gatetest", []string{"admission", "httplimit", "memstore", "policy", "policy/policyfile"}},
 	{"internal/simulation", nil},
 	{"internal/eventually", nil},
