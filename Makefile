@@ -41,7 +41,7 @@ help:
 			printf " %s", $$i; column += 1 + length($$i) } \
 	} END { printf end }' Makefile
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools surge
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
@@ -137,12 +137,30 @@ alerts: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go run ./monitoring -test ../bin/monitoring && go run ./alerts ../bin/penstock ../deploy ../bin/monitoring
 
-## bench: measures and prints the numbers that docs/ quotes; saves them for make pictures
+## bench: compares Penstock with alternatives, and prints the numbers
 bench: tools
+	cd bench && go run .
+
+# The documentation. Its figures are measured on an idle machine: the targets that save some wait for that, and fail if it stays busy
+.PHONY: pictures site site-check surge surge-data bench-data outage-data
+
+## bench-data: runs the bench program, and saves its numbers for docs/ and make pictures
+bench-data: tools
 	cd bench && go run . -save ../docs/pictures/bench.json
 
-# The documentation.
-.PHONY: pictures outage-data site site-check
+## surge: runs examples/surge in full, with penstock serve and Redis: four times three minutes
+surge: tools
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd examples && go run ./surge -full -penstock ../bin/penstock
+
+## surge-data: runs examples/surge in full with Redis, and for 14 seconds in memory; writes both tables to docs/performance.md
+surge-data: tools
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd examples && go run ./surge -save ../docs/performance.md && go run ./surge -full -penstock ../bin/penstock -save ../docs/performance.md
+
+## outage-data: runs examples/outage, and saves its counts of each second for make pictures
+outage-data: tools
+	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
 ## pictures: draws docs/pictures from the saved measurements; a test compares them
 pictures:
@@ -156,15 +174,6 @@ site:
 site-check:
 	@scripts/need chromium chromium
 	cd scripts && go run ./site -check .. ../bin/site
-
-## surge: runs examples/surge in full, with penstock serve and Redis: twice three minutes. docs/performance.md has the results
-surge: tools
-	cd cmd/penstock && go build -o ../../bin/penstock .
-	cd examples && go run ./surge -full -penstock ../bin/penstock
-
-## outage-data: runs examples/outage, and saves its counts of each second for make pictures
-outage-data: tools
-	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
 .PHONY: prepare
 ## prepare: sets VERSION before the commit of a release: in the requirements and sums between the tagged modules, and in the files of deploy

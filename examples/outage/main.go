@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/examples/internal/demo"
+	"github.com/penstock/penstock/internal/loadaverage"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -27,7 +28,7 @@ func main() {
 	log.SetFlags(0)
 	binary := flag.String("penstock", "", "the penstock `program`; default: build it from cmd/penstock")
 	short := flag.Bool("short", false, "run for half as long, and do not check times")
-	save := flag.String("save", "", "write the seconds of the first experiment to this `file`, as JSON")
+	save := flag.String("save", "", "write the seconds of the first experiment to this `file`, as JSON; needs an idle machine")
 	flag.Parse()
 	failures, err := run(*binary, *short, *save)
 	if err != nil {
@@ -52,6 +53,10 @@ func run(binary string, short bool, save string) (failures []string, err error) 
 		if binary, err = build(dir); err != nil {
 			return nil, err
 		}
+	}
+	measurement, err := loadaverage.Begin(os.Stdout, save)
+	if err != nil {
+		return nil, err
 	}
 	phase := 4 * time.Second // each outage, and the time between two
 	if short {
@@ -79,7 +84,9 @@ func run(binary string, short bool, save string) (failures []string, err error) 
 	}
 	time.Sleep(phase)
 	onSingle.end()
+	loads := measurement.End()
 	if save != "" {
+		onSingle.record.Record = loads
 		if err := onSingle.record.save(save); err != nil {
 			return nil, err
 		}

@@ -5,11 +5,14 @@ import (
 	"math"
 	"os"
 	"time"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
 // A record has the results of an experiment, from which a picture is drawn. Times are in seconds
 // since the start.
 type record struct {
+	loadaverage.Record
 	Rate, Burst, Requested, Instances int
 	OnFailure                         []string // on_failure of each limit
 	Seconds                           []recordedSecond

@@ -1,7 +1,14 @@
-// Command surge sends 2,000 riders to a service that can handle 150 requests a second: first
-// without limits, then behind Penstock. The command prints the results, and fails if Penstock did
-// not help. With -penstock, the limits are in a process of penstock serve, whose counters are in
-// Redis.
+// Command surge sends 2,000 riders to a service that can handle 150 requests a second: without
+// limits, with limits for each rider, and with a limit for the whole backend as well. The last run
+// is done twice: with riders who wait for Retry-After, and with riders who do not. The command
+// prints the results, and fails if the limit for the backend did not help.
+//
+//	go run ./surge [-penstock PROGRAM] [-full] [-riders KIND] [-save FILE]
+//	go run ./surge -target URL
+//
+// With -penstock, the limits are in a process of penstock serve, whose counters are in Redis.
+// Without it, they are in this process. With -target, riders send their requests to a service of
+// yours.
 package main
 
 import (
@@ -19,6 +26,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/loadaverage"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -36,9 +44,9 @@ var surge = scenario{
 	timeout:       13 * time.Second,
 	poolTimeout:   10 * time.Second,
 	endpoints: []endpoint{
-		{weight: 5, method: http.MethodPost, path: "/api/rides/request"},
-		{weight: 2, method: http.MethodGet, path: "/api/fares/estimate"},
-		{weight: 1, method: http.MethodGet, path: "/api/drivers/nearby"},
+		{name: "ride-request", weight: 5, method: http.MethodPost, path: "/api/rides/request"},
+		{name: "fare-estimate", weight: 2, method: http.MethodGet, path: "/api/fares/estimate"},
+		{name: "drivers-nearby", weight: 1, method: http.MethodGet, path: "/api/drivers/nearby"},
 	},
 }
 
@@ -48,66 +56,164 @@ func (s *scenario) useFullTimes() {
 	s.arrivalPeriod, s.duration, s.timeout, s.poolTimeout = 10*time.Second, 3*time.Minute, 40*time.Second, 30*time.Second
 }
 
+// A variant is a run of the surge.
+type variant struct {
+	name         string
+	policy       string // a file of the examples; "": no limits
+	areImpatient bool   // the riders
+}
+
+// variants returns the runs for a kind of riders: patient, impatient, or both. The first is without
+// limits, and the second has limits for each rider only. No rider is denied there, so both kinds do
+// the same. The others have a limit for the backend too.
+func variants(riders string) ([]variant, error) {
+	isPatient, isImpatient := riders != "impatient", riders != "patient"
+	if isPatient && isImpatient && riders != "both" {
+		return nil, fmt.Errorf("-riders is %q; want patient, impatient or both", riders)
+	}
+	list := []variant{
+		{name: "without limits", areImpatient: !isPatient},
+		{name: "limits for each client", policy: clientsOnly, areImpatient: !isPatient},
+	}
+	if isPatient {
+		list = append(list, variant{name: "for the backend too", policy: withBackend})
+	}
+	if isImpatient {
+		list = append(list, variant{name: "for the backend too, impatient clients", policy: withBackend, areImpatient: true})
+	}
+	return list, nil
+}
+
+const (
+	clientsOnly = "rides.yaml"
+	withBackend = "surge/surge.yaml"
+)
+
 func main() {
+	log.SetFlags(0)
 	binary := flag.String("penstock", "", "limit by penstock serve of this `program`, with a real Redis; default: by middleware, in memory")
-	isFull := flag.Bool("full", false, "run for three minutes, twice")
+	isFull := flag.Bool("full", false, "run for three minutes each time")
+	riders := flag.String("riders", "both", "the `kind` of riders: patient ones wait for Retry-After after a 429, impatient ones do not; or both")
+	target := flag.String("target", "", "send the riders to the service at this `URL`, and run nothing else")
+	save := flag.String("save", "", "write the table to this Markdown `file`, between its lines for this run; needs an idle machine")
 	flag.Parse()
 	if *isFull {
 		surge.useFullTimes()
 	}
-	file := demo.File("surge/surge.yaml")
-	alone, err := runAlone()
+	runs, err := variants(*riders)
 	if err != nil {
 		log.Fatal(err)
 	}
-	runtime.GC() // so that the second run does not collect garbage of the first
-	var limited *result
-	if *binary != "" {
-		limited, err = runServed(&surge, *binary, file)
-	} else {
-		limited, err = runBehind(file)
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Print(table(alone, limited))
-	if failures := check(alone, limited); len(failures) > 0 {
-		for _, failure := range failures {
-			fmt.Println("FAILED:", failure)
+	if *target != "" {
+		if err := runAt(*target, runs); err != nil {
+			log.Fatal(err)
 		}
+		return
+	}
+	failures, err := runAll(runs, *binary, *save)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, failure := range failures {
+		fmt.Println("FAILED:", failure)
+	}
+	if len(failures) > 0 {
 		os.Exit(1)
 	}
 }
 
-// runAlone runs the surge without limits.
-func runAlone() (*result, error) {
-	service := newBackend(surge.poolTimeout)
-	server, target, err := serve(service)
-	if err != nil {
-		return nil, err
+// runAt runs the surge at a service of somebody else, once for each kind of riders.
+func runAt(target string, runs []variant) error {
+	to, err := url.Parse(target)
+	if err != nil || to.Scheme != "http" || to.Host == "" {
+		return fmt.Errorf("-target is %q; want a URL such as http://localhost:8080", target)
 	}
-	defer server.Close()
-	return surge.run(transport(), target, service), nil
+	var columns []column
+	for _, v := range runs[2:] {
+		columns = append(columns, column{kindOf(v), surge.with(v).run(transport(), to, nil)})
+	}
+	fmt.Print(table(surge.endpoints, columns))
+	return nil
 }
 
-// runBehind runs the surge behind a proxy of this process, which has the limits.
-func runBehind(file string) (*result, error) {
+func kindOf(v variant) string {
+	if v.areImpatient {
+		return "impatient clients"
+	}
+	return "patient clients"
+}
+
+// with returns the scenario for a variant.
+func (s scenario) with(v variant) *scenario {
+	s.areImpatient = v.areImpatient
+	return &s
+}
+
+// runAll runs all variants, prints and saves the table, and returns the missed goals.
+func runAll(runs []variant, binary, save string) (failures []string, err error) {
+	limit, where := inProcess, "in memory"
+	if binary != "" {
+		limit, where = served(binary), "by penstock serve with Redis"
+	}
+	page, err := openPage(save, fmt.Sprintf("%v, %s", surge.duration, where))
+	if err != nil {
+		return nil, err
+	}
+	measurement, err := loadaverage.Begin(os.Stdout, save)
+	if err != nil {
+		return nil, err
+	}
+	var columns []column
+	for _, v := range runs {
+		r, err := runOne(v, limit)
+		if err != nil {
+			return nil, err
+		}
+		columns = append(columns, column{v.name, r})
+		runtime.GC() // so that the next run does not collect garbage of this one
+	}
+	record := measurement.End()
+	text := table(surge.endpoints, columns)
+	fmt.Print(text)
+	for _, c := range columns[2:] {
+		failures = append(failures, check(columns[0].result, c.result)...)
+	}
+	return failures, page.save(fmt.Sprintf("On %s: %v\n\n%s", record.Date, record, text))
+}
+
+// A limiter starts a proxy with the limits of a policy in front of a target.
+type limiter func(file string, target *url.URL) (front *url.URL, stop func(), err error)
+
+// runOne runs the surge with a backend of its own.
+func runOne(v variant, limit limiter) (*result, error) {
 	service := newBackend(surge.poolTimeout)
 	server, target, err := serve(service)
 	if err != nil {
 		return nil, err
 	}
 	defer server.Close()
-	front, err := proxy(file, target, transport())
-	if err != nil {
-		return nil, err
+	if v.policy != "" {
+		front, stop, err := limit(demo.File(v.policy), target)
+		if err != nil {
+			return nil, err
+		}
+		defer stop()
+		target = front
 	}
-	gateway, target, err := serve(front)
+	return surge.with(v).run(transport(), target, service), nil
+}
+
+// inProcess is a limiter in this process.
+func inProcess(file string, target *url.URL) (front *url.URL, stop func(), err error) {
+	handler, err := proxy(file, target, transport())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer gateway.Close()
-	return surge.run(transport(), target, service), nil
+	gateway, front, err := serve(handler)
+	if err != nil {
+		return nil, nil, err
+	}
+	return front, func() { gateway.Close() }, nil
 }
 
 // proxy makes a reverse proxy with the limits of a policy.

@@ -6,100 +6,181 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // A result is the outcome of all requests of the riders.
 type result struct {
-	backend float64 // requests/s that reached the backend
+	backend *load // nil: unknown
 
-	mu       sync.Mutex
+	mu        sync.Mutex
+	all       *counts
+	endpoints []*counts // in the order of the scenario
+}
+
+// A counts counts responses.
+type counts struct {
 	allowed  *hdrhistogram.Histogram // time to the response, in µs
 	denied   *hdrhistogram.Histogram // the same, for responses with 429
 	inTime   int64                   // allowed requests with a response within a second
 	failures int64                   // any other response, or none
 }
 
-func newResult() *result {
-	return &result{allowed: newHistogram(), denied: newHistogram()}
+func newResult(endpoints int) *result {
+	r := &result{all: newCounts()}
+	for range endpoints {
+		r.endpoints = append(r.endpoints, newCounts())
+	}
+	return r
 }
+
+func newCounts() *counts { return &counts{allowed: newHistogram(), denied: newHistogram()} }
 
 // newHistogram makes a histogram of times from 1 µs to a minute, with three significant digits.
 func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 }
 
-func (r *result) record(status int, took time.Duration) {
+// record records a response of an endpoint. The status is 0 if no response came.
+func (r *result) record(endpoint, status int, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.all.record(status, took)
+	r.endpoints[endpoint].record(status, took)
+}
+
+func (c *counts) record(status int, took time.Duration) {
 	switch status {
 	case http.StatusOK:
-		r.allowed.RecordValue(took.Microseconds())
+		c.allowed.RecordValue(took.Microseconds())
 		if took <= time.Second {
-			r.inTime++
+			c.inTime++
 		}
 	case http.StatusTooManyRequests:
-		r.denied.RecordValue(took.Microseconds())
+		c.denied.RecordValue(took.Microseconds())
 	default:
-		r.failures++
+		c.failures++
 	}
 }
 
+// total returns the number of requests.
+func (c *counts) total() int64 { return c.allowed.TotalCount() + c.denied.TotalCount() + c.failures }
+
 // failedPercent returns the percentage of admitted requests that got an error or no response.
-func (r *result) failedPercent() float64 {
-	return 100 * float64(r.failures) / float64(max(r.failures+r.allowed.TotalCount(), 1))
+func (c *counts) failedPercent() float64 {
+	return 100 * float64(c.failures) / float64(max(c.failures+c.allowed.TotalCount(), 1))
 }
 
 func percentileOf(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * time.Microsecond
 }
 
-// check returns the goals that the limiter missed.
+// check returns the goals that a limiter with the rule backend missed.
 func check(alone, limited *result) (failures []string) {
-	if unlimitedP99, limitedP99 := percentileOf(alone.allowed, 99), percentileOf(limited.allowed, 99); limitedP99 > unlimitedP99/10 {
+	if unlimitedP99, limitedP99 := percentileOf(alone.all.allowed, 99), percentileOf(limited.all.allowed, 99); limitedP99 > unlimitedP99/10 {
 		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", limitedP99, unlimitedP99))
 	}
-	if failed := limited.failedPercent(); failed >= 1 {
+	if failed := limited.all.failedPercent(); failed >= 1 {
 		failures = append(failures, fmt.Sprintf("%.1f%% of the admitted requests failed; want less than 1%%", failed))
 	}
-	if median := percentileOf(limited.denied, 50); limited.denied.TotalCount() == 0 || median >= 2*time.Millisecond {
-		failures = append(failures, fmt.Sprintf("the median of %d denials took %v; want less than 2ms", limited.denied.TotalCount(), median))
+	denied := limited.all.denied
+	if median := percentileOf(denied, 50); denied.TotalCount() == 0 || median >= 2*time.Millisecond {
+		failures = append(failures, fmt.Sprintf("the median of %d denials took %v; want less than 2ms", denied.TotalCount(), median))
 	}
 	return failures
 }
 
-// table shows two results side by side.
-func table(alone, limited *result) string {
-	var s strings.Builder
+// A column is a result with its name.
+type column struct {
+	name string
+	*result
+}
+
+// table shows results side by side, as Markdown.
+func table(endpoints []endpoint, columns []column) string {
+	rows := [][]string{{""}, {"---"}}
+	for _, c := range columns {
+		rows[0], rows[1] = append(rows[0], c.name), append(rows[1], "---")
+	}
 	row := func(what string, textOf func(*result) string) {
-		fmt.Fprintf(&s, "%-34s %14s %14s\n", what, textOf(alone), textOf(limited))
-	}
-	latency := func(what string, histogramOf func(*result) *hdrhistogram.Histogram, percentiles ...float64) {
-		for _, p := range percentiles {
-			row(fmt.Sprintf("%s, p%g", what, p), func(r *result) string {
-				if histogramOf(r).TotalCount() == 0 {
-					return "-"
-				}
-				return fmt.Sprintf("%.1f ms", float64(percentileOf(histogramOf(r), p).Microseconds())/1000)
-			})
+		cells := []string{what}
+		for _, c := range columns {
+			cells = append(cells, textOf(c.result))
 		}
+		rows = append(rows, cells)
 	}
-	fmt.Fprintf(&s, "%-34s %14s %14s\n", "", "alone", "with Penstock")
-	allowed := func(r *result) *hdrhistogram.Histogram { return r.allowed }
-	denied := func(r *result) *hdrhistogram.Histogram { return r.denied }
-	row("responses with 200", func(r *result) string { return fmt.Sprint(r.allowed.TotalCount()) })
-	row("  within a second", func(r *result) string { return fmt.Sprint(r.inTime) })
-	latency("allowed", allowed, 50, 95, 99)
-	row("failed, except with 429", func(r *result) string { return fmt.Sprintf("%.1f %%", r.failedPercent()) })
-	row("responses with 429", func(r *result) string { return fmt.Sprint(r.denied.TotalCount()) })
-	latency("denied", denied, 50, 99)
-	row("denied, mean", func(r *result) string {
-		if r.denied.TotalCount() == 0 {
-			return "-"
+	atBackend := func(what string, textOf func(*load) string) {
+		row(what, func(r *result) string {
+			if r.backend == nil {
+				return "–"
+			}
+			return textOf(r.backend)
+		})
+	}
+	latencies := func(c *counts) string { return timeOf(c.allowed, 50) + " / " + timeOf(c.allowed, 99) }
+	failed := func(c *counts) string { return fmt.Sprintf("%.1f %%", c.failedPercent()) }
+
+	row("responses with 200, at most 1 s after the request", func(r *result) string { return thousands(r.all.inTime) })
+	row("allowed requests, p50 / p99", func(r *result) string { return latencies(r.all) })
+	for i, e := range endpoints {
+		row("– "+e.name, func(r *result) string { return latencies(r.endpoints[i]) })
+	}
+	row("failures other than 429", func(r *result) string { return failed(r.all) })
+	for i, e := range endpoints {
+		row("– "+e.name, func(r *result) string { return failed(r.endpoints[i]) })
+	}
+	row("responses with 429", func(r *result) string { return thousands(r.all.denied.TotalCount()) })
+	row("denied requests, mean / p99", func(r *result) string {
+		if r.all.denied.TotalCount() == 0 {
+			return "–"
 		}
-		return fmt.Sprintf("%.1f ms", r.denied.Mean()/1000)
+		return milliseconds(time.Duration(r.all.denied.Mean())*time.Microsecond) + " / " + timeOf(r.all.denied, 99)
 	})
-	row("requests at the backend", func(r *result) string { return fmt.Sprintf("%.0f /s", r.backend) })
+	atBackend("requests at the backend", func(l *load) string { return fmt.Sprintf("%.0f/s", l.rate) })
+	atBackend("connections of its pool in use", func(l *load) string { return fmt.Sprintf("%.0f %%", l.inUse) })
+	atBackend("wait for a connection, mean / p99", func(l *load) string { return milliseconds(l.waitMean) + " / " + milliseconds(l.waitP99) })
+	return markdown(rows)
+}
+
+// markdown aligns the cells of a table.
+func markdown(rows [][]string) string {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var s strings.Builder
+	for _, row := range rows {
+		for i, cell := range row {
+			s.WriteString("| " + cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+1))
+		}
+		s.WriteString("|\n")
+	}
 	return s.String()
+}
+
+// timeOf formats a percentile.
+func timeOf(h *hdrhistogram.Histogram, percentile float64) string {
+	if h.TotalCount() == 0 {
+		return "–"
+	}
+	return milliseconds(percentileOf(h, percentile))
+}
+
+func milliseconds(d time.Duration) string {
+	if ms := float64(d.Microseconds()) / 1000; ms < 20 {
+		return fmt.Sprintf("%.1f ms", ms)
+	}
+	return thousands(d.Milliseconds()) + " ms"
+}
+
+// thousands formats a number with commas: 1234567 becomes 1,234,567.
+func thousands(n int64) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

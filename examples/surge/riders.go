@@ -20,19 +20,22 @@ type scenario struct {
 	minPause, maxPause time.Duration // pause of a rider between a response and the next request
 	timeout            time.Duration // of a request
 	poolTimeout        time.Duration // how long a request waits for a database connection at most
+	areImpatient       bool          // riders ignore 429 and Retry-After
 	endpoints          []endpoint
 }
 
 // An endpoint gets requests in proportion to its weight.
 type endpoint struct {
+	name   string // of its rule
 	weight int
 	method string
 	path   string
 }
 
-// run makes the riders send requests to a service, and returns the result.
+// run makes the riders send requests to a target, and returns the result. service is the backend
+// behind the target, or nil if it is unknown.
 func (s *scenario) run(transport http.RoundTripper, target *url.URL, service *backend) *result {
-	result := newResult()
+	result := newResult(len(s.endpoints))
 	start := time.Now()
 	end := start.Add(s.duration)
 	ctx, cancel := context.WithDeadline(context.Background(), end)
@@ -49,7 +52,10 @@ func (s *scenario) run(transport http.RoundTripper, target *url.URL, service *ba
 		})
 	}
 	<-ctx.Done()
-	result.backend = float64(service.received.Load()) / s.duration.Seconds()
+	if service != nil {
+		l := service.loadSince(s.duration)
+		result.backend = &l
+	}
 	riders.Wait()
 	if t, ok := transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
@@ -57,7 +63,8 @@ func (s *scenario) run(transport http.RoundTripper, target *url.URL, service *ba
 	return result
 }
 
-// A rider is a well-behaved client: after a denial it waits for Retry-After, and a little longer.
+// A rider is a client. After a denial, a patient one waits for Retry-After, and a little longer. An
+// impatient one comes back as after any other response.
 type rider struct {
 	*scenario
 	transport http.RoundTripper
@@ -68,14 +75,15 @@ type rider struct {
 
 // nextRequest sends one request, and returns how long to wait before the next.
 func (r *rider) nextRequest() time.Duration {
-	e := r.pick()
+	i := r.pick()
+	e := r.endpoints[i]
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
 	request := (&http.Request{Method: e.method, URL: &url.URL{Scheme: r.target.Scheme, Host: r.target.Host, Path: e.path}, Header: http.Header{"X-User-Id": {r.id}}}).WithContext(ctx)
 	start := time.Now()
 	status, retry := r.send(request)
-	r.result.record(status, time.Since(start))
-	if status == http.StatusTooManyRequests {
+	r.result.record(i, status, time.Since(start))
+	if status == http.StatusTooManyRequests && !r.areImpatient {
 		return retry + rand.N(time.Second)
 	}
 	return r.minPause + rand.N(r.maxPause-r.minPause)
@@ -99,8 +107,8 @@ func (r *rider) send(request *http.Request) (status int, retry time.Duration) {
 	return response.StatusCode, time.Duration(seconds) * time.Second
 }
 
-// pick chooses an endpoint at random, by weight.
-func (r *rider) pick() *endpoint {
+// pick chooses an endpoint at random, by weight, and returns its index.
+func (r *rider) pick() int {
 	all := 0
 	for _, e := range r.endpoints {
 		all += e.weight
@@ -108,7 +116,7 @@ func (r *rider) pick() *endpoint {
 	n := rand.IntN(all)
 	for i := range r.endpoints {
 		if n -= r.endpoints[i].weight; n < 0 {
-			return &r.endpoints[i]
+			return i
 		}
 	}
 	panic("the endpoints have no weight")

@@ -14,25 +14,20 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// runServed runs the surge behind a process of penstock serve, which has a real Redis.
-func runServed(s *scenario, binary, file string) (*result, error) {
-	service := newBackend(s.poolTimeout)
-	server, target, err := serve(service)
-	if err != nil {
-		return nil, err
+// served returns a limiter in processes of penstock serve, with a real Redis.
+func served(binary string) limiter {
+	return func(file string, target *url.URL) (front *url.URL, stop func(), err error) {
+		redis, err := redistest.Launch()
+		if err != nil {
+			return nil, nil, err
+		}
+		front, stopService, err := startService(binary, file, target, redis.URL())
+		if err != nil {
+			redis.Close()
+			return nil, nil, err
+		}
+		return front, func() { stopService(); redis.Close() }, nil
 	}
-	defer server.Close()
-	redis, err := redistest.Launch()
-	if err != nil {
-		return nil, err
-	}
-	defer redis.Close()
-	front, stop, err := startService(binary, file, target, redis.URL())
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	return s.run(transport(), front, service), nil
 }
 
 // maxLogLines is how many lines of the log an error shows.

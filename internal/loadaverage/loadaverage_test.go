@@ -65,9 +65,11 @@ func TestLoadOfABuildPasses(t *testing.T) {
 }
 
 func TestAnyLoadWillDoIfNothingIsSaved(t *testing.T) {
-	if r, err := begin(new(strings.Builder), "", texts("9.00 0 0")); err != nil || *r.before != 9 {
-		t.Errorf("without a file, the error is %v; want none", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		if r, err := begin(new(strings.Builder), "", texts("9.00 0 0")); err != nil || *r.before != 9 {
+			t.Errorf("without a file, the error is %v; want none", err)
+		}
+	})
 }
 
 func TestUnknownLoadIsNoReasonToRefuse(t *testing.T) {
