@@ -115,6 +115,13 @@ func bucketBound(burst, count int64, period time.Duration) func(time.Duration) i
 // goroutines use the names in turn. The measurement takes little time: a goroutine reads the clock
 // once per decision, and writes to its own slice.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
+	return c.runPaced(goroutines, 0, d, names)
+}
+
+// runPaced is run with a pause in each goroutine: a decision is due an interval after the previous
+// one was due, and its time counts from then. So the time that it waits for a slow previous decision
+// counts too. What the timer is late does not count. An interval of 0 means no pauses.
+func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []string) error {
 	var (
 		wait   sync.WaitGroup
 		stop   atomic.Bool
@@ -140,7 +147,15 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		wait.Go(func() {
 			n, latencies := int64(0), c.latencies[g][:0]
 			sent := time.Since(begin)
+			due := interval * time.Duration(g) / time.Duration(goroutines)
 			for i := g; !stop.Load(); i += goroutines {
+				if interval > 0 {
+					if pause := due - sent; pause > 0 {
+						time.Sleep(pause)
+						due = time.Since(begin)
+					}
+					sent, due = due, due+interval
+				}
 				allowed, err := c.allow(context.Background(), names[i%len(names)])
 				if err != nil {
 					failed.CompareAndSwap(nil, failure{err})

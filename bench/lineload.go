@@ -16,6 +16,7 @@ import (
 // calls before it reads their responses.
 type lineLoad struct {
 	conn         io.ReadWriter
+	close        func() error
 	request      []byte
 	digits       int                       // where the key's digits begin in request; negative: the request has no key
 	depth        int                       // calls that are sent together
@@ -34,7 +35,7 @@ func dialLines(address, request string, digits, depth, firstKey int, readRespons
 		return nil, err
 	}
 	socket := directsocket.New(conn)
-	return &lineLoad{conn: socket, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
+	return &lineLoad{conn: socket, close: conn.Close, request: []byte(request), digits: digits, depth: depth, readResponse: readResponse,
 		responses: bufio.NewReaderSize(socket, 16<<10), lastKey: firstKey}, nil
 }
 
@@ -47,28 +48,36 @@ func (l *lineLoad) run(until time.Time) error {
 		if !begun.Before(until) {
 			return nil
 		}
-		l.out = l.out[:0]
-		for range l.depth {
-			start := len(l.out)
-			l.out = append(l.out, l.request...)
-			if l.digits >= 0 {
-				l.lastKey = keyAfter(l.lastKey)
-				putKey(l.out[start+l.digits:], l.lastKey)
-			}
-		}
-		if _, err := l.conn.Write(l.out); err != nil {
+		if err := l.call(); err != nil {
 			return err
-		}
-		for range l.depth {
-			if err := l.readResponse(l.responses); err != nil {
-				return err
-			}
 		}
 		took := float64(time.Since(begun).Nanoseconds()) / 1e3
 		for range l.depth {
 			l.times = append(l.times, took)
 		}
 	}
+}
+
+// call sends as many calls as depth says, with the next keys, and reads the responses.
+func (l *lineLoad) call() error {
+	l.out = l.out[:0]
+	for range l.depth {
+		start := len(l.out)
+		l.out = append(l.out, l.request...)
+		if l.digits >= 0 {
+			l.lastKey = keyAfter(l.lastKey)
+			putKey(l.out[start+l.digits:], l.lastKey)
+		}
+	}
+	if _, err := l.conn.Write(l.out); err != nil {
+		return err
+	}
+	for range l.depth {
+		if err := l.readResponse(l.responses); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keyAfter returns the key of the call after that of the given key. The keys are in an order

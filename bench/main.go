@@ -14,11 +14,13 @@
 //   - libraries: decisions per second of Penstock and of other libraries
 //   - memstore: time and memory of decisions in this process
 //   - proxy: requests per second through penstock serve
+//   - latency: time of a decision for hundreds of callers, at half of the rate that they can reach
 //   - services: calls per second of Envoy's rate limit service (RLS), the JSON API and CL.THROTTLE
 //
 // The program measures the cases of a section in turn, in many short windows. It compares the
 // quantiles that are least affected by other programs. It keeps idle cores awake if the system
-// allows that (Linux, as root). The last lines list the goals, and which of them were met. The exit
+// allows that (Linux, as root). The first and the last lines of the sections have the load average:
+// with -save, it must be at most 1 at the beginning. The last lines list the goals, and which of them were met. The exit
 // status is 1 if a goal was missed, and 2 after an error.
 package main
 
@@ -27,13 +29,15 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
 func main() {
 	only := flag.String("only", strings.Join(sectionNames, ","), "run these `sections`")
 	bareProxyUpstream := flag.String("bare-proxy", "", "only run a plain proxy in front of this upstream `URL`; the proxy section starts it to compare it with penstock serve")
 	bareServer := flag.String("bare", "", "only run the `server` of this name, which sends constant responses; the services section starts it")
-	save := flag.String("save", "", "write the tables of the sections that run to this `file`, as JSON; its other sections stay")
+	save := flag.String("save", "", "write the tables of the sections that run to this `file`, as JSON; its other sections stay; needs an idle machine")
 	flag.Parse()
 	if *bareServer != "" {
 		fmt.Fprintln(os.Stderr, "bench:", serveBare(*bareServer))
@@ -41,6 +45,11 @@ func main() {
 	}
 	if *bareProxyUpstream != "" {
 		fmt.Fprintln(os.Stderr, "bench:", serveBareProxy(*bareProxyUpstream))
+		os.Exit(2)
+	}
+	measurement, err := loadaverage.Begin(os.Stdout, *save)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
 	}
 	defer keepAwake()()
@@ -58,8 +67,9 @@ func main() {
 		}
 		r.flush()
 	}
+	loads := measurement.End()
 	if *save != "" {
-		if err := r.save(*save); err != nil {
+		if err := r.save(*save, loads); err != nil {
 			fmt.Fprintln(os.Stderr, "bench:", err)
 			os.Exit(2)
 		}
@@ -69,8 +79,8 @@ func main() {
 	}
 }
 
-// sectionNames are in the order in which the sections run.
-var sectionNames = []string{"server-time", "server-memory", "bandwidth", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
+// sectionNames are in the order in which the sections run. The last two pin this process to a core.
+var sectionNames = []string{"server-time", "server-memory", "bandwidth", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "latency", "services"}
 
 var sections = map[string]func(*report) error{
 	"server-time":   serverTimeSection,
@@ -80,6 +90,7 @@ var sections = map[string]func(*report) error{
 	"coalescing":    coalescingSection,
 	"guards":        guardsSection,
 	"libraries":     librariesSection,
+	"latency":       latencySection,
 	"memstore":      memstoreSection,
 	"proxy":         proxySection,
 	"services":      servicesSection,

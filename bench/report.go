@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"runtime"
 	"strings"
-	"time"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
 // A report prints each table when it is complete, and the goals at the end.
@@ -26,6 +26,13 @@ type report struct {
 type savedTable struct {
 	Title string
 	Rows  [][]string
+}
+
+// A savedSection is a section in a file, with the circumstances of its run.
+type savedSection struct {
+	Machine string
+	loadaverage.Record
+	Tables []savedTable
 }
 
 // A goal is a bound for a measured ratio or number.
@@ -82,11 +89,8 @@ func (r *report) flush() {
 }
 
 // save writes the tables of the sections that ran. The file's other sections stay as they are.
-func (r *report) save(file string) error {
-	var all struct {
-		Machine, Date string
-		Sections      map[string][]savedTable
-	}
+func (r *report) save(file string, loads loadaverage.Record) error {
+	all := make(map[string]savedSection)
 	text, err := os.ReadFile(file)
 	if err == nil {
 		err = json.Unmarshal(text, &all)
@@ -94,11 +98,9 @@ func (r *report) save(file string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	if all.Sections == nil {
-		all.Sections = make(map[string][]savedTable)
+	for section, tables := range r.saved {
+		all[section] = savedSection{machine(), loads, tables}
 	}
-	maps.Copy(all.Sections, r.saved)
-	all.Machine, all.Date = machine(), time.Now().UTC().Format(time.DateOnly)
 	if text, err = json.MarshalIndent(all, "", " "); err != nil {
 		return err
 	}

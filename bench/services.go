@@ -58,27 +58,11 @@ type loader interface {
 }
 
 func servicesSection(r *report) error {
-	dir, err := os.MkdirTemp("", "penstock-bench")
+	b, err := newServicesBench()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	b := &servicesBench{dir: dir}
-	defer b.stop()
-	if b.self, err = os.Executable(); err != nil {
-		return err
-	}
-	if b.redis, err = redistest.Launch(); err != nil {
-		return err
-	}
-	defer b.redis.Close()
-	if runtime.NumCPU() > 1 {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		pin(os.Getpid(), loadCore)
-		pin(b.redis.PID(), loadCore)
-	} else {
-		fmt.Println("There is only one core, so the load slows the servers down.")
-	}
+	defer b.end()
 	fmt.Println("limitador is not measured: its server is not in the registry of Rust packages.")
 	for _, part := range []func(*report) error{b.measureRateLimitService, b.measureJSONAPI, b.measureThrottle} {
 		if err := part(r); err != nil {
@@ -92,15 +76,49 @@ func servicesSection(r *report) error {
 type servicesBench struct {
 	dir     string // a temporary directory
 	self    string // path of this program
+	procs   int    // GOMAXPROCS before
 	redis   *redistest.Server
 	started []*measuredService
 }
 
-// stop stops all services that were started.
-func (b *servicesBench) stop() {
+// newServicesBench starts a Redis, and pins it and this process to loadCore. The caller must call
+// end, after which this process is still pinned.
+func newServicesBench() (b *servicesBench, err error) {
+	b = &servicesBench{procs: runtime.GOMAXPROCS(0)}
+	defer func() {
+		if err != nil {
+			b.end()
+		}
+	}()
+	if b.dir, err = os.MkdirTemp("", "penstock-bench"); err != nil {
+		return nil, err
+	}
+	if b.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	if b.redis, err = redistest.Launch(); err != nil {
+		return nil, err
+	}
+	if runtime.NumCPU() > 1 {
+		runtime.GOMAXPROCS(1)
+		pin(os.Getpid(), loadCore)
+		pin(b.redis.PID(), loadCore)
+	} else {
+		fmt.Println("There is only one core, so the load slows the servers down.")
+	}
+	return b, nil
+}
+
+// end stops all services and the Redis.
+func (b *servicesBench) end() {
 	for _, s := range b.started {
 		s.stop()
 	}
+	if b.redis != nil {
+		b.redis.Close()
+	}
+	os.RemoveAll(b.dir)
+	runtime.GOMAXPROCS(b.procs)
 }
 
 // start starts a server on serverCore, and waits until it listens. In args it replaces {address}
@@ -400,24 +418,32 @@ rules:
       - {rate: 1M/h}
 `
 
-func (b *servicesBench) measureJSONAPI(r *report) error {
+// apiBody and apiRequest are a call of the JSON API.
+const apiBody = `{"rule": "api", "key": "key:` + zeros + `"}`
+
+var apiRequest = fmt.Sprintf("POST /v1/check HTTP/1.1\r\nHost: limits.example\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(apiBody), apiBody)
+
+// startAPI starts penstock serve with the JSON API.
+func (b *servicesBench) startAPI() (*measuredService, error) {
 	policy := filepath.Join(b.dir, "policy.yaml")
 	if err := os.WriteFile(policy, []byte(apiPolicy), 0o600); err != nil {
-		return err
+		return nil, err
 	}
+	return b.startPenstock("penstock, /v1/check", "--config", policy, "--api", "{address}")
+}
+
+func (b *servicesBench) measureJSONAPI(r *report) error {
 	bare, err := b.start("constant handler, net/http", nil, b.self, "-bare", "http")
 	if err != nil {
 		return err
 	}
-	api, err := b.startPenstock("penstock, /v1/check", "--config", policy, "--api", "{address}")
+	api, err := b.startAPI()
 	if err != nil {
 		return err
 	}
 	services := []*measuredService{bare, api}
-	const body = `{"rule": "api", "key": "key:` + zeros + `"}`
-	request := fmt.Sprintf("POST /v1/check HTTP/1.1\r\nHost: limits.example\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	for _, s := range services {
-		if err := s.connectLines(request, serviceStreams, 1, readHTTP); err != nil {
+		if err := s.connectLines(apiRequest, serviceStreams, 1, readHTTP); err != nil {
 			return err
 		}
 	}

@@ -7,15 +7,37 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
-// A benchRecord is the file that the bench program saves. It has the tables of each section.
-type benchRecord struct {
-	Machine, Date string
-	Sections      map[string][]struct {
+// A benchRecord is the file that the bench program saves: its sections.
+type benchRecord map[string]struct {
+	Machine string
+	loadaverage.Record
+	Tables []struct {
 		Title string
 		Rows  [][]string // the first has the names of the columns
 	}
+}
+
+// circumstances says on which machine, when and at which load the sections were measured.
+func (b benchRecord) circumstances(sections ...string) string {
+	var all []string
+	for _, name := range sections {
+		s := b[name]
+		text := s.Machine + ", " + s.Date + ", load average "
+		if s.LoadBefore == nil {
+			text += "not recorded"
+		} else {
+			text += fmt.Sprintf("%.2f", *s.LoadBefore)
+		}
+		if !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	return strings.Join(all, "; ")
 }
 
 // A result is a row of a table of the bench program.
@@ -27,7 +49,7 @@ type result struct {
 // findResult returns the row of a section whose first three columns are keys, callers and name. The
 // next two columns are the rate and the factor.
 func (b benchRecord) findResult(section, keys, callers, name string) (r result, err error) {
-	for _, table := range b.Sections[section] {
+	for _, table := range b[section].Tables {
 		for _, row := range table.Rows {
 			if len(row) < 5 || !slices.Equal(row[:3], []string{keys, callers, name}) {
 				continue
@@ -38,7 +60,7 @@ func (b benchRecord) findResult(section, keys, callers, name string) (r result, 
 			return r, err
 		}
 	}
-	return r, fmt.Errorf("bench.json has no row with keys %q, callers %q and name %q in section %s; run make bench", keys, callers, name, section)
+	return r, fmt.Errorf("bench.json has no row with keys %q, callers %q and name %q in section %s; run make bench-data", keys, callers, name, section)
 }
 
 // load shows how many more decisions per second coalescing and leases allow, with many callers.
@@ -54,7 +76,7 @@ func load(dir string) (string, error) {
 	d := &drawing{width: 860, height: 420, title: "Coalescing and leases under load",
 		about: "Decisions per second with a script for each request, with coalescing, and with leases, for distinct keys and for one hot key."}
 	d.text(24, 34, "h", "Decisions per second through one Redis, one core for the client")
-	d.text(24, 56, "s muted", b.Machine+", "+b.Date)
+	d.text(24, 56, "s muted", b.circumstances("coalescing", "guards"))
 	type bar struct {
 		section, keys, callers, name string // of the row of the bench program
 		label, class                 string
