@@ -118,9 +118,9 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	return c.runPaced(goroutines, 0, d, names)
 }
 
-// runPaced is run with a pause in each goroutine: a decision is due an interval after the previous
-// one was due, and its time counts from then. So the time that it waits for a slow previous decision
-// counts too. What the timer is late does not count. An interval of 0 means no pauses.
+// runPaced is run with a pause in each goroutine. A decision is due an interval after the previous
+// one was due, and its time counts from then: it includes the wait for a slow previous decision, but
+// not what the timer is late. An interval of 0 means no pauses.
 func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []string) error {
 	var (
 		wait   sync.WaitGroup

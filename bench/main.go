@@ -19,9 +19,11 @@
 //
 // The program measures the cases of a section in turn, in many short windows. It compares the
 // quantiles that are least affected by other programs. It keeps idle cores awake if the system
-// allows that (Linux, as root). The first and the last lines of the sections have the load average:
-// with -save, it must be at most 1 at the beginning. The last lines list the goals, and which of them were met. The exit
-// status is 1 if a goal was missed, and 2 after an error.
+// allows that (Linux, as root). It prints the load average of the machine before and after the
+// sections. With -save, it begins only at a load average of at most 1.
+//
+// The last lines list the goals, and which of them were met. The exit status is 1 if a goal was
+// missed, and 2 after an error.
 package main
 
 import (

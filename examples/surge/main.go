@@ -7,8 +7,8 @@
 //	go run ./surge -target URL
 //
 // With -penstock, the limits are in a process of penstock serve, whose counters are in Redis.
-// Without it, they are in this process. With -target, riders send their requests to a service of
-// yours.
+// Without it, they are in this process. With -target, riders send their requests to a service that
+// runs already.
 package main
 
 import (
@@ -122,16 +122,21 @@ func main() {
 	}
 }
 
-// runAt runs the surge at a service of somebody else, once for each kind of riders.
+// runAt sends the surge to a service that runs already, once for each kind of riders.
 func runAt(target string, runs []variant) error {
 	to, err := url.Parse(target)
 	if err != nil || to.Scheme != "http" || to.Host == "" {
 		return fmt.Errorf("-target is %q; want a URL such as http://localhost:8080", target)
 	}
+	measurement, err := loadaverage.Begin(os.Stdout, "")
+	if err != nil {
+		return err
+	}
 	var columns []column
-	for _, v := range runs[2:] {
+	for _, v := range runs[2:] { // the others differ by what is in front of the backend
 		columns = append(columns, column{kindOf(v), surge.with(v).run(transport(), to, nil)})
 	}
+	measurement.End()
 	fmt.Print(table(surge.endpoints, columns))
 	return nil
 }

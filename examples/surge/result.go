@@ -111,14 +111,6 @@ func table(endpoints []endpoint, columns []column) string {
 		}
 		rows = append(rows, cells)
 	}
-	atBackend := func(what string, textOf func(*load) string) {
-		row(what, func(r *result) string {
-			if r.backend == nil {
-				return "–"
-			}
-			return textOf(r.backend)
-		})
-	}
 	latencies := func(c *counts) string { return timeOf(c.allowed, 50) + " / " + timeOf(c.allowed, 99) }
 	failed := func(c *counts) string { return fmt.Sprintf("%.1f %%", c.failedPercent()) }
 
@@ -138,9 +130,13 @@ func table(endpoints []endpoint, columns []column) string {
 		}
 		return milliseconds(time.Duration(r.all.denied.Mean())*time.Microsecond) + " / " + timeOf(r.all.denied, 99)
 	})
-	atBackend("requests at the backend", func(l *load) string { return fmt.Sprintf("%.0f/s", l.rate) })
-	atBackend("connections of its pool in use", func(l *load) string { return fmt.Sprintf("%.0f %%", l.inUse) })
-	atBackend("wait for a connection, mean / p99", func(l *load) string { return milliseconds(l.waitMean) + " / " + milliseconds(l.waitP99) })
+	if columns[0].backend != nil {
+		row("requests at the backend", func(r *result) string { return fmt.Sprintf("%.0f/s", r.backend.rate) })
+		row("connections of its pool in use", func(r *result) string { return fmt.Sprintf("%.0f %%", r.backend.inUse) })
+		row("wait for a connection, mean / p99", func(r *result) string {
+			return milliseconds(r.backend.waitMean) + " / " + milliseconds(r.backend.waitP99)
+		})
+	}
 	return markdown(rows)
 }
 

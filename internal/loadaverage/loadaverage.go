@@ -33,8 +33,8 @@ type Record struct {
 }
 
 // Begin prints the load average. file is where the program will save its figures, or "" if it does
-// not save them. To save them, the load average must be at most [Most]. Begin waits some minutes for
-// that, because building the program is load too. Then it returns an error. On a system without
+// not save them. To save them, the load average must be at most [Most]. Begin waits some minutes
+// for that, because building the program is load too. Then it returns an error. On a system without
 // /proc/loadavg, Begin says so, and returns no error.
 func Begin(out io.Writer, file string) (*Run, error) {
 	return begin(out, file, func() ([]byte, error) { return os.ReadFile("/proc/loadavg") })

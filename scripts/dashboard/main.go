@@ -1,7 +1,8 @@
 // Command dashboard opens the pages of the dashboard in a real Chromium, at two instances of
 // penstock serve that share a Redis server and have traffic. Its arguments are the penstock program
 // and a folder. It installs npm packages in the folder, and writes pictures of the pages there.
-// pages.mjs has the checks.
+// pages.mjs has the checks. The pictures show the latency of this machine, so those for docs need a
+// load average of at most 1, which the command prints.
 package main
 
 import (
@@ -20,6 +21,8 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
 const (
@@ -69,6 +72,11 @@ func main() {
 func run(penstock, folder string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+	measurement, err := loadaverage.Begin(os.Stdout, "")
+	if err != nil {
+		return err
+	}
+	defer measurement.End()
 	if err := os.MkdirAll(filepath.Join(folder, "pictures"), 0o755); err != nil {
 		return err
 	}

@@ -27,17 +27,12 @@ func (b benchRecord) circumstances(sections ...string) string {
 	var all []string
 	for _, name := range sections {
 		s := b[name]
-		text := s.Machine + ", " + s.Date + ", load average "
-		if s.LoadBefore == nil {
-			text += "not recorded"
-		} else {
-			text += fmt.Sprintf("%.2f", *s.LoadBefore)
-		}
+		text := fmt.Sprintf("%s, %s. %v", s.Machine, s.Date, s.Record)
 		if !slices.Contains(all, text) {
 			all = append(all, text)
 		}
 	}
-	return strings.Join(all, "; ")
+	return strings.Join(all, " ")
 }
 
 // A result is a row of a table of the bench program.

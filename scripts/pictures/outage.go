@@ -7,11 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/penstock/penstock/internal/loadaverage"
 )
 
 // An outageRecord is the file that "examples/outage -save" writes. It has the seconds of one
 // experiment with several limits.
 type outageRecord struct {
+	loadaverage.Record
 	Rate, Burst, Requested, Instances int
 	OnFailure                         []string // on_failure of each limit
 	Seconds                           []struct {
@@ -41,7 +44,8 @@ func outage(dir string) (string, error) {
 	d := &drawing{width: 860, height: 560, title: "An outage of Redis, second by second",
 		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
 	d.text(24, 34, "h", fmt.Sprintf("An outage, second by second: %d requests/s, a limit of %d/s, %d instances", r.Requested, r.Rate, r.Instances))
-	d.text(24, 56, "s muted", "Measured by examples/outage. The red lines are the bounds that the documentation states.")
+	d.text(24, 56, "s muted", "The red lines are the bounds that the documentation states.")
+	d.text(24, 76, "s muted", fmt.Sprintf("Measured by examples/outage on %s. %v", r.Date, r.Record))
 	const left, width, height, gap = 88., 740., 110., 40. // pixels
 	const axisTop = 480.                                  // requests a second
 	last := r.Seconds[len(r.Seconds)-1].At
