@@ -119,8 +119,8 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 }
 
 // runPaced is run with a pause in each goroutine. A decision is due an interval after the previous
-// one was due, and its time counts from then: it includes the wait for a slow previous decision, but
-// not what the timer is late. An interval of 0 means no pauses.
+// one was due, and its time counts from then: it includes the wait for a slow previous decision,
+// but not what the timer is late. An interval of 0 means no pauses.
 func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []string) error {
 	var (
 		wait   sync.WaitGroup

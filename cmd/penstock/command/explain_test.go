@@ -54,7 +54,7 @@ rules    ride-request applies: the most specific match
    counts for          key:a
    limit               10 per 1s, burst 20 (token-bucket)
    cost                1
-   note                new identities from one address: at most 20 per 1m, burst 20
+   note                new identities from one address: at most 60 per 1m, burst 5000
    if the store fails  each instance enforces its share of the limit
    key in the store    ps1{key:a}ride-request
    upper bounds
@@ -86,7 +86,7 @@ rules    ride-request applies: the most specific match
       "cost": 1,
       "on_failure": "local",
       "kind": "enforced",
-      "note": "new identities from one address: at most 20 per 1m, burst 20",
+      "note": "new identities from one address: at most 60 per 1m, burst 5000",
       "key": "ps1{key:a}ride-request",
       "bounds": [
         {

@@ -39,7 +39,7 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 	}
 }
 
-// The users of a load generator have one address. Made-up keys run out all the same.
+// The users of a load generator have one address. Made-up keys run out anyway.
 func TestLoadTestFromOneAddressFindsItsLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := Load(policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}, false)
