@@ -1,7 +1,7 @@
 // Command surge sends 2,000 riders to a service that can handle 150 requests a second: without
 // limits, with limits for each rider, and with a limit for the whole backend as well. The last run
 // is done twice: with riders who wait for Retry-After, and with riders who do not. The command
-// prints the results, and fails if the limit for the backend did not help.
+// prints the results, and fails if the limit for the backend did not help the patient riders.
 //
 //	go run ./surge [-penstock PROGRAM] [-full] [-riders KIND] [-save FILE]
 //	go run ./surge -target URL
@@ -180,8 +180,12 @@ func runAll(runs []variant, binary, save string) (failures []string, err error) 
 	record := measurement.End()
 	text := table(surge.endpoints, columns)
 	fmt.Print(text)
-	for _, c := range columns[2:] {
-		failures = append(failures, check(columns[0].result, c.result)...)
+	for i, v := range runs[2:] {
+		// The test checks impatient riders on a simulated clock. Here they need 10,000 requests a second
+		// from a machine that also runs everything else, so their times depend on its cores.
+		if !v.areImpatient {
+			failures = append(failures, check(columns[0].result, columns[2+i].result)...)
+		}
 	}
 	return failures, page.save(fmt.Sprintf("On %s: %v\n\n%s", record.Date, record, text))
 }
