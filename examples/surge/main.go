@@ -156,11 +156,11 @@ func (s scenario) with(v variant) *scenario {
 
 // runAll runs all variants, prints and saves the table, and returns the missed goals.
 func runAll(runs []variant, binary, save string) (failures []string, err error) {
-	limit, where := inProcess, "in memory"
+	limit := inProcess
 	if binary != "" {
-		limit, where = served(binary), "by penstock serve with Redis"
+		limit = served(binary)
 	}
-	page, err := openPage(save, fmt.Sprintf("%v, %s", surge.duration, where))
+	page, err := openPage(save, surge.title(binary != ""))
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +188,15 @@ func runAll(runs []variant, binary, save string) (failures []string, err error) 
 		}
 	}
 	return failures, page.save(fmt.Sprintf("On %s: %v\n\n%s", record.Date, record, text))
+}
+
+// title is the name of the table in docs/performance.md.
+func (s *scenario) title(isServed bool) string {
+	where := "in memory"
+	if isServed {
+		where = "by penstock serve with Redis"
+	}
+	return fmt.Sprintf("%v, %s", s.duration, where)
 }
 
 // A limiter starts a proxy with the limits of a policy in front of a target.

@@ -128,6 +128,17 @@ func TestTableIsWrittenInItsPlace(t *testing.T) {
 	}
 }
 
+// make surge-data writes these tables.
+func TestDocsHavePlacesForTheTables(t *testing.T) {
+	full := surge
+	full.useFullTimes()
+	for _, title := range []string{surge.title(false), full.title(true)} {
+		if _, err := openPage("../../docs/performance.md", title); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // direct calls a handler without a network.
 type direct struct{ handler http.Handler }
 
