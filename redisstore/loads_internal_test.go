@@ -27,19 +27,26 @@ type forgetfulClient struct {
 	loadFor []time.Duration
 }
 
-func (c *forgetfulClient) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (c *forgetfulClient) EvalSha(_ context.Context, _ string, _, args []string) (string, error) {
 	if c.left > 0 {
 		c.left--
 		c.log = append(c.log, "run")
-		return c.text, nil
+		return stampNumberOf(args) + c.text, nil
 	}
 	c.log = append(c.log, "missing")
 	return "", ReplyError("NOSCRIPT no matching script")
 }
 
-func (c *forgetfulClient) Eval(context.Context, string, []string, []string) (string, error) {
+func (c *forgetfulClient) Eval(_ context.Context, _ string, _, args []string) (string, error) {
 	c.log = append(c.log, "text")
-	return c.text, nil
+	return stampNumberOf(args) + c.text, nil
+}
+
+// stampNumberOf returns the number of the stamp in the arguments of a decision, with which the
+// reply begins.
+func stampNumberOf(args []string) string {
+	const size = 2
+	return args[0][stampedSize-size : stampedSize]
 }
 
 func (c *forgetfulClient) Load(ctx context.Context, _ string, scripts []Script) error {

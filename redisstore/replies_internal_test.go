@@ -212,7 +212,7 @@ func TestEachServerHasAKey(t *testing.T) {
 
 // A reply of a wrong form is an error of the store, and not of the caller.
 func TestRepliesOfOtherScriptsAreChecked(t *testing.T) {
-	for reply, want := range map[string]int{"7 1700000000 5": 7, "": -1, "x": -1, "7": -1, "7 1": -1, "7 1 x": -1} {
+	for reply, want := range map[string]int{"7 1700000000 5 e": 7, "": -1, "x": -1, "7": -1, "7 1": -1, "7 1 x": -1, "7 1700000000 5": -1} {
 		s := newScripted(t, &scriptedClient{reply: replying(reply, nil)})
 		n, err := s.Heartbeat(t.Context(), "i", time.Second)
 		if want >= 0 && (n != want || err != nil) || want < 0 && (n != 0 || penstock.AsStoreError(err) == nil) {
