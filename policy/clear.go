@@ -100,12 +100,12 @@ func isAmbiguousQuery(query string) bool {
 func explainHiddenCookie(a Attributes, name string) string {
 	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
-		pair = strings.TrimSpace(pair)
+		pair = trimName(pair)
 		sentName, value, _ := strings.Cut(pair, "=")
 		switch {
-		case strings.EqualFold(strings.TrimSpace(sentName), name):
+		case strings.EqualFold(trimName(sentName), name):
 			isFound = true
-		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
+		case strings.ContainsFunc(pair, endsCookie) && (assigns(pair, name) || assigns(decodeCookie(pair), name)):
 			return "is part of another cookie, as some servers read it"
 		default:
 			hasOpenQuote = hasOpenQuote || beginsOpenQuote(strings.TrimSpace(value))

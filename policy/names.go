@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -133,32 +134,44 @@ func (n *readNames) explain(a Attributes) string {
 		if strings.Contains(query, "#") {
 			return "the query has a #, where some servers end it"
 		}
-		if hasEndedName(query, "&;") {
-			return "the name of a parameter has an encoded NUL, where some servers end the name"
+		if hasName(query, "&;", isBrokenName) {
+			return "the name of a parameter has an encoded NUL or a broken escape, which some servers read in another way"
 		}
 	}
 	if n.hasCookies {
 		for _, line := range a.Lookup(KindHeader, "Cookie") {
-			if hasEndedName(line, ";") {
-				return "the name of a cookie has an encoded NUL, where some servers end the name"
+			if hasName(line, ";,", isBrokenCookieName) {
+				return "the name of a cookie has an encoded NUL or %u, which some servers read in another way"
 			}
 		}
 	}
 	return ""
 }
 
-// hasEndedName reports whether a name has an encoded NUL. The names and their values are in a query
-// or a line of cookies.
-func hasEndedName(text, separators string) bool {
-	if !strings.Contains(text, "%00") {
+// hasName reports whether a test holds for a name with an escape. The names and their values are in
+// a query or a line of cookies.
+func hasName(text, separators string, test func(name string) bool) bool {
+	if !strings.Contains(text, "%") {
 		return false
 	}
 	for pair := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(separators, r) }) {
-		if name, _, _ := strings.Cut(pair, "="); strings.Contains(name, "%00") {
+		if name, _, _ := strings.Cut(pair, "="); strings.Contains(name, "%") && test(name) {
 			return true
 		}
 	}
 	return false
+}
+
+// isBrokenName reports whether servers read the name of a parameter in different ways. Some end it
+// at an encoded NUL, and some read %u006b as k.
+func isBrokenName(name string) bool {
+	_, err := url.QueryUnescape(name)
+	return err != nil || strings.Contains(name, "%00")
+}
+
+// isBrokenCookieName is isBrokenName for cookies. Browsers may send other broken escapes.
+func isBrokenCookieName(name string) bool {
+	return strings.Contains(name, "%00") || strings.Contains(name, "%u") || strings.Contains(name, "%U")
 }
 
 // isMethodOverridden reports whether a header makes some servers use another method.

@@ -3,6 +3,7 @@ package policy
 import (
 	"net/url"
 	"strings"
+	"unicode/utf8"
 )
 
 // CookieValues returns the values of a cookie in lines of the header Cookie, for Attributes.Lookup.
@@ -63,7 +64,7 @@ func HasHeader(header map[string][]string, test func(name string) bool) bool {
 // brackets in a name as underscores. PHP, Rack and qs (Express) read name[] and name[x] as name.
 // Rack and qs also drop brackets before a name, and Rack those after it.
 func isSameName(sentName, name string) bool {
-	sentName = strings.TrimSpace(sentName)
+	sentName = trimName(sentName)
 	if equalsName(sentName, name) {
 		return true
 	}
@@ -74,10 +75,27 @@ func isSameName(sentName, name string) bool {
 	if i := strings.IndexAny(sentName, brackets); i >= 0 {
 		sentName = sentName[:i]
 	}
-	return equalsName(strings.TrimSpace(sentName), name)
+	return equalsName(trimName(sentName), name)
 }
 
 const brackets = "[]"
+
+// trimName returns a name without the white space around it, as servers read it that decode headers
+// as ISO 8859-1: the bytes 0x85 and 0xa0 are white space there.
+func trimName(name string) string {
+	isSpace := func(b byte) bool { return b == 0x85 || b == 0xa0 }
+	for {
+		name = strings.TrimSpace(name)
+		switch {
+		case name != "" && isSpace(name[0]):
+			name = name[1:]
+		case name != "" && isSpace(name[len(name)-1]) && !utf8.ValidString(name):
+			name = name[:len(name)-1]
+		default:
+			return name
+		}
+	}
+}
 
 func equalsName(sentName, name string) bool {
 	if len(sentName) != len(name) {

@@ -32,11 +32,25 @@ func TestCookiesAreFoundUnderEveryNameThatServersRead(t *testing.T) {
 		"my_id=1; my_id=2":   {"1", "2"},
 		`my_id="1"; my_id="`: {"1", `"`},
 		"my.id=1; MY%5Fid=2": {"1", "2"},
-		"my_id=; my_id":      {"", ""},
+		"a=b; \xa0my_id=1; \x85my_id=2; my_id\xa0=3; \xa0 \x85my_id \xa0=4; my_idà=5": {"1", "2", "3", "4"},
+		"my_id=; my_id": {"", ""},
 		"my[id=1; my_id[]=2; my[id]=3; my.id[x=4; myid=5; my[id[=6; my%5Bid=7": {"1", "2", "4", "7"},
 	} {
 		if got := CookieValues([]string{line}, "my_id"); !slices.Equal(got, want) {
 			t.Errorf("CookieValues(%q, %q) is %q; want %q", line, "my_id", got, want)
+		}
+	}
+}
+
+func TestCookieInsideAnotherIsHidden(t *testing.T) {
+	t.Parallel()
+	for line, isHidden := range map[string]bool{
+		"a=b, sid=c": true, "a=b,%73id=c": true, "a=b %73id=c": true, "\xa0a=b, \xa0sid=c": true,
+		"sid=c": false, "a=b; sid=c": false, "a=b%2Csid=c": false, "a=b, mysid=c": false, "\xa0sid=c": false,
+	} {
+		a := fields{KindHeader: {"Cookie": {line}}}
+		if why := explainHiddenCookie(a, "sid"); (why != "") != isHidden {
+			t.Errorf("whether %q hides the cookie sid: %q; want a reason: %v", line, why, isHidden)
 		}
 	}
 }

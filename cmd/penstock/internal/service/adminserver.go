@@ -40,8 +40,10 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          serverLog(s.Log),
-		ConnContext:       withAdminConn,
+		// net/http would answer OPTIONS * by itself, without endUnread.
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     serverLog(s.Log),
+		ConnContext:                  withAdminConn,
 	}
 	server := newServer("admin-listen", http1)
 	server.idle.hasNew = true
