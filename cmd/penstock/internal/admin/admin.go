@@ -73,7 +73,7 @@ func New(o Options) http.Handler {
 	mux.HandleFunc("GET /readyz", probe(o.ready))
 	mux.HandleFunc("GET /healthz", probe(o.ready))
 	if o.Metrics != nil {
-		mux.Handle("GET /metrics", limitRequests(o.MaxScrapes)(o.Metrics))
+		mux.Handle("GET /metrics", limitRequests(o.MaxScrapes)(probe(withShortWrites(o.Metrics))))
 	}
 	limited := limitRequests(o.MaxRequests)
 	if o.API != nil {
@@ -106,7 +106,7 @@ func New(o Options) http.Handler {
 	})
 }
 
-// probe closes the connection after each response. Otherwise a client could send many requests on
+// probe closes the connection after each response of a probe or scrape. Otherwise a client could send many requests on
 // one connection, fill the connection's buffer and keep it open.
 func probe(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -114,6 +114,18 @@ func probe(next http.HandlerFunc) http.HandlerFunc {
 		next(w, r)
 	}
 }
+
+// withShortWrites bounds the time of a response, so that a client that reads nothing does not keep
+// one of the few places for scrapes.
+func withShortWrites(next http.Handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxScrape))
+		next.ServeHTTP(w, r)
+	}
+}
+
+// maxScrape is the longest time of a response with metrics.
+const maxScrape = 5 * time.Second
 
 // limitRequests returns middleware that lets at most max requests be in flight at the same time.
 // All handlers that it wraps share this bound. 0 means no bound.

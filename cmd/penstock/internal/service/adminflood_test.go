@@ -36,6 +36,9 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 	const limit, flood = 64, 80 // connections of the listener, and those that the test opens
 	for name, open := range map[string]func(r *testService, i int){
 		"silent":       func(r *testService, _ int) { r.dialAdmin("") },
+		"bodies that do not come": func(r *testService, _ int) {
+			r.dialAdmin("OPTIONS * HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+		},
 		"half headers": func(r *testService, _ int) { r.dialAdmin("GET /livez HTTP/1.1\r\nHost: ") },
 		"idle": func(r *testService, i int) {
 			conn := r.dialAdmin(fmt.Sprintf(request, "/api/v1/health"))

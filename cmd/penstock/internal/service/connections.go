@@ -70,8 +70,15 @@ func (l *limitedListener) takePlace() bool {
 			return true
 		default:
 		}
-		if l.idle != nil && l.idle.closeLongest() {
-			continue
+		var endOfGrace <-chan time.Time // nil: there is none to wait for
+		if l.idle != nil {
+			isClosed, wait := l.idle.closeLongest()
+			if isClosed {
+				continue
+			}
+			if wait > 0 {
+				endOfGrace = time.After(wait)
+			}
 		}
 		if !isLogged {
 			l.onFull()
@@ -81,6 +88,7 @@ func (l *limitedListener) takePlace() bool {
 		case l.open <- struct{}{}:
 			return true
 		case <-becameIdle:
+		case <-endOfGrace:
 		case <-l.closed:
 			return false
 		}

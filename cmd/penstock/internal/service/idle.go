@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // An idleList has the idle connections of an http.Server: those that were kept alive after a
@@ -17,10 +18,20 @@ type idleList struct {
 	hasNew bool
 
 	mu    sync.Mutex
-	order list.List                  // of net.Conn, the longest idle first
+	order list.List                  // of idleConn, the longest idle first
 	conns map[net.Conn]*list.Element // by connection
 	added chan struct{}              // has an element if a connection has become idle since the last receive
 }
+
+type idleConn struct {
+	net.Conn
+	isNew bool // its first header has not arrived
+	since time.Time
+}
+
+// graceOfNew is how long a new connection may take to send its first header before another one may
+// take its place. Without it, the probe of an orchestrator would lose its connection in a flood.
+const graceOfNew = 200 * time.Millisecond
 
 func newIdleList() *idleList {
 	return &idleList{conns: make(map[net.Conn]*list.Element), added: make(chan struct{}, 1)}
@@ -32,7 +43,7 @@ func (l *idleList) note(conn net.Conn, state http.ConnState) {
 	l.mu.Lock()
 	l.removeLocked(conn)
 	if isIdle {
-		l.conns[conn] = l.order.PushBack(conn)
+		l.conns[conn] = l.order.PushBack(idleConn{conn, state == http.StateNew, time.Now()})
 	}
 	l.mu.Unlock()
 	if isIdle {
@@ -50,20 +61,28 @@ func (l *idleList) removeLocked(conn net.Conn) {
 	}
 }
 
-// closeLongest closes the connection that has been idle longest. It returns false if there is none.
-func (l *idleList) closeLongest() bool {
+// closeLongest closes the connection that has been idle longest, except new ones in their grace. If
+// there is none, it returns false, and how long to wait for the next end of a grace: 0 if there is
+// no such end.
+func (l *idleList) closeLongest() (isClosed bool, wait time.Duration) {
 	l.mu.Lock()
-	first := l.order.Front()
-	if first == nil {
+	for e := l.order.Front(); e != nil; e = e.Next() {
+		idle := e.Value.(idleConn)
+		if left := graceOfNew - time.Since(idle.since); idle.isNew && left > 0 {
+			if wait == 0 {
+				wait = left // of the oldest
+			}
+			continue
+		}
+		l.removeLocked(idle.Conn)
 		l.mu.Unlock()
-		return false
+		conn := idle.Conn
+		if secured, ok := conn.(*tls.Conn); ok {
+			conn = secured.NetConn() // tls.Conn.Close would wait until an alert is sent; this Close does not
+		}
+		conn.Close()
+		return true, 0
 	}
-	conn := first.Value.(net.Conn)
-	l.removeLocked(conn)
 	l.mu.Unlock()
-	if secured, ok := conn.(*tls.Conn); ok {
-		conn = secured.NetConn() // tls.Conn.Close would wait until an alert is sent; this Close does not
-	}
-	conn.Close()
-	return true
+	return false, wait
 }

@@ -92,7 +92,7 @@ func TestUnreadBodiesLeaveRoom(t *testing.T) {
 		endUnread(idle, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			io.CopyN(io.Discard, r.Body, test.reads)
 		})).ServeHTTP(httptest.NewRecorder(), r)
-		if got := idle.closeLongest(); got != test.mayClose {
+		if got, _ := idle.closeLongest(); got != test.mayClose {
 			t.Errorf("after %d bytes of %q were read, the connection may be closed: %v; want %v", test.reads, test.body, got, test.mayClose)
 		}
 	}

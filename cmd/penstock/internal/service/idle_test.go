@@ -1,0 +1,47 @@
+package service
+
+import (
+	"net"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A new connection has time to send its first header, before another one may take its place.
+func TestNewConnectionsHaveAGrace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		conn := func() net.Conn {
+			conn, other := net.Pipe()
+			t.Cleanup(func() { other.Close() })
+			return conn
+		}
+		idle := newIdleList()
+		idle.note(conn(), http.StateNew)
+		if isClosed, wait := idle.closeLongest(); isClosed || wait != 0 {
+			t.Errorf("a listener without hasNew closed a new connection: %v, or waits %v; want neither", isClosed, wait)
+		}
+		idle.hasNew = true
+		idle.note(conn(), http.StateNew)
+		time.Sleep(50 * time.Millisecond)
+		kept := conn()
+		idle.note(kept, http.StateIdle)
+		if isClosed, _ := idle.closeLongest(); !isClosed {
+			t.Error("the connection that was kept alive stays open; want it closed before the new one")
+		}
+		if _, err := kept.Write([]byte("x")); err == nil {
+			t.Error("another connection was closed; want the one that was kept alive")
+		}
+		if isClosed, wait := idle.closeLongest(); isClosed || wait != graceOfNew-50*time.Millisecond {
+			t.Errorf("the new connection was closed: %v, or waits for %v; want the rest of %v", isClosed, wait, graceOfNew)
+		}
+		time.Sleep(graceOfNew)
+		if isClosed, _ := idle.closeLongest(); !isClosed {
+			t.Error("after its grace, the new connection stays open; want it closed")
+		}
+		if isClosed, wait := idle.closeLongest(); isClosed || wait != 0 {
+			t.Errorf("of no connection, one was closed: %v, or waits for %v", isClosed, wait)
+		}
+	})
+}
