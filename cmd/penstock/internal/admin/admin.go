@@ -106,8 +106,8 @@ func New(o Options) http.Handler {
 	})
 }
 
-// probe closes the connection after each response of a probe or scrape. Otherwise a client could send many requests on
-// one connection, fill the connection's buffer and keep it open.
+// probe closes the connection after each response of a probe or scrape. Otherwise a client could
+// send many requests on one connection, fill the connection's buffer and keep it open.
 func probe(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")

@@ -35,7 +35,7 @@ func TestFloodedAdminAddressAnswersProbes(t *testing.T) {
 	const request = "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	const limit, flood = 64, 80 // connections of the listener, and those that the test opens
 	for name, open := range map[string]func(r *testService, i int){
-		"silent":       func(r *testService, _ int) { r.dialAdmin("") },
+		"silent": func(r *testService, _ int) { r.dialAdmin("") },
 		"bodies that do not come": func(r *testService, _ int) {
 			r.dialAdmin("OPTIONS * HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
 		},
