@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -26,9 +27,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 				c.storeFailed(e.Err)
 			}
 		},
-		OnLateReturns: func(holds int) {
-			c.Log.Info("slots of in_flight limits were returned late: the store had not answered when their requests ended", "slots", holds)
-		},
+		OnLateReturns: c.returnedLate(),
 	})
 	if err != nil {
 		return nil, err
@@ -38,6 +37,18 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
 	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
 	return g, nil
+}
+
+// returnedLate returns a function that logs how many slots were returned late, at most every 10 s.
+func (c *Core) returnedLate() func(holds int) {
+	line := &logthrottle.Line{Every: 10 * time.Second}
+	var unlogged atomic.Int64
+	return func(holds int) {
+		unlogged.Add(int64(holds))
+		if _, isDue := line.Due(); isDue {
+			c.Log.Info("slots of in_flight limits were returned late: the store had not answered when their requests ended", "slots", unlogged.Swap(0))
+		}
+	}
 }
 
 // storeFailed counts and logs a call for which the store made no decision.
