@@ -90,10 +90,16 @@ func WithConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
+// Conn returns the connection that WithConn added to a context, or nil.
+func Conn(ctx context.Context) net.Conn {
+	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	return conn
+}
+
 // limitBuffer makes the send buffer of a stream's connection small. Otherwise events for an idle
 // reader would fill it for many minutes before a write blocks.
 func limitBuffer(ctx context.Context) {
-	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	conn := Conn(ctx)
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()
 	}

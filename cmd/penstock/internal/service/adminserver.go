@@ -43,7 +43,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		// net/http would answer OPTIONS * by itself, without endUnread.
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     serverLog(s.Log),
-		ConnContext:                  withAdminConn,
+		ConnContext:                  adminapi.WithConn,
 	}
 	server := newServer("admin-listen", http1)
 	server.idle.hasNew = true

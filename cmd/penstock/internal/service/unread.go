@@ -1,9 +1,7 @@
 package service
 
 import (
-	"context"
 	"io"
-	"net"
 	"net/http"
 	"time"
 
@@ -33,7 +31,7 @@ func endUnread(idle *idleList, next http.Handler) http.Handler {
 			return
 		}
 		stopReading()
-		if conn, ok := r.Context().Value(adminConn{}).(net.Conn); ok && r.ProtoMajor == 1 {
+		if conn := adminapi.Conn(r.Context()); conn != nil && r.ProtoMajor == 1 {
 			idle.note(conn, http.StateIdle)
 		}
 	})
@@ -49,12 +47,4 @@ func (b *endedBody) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	b.isAtEnd = b.isAtEnd || err == io.EOF
 	return n, err
-}
-
-// adminConn is the key under which the context of a request has its connection.
-type adminConn struct{}
-
-// withAdminConn is the ConnContext of the admin server.
-func withAdminConn(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(adminapi.WithConn(ctx, conn), adminConn{}, conn)
 }

@@ -2,7 +2,6 @@ package service
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 )
 
 // The response comes, and the connection is closed, although the rest of the body never comes. The
@@ -88,7 +89,7 @@ func TestUnreadBodiesLeaveRoom(t *testing.T) {
 		conn, other := net.Pipe()
 		defer other.Close()
 		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(test.body))
-		r = r.WithContext(context.WithValue(r.Context(), adminConn{}, conn))
+		r = r.WithContext(adminapi.WithConn(r.Context(), conn))
 		endUnread(idle, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			io.CopyN(io.Discard, r.Body, test.reads)
 		})).ServeHTTP(httptest.NewRecorder(), r)
