@@ -373,7 +373,7 @@ func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	}
 }
 
-// If all connections are taken, a new one takes the place of the one that has been idle longest.
+// If all connections are taken, a new one takes the place of an idle one.
 func TestIdleConnectionsMakeRoomForNewOnes(t *testing.T) {
 	const places = 5 // the value of max_connections
 	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})
@@ -393,10 +393,16 @@ func TestIdleConnectionsMakeRoomForNewOnes(t *testing.T) {
 			t.Fatalf("connection %d beside idle ones: %v; want a response", i, err)
 		}
 	}
-	for i, conn := range conns {
-		if err, isKept := get(conn, "/second"), i >= 2*places; (err == nil) != isKept {
-			t.Errorf("the second request of connection %d of %d ends with error %v; want a response: %v", i, len(conns), err, isKept)
+	// Which ones are kept is open here: a client may read its response before the server notes that
+	// the connection is idle. TestTheLongestIdleIsClosed has the order.
+	kept := 0
+	for _, conn := range conns {
+		if get(conn, "/second") == nil {
+			kept++
 		}
+	}
+	if kept != places {
+		t.Errorf("%d connections were kept; want %d", kept, places)
 	}
 }
 

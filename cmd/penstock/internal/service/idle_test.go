@@ -45,3 +45,26 @@ func TestNewConnectionsHaveAGrace(t *testing.T) {
 		}
 	})
 }
+
+// The connection that has been idle longest is closed first. One that served a request in between
+// is the last again.
+func TestTheLongestIdleIsClosed(t *testing.T) {
+	t.Parallel()
+	idle := newIdleList()
+	conns := make([]net.Conn, 3)
+	for i := range conns {
+		conn, other := net.Pipe()
+		t.Cleanup(func() { other.Close() })
+		conns[i] = conn
+		idle.note(conn, http.StateIdle)
+	}
+	idle.note(conns[0], http.StateActive)
+	idle.note(conns[0], http.StateIdle)
+	for _, i := range []int{1, 2, 0} {
+		idle.closeLongest()
+		// SetReadDeadline fails on a pipe that is closed.
+		if err := conns[i].SetReadDeadline(time.Now()); err == nil {
+			t.Fatalf("connection %d is open; want it closed next in the order 1, 2, 0", i)
+		}
+	}
+}
