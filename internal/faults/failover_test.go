@@ -35,7 +35,9 @@ var failovers = []fault{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: func(e *experiment) {
 			e.recordReplicated()
-			e.must(e.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
+			e.must(e.target.sentinel.Failover())
+			// The old primary decides until it is demoted. The Sentinels demote it only after 8 s.
+			e.must(e.target.sentinel.Rejoin())
 		}, end: noop,
 		decidedBy: byAnySource, mayHaveErrors: duringTakeover,
 		dataLosses: 1, finally: func(e *experiment) { e.recordUnreplicated(); checkOnlyUnreplicatedLost(e) },
