@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 	"testing"
+	"time"
 )
 
 const primaries = 3 // each with one replica
@@ -54,11 +55,34 @@ func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 	return c, c.proxies, nil
 }
 
-// StartCluster is LaunchCluster for a test.
+// StartCluster is LaunchCluster for a test. Its nodes tolerate a minute of silence, because a
+// failover on a busy machine would lose grants. A test of failovers sets less by
+// [Cluster.Tolerate].
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
-	c, err := LaunchCluster()
+	c, err := launchTolerant()
 	return mustStart(t, c, err)
+}
+
+// launchTolerant is LaunchCluster with nodes that tolerate a minute of silence.
+func launchTolerant() (*Cluster, error) {
+	c, err := LaunchCluster()
+	if err == nil {
+		if err = c.Tolerate(time.Minute); err != nil {
+			c.Close()
+		}
+	}
+	return c, err
+}
+
+// Tolerate sets cluster-node-timeout in all nodes. A node that is silent for longer counts as down.
+func (c *Cluster) Tolerate(silence time.Duration) error {
+	for _, n := range c.Nodes {
+		if _, err := n.Do("CONFIG", "SET", "cluster-node-timeout", fmt.Sprint(silence.Milliseconds())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // StartProxiedCluster is LaunchProxiedCluster for a test.

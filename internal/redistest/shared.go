@@ -19,7 +19,7 @@ var (
 	})
 	sharedCluster = sync.OnceValues(func() (*Cluster, error) {
 		isClusterStarted = true
-		return LaunchCluster()
+		return launchTolerant()
 	})
 )
 

@@ -2,6 +2,7 @@ package clienttest
 
 import (
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
@@ -46,7 +47,12 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 		t.Run("nodes", func(t *testing.T) { nodesOfACluster(t, s, c) })
 		t.Run("memory", func(t *testing.T) { memoryOfACluster(t, s, c) })
 		t.Run("rights", func(t *testing.T) { rightsOnACluster(t, s, c) })
-		t.Run("down", func(t *testing.T) { clusterDown(t, s, c) })
+		t.Run("down", func(t *testing.T) {
+			if err := c.Tolerate(time.Second); err != nil {
+				t.Fatal(err)
+			}
+			clusterDown(t, s, c)
+		})
 	})
 }
 

@@ -557,6 +557,9 @@ func TestTLSIsExamined(t *testing.T) {
 func TestFaultsOfAClusterAreFound(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
+	if err := c.Tolerate(time.Second); err != nil {
+		t.Fatal(err)
+	}
 	url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
 	wantCheck := func(check string, status Status, summary string) {
 		t.Helper()
