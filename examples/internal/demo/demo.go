@@ -76,6 +76,11 @@ func sendRequests(method, url string) error {
 	if denial == nil || allowed+denied != requestCount {
 		return fmt.Errorf("the number of responses by status is %v; want only 200 and 429, and both of them", counts)
 	}
+	for _, name := range []string{"RateLimit", "RateLimit-Policy", "Retry-After"} {
+		if denial.Header.Get(name) == "" {
+			return fmt.Errorf("the denial has no header %s; it has %v", name, denial.Header)
+		}
+	}
 	fmt.Printf("\n%s %s\n", denial.Proto, denial.Status)
 	for _, name := range slices.Sorted(maps.Keys(denial.Header)) {
 		fmt.Printf("%s: %s\n", name, strings.Join(denial.Header[name], ", "))
