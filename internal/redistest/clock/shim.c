@@ -1,11 +1,15 @@
 /* Replaces the wall clock of a server. CLOCK_FILE has two integers of 8 bytes. The first is added to the time, in µs.
  * If the second is not 0, it is the time at which the clock stops instead, in µs since the epoch. The file is mapped,
- * so a write takes effect at once. The monotonic clock does not change.
+ * so a write takes effect at once. The monotonic clock does not change, but it is never the counter of the processor: with
+ * it, Valkey 9.1 reads the wall clock only once in a millisecond, and adds the counted time.
  * This code must not allocate memory: jemalloc reads the time while it starts. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -58,4 +62,15 @@ time_t time(time_t *t)
 	if (t)
 		*t = now.tv_sec;
 	return now.tv_sec;
+}
+
+/* A server uses the counter if /proc/cpuinfo says that its rate is constant. */
+FILE *fopen64(const char *restrict name, const char *restrict mode)
+{
+	static FILE *(*next)(const char *restrict, const char *restrict);
+	if (strcmp(name, "/proc/cpuinfo") == 0)
+		return NULL;
+	if (!next)
+		next = dlsym(RTLD_NEXT, "fopen64");
+	return next(name, mode);
 }
