@@ -65,6 +65,10 @@ func Load(from Sources) (Settings, error) {
 			file, fileName = server.values(), s.Config
 		}
 	}
+	if s.Demo && s.given["listen"].source == fromDefault {
+		s.Listen = demoListen
+		s.given["listen"] = givenValue{demoListen, fromDefault}
+	}
 	s.HasLonePort = s.given["store"].source == fromDefault && isPort(env["REDIS_PORT"])
 	err := errors.Join(errs...)
 	if err == nil && from.Only == nil && !from.CanBeIncomplete {
@@ -75,6 +79,9 @@ func Load(from Sources) (Settings, error) {
 	}
 	return s, err
 }
+
+// demoListen is the default of listen for the demo: a try-out needs no other machine.
+const demoListen = "127.0.0.1:8080"
 
 // find returns a setting's value and source, from the first source that has it.
 func (r Row) find(flags, env, file map[string]string, fileName string) (givenValue, error) {

@@ -258,11 +258,28 @@ func TestVariablesOfPlatformsAreUsed(t *testing.T) {
 		{environ: "REDIS_HOST=r REDIS_URL=redis://u", setting: "store", want: "redis://u", source: "REDIS_URL"},
 		{environ: "REDIS_PORT=6380", setting: "store", want: "memory", source: "default"},
 		{environ: "PENSTOCK_STORE=memory REDIS_URL=redis://u", setting: "store", want: "memory", source: "PENSTOCK_STORE"},
-		{environ: "PENSTOCK_LISTEN=", setting: "listen", want: ":8080", source: "default"},
+		{environ: "PENSTOCK_LISTEN=", setting: "listen", want: "127.0.0.1:8080", source: "default"}, // of the demo
 	} {
 		s, err := load(map[string]string{}, strings.Fields(c.environ)...)
 		if got := s.given[c.setting]; err != nil || got != (givenValue{c.want, c.source}) {
 			t.Errorf("with %s, %s is %q from %s (error %v); want %q from %s", c.environ, c.setting, got.text, got.source, err, c.want, c.source)
+		}
+	}
+}
+
+func TestDemoListensOnThisMachineByDefault(t *testing.T) {
+	for _, c := range []struct {
+		demo, environ string
+		want          givenValue
+	}{
+		{demo: "true", want: givenValue{"127.0.0.1:8080", "default"}},
+		{demo: "true", environ: "PENSTOCK_LISTEN=:8080", want: givenValue{":8080", "PENSTOCK_LISTEN"}},
+		{demo: "true", environ: "PORT=3000", want: givenValue{":3000", "PORT"}},
+		{demo: "false", environ: "PENSTOCK_UPSTREAM=http://a", want: givenValue{":8080", "default"}},
+	} {
+		s, err := Load(Sources{Flags: map[string]string{"demo": c.demo}, Environ: []string{c.environ}})
+		if got := s.given["listen"]; err != nil || got != c.want || s.Listen != c.want.text {
+			t.Errorf("with demo=%s and %s, listen is %q, %+v (error %v); want %+v", c.demo, c.environ, s.Listen, got, err, c.want)
 		}
 	}
 }
