@@ -33,6 +33,9 @@ func TestOnlyTheLimitForTheBackendHelpsInASurge(t *testing.T) {
 	if err != nil || len(runs) != 4 {
 		t.Fatalf("there are %d variants, and the error is %v; want 4", len(runs), err)
 	}
+	inFull := surge
+	t.Cleanup(func() { surge = inFull })
+	surge.shorten()
 	synctest.Test(t, func(t *testing.T) {
 		var columns []column
 		requests := int64(0)
@@ -57,7 +60,7 @@ func TestOnlyTheLimitForTheBackendHelpsInASurge(t *testing.T) {
 				perClient.all.failedPercent(), perClient.backend.rate, alone.all.failedPercent(), alone.backend.rate)
 		}
 		for _, limited := range columns[2:] {
-			for _, failure := range check(alone.result, limited.result) {
+			for _, failure := range check(alone.result, limited.result, true) {
 				t.Errorf("%s: %s", limited.name, failure)
 			}
 			// The rule backend of surge.yaml admits 110/s, with bursts of 10.
@@ -101,8 +104,11 @@ func TestCheckFindsALimiterThatDoesNotHelp(t *testing.T) {
 	limited.record(0, http.StatusOK, 2*time.Second)
 	limited.record(0, http.StatusServiceUnavailable, time.Second)
 	limited.record(0, http.StatusTooManyRequests, 3*time.Millisecond)
-	if failures := check(alone, limited); len(failures) != 3 {
+	if failures := check(alone, limited, true); len(failures) != 3 {
 		t.Errorf("check found %q; want three failures", failures)
+	}
+	if failures := check(alone, limited, false); len(failures) != 1 {
+		t.Errorf("without times, check found %q; want one failure", failures)
 	}
 }
 

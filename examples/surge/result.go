@@ -77,16 +77,17 @@ func percentileOf(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * time.Microsecond
 }
 
-// check returns the goals that a limiter with the rule backend missed.
-func check(alone, limited *result) (failures []string) {
-	if unlimitedP99, limitedP99 := percentileOf(alone.all.allowed, 99), percentileOf(limited.all.allowed, 99); limitedP99 > unlimitedP99/10 {
+// check returns the goals that a limiter with the rule backend missed. Goals that are times can be
+// left out, because a machine that does other things misses them.
+func check(alone, limited *result, shouldCheckTimes bool) (failures []string) {
+	if unlimitedP99, limitedP99 := percentileOf(alone.all.allowed, 99), percentileOf(limited.all.allowed, 99); shouldCheckTimes && limitedP99 > unlimitedP99/10 {
 		failures = append(failures, fmt.Sprintf("p99 of allowed requests is %v, and %v without limits; want a drop of 90%%", limitedP99, unlimitedP99))
 	}
 	if failed := limited.all.failedPercent(); failed >= 1 {
 		failures = append(failures, fmt.Sprintf("%.1f%% of the admitted requests failed; want less than 1%%", failed))
 	}
 	denied := limited.all.denied
-	if median := percentileOf(denied, 50); denied.TotalCount() == 0 || median >= 2*time.Millisecond {
+	if median := percentileOf(denied, 50); denied.TotalCount() == 0 || shouldCheckTimes && median >= 2*time.Millisecond {
 		failures = append(failures, fmt.Sprintf("the median of %d denials took %v; want less than 2ms", denied.TotalCount(), median))
 	}
 	return failures
