@@ -56,7 +56,8 @@ func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 		encode("CLIENT", "SETNAME", "ab") + encode("RESET") + encode("CLIENT", "GETNAME"),
 	} {
 		want, got := exchange(t, redis.Addr, input), exchange(t, addr, input)
-		if got != want {
+		const noArgs = ", with args beginning with: " // Redis 8.6 leaves it out
+		if strings.ReplaceAll(got, noArgs+"\r", "\r") != strings.ReplaceAll(want, noArgs+"\r", "\r") {
 			t.Errorf("input %.80q: the reply is\n%.300q; want, as from Redis,\n%.300q", input, got, want)
 		}
 	}
