@@ -30,6 +30,9 @@ type Server struct {
 	MaxClients int64 // the most that may be connected
 	Refused    int64 // connections that were closed because MaxClients were open
 
+	// RunID names one run of a server. It is another one after a failover, and after a restart.
+	RunID string
+
 	Replicas int64 // connected replicas
 	Lag      int64 // bytes that the slowest replica has not received
 }
@@ -37,7 +40,7 @@ type Server struct {
 // infoLua replies the parts of INFO that a Server is made of.
 var infoLua = luagen.CheckRights(`local call = redis.call
 RIGHTS
-return call('INFO', 'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace')`)
+return call('INFO', 'server', 'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace')`)
 
 // Servers describes the server of the store, or every primary of a Cluster, in the order of their
 // addresses. Servers needs the right to INFO and, on a Cluster, the right to CLUSTER SLOTS. Decide
@@ -94,15 +97,15 @@ func parseInfo(text string) (Server, error) {
 		return Server{}, fmt.Errorf("the info script replied %.40q; expected a text with used_memory", text)
 	}
 	number := func(name string) int64 { return integer(fields[name]) }
-	const maxPolicy = 40 // bytes; the longest policy of Redis has 15
-	policy := fields["maxmemory_policy"]
+	const maxText = 40 // bytes; the longest policy of Redis has 15, and a run ID has 40
+	short := func(name string) string { return fields[name][:min(len(fields[name]), maxText)] }
 	s := Server{
-		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: policy[:min(len(policy), maxPolicy)]},
+		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: short("maxmemory_policy")},
 		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
 		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
 		Cached:  number("number_of_cached_scripts"),
 		Clients: number("connected_clients"), MaxClients: number("maxclients"), Refused: number("rejected_connections"),
-		Replicas: number("connected_slaves"),
+		RunID: short("run_id"), Replicas: number("connected_slaves"),
 	}
 	for name, value := range fields {
 		switch {

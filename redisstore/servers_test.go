@@ -87,6 +87,16 @@ func TestServersCountWhatHappens(t *testing.T) {
 	}
 }
 
+// Each server has a run ID of its own, so a failover is seen.
+func TestServersHaveTheirRunID(t *testing.T) {
+	t.Parallel()
+	primary, other := open(t, redistest.Start(t).URL(), redisstore.Options{}), open(t, redistest.Start(t).URL(), redisstore.Options{})
+	first, again, another := serverOf(t, primary).RunID, serverOf(t, primary).RunID, serverOf(t, other).RunID
+	if len(first) != 40 || len(another) != 40 || again != first || another == first {
+		t.Errorf("the run IDs of a server are %q and %q, and that of another is %q; want two equal ones, and another one", first, again, another)
+	}
+}
+
 func TestSampleEstimatesTheKeysOfEachGroup(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -33,6 +33,7 @@ type Summary struct {
 	// charged.
 	IsChargedTwice bool `json:"charged_twice,omitempty"`
 
+	Events   []Event     `json:"-"` // the oldest first; a text has only the latest
 	Counts   []Count     `json:"-"`
 	Activity []*Activity `json:"-"` // activity by window, in the order of Windows
 }
@@ -85,6 +86,7 @@ func (r *Recorder) Summary() *Summary {
 // packed is the form of a summary in JSON. Short names of fields keep it small.
 type packed struct {
 	*Summary
+	Events  []Event          `json:"events,omitempty"`
 	Counts  []packedCount    `json:"counts"`
 	Windows []packedActivity `json:"windows"`
 }
@@ -143,12 +145,12 @@ func (s *Summary) Text() (string, error) {
 	}
 }
 
-// pack packs the summary with at most items items of each Top, 8 times as many counts, and keys
-// hashes of each Distinct.
+// pack packs the summary with at most items items of each Top, 8 times as many counts, 80 times as
+// many bytes of events, and keys hashes of each Distinct.
 func (s *Summary) pack(items, keys int) (string, error) {
 	head := *s
 	head.Version, head.Host, head.Digest, head.Health = cut(s.Version), cut(s.Host), cut(s.Digest), cut(s.Health)
-	p := packed{Summary: &head}
+	p := packed{Summary: &head, Events: latestEvents(s.Events, 80*items)}
 	for _, c := range s.Counts[:min(len(s.Counts), maxCounts, 8*items)] {
 		p.Counts = append(p.Counts, packedCount{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
 	}
@@ -181,6 +183,19 @@ func (s *Summary) pack(items, keys int) (string, error) {
 		err = w.Close()
 	}
 	return out.String(), err
+}
+
+// latestEvents returns the latest events whose JSON has at most the given number of bytes in all.
+func latestEvents(all []Event, bytes int) []Event {
+	first := len(all)
+	for first > 0 {
+		text, err := json.Marshal(all[first-1])
+		if bytes -= len(text); err != nil || bytes < 0 {
+			break
+		}
+		first--
+	}
+	return all[first:]
 }
 
 // cut returns at most the first maxField bytes of a text. It cuts between characters: JSON would
@@ -247,6 +262,12 @@ func (p *packed) unpack() (*Summary, error) {
 			return nil, errCorrupt
 		}
 	}
+	for i := range p.Events {
+		if i == MaxEvents || !p.Events[i].isValid() {
+			return nil, errCorrupt
+		}
+	}
+	s.Events = p.Events
 	for _, c := range p.Counts {
 		hasLabels := isLabel(c.Rule) && isLabel(c.Limit) && isLabel(c.Name)
 		if !hasLabels || c.Last10 > c.Last60 {

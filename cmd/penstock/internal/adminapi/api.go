@@ -185,6 +185,10 @@ var routes = []route{
 		{name: "span", doc: "seconds: the last 10 minutes; minutes: the last 24 hours", choices: []string{"seconds", "minutes"}},
 		{name: "last", doc: "how many seconds or minutes; default 60, at most 600 seconds or 1440 minutes"},
 	}, body: Timings{}, respond: (*Handler).makeTimings},
+	{path: "timeline", summary: "Events that may explain changes in the charts: reloads, resets, outages. The latest first.", parameters: []parameter{
+		{name: "from", doc: "only events from this time on, such as 2026-01-31T14:00:00Z, or 14:00 in UTC"},
+		{name: "to", doc: "only events up to this time"},
+	}, body: Timeline{}, respond: (*Handler).makeTimeline},
 	{path: "offenders", summary: "The keys with the most denied requests, requests near their limit, or units.", parameters: []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "shadow_denied", "near_limit", "units"}},
 		{name: "window", doc: "the time that is counted, up to now", choices: []string{"5m", "1h"}},

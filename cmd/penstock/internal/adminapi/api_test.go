@@ -192,7 +192,7 @@ func TestReadsNeedTheTokenUnlessLocal(t *testing.T) {
 		{f: local, header: "Sec-Fetch-Site: cross-site", status: 403},
 		{f: local, header: "Sec-Fetch-Site: same-site", status: 403},
 	} {
-		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "offenders", "explain?url=/", "openapi.json"} {
+		for _, path := range []string{"state", "health", "store", "instances", "rules", "history", "timings", "timeline", "offenders", "explain?url=/", "openapi.json"} {
 			tried++
 			w := c.f.get(path, c.header)
 			if w.Code != c.status {

@@ -288,6 +288,24 @@ type Times struct {
 	P99    []int64  `json:"p99_us" doc:"like p50_us"`
 }
 
+// A Timeline has the events of all instances: the latest 256 of this one, and some tens of each
+// other one.
+type Timeline struct {
+	Events  []TimelineEvent `json:"events" doc:"the latest first"`
+	Problem string          `json:"problem,omitempty" doc:"why the events of other instances are not shown"`
+}
+
+// A TimelineEvent is a log line that may explain a change in the charts.
+type TimelineEvent struct {
+	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
+	Instance string            `json:"instance" doc:"the host of the instance, or its name if the host is not known"`
+	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
+	Kind     string            `json:"kind" doc:"started, reloaded, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
+	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`
+	Text     string            `json:"text" doc:"the message of the log line"`
+	Details  map[string]string `json:"details" doc:"attributes of the log line; most of them only with the token"`
+}
+
 // A Problem is the body of an error, application/problem+json.
 type Problem struct {
 	Title  string `json:"title"`

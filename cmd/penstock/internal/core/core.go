@@ -46,6 +46,9 @@ type Options struct {
 	// Version is the version of the program, which other instances show.
 	Version string
 
+	// Events are the events of this instance, for its summary. Default: there are none.
+	Events *activity.Events
+
 	// Denials passes samples of denied requests to its readers. Default: it has no readers.
 	Denials *denials.Recorder
 
@@ -225,7 +228,7 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 	}
 	c.health.storeDownAtStart(err)
 	c.scripts.storeDownAtStart(err)
-	c.Log.Warn("the store makes no decision; starting without it", "store", c.Settings.StoreName(), "err", err)
+	c.Log.Warn("the store makes no decision; starting without it", activity.EventAttribute, activity.StoreFails, "store", c.Settings.StoreName(), "err", err)
 	return nil
 }
 

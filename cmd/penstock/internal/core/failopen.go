@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 )
 
 // A failOpenReporter logs requests that pass unlimited: the first one immediately, then their
@@ -29,7 +31,11 @@ func (r *failOpenReporter) reportPassed(rule string) {
 	if now.Before(r.nextLine) {
 		return
 	}
-	r.log.Error("requests pass unlimited: the store makes no decision", "critical", true, "requests", r.sinceLine, "rule", rule)
+	line := []any{"critical", true, "requests", r.sinceLine, "rule", rule}
+	if r.inOutage == 1 {
+		line = append(line, activity.EventAttribute, activity.Unlimited)
+	}
+	r.log.Error("requests pass unlimited: the store makes no decision", line...)
 	r.sinceLine, r.nextLine = 0, now.Add(logInterval)
 }
 
@@ -40,6 +46,6 @@ func (r *failOpenReporter) reportEnd() {
 	if r.inOutage == 0 || time.Since(r.latest) < logInterval {
 		return
 	}
-	r.log.Warn("limits are enforced again; requests had passed unlimited", "requests", r.inOutage, "until", r.latest.UTC().Format(time.RFC3339))
+	r.log.Warn("limits are enforced again; requests had passed unlimited", activity.EventAttribute, activity.LimitedAgain, "requests", r.inOutage, "until", r.latest.UTC().Format(time.RFC3339))
 	r.sinceLine, r.inOutage, r.nextLine = 0, 0, time.Time{}
 }

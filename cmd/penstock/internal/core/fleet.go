@@ -69,6 +69,7 @@ func (f *fleet) self() *activity.Summary {
 	s.Version = c.Version
 	s.Host, s.PID = f.host, os.Getpid()
 	s.Started, s.Written = f.started, time.Now()
+	s.Events = c.Events.Latest()
 	s.Health = c.health.currentReason()
 	s.IsChargedTwice = time.Since(time.Unix(c.markers.lastCharged.Load(), 0)) < markerLife
 	if c.rules != nil {

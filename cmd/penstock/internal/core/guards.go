@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
@@ -68,8 +69,8 @@ func (c *Core) breakerChanged(node string, from, to guard.State) {
 	node = observe.Node(node)
 	switch {
 	case to == guard.StateClosed:
-		c.Log.Info("circuit breaker closed: the store is used again", "node", node)
+		c.Log.Info("circuit breaker closed: the store is used again", activity.EventAttribute, activity.BreakerClosed, "node", node)
 	case from == guard.StateClosed:
-		c.Log.Warn("circuit breaker open: the fallback decides, and the store is probed", "node", node)
+		c.Log.Warn("circuit breaker open: the fallback decides, and the store is probed", activity.EventAttribute, activity.BreakerOpen, "node", node)
 	}
 }

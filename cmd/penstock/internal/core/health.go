@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/observe"
 )
 
@@ -48,7 +49,7 @@ func (h *health) failed(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	h.isFailing.Store(true)
+	wasFailing := h.isFailing.Swap(true)
 	h.calls++
 	h.latest = now
 	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
@@ -66,7 +67,11 @@ func (h *health) failed(err error) {
 	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < logInterval {
 		return
 	}
-	h.log.Error("the store made no decision", withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)...)
+	line := withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)
+	if !wasFailing {
+		line = append(line, activity.EventAttribute, activity.StoreFails)
+	}
+	h.log.Error("the store made no decision", line...)
 	r.lastLine, r.calls = now, 0
 }
 
@@ -79,7 +84,7 @@ func (h *health) answered() {
 	defer h.mu.Unlock()
 	if h.isFailing.Load() && time.Since(h.latest) >= logInterval {
 		h.isFailing.Store(false)
-		h.log.Info("the store decides again", "calls_without_decision", h.calls)
+		h.log.Info("the store decides again", activity.EventAttribute, activity.StoreWorks, "calls_without_decision", h.calls)
 		h.calls, h.reasons, h.reason, h.cause = 0, nil, "", nil
 	}
 }

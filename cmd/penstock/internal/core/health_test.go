@@ -40,12 +40,18 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 			h.answered()
 			time.Sleep(time.Second)
 		}
-		if n := len(log.Lines("level=INFO", "the store decides again")); n != 1 || h.isFailing.Load() {
+		if n := len(log.Lines("event=store_fails")); n != 1 {
+			t.Errorf("%d lines of one outage are events; want only the first:\n%s", n, log)
+		}
+		if n := len(log.Lines("level=INFO", "the store decides again", "event=store_works")); n != 1 || h.isFailing.Load() {
 			t.Errorf("%d lines report the end of the outage, and isFailing is %v; want 1 and false:\n%s", n, h.isFailing.Load(), log)
 		}
 		h.failed(noAnswer(penstock.ReasonUnreachable))
 		if n := len(log.Lines("level=ERROR")); n != 5 {
 			t.Errorf("after the next outage began, %d errors are logged; want 5:\n%s", n, log)
+		}
+		if n := len(log.Lines("event=store_fails")); n != 2 {
+			t.Errorf("%d lines of two outages are events; want 2:\n%s", n, log)
 		}
 		t.Logf("counted: %d failures logged in 4 lines", seconds*perSecond)
 	})
@@ -172,7 +178,7 @@ func TestBreakerIsLoggedOncePerOutage(t *testing.T) {
 	for i, to := range states[1:] {
 		c.breakerChanged("", states[i], to)
 	}
-	if open, closed := len(log.Lines("circuit breaker open")), len(log.Lines("circuit breaker closed")); open != 1 || closed != 1 {
+	if open, closed := len(log.Lines("circuit breaker open", "event=breaker_open")), len(log.Lines("circuit breaker closed", "event=breaker_closed")); open != 1 || closed != 1 {
 		t.Errorf("%d lines report an open breaker, %d a closed one; want one each:\n%s", open, closed, log)
 	}
 }
@@ -249,6 +255,9 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		}
 		if n, requests := endLines(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
 			t.Errorf("%d lines report a total of %d requests; want 1 line, 3501 requests, and 4 critical lines:\n%s", n, requests, log)
+		}
+		if began, ended := len(log.Lines("event=unlimited")), len(log.Lines("event=limited_again")); began != 1 || ended != 1 {
+			t.Errorf("%d lines are events of the begin, and %d of the end; want one each:\n%s", began, ended, log)
 		}
 		passUnlimited(1)
 		if n, requests := failOpenLines(); n != 5 || requests != 3003 {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/guard"
 )
@@ -27,7 +28,7 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 		r.core.markers.own.CompareAndSwap(nil, &[]string{markerOf(instance)})
 		if n := r.losses(); n > r.loggedLosses {
 			r.loggedLosses = n
-			r.core.Log.Warn("the store has lost its keys; clients may use their limits again")
+			r.core.Log.Warn("the store has lost its keys; clients may use their limits again", activity.EventAttribute, activity.KeysLost)
 		}
 	}
 	e := penstock.AsStoreError(err)

@@ -62,7 +62,7 @@ func TestEachLossOfKeysIsLoggedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := len(log.Lines("level=WARN", "the store has lost its keys")); got != want {
+		if got := len(log.Lines("level=WARN", "the store has lost its keys", "event=keys_lost")); got != want {
 			t.Errorf("after %d losses, %d lines are logged; want %d: %s", n, got, want, log)
 		}
 	}

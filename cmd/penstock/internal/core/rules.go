@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -141,7 +142,8 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	}
 	r.since, r.digest = time.Now(), p.Digest
 	r.metrics.SetRules(p.Rules)
-	r.log.Info("policy reloaded", "policy", p.File, "digest", p.Digest, "rules", p.Count())
+	line := []any{activity.EventAttribute, activity.Reloaded, "policy", p.File, "digest", p.Digest, "rules", p.Count()}
+	r.log.Info("policy reloaded", append(line, policyChanges(r.inForce, file.Rules)...)...)
 	if removed := removedProtections(r.inForce, file.Rules); removed != "" {
 		r.log.Warn("the new policy does not enforce all that the old one did", "policy", p.File, "removed", removed)
 	}
@@ -220,10 +222,10 @@ func logMistakes(log *slog.Logger, file string, err error) {
 	const line = "policy reload failed; the old rules stay in force"
 	var mistakes policyfile.Errors
 	if !errors.As(err, &mistakes) {
-		log.Error(line, append([]any{"policy", file, "err", err}, stackOf(err)...)...)
+		log.Error(line, append([]any{activity.EventAttribute, activity.ReloadFailed, "policy", file, "err", err}, stackOf(err)...)...)
 		return
 	}
-	log.Error(line, "policy", file, "mistakes", len(mistakes))
+	log.Error(line, activity.EventAttribute, activity.ReloadFailed, "policy", file, "mistakes", len(mistakes))
 	for _, mistake := range mistakes[:min(len(mistakes), maxLogged)] {
 		log.Error(mistake.Error())
 	}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/redisstore"
@@ -23,6 +25,7 @@ type storeMonitor struct {
 	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
 
 	canEvict, isNearlyFull bool     // of the latest read
+	runs                   []string // run IDs of the servers at the latest read
 	loggedRights           []string // missing rights that were logged
 	latest                 atomic.Pointer[metrics.StoreHealth]
 }
@@ -65,6 +68,7 @@ func (m *storeMonitor) check(ctx context.Context) {
 	if err == nil {
 		found.Servers = servers
 		m.warn(redisstore.WorstMemory(servers))
+		m.noteChange(servers)
 	}
 	found.Missing = missingRights(err)
 	if err == nil || found.Missing != nil { // otherwise the store is down, and health reports that
@@ -117,6 +121,25 @@ func (m *storeMonitor) warn(memory redisstore.Memory) {
 		m.log.Warn("the store's memory is 80 % full", withServer(memory, "used", memory.Used, "maxmemory", memory.Max)...)
 	}
 	m.canEvict, m.isNearlyFull = canEvict, isNearlyFull
+}
+
+// noteChange logs servers that were not there at the latest read, by their run IDs.
+func (m *storeMonitor) noteChange(servers []redisstore.Server) {
+	var ids, others []string
+	for _, s := range servers {
+		if s.RunID == "" {
+			continue
+		}
+		ids = append(ids, s.RunID)
+		if !slices.Contains(m.runs, s.RunID) {
+			others = append(others, cmp.Or(s.Server, "the store"))
+		}
+	}
+	if m.runs != nil && others != nil {
+		m.log.Warn("the store has another server, or its server has restarted", activity.EventAttribute, activity.ServerChanged,
+			"servers", strings.Join(others, ", "))
+	}
+	m.runs = ids
 }
 
 // withServer adds the server's address to a log line about one server of a Cluster.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock"
@@ -52,6 +53,37 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 		t.Errorf("%d lines name the server of a Cluster; want 2:\n%s", n, log)
 	}
 	t.Logf("counted: %d states of a store's memory", len(rows))
+}
+
+// A server with another run ID is an event. A server that leaves is none, and neither is
+// one that does not report its ID.
+func TestFailoversAreEvents(t *testing.T) {
+	log := new(logbuffer.Buffer)
+	var now []redisstore.Server
+	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisstore.Server, error) { return now, nil }}
+	server := func(address, id string) redisstore.Server {
+		return redisstore.Server{Memory: redisstore.Memory{Server: address}, RunID: id}
+	}
+	for i, row := range []struct {
+		now  []redisstore.Server
+		line string // a part of the new line; "": there is none
+	}{
+		{now: []redisstore.Server{server("", "a")}},
+		{now: []redisstore.Server{server("", "a")}},
+		{now: []redisstore.Server{server("", "b")}, line: `servers="the store"`},
+		{now: []redisstore.Server{server("", "")}},
+		{now: []redisstore.Server{server("10.0.0.1:1", "c"), server("10.0.0.2:1", "d")}},
+		{now: []redisstore.Server{server("10.0.0.2:1", "d")}},
+		{now: []redisstore.Server{server("10.0.0.3:1", "e"), server("10.0.0.2:1", "d")}, line: `servers=10.0.0.3:1`},
+	} {
+		now = row.now
+		before := len(log.Lines("event=server_changed"))
+		m.check(t.Context())
+		lines := log.Lines("event=server_changed")[before:]
+		if hasLine := len(lines) == 1 && row.line != "" && strings.Contains(lines[0], row.line); hasLine != (row.line != "") || row.line == "" && len(lines) > 0 {
+			t.Errorf("row %d: the new events are %q; want %q", i, lines, row.line)
+		}
+	}
 }
 
 // Each missing right is logged once, and the metrics name it as long as it is missing.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
@@ -107,17 +108,22 @@ func (w *reportedWriter) Write(line []byte) (int, error) {
 func (s *service) audit() func(audit.Line) {
 	throttle := &logthrottle.Line{Every: time.Second}
 	return func(line audit.Line) {
-		if line.Result == audit.OK {
-			s.Log.Info("a key was reset by the admin API", line.Attributes()...)
-		} else {
-			if hasChanged := len(line.Limits) > 0; !hasChanged {
-				skipped, isDue := throttle.Due()
-				if !isDue {
-					return
-				}
-				line.Unlogged = skipped
+		isEvent := line.Result == audit.OK || len(line.Limits) > 0
+		if !isEvent {
+			skipped, isDue := throttle.Due()
+			if !isDue {
+				return
 			}
-			s.Log.Warn("a reset by the admin API was refused or has failed", line.Attributes()...)
+			line.Unlogged = skipped
+		}
+		attributes := line.Attributes()
+		if isEvent {
+			attributes = append(attributes, activity.EventAttribute, activity.KeyReset)
+		}
+		if line.Result == audit.OK {
+			s.Log.Info("a key was reset by the admin API", attributes...)
+		} else {
+			s.Log.Warn("a reset by the admin API was refused or has failed", attributes...)
 		}
 		s.auditFile.write(line.JSON())
 	}

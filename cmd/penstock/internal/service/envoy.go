@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -189,7 +190,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
 	}
 	s.metrics.SetRulesOf("envoy", e.names)
-	s.Log.Info("Envoy's rate limits loaded", "from", e.service.envoySource(), "domains", len(c.Domains()), "limits", len(c.Limits()))
+	s.Log.Info("Envoy's rate limits loaded", activity.EventAttribute, activity.Reloaded, "from", e.service.envoySource(), "domains", len(c.Domains()), "limits", len(c.Limits()))
 	if e.dir != "" && len(c.Limits()) == 0 { // a control plane may have none
 		s.Log.Warn("the folder of envoy-config has no limits, so its files deny nothing", "from", e.dir)
 	}
@@ -236,10 +237,10 @@ func (e *envoy) reloaded(err error) {
 	const line = "reload of Envoy's rate limits failed; the old ones stay in force"
 	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
 	if !ok {
-		log.Error(line, "from", e.service.envoySource(), "err", err)
+		log.Error(line, activity.EventAttribute, activity.ReloadFailed, "from", e.service.envoySource(), "err", err)
 		return
 	}
-	log.Error(line, "from", e.service.envoySource(), "mistakes", len(mistakes))
+	log.Error(line, activity.EventAttribute, activity.ReloadFailed, "from", e.service.envoySource(), "mistakes", len(mistakes))
 	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
 		log.Error(m.Error())
 	}

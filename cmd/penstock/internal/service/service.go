@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
@@ -92,6 +93,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID(), int(o.Settings.NearLimit)), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
+	s.Log = s.events.Logger(o.Log)
 	s.makeDemoToken()
 	s.telemetry = telemetry.Open(telemetry.Options{Exports: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
@@ -144,6 +146,7 @@ type service struct {
 	sharedSecret []byte               // encrypts the ids of the check API, and makes masks
 	envoy        *envoy               // nil if the listeners api and grpc are off
 	denials      *denials.Recorder
+	events       activity.Events  // those of the log
 	misusedLine  logthrottle.Line // of misused
 
 	auditFile *auditFile
@@ -194,6 +197,7 @@ func (s *service) open(runCtx context.Context) error {
 		Algorithms:            s.Algorithms,
 		SettingsOutsidePolicy: envoyOptions.Settings,
 		Version:               s.Version,
+		Events:                &s.events,
 		Denials:               s.denials,
 		Spans:                 s.telemetry.Spans(),
 		Check:                 s.checkRules,
@@ -317,7 +321,7 @@ func (s *service) announce() {
 	if s.Settings.Store == "" { // memory fails only when it is full
 		storeLabel, storeText = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
-	s.Log.Info("listening",
+	s.Log.Info("listening", activity.EventAttribute, activity.Started,
 		"listen", orNone(addresses.Listen), "tls", s.Settings.TLSCert != "",
 		"api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP),
 		"admin_listen", orNone(addresses.Admin),

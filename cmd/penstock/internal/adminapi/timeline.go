@@ -1,0 +1,78 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+)
+
+// publicDetails are the details of events that viewers without the token may see. The others may
+// name operators, their reasons, and the addresses of servers.
+var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "ref", "removed", "result", "rule", "rules"}
+
+func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any, error) {
+	from, err := timeOf(q, "from")
+	if err != nil {
+		return nil, err
+	}
+	to, err := timeOf(q, "to")
+	if err != nil {
+		return nil, err
+	}
+	fleet := h.Fleet(ctx)
+	found := Timeline{Events: []TimelineEvent{}, Problem: fleet.Problem}
+	for _, instance := range fleet.Instances {
+		for _, e := range instance.Events {
+			if e.Time.Before(from) || !to.IsZero() && e.Time.After(to) {
+				continue
+			}
+			details := maps.Clone(e.Details)
+			maps.DeleteFunc(details, func(name, _ string) bool {
+				isKey := name == "key" || name == "ref"
+				return isKey && h.Identities == ShowOff || !v.isOperator && !slices.Contains(publicDetails, name)
+			})
+			if details == nil {
+				details = map[string]string{}
+			}
+			found.Events = append(found.Events, TimelineEvent{Time: e.Time.UTC(), Instance: cmp.Or(instance.Host, instance.Name), IsSelf: instance.IsSelf,
+				Kind: string(e.Kind), IsBad: e.Kind.IsBad(), Text: e.Text, Details: details})
+		}
+	}
+	slices.SortStableFunc(found.Events, func(a, b TimelineEvent) int { return b.Time.Compare(a.Time) })
+	return found, nil
+}
+
+// timeOf returns a time of a query, or the zero time if it is not given.
+func timeOf(q url.Values, name string) (time.Time, error) {
+	if q.Get(name) == "" {
+		return time.Time{}, nil
+	}
+	return ParseTime(q.Get(name))
+}
+
+// ParseTime reads a time that a person writes: in RFC 3339, or in UTC without a zone. A time without
+// a date is the latest one up to now.
+func ParseTime(text string) (time.Time, error) {
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t.UTC(), nil
+		}
+	}
+	for _, layout := range []string{"15:04:05", "15:04"} {
+		clock, err := time.Parse(layout, text)
+		if err != nil {
+			continue
+		}
+		now := time.Now().UTC()
+		t := time.Date(now.Year(), now.Month(), now.Day(), clock.Hour(), clock.Minute(), clock.Second(), 0, time.UTC)
+		if t.After(now) {
+			t = t.AddDate(0, 0, -1)
+		}
+		return t, nil
+	}
+	return time.Time{}, refuse(http.StatusBadRequest, "%.40q is not a time; write 14:05, 2026-01-31 14:05 or 2026-01-31T14:05:00+01:00", text)
+}

@@ -1,0 +1,84 @@
+package core
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
+)
+
+// A part is a rule, or a limit of a rule. The zero part is what is common to all rules.
+type part struct{ rule, limit string }
+
+func compareParts(a, b part) int {
+	return cmp.Or(cmp.Compare(a.rule, b.rule), cmp.Compare(a.limit, b.limit))
+}
+
+// policyChanges returns log attributes that name what a reload has added, removed and changed. They
+// name at most maxRemoved rules and limits each. A part has changed if its description has. So a
+// change of a value that descriptions hide, such as an API key, is not named.
+func policyChanges(before, after *policy.Rules) (attributes []any) {
+	old, next := partsOf(before), partsOf(after)
+	isMissing := func(p part, in map[part]string) bool { // the limits of a missing rule are not named
+		return !has(in, p) && (p.limit == "" || has(in, part{rule: p.rule}))
+	}
+	for _, change := range []struct {
+		name  string
+		of    map[part]string
+		isDue func(part) bool
+	}{
+		{"added", next, func(p part) bool { return isMissing(p, old) }},
+		{"removed", old, func(p part) bool { return isMissing(p, next) }},
+		{"changed", next, func(p part) bool { return has(old, p) && old[p] != next[p] }},
+	} {
+		var rules, limits, texts []string
+		for _, p := range slices.SortedFunc(maps.Keys(change.of), compareParts) {
+			switch {
+			case !change.isDue(p):
+			case p == part{}:
+				texts = append(texts, "what is common to all rules")
+			case p.limit == "":
+				rules = append(rules, p.rule)
+			default:
+				limits = append(limits, p.rule+"."+p.limit)
+			}
+		}
+		texts = appendNames(appendNames(texts, "rule", rules), "limit", limits)
+		if texts != nil {
+			attributes = append(attributes, change.name, strings.Join(texts, "; "))
+		}
+	}
+	return attributes
+}
+
+func has(parts map[part]string, p part) bool {
+	_, ok := parts[p]
+	return ok
+}
+
+// partsOf returns the description of each part of a policy.
+func partsOf(rules *policy.Rules) map[part]string {
+	spec := rules.Spec()
+	all, common := make(map[part]string), spec
+	common.Rules, common.Name = nil, ""
+	all[part{}] = describe.Spec(common)
+	tiers := make([]policy.Tier, len(spec.Tiers)) // with their names only: a change of one is common to all rules
+	for i := range tiers {
+		tiers[i].Name = spec.Tiers[i].Name
+	}
+	describeRule := func(rule *policy.Rule) string {
+		return describe.Spec(policy.Spec{Tiers: tiers, Rules: []*policy.Rule{rule}})
+	}
+	for _, rule := range spec.Rules {
+		bare := *rule
+		bare.Limits = nil
+		all[part{rule: rule.Name}] = describeRule(&bare)
+		for _, limit := range rule.Limits {
+			all[part{rule.Name, limit.Name}] = describeRule(&policy.Rule{Name: rule.Name, Limits: []*policy.Limit{limit}})
+		}
+	}
+	return all
+}
