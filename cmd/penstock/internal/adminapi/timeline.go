@@ -3,16 +3,21 @@ package adminapi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 )
 
 // publicDetails are the details of events that viewers without the token may see. The others may
-// name operators, their reasons, and the addresses of servers.
-var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "ref", "removed", "result", "rule", "rules"}
+// name operators, files and addresses. Why a key was reset may name its client, so the reason of a
+// reset is not public.
+var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "reason", "ref", "removed", "requests", "result", "rule", "rules", "servers"}
 
 func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any, error) {
 	from, err := timeOf(q, "from")
@@ -33,17 +38,27 @@ func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any
 			details := maps.Clone(e.Details)
 			maps.DeleteFunc(details, func(name, _ string) bool {
 				isKey := name == "key" || name == "ref"
-				return isKey && h.Identities == ShowOff || !v.isOperator && !slices.Contains(publicDetails, name)
+				isPublic := slices.Contains(publicDetails, name) && (name != "reason" || e.Kind != activity.KeyReset)
+				return isKey && h.Identities == ShowOff || !v.isOperator && !isPublic
 			})
 			if details == nil {
 				details = map[string]string{}
 			}
-			found.Events = append(found.Events, TimelineEvent{Time: e.Time.UTC(), Instance: cmp.Or(instance.Host, instance.Name), IsSelf: instance.IsSelf,
+			found.Events = append(found.Events, TimelineEvent{Time: e.Time.UTC(), Instance: nameOf(&instance), IsSelf: instance.IsSelf,
 				Kind: string(e.Kind), IsBad: e.Kind.IsBad(), Text: e.Text, Details: details})
 		}
 	}
 	slices.SortStableFunc(found.Events, func(a, b TimelineEvent) int { return b.Time.Compare(a.Time) })
 	return found, nil
+}
+
+// nameOf returns how the timeline names an instance.
+func nameOf(i *activity.Instance) string {
+	name := cmp.Or(i.Host, i.Name)
+	if i.PID > 0 {
+		name = strings.TrimSpace(fmt.Sprintf("%s pid %d", name, i.PID))
+	}
+	return name
 }
 
 // timeOf returns a time of a query, or the zero time if it is not given.

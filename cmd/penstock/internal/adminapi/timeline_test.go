@@ -24,7 +24,7 @@ func withEvents(o *Options) {
 			{Time: at(5), Kind: activity.KeyReset, Text: "a key was reset", Details: map[string]string{"key": "key:\u2026", "ref": "r1", "reason": "ticket", "actor.address": "192.0.2.1:5"}},
 		}
 		other := *f.Instances[0].Summary
-		other.Host, other.Events = "b", []activity.Event{{Time: at(3), Kind: activity.BreakerOpen, Text: "breaker open"}}
+		other.Host, other.PID, other.Events = "b", 7, []activity.Event{{Time: at(3), Kind: activity.BreakerOpen, Text: "breaker open"}}
 		f.Instances = append(f.Instances, activity.Instance{Name: "b1", Summary: &other})
 		f.Problem = "a problem"
 		return f
@@ -34,10 +34,10 @@ func withEvents(o *Options) {
 func TestTimelineHasTheEventsOfAllInstances(t *testing.T) {
 	f := newFixture(t, withEvents)
 	for query, want := range map[string]string{
-		"":                                "key_reset a true false, breaker_open b false true, started a true false",
-		"?from=2026-01-31T14:03:00Z":      "key_reset a true false, breaker_open b false true",
-		"?to=2026-01-31T15:03:00%2B01:00": "breaker_open b false true, started a true false",
-		"?from=2026-01-31T14:02&to=2026-01-31%2014:04:59": "breaker_open b false true",
+		"":                                "key_reset a true false, breaker_open b pid 7 false true, started a true false",
+		"?from=2026-01-31T14:03:00Z":      "key_reset a true false, breaker_open b pid 7 false true",
+		"?to=2026-01-31T15:03:00%2B01:00": "breaker_open b pid 7 false true, started a true false",
+		"?from=2026-01-31T14:02&to=2026-01-31%2014:04:59": "breaker_open b pid 7 false true",
 		"?to=2026-01-31T14:00:59Z":                        "",
 	} {
 		found := read[Timeline](f, "timeline"+query)

@@ -298,7 +298,7 @@ type Timeline struct {
 // A TimelineEvent is a log line that may explain a change in the charts.
 type TimelineEvent struct {
 	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
-	Instance string            `json:"instance" doc:"the host of the instance, or its name if the host is not known"`
+	Instance string            `json:"instance" doc:"the host of the instance and the number of its process, if they are known"`
 	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
 	Kind     string            `json:"kind" doc:"started, reloaded, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
 	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,9 +21,19 @@ type chart struct {
 	Unit            string // /s or ms
 	Source          string // of its numbers: history, store or upstream
 	Lines           []line
+	End             time.Time     // of the last point
 	Step            time.Duration // between two points
 	Most            float64       // the upper end of the axis
 	Rows            []row         // of the table, the latest first
+	events          []adminapi.TimelineEvent
+}
+
+// Axis returns the unit of the vertical axis.
+func (c chart) Axis() string {
+	if c.Unit == "ms" {
+		return "ms"
+	}
+	return "requests/s"
 }
 
 // A line has the sum of some series of the history, or one field of the timings.
@@ -49,9 +61,10 @@ func (c chart) Spec() (string, error) {
 // maxRuleLines is how many rules have a line of their own in one chart. There are as many styles.
 const maxRuleLines = 6
 
-// makeCharts makes the charts of the overview. The lines of the history must be sums by rule. rule
-// is the only rule of the first chart, or "" for all.
-func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings adminapi.Timings) []chart {
+// makeCharts makes the charts of a history and the timings of the same time, with marks of events.
+// The lines of the history must be sums by rule. rule is the only rule of the first chart, or "" for
+// all.
+func makeCharts(rule string, history adminapi.History, timings adminapi.Timings, events []adminapi.TimelineEvent) []chart {
 	ofRule := ""
 	if rule != "" {
 		ofRule = " of rule " + rule
@@ -76,7 +89,7 @@ func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings
 			{Label: "Median", Style: 1, Field: "p50_us"}, {Label: "95 %", Style: 4, Field: "p95_us"}, {Label: "99 %", Style: 2, Field: "p99_us"},
 		}},
 	}
-	if hasUpstream {
+	if timings.Upstream != nil {
 		charts = append(charts,
 			chart{ID: "upstream", Title: "Upstream latency", Note: "Until the headers of a response.", Unit: "ms", Source: "upstream", Lines: []line{
 				{Label: "Median", Style: 1, Field: "p50_us"}, {Label: "95 %", Style: 4, Field: "p95_us"}, {Label: "99 %", Style: 2, Field: "p99_us"},
@@ -87,6 +100,7 @@ func makeCharts(rule string, hasUpstream bool, history adminapi.History, timings
 		)
 	}
 	for i := range charts {
+		charts[i].End, charts[i].events = history.End, events
 		charts[i].fill(history, timings)
 	}
 	return charts
@@ -132,10 +146,7 @@ const (
 
 // fill computes the points of the picture and the rows of the table.
 func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
-	unit := time.Second
-	if history.Span == "minutes" {
-		unit = time.Minute
-	}
+	unit := unitOf(history.Span)
 	for i := range c.Lines {
 		l := &c.Lines[i]
 		values := c.values(l, history, timings, unit)
@@ -149,7 +160,7 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 			c.Most = slices.Max(l.points)
 		}
 	}
-	c.Most = niceEnd(c.Most)
+	c.Most = axisEnd(c.Most)
 	const perRow = chartPoints / tableRows // points
 	for n := tableRows - 1; n >= 0; n-- {
 		r := row{Ago: time.Duration(tableRows-1-n) * perRow * c.Step}
@@ -169,11 +180,7 @@ func shownUnits(last int64, all int) int {
 // values returns the numbers of a line, one for each unit: a second or a minute. Rates are per
 // second. Times are in milliseconds, and -1 without calls.
 func (c *chart) values(l *line, history adminapi.History, timings adminapi.Timings, unit time.Duration) []float64 {
-	n := maxSeconds
-	if unit == time.Minute {
-		n = maxMinutes
-	}
-	values := make([]float64, n)
+	values := make([]float64, len(timings.Store.Calls))
 	if c.Source == "history" {
 		for _, from := range history.Lines {
 			if from.Rule != l.Rule || !slices.Contains(l.Series, from.Name) {
@@ -230,19 +237,68 @@ func mean(values []float64) float64 {
 	return sum / float64(n)
 }
 
-// niceEnd returns the upper end of an axis: a round number that is at least most, and for all but
-// tiny numbers at most 1.5 times most. Without numbers it is 1.
-func niceEnd(most float64) float64 {
-	if most <= 0 {
-		return 1
-	}
+// axisStep returns the distance between the ticks of an axis from 0 to most, or to axisEnd(most):
+// 1, 2 or 5 times a power of ten, and for all but tiny numbers so that there are 3 to 5 ticks.
+func axisStep(most float64) float64 {
 	for power := 0.01; ; power *= 10 {
-		for _, n := range []float64{1, 1.5, 2, 3, 4, 6, 8} {
-			if end := n * power; end >= most {
-				return end
+		for _, n := range []float64{1, 2, 5} {
+			if step := n * power; 4*step >= most {
+				return step
 			}
 		}
 	}
+}
+
+// axisEnd returns the upper end of an axis: the first tick that is at least most. Without numbers it
+// is 1.
+func axisEnd(most float64) float64 {
+	if most <= 0 {
+		return 1
+	}
+	step := axisStep(most)
+	return step * math.Ceil(most/step)
+}
+
+// Ticks returns the labels of the vertical axis, the highest first.
+func (c chart) Ticks() (labels []string) {
+	step := axisStep(c.Most)
+	for n := math.Round(c.Most / step); n >= 0; n-- {
+		labels = append(labels, strconv.FormatFloat(math.Round(100*n*step)/100, 'f', -1, 64)) // steps are at least 0.01
+	}
+	return labels
+}
+
+// Times returns the labels of the time axis: of its start, its middle and its end.
+func (c chart) Times() (labels []string) {
+	layout := "15:04:05"
+	if c.Step >= time.Minute {
+		layout = "15:04"
+	}
+	for n := range time.Duration(3) {
+		labels = append(labels, c.End.UTC().Add(-(2-n)*c.Step*(chartPoints-1)/2).Format(layout))
+	}
+	return labels
+}
+
+// Grid returns the lines of the ticks in the picture.
+func (c chart) Grid() string {
+	var b strings.Builder
+	for step, y := axisStep(c.Most), 0.0; y <= c.Most+step/2; y += step {
+		fmt.Fprintf(&b, "M0 %.1fH%d", pictureHeight*(1-y/c.Most), pictureWidth)
+	}
+	return b.String()
+}
+
+// Marks returns the events in the picture: those that are signs of trouble, or the others.
+func (c chart) Marks(isBad bool) string {
+	var b strings.Builder
+	for _, e := range c.events {
+		span := c.Step * (chartPoints - 1)
+		if at := e.Time.Sub(c.End.Add(-span)); e.IsBad == isBad && at >= 0 && at <= span {
+			fmt.Fprintf(&b, "M%.1f 0V%d", pictureWidth*at.Seconds()/span.Seconds(), pictureHeight)
+		}
+	}
+	return b.String()
 }
 
 // The size of the picture, in units of its SVG.

@@ -243,7 +243,7 @@ func serveAsset(w http.ResponseWriter, q *http.Request) {
 var templates = func() map[string]*template.Template {
 	all := make(map[string]*template.Template)
 	layout := template.Must(template.New("").Funcs(functions).ParseFS(files, "pages/layout.html", "pages/parts.html"))
-	for _, name := range []string{"overview", "rules", "offenders", "key", "explain", "health", "login", "problem"} {
+	for _, name := range []string{"overview", "rules", "timeline", "offenders", "key", "explain", "health", "login", "problem"} {
 		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(files, "pages/"+name+".html"))
 	}
 	return all

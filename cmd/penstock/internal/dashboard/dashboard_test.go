@@ -437,7 +437,7 @@ func TestPagesRejectOtherPathsMethodsAndParameters(t *testing.T) {
 		t.Errorf("/dashboard/ returns %d to %q; want 303 to ../dashboard", w.Code, w.Header().Get("Location"))
 	}
 	evil := url.QueryEscape(`"><script>alert(1)</script>`)
-	for _, path := range []string{"key?key=" + evil, "explain?url=/" + evil, "explain?url=" + evil + "&header=" + evil, "rules?find=" + evil, "dashboard?rule=" + evil, "login?next=" + evil, "key?ref=" + evil, "offenders?kind=" + evil} {
+	for _, path := range []string{"key?key=" + evil, "explain?url=/" + evil, "explain?url=" + evil + "&header=" + evil, "timeline?at=" + evil, "rules?find=" + evil, "dashboard?rule=" + evil, "login?next=" + evil, "key?ref=" + evil, "offenders?kind=" + evil} {
 		if body := s.send("GET", path, "").Body.String(); strings.Contains(body, "<script>alert") {
 			t.Errorf("the page of %s contains the script; want it escaped", path)
 		}
@@ -450,7 +450,7 @@ func TestPagesNameOnlyTheirFolderAndHaveNoInlineCode(t *testing.T) {
 	s := newSite(t, nil)
 	s.spend("key:customer-4711", 14)
 	links := regexp.MustCompile(`(?:href|src|action)="([^"]*)"`)
-	for _, path := range []string{"", "dashboard", "rules", "offenders", "key?key=key:customer-4711", "explain?url=/api/x", "health", "login", "nothing?", "key?ref=x"} {
+	for _, path := range []string{"", "dashboard", "rules", "timeline", "timeline?at=14:05", "offenders", "key?key=key:customer-4711", "explain?url=/api/x", "health", "login", "nothing?", "key?ref=x"} {
 		w := s.send("GET", path, "", operator)
 		body := w.Body.String()
 		for _, link := range links.FindAllStringSubmatch(body, -1) {
@@ -499,7 +499,7 @@ func TestPagesShowThatAReloadFailed(t *testing.T) {
 }
 
 func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
-	const allRules, hasUpstream = "", false
+	const allRules = ""
 	counts := make([]uint32, maxSeconds) // 0 a second in the oldest 30 s, then 1, and 19 in the latest
 	for i := range counts {
 		counts[i] = uint32(i / 30)
@@ -510,7 +510,7 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	}
 	times := timesOf(maxSeconds)
 	times.Calls[maxSeconds-1], times.P50[maxSeconds-1] = 1, 2500
-	charts := makeCharts(allRules, hasUpstream, history, adminapi.Timings{Store: times})
+	charts := makeCharts(allRules, history, adminapi.Timings{Store: times}, nil)
 	requests, deniedBy, store := charts[0], charts[1], charts[3]
 	if len(requests.Rows) != tableRows || requests.Most != 20 {
 		t.Fatalf("the table has %d rows, and the axis ends at %v; want %d rows, and 20", len(requests.Rows), requests.Most, tableRows)
@@ -528,14 +528,122 @@ func TestChartsAndTheirTablesHaveTheSameNumbers(t *testing.T) {
 	if store.Rows[0].Values[0] != 2.5 || store.Rows[1].Values[0] != -1 || store.Path(store.Lines[0]) != "M600 26.7" {
 		t.Errorf("the chart of the store is %+v with the path %s; want 2.5 ms, then no value", store.Rows, store.Path(store.Lines[0]))
 	}
-	young := makeCharts(allRules, hasUpstream, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times})[0]
+	young := makeCharts(allRules, adminapi.History{Span: "seconds", Last: 30, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}, adminapi.Timings{Store: times}, nil)[0]
 	if young.Step != time.Second || young.Rows[tableRows-1].Ago != 57*time.Second {
 		t.Errorf("half a minute after the start, a chart shows %v in steps of %v; want 57s in steps of 1s", young.Rows[tableRows-1].Ago, young.Step)
 	}
 	perMinute := []adminapi.Line{{Name: "allowed", Counts: slices.Repeat([]uint32{120}, maxMinutes)}}
-	day := makeCharts(allRules, hasUpstream, adminapi.History{Span: "minutes", Last: 9999, Lines: perMinute}, adminapi.Timings{Store: timesOf(maxMinutes)})[0]
+	day := makeCharts(allRules, adminapi.History{Span: "minutes", Last: 9999, Lines: perMinute}, adminapi.Timings{Store: timesOf(maxMinutes)}, nil)[0]
 	if day.Rows[0].Values[0] != 2 || day.Step != 24*time.Minute {
 		t.Errorf("the chart of a day has %+v in steps of %v; want 2 a second in steps of 24m", day.Rows[0], day.Step)
+	}
+}
+
+// The ticks of an axis are 3 to 5 round numbers, and the highest is at least the number.
+func TestTicksAreRoundNumbers(t *testing.T) {
+	for most, want := range map[float64]string{
+		0: "1 0.5 0", 0.004: "0.01 0", 0.05: "0.06 0.04 0.02 0", 0.2: "0.2 0.15 0.1 0.05 0", 1: "1 0.5 0", 3: "3 2 1 0", 4.1: "6 4 2 0", 7: "8 6 4 2 0", 9: "10 5 0", 101: "150 100 50 0", 130: "150 100 50 0", 1234: "1500 1000 500 0", 5e6: "6000000 4000000 2000000 0",
+	} {
+		if got := strings.Join(chart{Most: axisEnd(most)}.Ticks(), " "); got != want {
+			t.Errorf("the ticks of an axis for %v are %s; want %s", most, got, want)
+		}
+	}
+	for most := 0.02; most < 1e6; most *= 1.013 {
+		end := axisEnd(most)
+		if n := len(chart{Most: end}.Ticks()); n < 3 || n > 5 || end < most || end > 1.51*most {
+			t.Errorf("the axis for %v ends at %v, with %d ticks; want an end from there to 1.5 times that, and 3 to 5 ticks", most, end, n)
+		}
+	}
+}
+
+func TestAxesHaveUnits(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:abc", 1)
+	text := s.text("dashboard", 200)
+	for unit, want := range map[string]int{"requests/s time in UTC": 4, "ms time in UTC": 2} {
+		if n := strings.Count(text, " "+unit); n != want {
+			t.Errorf("%d charts have the units %q; want %d: %s", n, unit, want, text)
+		}
+	}
+	s.mustHave(text, "requests/s time in UTC 1500 1000 500 0", "ms time in UTC 4 3 2 1 0", "Means, in requests per second", "Means, in milliseconds")
+}
+
+// withEvents adds events of this instance, and one of a name that is an attack.
+func withEvents(events ...activity.Event) func(*adminapi.Options) {
+	return func(o *adminapi.Options) {
+		next := o.Fleet
+		o.Fleet = func(ctx context.Context) *activity.Fleet {
+			f := next(ctx)
+			f.Instances[0].Events = events
+			return f
+		}
+	}
+}
+
+// The charts mark the events of their time, and the list has all of these with their exact times.
+func TestTimelineShowsWhatHappened(t *testing.T) {
+	now := time.Now().UTC()
+	at := now.Add(-3 * time.Hour)
+	s := newSite(t, withEvents(
+		activity.Event{Time: at.Add(-50 * time.Minute), Kind: activity.Started, Text: "listening"},
+		activity.Event{Time: at, Kind: activity.Reloaded, Text: "policy reloaded", Details: map[string]string{"changed": "rule <script>alert(1)</script>", "policy": "rules.yaml"}},
+		activity.Event{Time: at.Add(10 * time.Minute), Kind: activity.BreakerOpen, Text: "circuit breaker open"},
+		activity.Event{Time: now.Add(-5 * time.Second), Kind: activity.StoreWorks, Text: "the store decides again"},
+	))
+	s.spend("key:abc", 1)
+	rowOf := func(t time.Time, text string) string { return t.Format("2006-01-02 15:04:05") + " " + text }
+	all := s.text("timeline", 200)
+	s.mustHave(all, rowOf(at, "policy reloaded changed rule <script>alert(1)</script>"), "circuit breaker open", "the store decides again", "listening", "Who has reset a key, and why, is shown to operators")
+	if strings.Contains(all, "rules.yaml") || strings.Contains(all, "requests/s") {
+		t.Errorf("the page shows the file to viewers without the token, or charts of no time: %s", all)
+	}
+	s.mustHave(s.text("timeline", 200, operator), "rules.yaml")
+	for _, path := range []string{"timeline?at=" + at.Format("15:04"), "timeline?at=" + at.Format("2006-01-02T15:04:05Z"), "timeline?at=" + url.QueryEscape(at.Format("2006-01-02 15:04"))} {
+		body := s.send("GET", path, "").Body.String()
+		if strings.Contains(body, "<script>alert") || strings.Count(body, `<time datetime`) != 2 || !strings.Contains(body, "policy reloaded") || !strings.Contains(body, "circuit breaker open") {
+			t.Errorf("%s has not just the two events around that time, escaped: %s", path, body)
+		}
+		marks := regexp.MustCompile(`<path d="(M[0-9.]+ 0V160)?" class="mark( bad)?"/>`).FindAllStringSubmatch(body, -1)
+		if len(marks) != 12 || marks[0][1] == "" || marks[1][1] == "" || marks[1][2] != " bad" {
+			t.Errorf("%s has the marks %q; want one of the reload and a bad one of the breaker in each of 6 charts", path, marks)
+		}
+		if !strings.Contains(body, `data-span="minutes"`) || !strings.Contains(body, `data-to="`) {
+			t.Errorf("%s has no charts of the past", path)
+		}
+	}
+	recent := s.send("GET", "timeline?at="+url.QueryEscape(now.Format(time.RFC3339)), "").Body.String()
+	if !strings.Contains(recent, `data-span="seconds"`) || strings.Contains(recent, "data-to") || !strings.Contains(recent, "the store decides again") || strings.Contains(recent, "policy reloaded") {
+		t.Errorf("the page of now has other charts than live ones, or other events than the latest: %s", recent)
+	}
+	s.mustHave(s.text("dashboard", 200), "the store decides again")
+	s.mustHave(s.text("dashboard?span=minutes", 200), "policy reloaded")
+	s.mustHave(s.text("timeline?at=noon", 400), `"noon" is not a time; write 14:05`, "Timeline")
+	s.mustHave(s.text("timeline?at=2020-01-31+14:05", 200), "From 2020-01-31 13:35:00 to 14:35:00 . The charts go back 24 hours.", "No events are known of this time")
+}
+
+// The charts of a past moment have the minutes around it.
+func TestChartsOfTheTimelineHaveTheMinutesAroundAMoment(t *testing.T) {
+	end := time.Date(2026, 1, 31, 14, 0, 30, 0, time.UTC)
+	counts, calls, zeros := make([]uint32, maxMinutes), make([]uint64, maxMinutes), make([]int64, maxMinutes)
+	for i := range counts {
+		counts[i], calls[i] = uint32(i), uint64(i)
+	}
+	for _, latest := range []int{0, 100, maxMinutes - chartPoints} {
+		times := adminapi.Times{Calls: calls, Failed: calls, P50: zeros, P95: zeros, P99: zeros}
+		history := adminapi.History{Span: "minutes", End: end, Last: 9999, Lines: []adminapi.Line{{Name: "allowed", Counts: counts}}}
+		timings := adminapi.Timings{Store: times, Upstream: &times}
+		keepHour(&history, &timings, latest)
+		if want := end.Add(-time.Duration(latest) * time.Minute); !history.End.Equal(want) {
+			t.Errorf("without the latest %d minutes, the end is %v; want %v", latest, history.End, want)
+		}
+		first, last := uint32(maxMinutes-latest-chartPoints), uint32(maxMinutes-latest-1)
+		if c := history.Lines[0].Counts; len(c) != chartPoints || c[0] != first || c[len(c)-1] != last || timings.Upstream.Calls[0] != uint64(first) {
+			t.Errorf("without the latest %d minutes, the counts are %v; want those from %d to %d", latest, c, first, last)
+		}
+		c := makeCharts("", history, timings, nil)[0]
+		if got := strings.Join(c.Times(), " "); latest == 0 && got != "13:01 13:31 14:00" {
+			t.Errorf("the time axis has the labels %s; want those of its start, middle and end", got)
+		}
 	}
 }
 
@@ -544,7 +652,7 @@ func TestNumbersAreShort(t *testing.T) {
 		number(0): "0", number(0.004): "<\u200a0.01", number(1.234): "1.23", number(12.34): "12.3", number(123.4): "123", number(12345): "12" + thin + "345", number(-1): "–",
 		count(uint64(1234567)): "1" + thin + "234" + thin + "567", count(-1234): "-1" + thin + "234", after(-1): "never", after(0): "now", after(12): "12\u00a0ms", after(1500): "1.5\u00a0s", after(90_000): "90\u00a0s",
 		after(3600_000): "60\u00a0min", after(26 * 3600_000): "26\u00a0h 0\u00a0min", after(100 * 3600_000): "4 days", percent(0.05): "<\u200a0.1\u00a0%", percent(5): "5.0\u00a0%", percent(50): "50\u00a0%",
-		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(niceEnd(0), niceEnd(3), niceEnd(21), niceEnd(501)): "1 3 30 600",
+		width(uint64(1), uint64(3)): "33.3", width(5, 0): "0", width(7, 5): "100.0", size(1536): "1.50\u00a0KB", size(10): "10\u00a0B", fmt.Sprint(axisEnd(0), axisEnd(3), axisEnd(21), axisEnd(501)): "1 3 30 600",
 	} {
 		if got != want {
 			t.Errorf("a number is written as %q; want %q", got, want)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
@@ -34,6 +35,7 @@ func init() {
 	pages = []page{
 		{path: overviewPath, Title: "Overview", template: "overview", make: (*Handler).overview},
 		{path: "rules", Title: "Rules", template: "rules", make: (*Handler).rules},
+		{path: "timeline", Title: "Timeline", template: "timeline", make: (*Handler).timeline},
 		{path: "offenders", Title: "Offenders", template: "offenders", make: (*Handler).offenders},
 		{path: "key", Title: "Key", template: "key", make: (*Handler).key},
 		{path: "explain", Title: "Explain", template: "explain", make: (*Handler).explain},
@@ -48,6 +50,7 @@ type overview struct {
 	RuleNames  []string // to choose from
 	Rates      rates    // of all instances
 	Charts     []chart
+	Events     []adminapi.TimelineEvent // in the time of the charts
 	Limits     []limitRow
 	MoreLimits int
 	Instances  adminapi.Instances
@@ -67,23 +70,13 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 			o.RuleNames = append(o.RuleNames, r.Name)
 		}
 	}
-	last := maxSeconds
-	if o.Span == "minutes" {
-		last = maxMinutes
-	}
-	span := url.Values{"span": {o.Span}, "last": {strconv.Itoa(last)}}
-	timings, err := adminapi.Read[adminapi.Timings](ctx, h.API, v, "timings", span)
-	if err != nil {
-		return nil, err
-	}
-	span.Set("sum", "rules")
-	history, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
+	history, timings, err := h.readHistory(ctx, v, o.Span)
 	if err != nil {
 		return nil, err
 	}
 	if o.Rule != "" { // the history may lack the rule, because the number of lines is bounded
-		span.Set("rule", o.Rule)
-		ofRule, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", span)
+		last := strconv.Itoa(len(timings.Store.Calls))
+		ofRule, err := adminapi.Read[adminapi.History](ctx, h.API, v, "history", url.Values{"span": {o.Span}, "last": {last}, "sum": {"rules"}, "rule": {o.Rule}})
 		if err != nil {
 			return nil, err
 		}
@@ -93,13 +86,41 @@ func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values)
 		missing := slices.DeleteFunc(ofRule.Lines, func(l adminapi.Line) bool { return l.Rule == "" || hasLine(l) })
 		history.Lines = append(history.Lines, missing...)
 	}
-	o.Charts = makeCharts(o.Rule, state.Upstream != nil, history, timings)
+	start := history.End.Add(-time.Duration(len(timings.Store.Calls)) * unitOf(o.Span))
+	events, err := adminapi.Read[adminapi.Timeline](ctx, h.API, v, "timeline", url.Values{"from": {start.Format(time.RFC3339)}})
+	if err != nil {
+		return nil, err
+	}
+	o.Events = events.Events
+	o.Charts = makeCharts(o.Rule, history, timings, o.Events)
 	o.Limits = limitRows(state.FleetCounts)
 	if more := len(o.Limits) - maxLimitRows; more > 0 {
 		o.Limits, o.MoreLimits = o.Limits[:maxLimitRows], more
 	}
 	o.Instances, err = adminapi.Read[adminapi.Instances](ctx, h.API, v, "instances", nil)
 	return o, err
+}
+
+// readHistory reads all that the API keeps for a span: seconds or minutes.
+func (h *Handler) readHistory(ctx context.Context, v adminapi.Viewer, span string) (history adminapi.History, timings adminapi.Timings, err error) {
+	last := maxSeconds
+	if span == "minutes" {
+		last = maxMinutes
+	}
+	query := url.Values{"span": {span}, "last": {strconv.Itoa(last)}}
+	if timings, err = adminapi.Read[adminapi.Timings](ctx, h.API, v, "timings", query); err != nil {
+		return history, timings, err
+	}
+	query.Set("sum", "rules")
+	history, err = adminapi.Read[adminapi.History](ctx, h.API, v, "history", query)
+	return history, timings, err
+}
+
+func unitOf(span string) time.Duration {
+	if span == "minutes" {
+		return time.Minute
+	}
+	return time.Second
 }
 
 // rates has the number of requests in the last 10 seconds.

@@ -10,6 +10,8 @@ export class Charts {
     if (!this.box) return;
     this.isByMinute = this.box.dataset.span === "minutes";
     this.length = this.isByMinute ? 1440 : 600;
+    this.from = Number(this.box.dataset.from ?? 0); // a past time that is shown, in seconds; 0: now
+    this.to = Number(this.box.dataset.to ?? 0);
     this.charts = [...this.box.querySelectorAll(".chart")].map(figure => new Chart(figure, this));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(true));
     new ResizeObserver(() => this.charts.forEach(chart => chart.resize())).observe(this.box);
@@ -41,7 +43,7 @@ export class Charts {
   // add appends the last seconds, which an event has. It loads all numbers again if the charts show
   // minutes, or if the event lacks some seconds.
   add(state) {
-    if (!this.history) return;
+    if (!this.history || this.to) return;
     const {recent, recent_timings: times} = state;
     const isLate = recent.last - this.history.last > recent.lines[0]?.counts.length || recent.last < this.history.last;
     if (this.isByMinute || isLate || (recent.cut && this.box.dataset.rule)) {
@@ -138,7 +140,8 @@ class Chart {
     const end = all.start + all.history.last * all.step;
     const shown = Math.min(60 * (Math.floor(all.history.last / 60) + 1), all.length); // since the start
     const times = Array.from({length: shown}, (_, i) => end - (shown - 1 - i) * all.step);
-    const data = [times, ...this.lines.map(line => this.values(line).slice(-shown))];
+    let data = [times, ...this.lines.map(line => this.values(line).slice(-shown))];
+    if (all.to) data = data.map(values => values.filter((_, i) => times[i] > all.from && times[i] <= all.to));
     const recent = all.isByMinute ? 1 : recentSeconds; // an older number is not a current one
     this.lines.forEach((_, i) => { this.labels[i].textContent = this.format(data[i + 1].slice(-recent).findLast(v => v !== null)); });
     if (isNew || !this.chart) {
@@ -168,10 +171,12 @@ class Chart {
       legend: {show: false},
       cursor: {drag: {x: false, y: false}, points: {show: false}, x: false, y: false},
       padding: [8, 28, 0, 0], // on the right, half of a label with seconds
-      scales: {y: {range: (_, low, high) => [0, niceEnd(high ?? 0)]}},
+      tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      hooks: {drawAxes: [drawMarks]},
+      scales: {y: {range: (_, low, high) => [0, axisEnd(high ?? 0)]}},
       axes: [
-        {...axis, gap: 4, size: 26, grid: {show: false}, space: 70, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
-        {...axis, gap: 6, size: widthOf, space: 34, values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
+        {...axis, gap: 4, size: 26, grid: {show: false}, space: (_, axis, low, high, width) => 60 * width / (high - low) < 70 ? 44 : 70, values: (_, ticks) => ticks.map(seconds => clock(seconds, ticks[1] - ticks[0]))},
+        {...axis, gap: 6, size: widthOf, splits: (_, axis, low, high) => ticksTo(high), values: (_, ticks) => ticks.map(tick => tick === 0 ? "0" : String(+tick.toPrecision(3)))},
       ],
       series: [{}, ...this.lines.map(line => ({
         label: line.label, stroke: color("line" + line.style), fill: line.style === 1 && this.unit !== "ms" ? color("line1") + "14" : undefined, width: 1.75, dash: dashes[line.style], spanGaps: this.unit === "ms", points: {show: true, size: 4, fill: color("line" + line.style), filter: isolated},
@@ -189,15 +194,43 @@ const isolated = (chart, i) => {
   return known.length === 1 ? known : [];
 };
 
-const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false});
+const clock = (seconds, step) => new Date(seconds * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false, timeZone: "UTC"});
 
-// niceEnd is the end of an axis: a round number that is at least most, and for all but tiny numbers
-// at most 1.5 times most. Without numbers it is 1.
-function niceEnd(most) {
-  if (most <= 0) return 1;
-  for (let power = 0.01; ; power *= 10) {
-    for (const n of [1, 1.5, 2, 3, 4, 6, 8]) if (n * power >= most) return n * power;
+// drawMarks draws a line at the time of each event that the page lists.
+function drawMarks(chart) {
+  const {ctx, bbox: {left, top, width, height}} = chart, style = getComputedStyle(document.documentElement);
+  ctx.save();
+  for (const time of document.querySelectorAll("#events time")) {
+    const x = chart.valToPos(Date.parse(time.dateTime) / 1000, "x", true);
+    if (!(x >= left && x <= left + width)) continue;
+    const isBad = time.closest("tr").querySelector(".bad") !== null;
+    ctx.strokeStyle = style.getPropertyValue(isBad ? "--bad" : "--muted").trim();
+    ctx.lineWidth = (isBad ? 2 : 1) * devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 2 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, top);
+    ctx.lineTo(x, top + height);
+    ctx.stroke();
   }
+  ctx.restore();
+}
+
+// axisStep and axisEnd are those of the server.
+function axisStep(most) {
+  for (let power = 0.01; ; power *= 10) {
+    for (const n of [1, 2, 5]) if (4 * n * power >= most) return n * power;
+  }
+}
+
+function axisEnd(most) {
+  if (most <= 0) return 1;
+  const step = axisStep(most);
+  return step * Math.ceil(most / step);
+}
+
+function ticksTo(end) {
+  const step = axisStep(end);
+  return Array.from({length: Math.round(end / step) + 1}, (_, i) => i * step);
 }
 
 // number writes a number as the server does.
