@@ -455,6 +455,8 @@ var queriesOfUsers = []struct{ query, page string }{
 	{"who is hitting the limit", "dashboard.md"},
 	{"top talkers", "dashboard.md"},
 	{"why was I limited", "dashboard.md"},
+	{"what happened", "howto/what-happened.md"},
+	{"incident timeline", "howto/what-happened.md"},
 	{"typescript", "check-api.md#clients"},
 	{"express middleware", "check-api.md#middleware-for-web-frameworks"},
 	{"fastapi", "check-api.md#middleware-for-web-frameworks"},

@@ -67,6 +67,7 @@ const until = async (what, condition) => {
   }
 };
 const text = async (page, selector) => (await page.locator(selector).innerText()).replace(/[\s\u00a0\u202f]+/g, " ").trim();
+const asOperator = {Authorization: `Bearer ${config.token}`};
 const numberIn = cell => Number(cell.replace(/[^\d]/g, "")); // without separators of thousands
 
 await until("an offender at both instances", async () => {
@@ -75,7 +76,7 @@ await until("an offender at both instances", async () => {
 });
 const ref = (await api("offenders")).offenders[0].ref;
 const pages = {
-  dashboard: "Overview", "dashboard?rule=export": "Overview", "dashboard?span=minutes": "Overview", rules: "Rules", offenders: "Offenders", "offenders?kind=units&window=1h": "Offenders",
+  dashboard: "Overview", "dashboard?rule=export": "Overview", "dashboard?span=minutes": "Overview", rules: "Rules", timeline: "Timeline", [`timeline?at=${new Date(Date.now() - 3600_000).toISOString()}`]: "Timeline", offenders: "Offenders", "offenders?kind=units&window=1h": "Offenders",
   [`key?ref=${ref}`]: "Key", key: "Key", "explain?url=/api/export&header=X-API-Key:%20abc": "Explain", health: "Health", login: "Log in",
 };
 const pictureName = path => path.replace(/[^a-z]+.*/, "");
@@ -92,9 +93,13 @@ for (const [name, base, options] of [
     assert.equal(await text(page, "h1"), title);
     if (forAxe && title !== "Log in") await page.locator("#live:has-text('live')").waitFor();
     if (options.viewport) assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${path} is wider than a phone`);
-    if (title === "Overview") {
+    if (title === "Overview" || path.startsWith("timeline?")) {
       assert.equal(await page.locator(".chart").count(), 6);
       assert.equal(await page.locator(".chart canvas").count(), forAxe ? 6 : 0);
+      for (const units of await page.locator(".chart .units").all()) {
+        assert.match(await units.innerText(), /^(requests\/s|ms)\s+time in UTC$/);
+        assert.ok(await units.evaluate(p => p.scrollWidth <= p.clientWidth && p.getBoundingClientRect().bottom <= p.nextElementSibling.getBoundingClientRect().top + 1), "the units of a chart are cut or covered");
+      }
       assert.equal(await page.locator(".chart .plot > svg path.line").count() > 0, !forAxe);
       await page.locator(".chart details").first().locator("summary").click();
       assert.equal(await page.locator("#table-requests tbody tr").count(), 20);
@@ -129,7 +134,7 @@ for (const [name, base, options] of [
   const cut = await page.locator(".chart .uplot").evaluateAll(plots => plots.map(plot => {
     const context = plot.querySelector("canvas").getContext("2d");
     context.font = "12px system-ui, sans-serif";
-    return plot.querySelector(".u-over").offsetLeft - context.measureText("0.0075").width;
+    return plot.querySelector(".u-over").offsetLeft - context.measureText("1500").width;
   }).filter(room => room < 0));
   assert.deepEqual(cut, [], "a label of a vertical axis is cut");
   const image = () => page.locator("#chart-requests canvas").evaluate(canvas => canvas.toDataURL());
@@ -172,7 +177,7 @@ for (const [name, base, options] of [
 // Without traffic the numbers do not change, and the pages show the numbers of the API.
 {
   await control("pause");
-  const site = await open(config.admin, {javaScriptEnabled: false});
+  const site = await open(config.admin, {javaScriptEnabled: false, extraHTTPHeaders: asOperator}); // only operators may name a key
   await until("the counts of a page to be those of the API", async () => {
     const read = async () => JSON.stringify((await api("state")).fleet_counts.filter(c => c.rule && ["allowed", "denied", "waited", "near_limit"].includes(c.name)));
     const state = await read();
@@ -238,6 +243,46 @@ for (const javaScriptEnabled of [true, false]) {
   await site.context.close();
 }
 
+// The timeline has the resets, marks them in its charts, and tells only operators why.
+{
+  const site = await open(config.admin);
+  const page = await site.go("timeline");
+  const reset = page.locator("#events tbody tr", {hasText: "a key was reset by the admin API"}).first();
+  assert.match(await reset.innerText(), /key key:pa…91 /);
+  assert.ok(!(await text(page, "#events")).includes("ticket 4711"), "the reason of a reset is shown to everyone");
+  assert.ok(!(await text(page, "#events")).includes(config.offender), "a key is shown in clear");
+  await page.setExtraHTTPHeaders(asOperator);
+  await page.reload();
+  assert.match(await reset.innerText(), /reason ticket 4711/);
+  await page.setExtraHTTPHeaders({});
+  await reset.locator("a").click();
+  await page.waitForURL(/timeline\?at=/);
+  await page.locator(".chart canvas").first().waitFor();
+  const marked = await page.locator("#chart-requests .uplot").evaluate((plot, time) => {
+    const canvas = plot.querySelector("canvas"), pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const over = plot.querySelector(".u-over"), color = getComputedStyle(document.documentElement).getPropertyValue("--muted").trim();
+    const wanted = [1, 3, 5].map(i => parseInt(color.slice(i, i + 2), 16)), scale = devicePixelRatio;
+    let columns = 0; // of the plot that have the color of a mark over its whole height
+    for (let x = over.offsetLeft * scale; x < (over.offsetLeft + over.offsetWidth) * scale; x++) {
+      let found = 0;
+      for (let y = 0; y < canvas.height; y++) {
+        const at = 4 * (Math.floor(y) * canvas.width + Math.floor(x));
+        if (wanted.every((c, i) => Math.abs(pixels.data[at + i] - c) < 60)) found++;
+      }
+      if (found > over.offsetHeight * scale / 4) columns++;
+    }
+    return columns;
+  });
+  assert.ok(marked > 0, "the chart has no mark of the reset");
+  await page.getByLabel("What happened at").fill("half past two");
+  site.context.mayFail = true; // 400 is logged as an error
+  await page.getByRole("button", {name: "Show"}).click();
+  await page.locator("[role=alert]").waitFor();
+  assert.match(await text(page, "[role=alert]"), /is not a time; write 14:05/);
+  await page.screenshot({path: `${config.pictures}/light-timeline.png`, fullPage: true});
+  await site.context.close();
+}
+
 // An operator logs in and out.
 {
   const site = await open(config.prefixed);
@@ -272,6 +317,7 @@ for (const javaScriptEnabled of [true, false]) {
   await until("the breaker to be open", async () => /Breaker open/.test(await text(page, "#tiles")) && /Breaker default is open/.test(await page.locator("[role=status]").innerText()));
   await until("local decisions in the chart", async () => /Local [1-9]/.test(await text(page, "#legend-sources")));
   await until("no latency in the chart of a store that fails", async () => /Median – 95 % – 99 % –/.test(await text(page, "#legend-store")));
+  await until("the outage in the list of events", async () => /the store made no decision/.test(await text(page, "#events")) && /circuit breaker open/.test(await text(page, "#events")));
   await page.screenshot({path: `${config.pictures}/light-outage.png`, fullPage: true});
   const forAxe = await open(config.admin, {bypassCSP: true});
   for (const path of ["dashboard", "health"]) await examine(await forAxe.go(path), `${path} in an outage`);
