@@ -46,7 +46,7 @@ func (k EventKind) IsBad() bool {
 	return false
 }
 
-// EventAttribute is the name of the attribute that makes a log line an event. Its value is the kind.
+// EventAttribute is the attribute that makes a log line an event. Its value is the kind.
 const EventAttribute = "event"
 
 // The bounds of events.

@@ -69,8 +69,8 @@ func timeOf(q url.Values, name string) (time.Time, error) {
 	return ParseTime(q.Get(name))
 }
 
-// ParseTime reads a time that a person writes: in RFC 3339, or in UTC without a zone. A time without
-// a date is the latest one up to now.
+// ParseTime reads a time that a person writes: in RFC 3339, or in UTC without a zone. A time
+// without a date is the latest one up to now.
 func ParseTime(text string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04"} {
 		if t, err := time.Parse(layout, text); err == nil {

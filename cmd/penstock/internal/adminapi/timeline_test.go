@@ -54,7 +54,7 @@ func TestTimelineHasTheEventsOfAllInstances(t *testing.T) {
 	}
 }
 
-// Who has reset a key, why, and addresses are for operators. Nobody sees keys if identities are off.
+// Who has reset a key, and why, is shown to operators. No viewer sees keys if identities are off.
 func TestDetailsOfEventsNeedTheToken(t *testing.T) {
 	for _, c := range []struct{ identities, header, reset, started string }{
 		{ShowMasked, "", "key ref", "digest"},

@@ -62,8 +62,8 @@ func (c chart) Spec() (string, error) {
 const maxRuleLines = 6
 
 // makeCharts makes the charts of a history and the timings of the same time, with marks of events.
-// The lines of the history must be sums by rule. rule is the only rule of the first chart, or "" for
-// all.
+// The lines of the history must be sums by rule. rule is the only rule of the first chart, or ""
+// for all.
 func makeCharts(rule string, history adminapi.History, timings adminapi.Timings, events []adminapi.TimelineEvent) []chart {
 	ofRule := ""
 	if rule != "" {
@@ -249,8 +249,8 @@ func axisStep(most float64) float64 {
 	}
 }
 
-// axisEnd returns the upper end of an axis: the first tick that is at least most. Without numbers it
-// is 1.
+// axisEnd returns the upper end of an axis: the first tick that is at least most. Without numbers
+// it is 1.
 func axisEnd(most float64) float64 {
 	if most <= 0 {
 		return 1

@@ -568,7 +568,7 @@ func TestAxesHaveUnits(t *testing.T) {
 	s.mustHave(text, "requests/s time in UTC 1500 1000 500 0", "ms time in UTC 4 3 2 1 0", "Means, in requests per second", "Means, in milliseconds")
 }
 
-// withEvents adds events of this instance, and one of a name that is an attack.
+// withEvents adds events of this instance.
 func withEvents(events ...activity.Event) func(*adminapi.Options) {
 	return func(o *adminapi.Options) {
 		next := o.Fleet
