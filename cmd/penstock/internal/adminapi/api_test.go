@@ -287,13 +287,13 @@ func TestOffendersAreMaskedUnlessTheTokenAllowsMore(t *testing.T) {
 			t.Errorf("%s with %q: the offender is %+v; want %q with exactly 4 denials", c.identities, c.header, one, c.identity)
 		}
 		w := f.get("key?ref="+one.Ref, c.header)
-		if isFull := c.shown == ShowFull; w.Code != 200 || strings.Contains(w.Body.String(), "4711") != isFull {
+		if isFull := c.shown == ShowFull; w.Code != 200 || strings.Contains(w.Body.String(), "r-4711-a") != isFull {
 			t.Errorf("%s with %q: the response about the key is %d %s; want 200, with the full key: %v", c.identities, c.header, w.Code, w.Body, isFull)
 		}
 		for _, path := range []string{"state", "rules", "instances", "history", "offenders?scope=instance", "offenders?kind=units", "offenders?kind=near_limit"} {
 			body := f.get(path, c.header).Body.String()
 			hasOffender := strings.HasPrefix(path, "offenders") && !strings.Contains(body, `"offenders":[]`)
-			if strings.Contains(body, "4711") != (hasOffender && c.shown == ShowFull) {
+			if strings.Contains(body, "r-4711-a") != (hasOffender && c.shown == ShowFull) {
 				t.Errorf("%s with %q: %s is %s; want the identity only in full lists of offenders", c.identities, c.header, path, body)
 			}
 		}
