@@ -22,8 +22,8 @@ var (
 )
 
 const (
-	seeds       = 80              // of TestFleetStaysWithinItsBounds in make test
-	statedSeeds = 45              // of TestFleetStaysWithinTheStatedBounds in make test
+	seeds       = 40              // of TestFleetStaysWithinItsBounds in make test
+	statedSeeds = 25              // of TestFleetStaysWithinTheStatedBounds in make test
 	soakFor     = 3 * time.Minute // how long each of them runs seeds in make soak
 )
 
