@@ -11,7 +11,8 @@ import (
 
 // An idleList has the idle connections of an http.Server: those that were kept alive after a
 // request. If a listener is full, a new connection takes the place of the one that has been idle
-// longest.
+// longest. A connection is idle until the whole header of its next request has arrived. Otherwise a
+// client could keep its place by sending one byte.
 type idleList struct {
 	// hasNew says that connections whose first header has not arrived are idle too. Then a flood of
 	// connections cannot fill the listener, but new connections may end each other.
