@@ -57,7 +57,7 @@ func (s *scenario) useFullTimes() {
 }
 
 // shorten changes the scenario to half of the riders in four seconds, for tests. Without limits, a
-// request then takes up to three seconds.
+// request then waits at most three seconds for a connection of the pool.
 func (s *scenario) shorten() {
 	s.isShort, s.riders = true, s.riders/2
 	s.arrivalPeriod, s.duration, s.timeout, s.poolTimeout = time.Second, 4*time.Second, 4*time.Second, 3*time.Second
