@@ -17,7 +17,7 @@ type InstanceCounterOptions struct {
 	Heartbeat func(ctx context.Context, instance string, life time.Duration) (int, error)
 
 	// Every is the time between two heartbeats. Each registers the instance for three times as long.
-	// Default: 5 s.
+	// The second one comes after 2 s if Every is longer. Default: 5 s.
 	Every time.Duration
 
 	// Floor is the smallest number that Instances returns. Default: 1.
@@ -68,15 +68,21 @@ func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
 // remembered until the next one arrives.
 func (c *InstanceCounter) Instances() int { return int(c.instances.Load()) }
 
+// secondBeat is the time until the second heartbeat. It is short, because Losses of a redisstore
+// needs two heartbeats before it sees a loss.
+const secondBeat = 2 * time.Second
+
 func (c *InstanceCounter) run(ctx context.Context) {
 	defer close(c.done)
+	pause := min(c.options.Every, secondBeat)
 	for {
 		c.beat(ctx)
 		select {
-		case <-time.After(c.options.Every):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
+		pause = c.options.Every
 	}
 }
 

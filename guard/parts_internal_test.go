@@ -166,8 +166,8 @@ func TestModesThatAreMirrored(t *testing.T) {
 	}
 }
 
-// A heartbeat comes each 5 s, lasts for 15 s and may take 5 s. The largest count is kept for a
-// minute.
+// A heartbeat comes each 5 s, lasts for 15 s and may take 5 s. Only the second one comes after 2 s.
+// The largest count is kept for a minute.
 func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -187,18 +187,18 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 		for _, step := range []struct {
 			after time.Duration
 			want  int
-		}{{0, 7}, {60 * time.Second, 7}, {5 * time.Second, 2}} {
+		}{{0, 7}, {60 * time.Second, 7}, {2 * time.Second, 2}} {
 			time.Sleep(step.after)
 			synctest.Wait()
 			if n := c.Instances(); n != step.want {
 				t.Errorf("%v after the start, there are %d instances; want %d", time.Since(began), n, step.want)
 			}
 		}
-		if len(calls) != 14 || calls[0] != "0s 15s 5s true" || calls[1] != "5s 15s 5s true" || calls[13] != "1m5s 15s 5s true" {
-			t.Errorf("the heartbeats are %v; want one each 5 s", calls)
+		if len(calls) != 14 || calls[0] != "0s 15s 5s true" || calls[1] != "2s 15s 5s true" || calls[2] != "7s 15s 5s true" || calls[13] != "1m2s 15s 5s true" {
+			t.Errorf("the heartbeats are %v; want them after 0 s, 2 s, and then one each 5 s", calls)
 		}
 		c.Close()
-		if last := calls[len(calls)-1]; len(calls) != 15 || last != "1m5s 0s 1s true" {
+		if last := calls[len(calls)-1]; len(calls) != 15 || last != "1m2s 0s 1s true" {
 			t.Errorf("Close sends %s; want the end of the registration within a second", last)
 		}
 	})
