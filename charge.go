@@ -65,6 +65,12 @@ type Charge struct {
 	// nothing is returned if the counter has been full since, or if its window has ended. A Refund
 	// without a Receipt lowers what is used now, even if others have used it. Other modes ignore it.
 	Receipt int64
+
+	// Serial orders the charges that several processes make for one Holder of Concurrency, such as by
+	// the time in µs: up to 2^52. A Refund with a Serial changes nothing if the hold was charged with
+	// a higher one. So a late Refund of one process does not return what another has taken since.
+	// Default: each Refund of the Holder returns its slots.
+	Serial int64
 }
 
 // MinCost returns the fewest units that must fit into the limit for the charge to be granted: Cost,
@@ -85,6 +91,7 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Holder = c.Holder
 	r.IsRefundable = c.IsRefundable
 	r.Receipt = c.StoreReceipt()
+	r.Serial = c.Serial
 }
 
 // CountsDenial tells whether a store must charge the cost although the batch is denied. The store
@@ -177,6 +184,8 @@ func (c *Charge) check() error {
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
 	case c.Mode == Refund && c.Receipt < 0:
 		return fmt.Errorf("the receipt is %d; use the Receipt of the Status that the charge had", c.Receipt)
+	case c.Serial < 0 || c.Serial > algorithm.Max:
+		return fmt.Errorf("the serial is %d; it must be from 0 to 2^52", c.Serial)
 	case c.Holder == "" && plan.limit.Algorithm.NeedsHolder() && c.Mode != Peek && c.Mode != Reset:
 		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.limit.Algorithm.Title())
 	}

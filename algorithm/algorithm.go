@@ -82,6 +82,9 @@ type Request struct {
 	// state becomes what it would be if these units had never been spent. Without a Receipt, a Refund
 	// lowers what is used now, no matter which caller has used it.
 	Receipt int64
+
+	// Serial orders the requests of one Holder to Concurrency: 0 to Max. See Concurrency.
+	Serial int64
 }
 
 // leastCost is the fewest units that must fit for the request to be granted.

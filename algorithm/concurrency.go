@@ -16,8 +16,8 @@ var concurrencyLua string
 //
 //	Bound   at every moment the live holds take at most Burst slots; a holder that continues after
 //	        its hold has expired is not counted, so renew at least every Period/3
-//	State   a sorted set: an entry per hold (two if the cost is not 1), one for their sum and one for
-//	        the longest Period
+//	State   a sorted set: an entry per hold, another one if its cost is not 1 and another one if it
+//	        has a Serial; one for the sum of the costs and one for the longest Period
 //	Time    O(log n) for n holds, and O(1) for each that has expired; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
 //	Clock   a step back of up to 5 s makes holds last longer by no more than the step; after a
@@ -25,7 +25,8 @@ var concurrencyLua string
 //
 // RetryAfter is the time until enough holds have expired, if none is renewed or refunded before. A
 // renewal has Granted 0, because it takes no further slots. A Refund returns up to Cost slots of
-// its holder. A Refund of a hold that has ended changes nothing. If several limits use one counter,
+// its holder. A Refund of a hold that has ended changes nothing. A hold has the highest Serial of
+// its charges, and a Refund with a lower one changes nothing. If several limits use one counter,
 // together they lend at most the largest Burst. Each hold lasts for the Period of the limit under
 // which it was taken.
 var Concurrency = Define("concurrency", concurrencyLua, concurrency,
@@ -60,6 +61,7 @@ type hold struct {
 	holder  string
 	expires int64 // µs since the epoch
 	cost    int64 // slots
+	serial  int64 // the highest Serial of its charges
 }
 
 func (h hold) less(other hold) bool {
@@ -111,11 +113,13 @@ func concurrency(s slots, p Params, r Request, now int64) (Outcome, slots) {
 			out.RetryAfter = expiry(live, used+wanted-count) - now
 		case r.Mode != Peek && wanted > 0:
 			out.Granted = max(wanted-own.cost, 0)
-			own = hold{r.Holder, now + period, wanted}
+			own = hold{r.Holder, now + period, wanted, max(own.serial, r.Serial)}
 		}
 	case Refund:
-		out.Granted = min(r.Cost, own.cost)
-		own.cost -= out.Granted
+		if r.Serial == 0 || r.Serial >= own.serial {
+			out.Granted = min(r.Cost, own.cost)
+			own.cost -= out.Granted
+		}
 	default: // Reset
 		live, used, last, own, repaired = nil, 0, 0, hold{}, false
 	}

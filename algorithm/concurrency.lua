@@ -1,6 +1,7 @@
 -- Members of the set and their scores:
 --   'h' and the holder: the time at which the hold expires
 --   'c' and the holder: minus the cost of the hold; absent if it is 1
+--   'n' and the holder: minus the serial of the hold; absent if it is 0
 --   's': minus the sum of all costs
 --   'p': minus the longest period
 -- Only holds have positive scores.
@@ -30,7 +31,7 @@ local function expiry(key, needed, now, me)
   end
 end
 
-local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
+local function concurrency(count, period, _, _, mode, cost, _, now, key, holder, serial)
   local me = 'h' .. holder
   local used = -tonumber(call('ZSCORE', key, 's') or 0)
   local ended = call('ZRANGEBYSCORE', key, 0, text(now))
@@ -62,14 +63,21 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   else
     ownexpires = 0
   end
+  local ownserial = 0 -- read only if the request has a serial
+  if serial > 0 and owncost > 0 then
+    ownserial = -tonumber(call('ZSCORE', key, 'n' .. holder) or 0)
+  end
   local bound = repaired and now + longest or MAX
   last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
-  local newexpires, newcost = ownexpires, owncost -- of the caller's hold after this request
+  -- of the caller's hold after this request
+  local newexpires, newcost, newserial = ownexpires, owncost, ownserial
   if mode == REFUND then
-    granted = math.min(cost, owncost)
-    newcost = owncost - granted
+    if serial >= ownserial then
+      granted = math.min(cost, owncost)
+      newcost = owncost - granted
+    end
   elseif mode == RESET then
     used, last, newexpires, newcost, repaired = 0, 0, 0, 0, false
   else
@@ -88,7 +96,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
       retry = math.min(expiry(key, used + wanted - count, now, me), bound) - now
     elseif mode ~= PEEK and wanted > 0 then
       granted = math.max(wanted - owncost, 0)
-      newexpires, newcost = now + period, wanted
+      newexpires, newcost, newserial = now + period, wanted, math.max(ownserial, serial)
     end
   end
 
@@ -101,36 +109,41 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
     reset = last - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  if newexpires == ownexpires and newcost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if newexpires == ownexpires and newcost == owncost and newserial == ownserial and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, newexpires, newcost, used, period
+  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, newexpires, newcost, newserial, used, period
 end
 
 -- Writes what concurrency decided. The arguments are the results of concurrency from keep on.
-local function concurrency_save(key, keep, ended, repaired, bound, me, expires, cost, used, period)
+local function concurrency_save(key, keep, ended, repaired, bound, me, expires, cost, serial, used, period)
   if keep == 0 then
     call('DEL', key)
     return
   end
   for i = 1, #ended do
-    call('ZREM', key, ended[i], 'c' .. ended[i]:sub(2))
+    local holder = ended[i]:sub(2)
+    call('ZREM', key, ended[i], 'c' .. holder, 'n' .. holder)
   end
   if repaired then
     for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(bound), '+inf')) do
       call('ZADD', key, text(bound), member)
     end
   end
-  if cost > 0 then
+  local holder = me:sub(2)
+  if cost == 0 then
+    call('ZREM', key, me, 'c' .. holder, 'n' .. holder)
+  else
     call('ZADD', key, text(expires), me)
-  else
-    call('ZREM', key, me)
-  end
-  if cost > 1 then
-    call('ZADD', key, -cost, 'c' .. me:sub(2))
-  else
-    call('ZREM', key, 'c' .. me:sub(2))
+    if cost > 1 then
+      call('ZADD', key, -cost, 'c' .. holder)
+    else
+      call('ZREM', key, 'c' .. holder)
+    end
+    if serial > 0 then
+      call('ZADD', key, -serial, 'n' .. holder)
+    end
   end
   call('ZADD', key, 'LT', -period, 'p')
   call('ZADD', key, -used, 's')

@@ -234,11 +234,12 @@ func (c *call) holderNumber(ch *penstock.Charge) int64 {
 // wantsReceipt stands for the receipt of a charge that may be refunded.
 const wantsReceipt = -1
 
-// receiptNumber returns the receipt of a Refund, wantsReceipt, or 0.
+// receiptNumber returns the receipt of a Refund, wantsReceipt, or 0. For an algorithm without
+// receipts, it returns the serial.
 func receiptNumber(ch *penstock.Charge) int64 {
 	switch {
 	case !ch.Plan.Algorithm().HasExactRefunds():
-		return 0
+		return ch.Serial
 	case ch.Mode == penstock.Refund:
 		return ch.StoreReceipt()
 	case ch.IsRefundable:

@@ -49,6 +49,7 @@ type goldenCharge struct {
 	Holder                      string
 	IsRefundable                bool  `json:",omitempty"`
 	Receipt                     int64 `json:",omitempty"`
+	Serial                      int64 `json:",omitempty"`
 }
 
 // A goldenKey is a Redis key with its value: a string, or the members of a sorted set. Each member
@@ -181,7 +182,7 @@ func (g *goldenStore) decide(calls []goldenCall) []goldenCall {
 		for _, charge := range c.Charges {
 			limit := penstock.Limit{Name: charge.Name, Group: charge.Group, Algorithm: algorithms[charge.Algorithm], Count: charge.Count, Period: charge.Period, Burst: charge.Burst}
 			charges = append(charges, penstock.Charge{Key: charge.Key, Plan: planOf(g, limit), Cost: charge.Cost, Mode: charge.Mode, Patience: charge.Patience, Holder: charge.Holder,
-				IsRefundable: charge.IsRefundable, Receipt: charge.Receipt})
+				IsRefundable: charge.IsRefundable, Receipt: charge.Receipt, Serial: charge.Serial})
 		}
 		d, err := g.store.Decide(context.Background(), charges)
 		if err != nil {
@@ -273,7 +274,30 @@ func newGoldenCases() (cases []goldenCase) {
 	for name, charges := range map[string][]goldenCharge{"a group": {bucket, window}, "a mixture": {bucket, window, log, slots}} {
 		cases = append(cases, goldenCase{Name: name, Before: goldenCalls(0, charges), After: goldenCalls(time.Minute, charges)})
 	}
-	return append(cases, refundedGoldenCase())
+	return append(cases, refundedGoldenCase(), serialsGoldenCase())
+}
+
+// serialsGoldenCase returns a case in which holds have serials.
+func serialsGoldenCase() goldenCase {
+	begin := time.Date(2026, 11, 30, 12, 34, 56, 789_000, time.UTC).UnixMicro()
+	call := func(second int64, holder string, mode algorithm.Mode, cost, serial int64) goldenCall {
+		return goldenCall{At: begin + second*1_000_000, Charges: []goldenCharge{{
+			Key: "user:42", Name: "main", Algorithm: "concurrency", Count: 8, Burst: 8, Period: time.Minute,
+			Mode: mode, Cost: cost, Holder: holder, Serial: serial,
+		}}}
+	}
+	return goldenCase{
+		Name: "holds with serials",
+		Before: []goldenCall{
+			call(0, "a", penstock.Spend, 1, begin), call(1, "b", penstock.Spend, 2, 7), call(2, "b", penstock.Spend, 2, 5),
+			call(3, "c", penstock.Spend, 1, algorithm.Max), call(4, "d", penstock.Spend, 1, 0), call(5, "e", penstock.Spend, 1, 3), call(6, "e", penstock.Refund, 1, 3),
+		},
+		After: []goldenCall{
+			call(10, "a", penstock.Refund, 1, begin-1), call(11, "a", penstock.Refund, 1, begin), call(12, "b", penstock.Refund, 1, 6), call(13, "b", penstock.Refund, 1, 8),
+			call(14, "c", penstock.Spend, 1, 1), call(15, "c", penstock.Refund, 1, 1), call(16, "d", penstock.Refund, 1, 1), call(17, "e", penstock.Spend, 1, 2),
+			call(18, "e", penstock.Refund, 1, 2), call(19, "c", penstock.Refund, 1, 0), call(20, "", penstock.Peek, 1, 0),
+		},
+	}
 }
 
 // refundedGoldenCase returns a case in which a bucket has marks of charges that may be refunded.

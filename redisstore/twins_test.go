@@ -227,8 +227,8 @@ func (d *serialDecider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 func describe(batch []penstock.Charge) string {
 	text := ""
 	for _, c := range batch {
-		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q, refundable %v, receipt %d\n",
-			c.Mode, c.Cost, c.Plan, c.Key, c.Patience, c.Holder, c.IsRefundable, c.Receipt)
+		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q, refundable %v, receipt %d, serial %d\n",
+			c.Mode, c.Cost, c.Plan, c.Key, c.Patience, c.Holder, c.IsRefundable, c.Receipt, c.Serial)
 	}
 	return text
 }
@@ -330,6 +330,7 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 		if c.Mode == penstock.Refund && len(receipts) > 0 && rng.IntN(4) > 0 {
 			c.Receipt = receipts[len(receipts)-1-rng.IntN(min(len(receipts), 40))] + pick(rng, 0, 0, 0, 0, 0, 0, 0, 1)
 		}
+		c.Serial = pick(rng, 0, 0, 0, 1, 2, 3, algorithm.Max) // only Concurrency uses it
 		batch = append(batch, c)
 		if err := penstock.Check(batch); err != nil {
 			batch = batch[:len(batch)-1] // the same limit twice

@@ -108,7 +108,7 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 			lastArguments = "holder, " + receipt + "unpack(cell, 7)"
 		}
 		if a.IsCollection() {
-			number, lastArguments = FirstCollection+i, strings.TrimSuffix("KEYS[key], ARGV[holder] or '', "+receipt, ", ")
+			number, lastArguments = FirstCollection+i, "KEYS[key], ARGV[holder] or '', receipt"
 			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name())
 		}
 		fmt.Fprintf(&steps, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",

@@ -60,7 +60,8 @@ local function sixof(cell)
   return unpack(cell, 7)
 end
 
--- Runs the step of an algorithm for one charge. p1 to p4 are the algorithm's parameters.
+-- Runs the step of an algorithm for one charge. p1 to p4 are the algorithm's parameters. receipt is
+-- the serial if the algorithm has no receipts.
 local FRESH = {}
 local function step(key, algorithm, tag, mode, cost, patience, holder, receipt, p1, p2, p3, p4)
   local cell
