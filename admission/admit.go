@@ -239,14 +239,16 @@ func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
 }
 
-// setHolder sets the holder of slots to Request.Holder.
+// setHolder sets the holder of slots to Request.Holder. Another instance may get a request with the
+// same Holder, so the charges have a Serial.
 func (a *Admission) setHolder() {
 	if a.request.Holder == "" {
 		return
 	}
+	serial := time.Now().UnixMicro()
 	for i := range a.evaluation.Charges {
 		if c := &a.evaluation.Charges[i]; isSlot(c) {
-			c.Holder = a.request.Holder
+			c.Holder, c.Serial = a.request.Holder, serial
 		}
 	}
 }

@@ -69,8 +69,8 @@ type FallbackOptions struct {
 // interval may also admit the shares of the instances that do not use the store again yet. With
 // Standard, all instances use the store again within a second. While only some instances are cut
 // off, their shares add to what the store grants to the others. The store does not know holds that
-// were lent in the outage. So Concurrency may lend up to twice its slots until those holds are
-// renewed in the store.
+// were lent in the outage. So Concurrency may lend up to twice its slots until enough of them have
+// ended.
 //
 // Windows aligned to the clock use the clock of this process. If it differs from the store's, one
 // window more may be admitted at the start of an outage.
@@ -153,9 +153,7 @@ func (f *fallback) finish(ctx context.Context, charges []penstock.Charge, d pens
 	default:
 		d, err = f.answer(charges, err)
 	}
-	if err != nil || !d.Allowed {
-		f.holds.giveUp(charges)
-	}
+	f.holds.noteUndecided(charges, err == nil && d.Allowed)
 	return d, err
 }
 

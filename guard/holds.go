@@ -26,12 +26,12 @@ type HoldStats struct {
 const (
 	maxHolds = 1 << 16 // holds that are known; beyond that, the one charged longest ago is forgotten
 
-	// The store gets at most returnsPerPass returns in passPause. That is 6,400 a second.
-	returnsPerPass = 64
-	passPause      = 10 * time.Millisecond
+	// The store gets at most triesPerPass returns and retakes in passPause. That is 6,400 a second.
+	triesPerPass = 64
+	passPause    = 10 * time.Millisecond
 
-	idlePause   = 100 * time.Millisecond // the pause after a pass with fewer returns
-	returnRetry = 500 * time.Millisecond // the time until a return that failed is tried again
+	idlePause  = 100 * time.Millisecond // the pause after a pass with fewer tries
+	retryPause = 500 * time.Millisecond // the time until a return or a retake that failed is tried again
 
 	// A charge of unknown outcome may be made as late as this: as long as Linux sends the bytes of a
 	// connection again.
@@ -42,27 +42,36 @@ const (
 	maxRepeatPause = 2 * time.Minute
 )
 
-// holds is a guard that returns holds of Concurrency limits to the store, if the store did not get
-// their Refund. Otherwise their slots would be in use until their Period ends, long after the store
-// answers again. holds keeps a hold that the store has granted, or may have granted, until the hold
-// is refunded or has expired. A hold is returned in the background
+// holds is a guard that corrects the holds of Concurrency limits in the store after an outage. It
+// keeps a hold that the store has granted, may have granted, or should have because Fallback has
+// granted it, until the hold is refunded or has expired.
+//
+// holds returns a hold to the store if the store did not get its Refund. Otherwise its slots would
+// be in use until its Period ends, long after the store answers again. A hold is returned in the
+// background
 //
 //   - if its Refund has ended with an error;
 //   - if its first charge has an unknown outcome, and its caller is denied or gets an error;
 //   - if one of its charges has an unknown outcome, once more after its Refund, because the store
 //     may make that charge after the Refund.
 //
-// A return is tried until it succeeds. If the same holder is charged again, its hold is no longer
-// returned. Charges without holds take neither time nor memory.
+// A hold that its holder has, but that the store did not grant or renew when it was charged last,
+// is retaken in the background: the store gets a Force of its cost. Otherwise the store would
+// forget it at the end of its Period, and lend its slots to others. A Force is right if others
+// have these slots already. Then the limit is exceeded, and the store lends no more until enough
+// have ended.
+//
+// A return or a retake is tried until it succeeds. If the store grants the holder a charge, neither
+// is needed any more. Charges without holds take neither time nor memory.
 type holds struct {
 	next       penstock.Store
 	background penstock.Store // next, with a deadline for each call
 	report     func(returned int)
 
-	unreturned   atomic.Int64 // holds with isReturning; written while mu is held
+	unreturned   atomic.Int64 // holds with the task toReturn; written while mu is held
 	returnedLate atomic.Int64
 
-	work       context.Context // of the goroutine that returns holds; it ends when the guard is closed
+	work       context.Context // of the goroutine that returns and retakes holds; it ends when the guard is closed
 	endWork    context.CancelFunc
 	worker     sync.WaitGroup
 	unreported int // holds that were returned and not reported; only that goroutine, and then close, use it
@@ -70,8 +79,9 @@ type holds struct {
 	mu        sync.Mutex
 	byKey     map[holdKey]*hold
 	byCharge  list.List // the holds; the one that was charged longest ago comes first
-	due       dueHolds  // those with isReturning, except those that are being charged or returned
-	isWorking bool      // the goroutine that returns holds runs
+	due       dueHolds  // those with a task, except those that are being charged, returned or retaken
+	tasks     int       // holds with a task
+	isWorking bool      // the goroutine that returns and retakes holds runs
 }
 
 // A holdKey names a hold: the limit, its key and the holder.
@@ -84,18 +94,29 @@ type hold struct {
 	holdKey
 	plan      *penstock.Plan
 	cost      int64
-	isHeld    bool          // the store has granted it, and its holder has not given it up
+	serial    int64         // the highest Serial of its charges
+	heldUntil time.Time     // until when its holder has it, unless it is renewed; zero: its holder has given it up
+	isStored  bool          // the store has granted it
 	unknownAt time.Time     // when its last charge of unknown outcome ended; zero: there was none
 	until     time.Time     // the store has ended the hold by then
 	element   *list.Element // in byCharge
 
-	charging    int           // charges of its holder that are in flight
-	isReturning bool          // it is to be returned
-	dueAt       time.Time     // when to return it
-	confirmAt   time.Time     // when a return is final, although a charge has an unknown outcome; zero: none has succeeded yet
-	index       int           // in due; -1: it is not there
-	returned    chan struct{} // closed when the return in flight ends; nil: there is none
+	charging   int           // charges of its holder that are in flight
+	task       task          // what is to be done in the background
+	dueAt      time.Time     // when to do it
+	confirmAt  time.Time     // when a return is final, although a charge has an unknown outcome; zero: none has succeeded yet
+	index      int           // in due; -1: it is not there
+	done       chan struct{} // closed when the return or the retake in flight ends; nil: there is none
+	isRetaking bool          // a retake is in flight
 }
+
+type task uint8
+
+const (
+	noTask task = iota
+	toReturn
+	toRetake
+)
 
 func newHolds(report func(returned int)) *holds {
 	if report == nil {
@@ -180,18 +201,18 @@ func (s *holds) begin(ctx context.Context, charges []penstock.Charge) (begun uin
 		if !isOfHold(c) || !takesHold(c) {
 			continue
 		}
-		returned, isBegun := s.beginCharge(holdKeyOf(c))
+		done, isBegun := s.beginCharge(holdKeyOf(c))
 		if isBegun {
 			begun |= 1 << i
 		}
-		if returned != nil {
-			deadline.Await(ctx, returned)
+		if done != nil {
+			deadline.Await(ctx, done)
 		}
 	}
 	return begun
 }
 
-func (s *holds) beginCharge(key holdKey) (returned <-chan struct{}, isBegun bool) {
+func (s *holds) beginCharge(key holdKey) (done <-chan struct{}, isBegun bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := s.byKey[key]
@@ -200,7 +221,7 @@ func (s *holds) beginCharge(key holdKey) (returned <-chan struct{}, isBegun bool
 	}
 	h.charging++
 	s.scheduleLocked(h)
-	return h.returned, true
+	return h.done, true
 }
 
 // end records the result of a batch.
@@ -230,8 +251,11 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 			h.cost -= c.Cost
 		case err == nil:
 			s.refundLocked(h, now)
-		case c.Cost >= h.cost: // a Refund of a part must not be repeated, because it may have been made
+		case c.Cost < h.cost: // a Refund of a part must not be repeated, because it may have been made
+		case h.mayBeStored():
 			s.returnLocked(h, now)
+		default:
+			s.forgetLocked(h)
 		}
 	}
 }
@@ -243,9 +267,10 @@ func isOutcomeUnknown(err error) bool {
 	return e == nil && !errors.Is(err, penstock.ErrInvalid) || e != nil && e.MayBeCharged
 }
 
-// giveUp returns the holds of a batch whose caller was denied or gets an error. A hold that the
-// store granted before is kept, because its holder may still work; a Refund will return it.
-func (s *holds) giveUp(charges []penstock.Charge) {
+// noteUndecided records whether the caller of a batch that the store did not decide was granted it.
+// If not, its holds are returned. A hold that its holder had before is retaken, because its holder
+// may still work; a Refund will return it.
+func (s *holds) noteUndecided(charges []penstock.Charge, isGranted bool) {
 	if s == nil || !haveHolds(charges) {
 		return
 	}
@@ -257,25 +282,45 @@ func (s *holds) giveUp(charges []penstock.Charge) {
 		if !isOfHold(c) || !takesHold(c) {
 			continue
 		}
-		if h := s.byKey[holdKeyOf(c)]; h != nil && !h.isHeld {
+		key := holdKeyOf(c)
+		h := s.byKey[key]
+		switch {
+		case isGranted || h != nil && now.Before(h.heldUntil):
+			s.lendLocked(key, c, now)
+		case h != nil:
 			s.returnLocked(h, now)
 		}
 	}
 }
 
+// lendLocked records that a holder has a hold that the store has not granted or renewed.
+func (s *holds) lendLocked(key holdKey, c *penstock.Charge, now time.Time) {
+	h := s.keepLocked(key, c, now)
+	h.heldUntil = now.Add(c.Plan.Limit().Period)
+	h.keepUntil(h.heldUntil)
+	s.setTaskLocked(h, toRetake, now.Add(retryPause)) // most requests end before
+}
+
 // grantLocked records that the store has granted or renewed a hold.
 func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
 	h := s.keepLocked(key, c, now)
-	h.isHeld = true
-	h.keepUntil(now.Add(c.Plan.Limit().Period))
+	h.isStored, h.heldUntil = true, now.Add(c.Plan.Limit().Period)
+	h.keepUntil(h.heldUntil)
 }
 
 // noteUnknownLocked records a charge of unknown outcome.
 func (s *holds) noteUnknownLocked(key holdKey, c *penstock.Charge, now time.Time) {
-	h := s.keepLocked(key, c, now)
-	h.unknownAt, h.confirmAt = now, time.Time{}
-	h.keepUntil(now.Add(maxChargeDelay + c.Plan.Limit().Period))
+	s.keepLocked(key, c, now).noteUnknown(now)
 }
+
+// noteUnknown records that a charge of unknown outcome has ended.
+func (h *hold) noteUnknown(now time.Time) {
+	h.unknownAt, h.confirmAt = now, time.Time{}
+	h.keepUntil(now.Add(maxChargeDelay + h.plan.Limit().Period))
+}
+
+// mayBeStored tells whether the store has the hold, or may still get it.
+func (h *hold) mayBeStored() bool { return h.isStored || !h.unknownAt.IsZero() || h.isRetaking }
 
 func (h *hold) keepUntil(at time.Time) {
 	if at.After(h.until) {
@@ -288,7 +333,7 @@ func (s *holds) keepLocked(key holdKey, c *penstock.Charge, now time.Time) *hold
 	h := s.byKey[key]
 	if h != nil {
 		s.byCharge.MoveToBack(h.element)
-		s.setReturningLocked(h, false)
+		s.setTaskLocked(h, noTask, time.Time{})
 	} else {
 		s.makeRoomLocked(now)
 		key.key, key.holder = strings.Clone(key.key), strings.Clone(key.holder) // they may be parts of a large request
@@ -296,7 +341,7 @@ func (s *holds) keepLocked(key holdKey, c *penstock.Charge, now time.Time) *hold
 		h.element = s.byCharge.PushBack(h)
 		s.byKey[key] = h
 	}
-	h.plan, h.cost = c.Plan, c.Cost
+	h.plan, h.cost, h.serial = c.Plan, c.Cost, max(h.serial, c.Serial)
 	return h
 }
 
@@ -316,7 +361,7 @@ func (s *holds) makeRoomLocked(now time.Time) {
 }
 
 func (s *holds) forgetLocked(h *hold) {
-	s.setReturningLocked(h, false)
+	s.setTaskLocked(h, noTask, time.Time{})
 	s.byCharge.Remove(h.element)
 	delete(s.byKey, h.holdKey)
 }
@@ -325,8 +370,12 @@ func (s *holds) forgetLocked(h *hold) {
 // outcome, the store may make that charge later. Then the return is repeated when the charge is
 // twice as old. By then a packet that was lost has been sent again, if the network works.
 func (s *holds) refundLocked(h *hold, now time.Time) {
-	if h.returned != nil {
-		return // its result decides
+	if h.isRetaking { // the store may make the retake after the Refund
+		s.returnLocked(h, now)
+		return
+	}
+	if h.done != nil {
+		return // the result of the return in flight decides
 	}
 	isConfirmed := !h.confirmAt.IsZero() && !now.Before(h.confirmAt)
 	if h.unknownAt.IsZero() || isConfirmed {
@@ -341,28 +390,36 @@ func (s *holds) refundLocked(h *hold, now time.Time) {
 
 // returnLocked returns a hold in the background.
 func (s *holds) returnLocked(h *hold, dueAt time.Time) {
-	s.setReturningLocked(h, false) // while it is in due, its dueAt must not change
-	h.isHeld, h.dueAt = false, dueAt
-	s.setReturningLocked(h, true)
-	if !s.isWorking && s.work.Err() == nil {
-		s.isWorking = true
-		s.worker.Go(s.returnDue)
-	}
+	h.heldUntil = time.Time{}
+	s.setTaskLocked(h, toReturn, dueAt)
 }
 
-func (s *holds) setReturningLocked(h *hold, isReturning bool) {
-	if isReturning && !h.isReturning {
-		s.unreturned.Add(1)
-	} else if !isReturning && h.isReturning {
-		s.unreturned.Add(-1)
+func (s *holds) setTaskLocked(h *hold, to task, dueAt time.Time) {
+	if h.index >= 0 { // while it is in due, its dueAt must not change
+		heap.Remove(&s.due, h.index)
 	}
-	h.isReturning = isReturning
+	s.countLocked(h.task, -1)
+	s.countLocked(to, 1)
+	h.task, h.dueAt = to, dueAt
 	s.scheduleLocked(h)
+	if s.tasks > 0 && !s.isWorking && s.work.Err() == nil {
+		s.isWorking = true
+		s.worker.Go(s.workOff)
+	}
 }
 
-// scheduleLocked adds h to due if it is to be returned, and removes it otherwise.
+func (s *holds) countLocked(t task, n int) {
+	if t != noTask {
+		s.tasks += n
+	}
+	if t == toReturn {
+		s.unreturned.Add(int64(n))
+	}
+}
+
+// scheduleLocked adds h to due if its task can be done, and removes it otherwise.
 func (s *holds) scheduleLocked(h *hold) {
-	isDue := h.isReturning && h.charging == 0 && h.returned == nil
+	isDue := h.task != noTask && h.charging == 0 && h.done == nil
 	if isDue && h.index < 0 {
 		heap.Push(&s.due, h)
 	} else if !isDue && h.index >= 0 {
@@ -370,12 +427,12 @@ func (s *holds) scheduleLocked(h *hold) {
 	}
 }
 
-// returnDue returns holds until there are no more.
-func (s *holds) returnDue() {
+// workOff returns and retakes holds until there are no more tasks.
+func (s *holds) workOff() {
 	defer panicked.Recover("holds are returned")
 	for {
-		pause, tried := passPause, s.returnOnce(s.work, time.Now())
-		if tried < returnsPerPass {
+		pause, tried := passPause, s.tryDue(s.work, time.Now())
+		if tried < triesPerPass {
 			pause = idlePause
 		}
 		if tried == 0 || s.unreturned.Load() == 0 {
@@ -401,70 +458,101 @@ func (s *holds) reportReturned() {
 	}
 }
 
-// endIfIdle returns true if the goroutine that returns holds must end, because there are none.
+// endIfIdle returns true if workOff must end, because there are no tasks.
 func (s *holds) endIfIdle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.isWorking = s.unreturned.Load() > 0
+	s.isWorking = s.tasks > 0
 	return !s.isWorking
 }
 
-// returnOnce tries to return up to returnsPerPass holds that are due by a time. It returns how many
+// tryDue tries up to triesPerPass returns and retakes that are due by a time. It returns how many
 // these are.
-func (s *holds) returnOnce(ctx context.Context, by time.Time) int {
-	due := s.takeDue(by)
+func (s *holds) tryDue(ctx context.Context, by time.Time) int {
+	due, calls := s.takeDue(by)
 	if len(due) == 0 {
 		return 0
-	}
-	calls := make([]*many.Call, len(due))
-	for i, h := range due {
-		calls[i] = &many.Call{Charges: []penstock.Charge{
-			{Key: h.key, Plan: h.plan, Cost: h.cost, Mode: penstock.Refund, Holder: h.holder},
-		}}
 	}
 	many.Try(ctx, s.background, calls)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, h := range due {
-		s.noteReturnLocked(h, calls[i], now)
+		if h.isRetaking {
+			s.noteRetakeLocked(h, calls[i], now)
+		} else {
+			s.noteReturnLocked(h, calls[i], now)
+		}
 	}
 	return len(due)
 }
 
-// takeDue returns holds whose return is now in flight.
-func (s *holds) takeDue(by time.Time) (due []*hold) {
+// takeDue returns holds whose return or retake is now in flight, and the calls that make these.
+func (s *holds) takeDue(by time.Time) (due []*hold, calls []*many.Call) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.due) > 0 && len(due) < returnsPerPass && !s.due[0].dueAt.After(by) {
+	for len(s.due) > 0 && len(due) < triesPerPass && !s.due[0].dueAt.After(by) {
 		h := s.due[0]
 		if now.After(h.until) {
 			s.forgetLocked(h)
 			continue
 		}
-		h.returned = make(chan struct{})
+		if h.task == toRetake && now.After(h.heldUntil) { // its holder has not renewed it
+			s.setTaskLocked(h, noTask, time.Time{})
+			continue
+		}
+		c := penstock.Charge{Key: h.key, Plan: h.plan, Cost: h.cost, Mode: penstock.Refund, Holder: h.holder, Serial: h.serial}
+		if h.task == toRetake {
+			c.Mode, h.isRetaking = penstock.Force, true
+		}
+		h.done = make(chan struct{})
 		s.scheduleLocked(h)
-		due = append(due, h)
+		due, calls = append(due, h), append(calls, &many.Call{Charges: []penstock.Charge{c}})
 	}
-	return due
+	return due, calls
 }
 
 // noteReturnLocked records the result of a return.
 func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
-	close(h.returned)
-	h.returned = nil
+	close(h.done)
+	h.done = nil
 	if c.Err == nil && c.Decision.Status(0).Granted > 0 { // the store had the hold
 		s.returnedLate.Add(1)
 		s.unreported++
 	}
 	switch {
 	case s.byKey[h.holdKey] != h: // it was forgotten
-	case !h.isReturning: // its holder has it again
+	case h.task != toReturn: // its holder has it again
+		s.scheduleLocked(h)
 	case c.Err != nil:
-		s.returnLocked(h, now.Add(returnRetry))
+		s.returnLocked(h, now.Add(retryPause))
 	default:
 		s.refundLocked(h, now)
+	}
+}
+
+// noteRetakeLocked records the result of a retake. If the hold was refunded meanwhile, it is
+// returned now.
+func (s *holds) noteRetakeLocked(h *hold, c *many.Call, now time.Time) {
+	close(h.done)
+	h.done, h.isRetaking = nil, false
+	switch {
+	case s.byKey[h.holdKey] != h: // it was forgotten
+		return
+	case c.Err == nil:
+		h.isStored = true
+		h.keepUntil(now.Add(h.plan.Limit().Period))
+	case isOutcomeUnknown(c.Err):
+		h.noteUnknown(now)
+	}
+	switch {
+	case h.task != toRetake:
+		s.scheduleLocked(h)
+	case c.Err == nil:
+		s.setTaskLocked(h, noTask, time.Time{})
+	default:
+		s.setTaskLocked(h, toRetake, now.Add(retryPause))
 	}
 }
 
@@ -473,7 +561,7 @@ func (s *holds) stats() HoldStats {
 	return HoldStats{Unreturned: s.unreturned.Load(), ReturnedLate: s.returnedLate.Load()}
 }
 
-// close ends the work in the background. Then it tries once to return the holds that are left.
+// close ends the work in the background. Then it tries once to do the tasks that are left.
 func (s *holds) close(ctx context.Context) {
 	s.endWork()
 	s.worker.Wait()
@@ -481,8 +569,8 @@ func (s *holds) close(ctx context.Context) {
 	left := len(s.due)
 	s.mu.Unlock()
 	forever := time.Now().Add(math.MaxInt64)
-	for ; left > 0 && ctx.Err() == nil; left -= returnsPerPass {
-		s.returnOnce(ctx, forever)
+	for ; left > 0 && ctx.Err() == nil; left -= triesPerPass {
+		s.tryDue(ctx, forever)
 	}
 	s.reportReturned()
 }

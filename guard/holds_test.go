@@ -355,6 +355,223 @@ func TestHoldsOfTheFallbackAreReturnedToItAfterTheOutage(t *testing.T) {
 	})
 }
 
+// minute is a limit whose holds end within the outages of the tests.
+var minute = penstock.InFlight(10, time.Minute).WithName("minute").MustCompile()
+
+// decideOn decides a charge of minute through a guarded store.
+func decideOn(t *testing.T, g *guard.Guarded, mode penstock.Mode, holder string) penstock.Decision {
+	t.Helper()
+	d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: minute, Cost: 1, Mode: mode, Holder: holder}})
+	if err != nil {
+		t.Fatalf("%v of holder %s ended with error %v", mode, holder, err)
+	}
+	return d
+}
+
+// isFree tells whether the store has a free slot of minute.
+func isFree(t *testing.T, f *faulty) bool {
+	t.Helper()
+	d, err := f.store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: minute, Cost: 1, Mode: penstock.Peek}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Allowed
+}
+
+// The store forgets the holds in the outage, and gets them back before their next renewal.
+func TestHoldsThatEndInAnOutageAreRetaken(t *testing.T) {
+	for _, onFailure := range []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed} {
+		testHolds(t, onFailure, func(h *holdTest) {
+			for i := range 10 {
+				decideOn(h.T, h.Guarded, penstock.Spend, fmt.Sprint(i))
+			}
+			h.setFault(failWith(penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("connection refused"))))
+			for range 15 {
+				time.Sleep(20 * time.Second)
+				for i := range 10 {
+					decideOn(h.T, h.Guarded, penstock.Spend, fmt.Sprint(i))
+				}
+			}
+			if !isFree(h.T, h.faulty) {
+				h.Error("the store has the holds at the end of the outage; want that it has forgotten them")
+			}
+			h.setFault(nil)
+			time.Sleep(2 * time.Second)
+			if isFree(h.T, h.faulty) {
+				h.Errorf("on_failure %v: 2 s after the outage, the store lends a slot that is in use", onFailure)
+			}
+			for i := range 10 {
+				decideOn(h.T, h.Guarded, penstock.Refund, fmt.Sprint(i))
+			}
+			h.wantUnreturned(0, "in the end")
+			if d, err := h.store.Decide(h.Context(), []penstock.Charge{{Key: "k", Plan: minute, Cost: 10, Mode: penstock.Peek}}); err != nil || !d.Allowed {
+				h.Errorf("after all holders have gone, the decision on 10 slots is %v, %v; want it allowed", d, err)
+			}
+		})
+	}
+}
+
+// Another instance lends the slots before they are retaken. Then the store lends no slot before the
+// use is below the limit.
+func TestRetakenHoldsCountBeyondTheLimit(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		other := standard(h.T, h.faulty.store, guard.Options{})
+		defer other.Close()
+		h.setFault(failWith(errDown))
+		for i := range 10 {
+			decideOn(h.T, h.Guarded, penstock.Spend, fmt.Sprint(i))
+			if d := decideOn(h.T, other, penstock.Spend, fmt.Sprint("other ", i)); !d.Allowed {
+				h.Fatalf("the decision of the other instance is %v; want it allowed", d)
+			}
+		}
+		h.setFault(nil)
+		time.Sleep(2 * time.Second)
+		for i := range 10 {
+			if isFree(h.T, h.faulty) {
+				h.Errorf("when %d of 20 slots are in use, the store lends another one", 20-i)
+			}
+			if d := decideOn(h.T, h.Guarded, penstock.Spend, fmt.Sprint(i)); !d.Allowed || d.Source != penstock.FromStore {
+				h.Errorf("the renewal of a retaken hold is %v; want it allowed by the store", d)
+			}
+			decideOn(h.T, other, penstock.Refund, fmt.Sprint("other ", i))
+		}
+		decideOn(h.T, h.Guarded, penstock.Refund, "0")
+		if !isFree(h.T, h.faulty) {
+			h.Error("when 9 slots are in use, the store lends none")
+		}
+	})
+}
+
+// A request that ends in the outage, and a holder that stops renewing, get no slot afterwards.
+func TestHoldsThatHaveEndedAreNotRetaken(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		h.setFault(failWith(errDown))
+		decideOn(h.T, h.Guarded, penstock.Spend, "stops")
+		decideOn(h.T, h.Guarded, penstock.Spend, "ends")
+		time.Sleep(50 * time.Second)
+		decideOn(h.T, h.Guarded, penstock.Spend, "ends")
+		decideOn(h.T, h.Guarded, penstock.Refund, "ends")
+		time.Sleep(11 * time.Second)
+		h.setFault(nil)
+		time.Sleep(2 * time.Second)
+		if d, err := h.store.Decide(h.Context(), []penstock.Charge{{Key: "k", Plan: minute, Cost: 10, Mode: penstock.Peek}}); err != nil || !d.Allowed {
+			h.Errorf("the decision on 10 slots is %v, %v; want it allowed", d, err)
+		}
+	})
+}
+
+// A retake is in flight while its hold is refunded. The store may make it after the Refund.
+func TestHoldIsReturnedAfterARetakeInFlight(t *testing.T) {
+	for _, makesRetake := range []bool{true, false} {
+		testHolds(t, guard.FailLocal, func(h *holdTest) {
+			h.setFault(failWith(errDown))
+			h.decide(penstock.Spend, "a")
+			isRetaken, canRetake := make(chan struct{}), make(chan struct{})
+			h.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Mode != penstock.Force {
+					return h.store.Decide(ctx, charges)
+				}
+				close(isRetaken)
+				<-canRetake
+				h.setFault(nil)
+				if makesRetake {
+					return h.store.Decide(context.Background(), charges)
+				}
+				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("no memory"))
+			})
+			<-isRetaken
+			h.decide(penstock.Refund, "a")
+			close(canRetake)
+			time.Sleep(time.Minute)
+			h.wantUsed(0, "a minute after the refund")
+			h.wantUnreturned(0, "a minute after the refund")
+		})
+	}
+}
+
+// Many holds are retaken at a bounded rate, the latest 65,536 of them.
+func TestRetakesAreBounded(t *testing.T) {
+	testHolds(t, guard.FailLocal, func(h *holdTest) {
+		const most = 65_536
+		plan := penstock.InFlight(1, ttl).WithName("each").MustCompile()
+		h.setFault(failWith(penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("connection refused"))))
+		for i := range most + 1000 {
+			if _, err := h.Guarded.Decide(h.Context(), []penstock.Charge{{Key: fmt.Sprint(i), Plan: plan, Cost: 1, Holder: "a"}}); err != nil {
+				h.Fatal(err)
+			}
+		}
+		var retakes atomic.Int64
+		perPass := map[time.Time]int64{}
+		var mu sync.Mutex
+		h.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Force {
+				retakes.Add(1)
+				mu.Lock()
+				perPass[time.Now().Truncate(10*time.Millisecond)]++
+				mu.Unlock()
+			}
+			return h.store.Decide(ctx, charges)
+		})
+		time.Sleep(15 * time.Second)
+		if n := retakes.Load(); n != most {
+			h.Errorf("the store got %d retakes; want %d", n, most)
+		}
+		for at, n := range perPass {
+			if n > 2*64 { // two passes may fall into one period
+				h.Errorf("at %v the store got %d retakes in 10 ms; want at most 64 per pass", at, n)
+			}
+		}
+	})
+}
+
+// An acquire times out at one instance, is denied there, and is repeated with the same holder at
+// another one. The first instance returns only what it has taken itself, in whatever order the
+// store gets the charges.
+func TestLateReturnLeavesTheHoldOfAnotherInstance(t *testing.T) {
+	for _, order := range []string{"spend a, spend b, return a", "spend b, spend a, return a", "spend b, return a, spend a, return a"} {
+		testHolds(t, guard.FailClosed, func(h *holdTest) {
+			other := standard(h.T, h.faulty.store, guard.Options{})
+			defer other.Close()
+			acquire := func(g *guard.Guarded) penstock.Decision {
+				d, err := g.Decide(h.Context(), []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Holder: "a", Serial: time.Now().UnixMicro()}})
+				if err != nil {
+					h.Fatal(err)
+				}
+				return d
+			}
+			h.setFault(h.late.receive)
+			if d := acquire(h.Guarded); d.Allowed {
+				h.Fatalf("the decision without a store is %v; want a denial", d)
+			}
+			if order[:7] == "spend a" {
+				h.late.makeAll(h.store, penstock.Spend)
+			}
+			time.Sleep(time.Millisecond)
+			if d := acquire(other); !d.Allowed {
+				h.Fatalf("the decision of the other instance is %v; want it allowed", d)
+			}
+			if order[9:16] == "spend a" {
+				h.late.makeAll(h.store, penstock.Spend)
+			}
+			h.late.mu.Lock()
+			late := h.late.batches
+			h.late.mu.Unlock()
+			h.setFault(nil)
+			awaitRecovery()
+			for _, charges := range late {
+				_, _ = h.store.Decide(h.Context(), charges)
+			}
+			time.Sleep(time.Minute)
+			h.wantUsed(1, order)
+			h.wantUnreturned(0, order)
+			if _, err := other.Decide(h.Context(), []penstock.Charge{{Key: "k", Plan: tenAtATime, Cost: 1, Mode: penstock.Refund, Holder: "a"}}); err != nil {
+				h.Fatal(err)
+			}
+			h.wantUsed(0, order+", and the release")
+		})
+	}
+}
+
 func TestRefundOfAPartIsNotRepeated(t *testing.T) {
 	testHolds(t, guard.FailLocal, func(h *holdTest) {
 		charge := penstock.Charge{Key: "k", Plan: tenAtATime, Cost: 5, Holder: "a"}
@@ -528,9 +745,6 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			u.decideLate()
 			time.Sleep(5 * time.Second)
-			for holder := range working {
-				decide(penstock.Spend, holder) // a renewal, because it may be that only the fallback has lent the hold
-			}
 			time.Sleep(10 * time.Minute)
 			wantUsed(int64(len(working)), "long after the outage")
 			for holder := range working {

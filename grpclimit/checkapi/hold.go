@@ -59,6 +59,9 @@ func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penst
 	if len(held) == 0 {
 		return nil, errNoSlots
 	}
+	for i := range held {
+		held[i].Serial = time.Now().UnixMicro()
+	}
 	d, err := s.store.Decide(ctx, held)
 	switch {
 	case err != nil:
