@@ -60,7 +60,7 @@ func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penst
 		return nil, errNoSlots
 	}
 	for i := range held {
-		held[i].Serial = time.Now().UnixMicro()
+		held[i].Serial = renewalSerial
 	}
 	d, err := s.store.Decide(ctx, held)
 	switch {
@@ -98,6 +98,10 @@ func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*p
 	}
 	return &penstockv1.ReleaseResponse{}, nil
 }
+
+// renewalSerial is the Serial of a Renew, below that of any Acquire. So if a Renew has no answer,
+// its instance returns no slot that an Acquire has taken.
+const renewalSerial = 1
 
 var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the limit of this hold any more; acquire again")
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -303,6 +304,52 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 	if n := s.left(check, "search.minute"); n != 2 {
 		t.Errorf("%d units are left; want 2, because the correction is made once", n)
 	}
+}
+
+// An Acquire or a Renew fails at one instance, and another instance has granted the slot. The first
+// instance then returns nothing, although the store has got its charges.
+func TestHolderThatChangesTheInstanceKeepsItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := memstore.New(memstore.Options{})
+		isReplyLost := false
+		lossy := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			d, err := memory.Decide(ctx, charges)
+			if isReplyLost && err == nil {
+				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, nil)
+			}
+			return d, err
+		})
+		guarded, err := guard.Standard(lossy, guard.Options{Instances: 1, OnFailure: guard.FailClosed, DenyCacheTTL: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer guarded.Close()
+		first, second := newServiceOn(t, guarded, newClock()), newServiceOn(t, memory, newClock())
+		const check = `{"rule":"jobs","key":"user:1"}`
+		const acquire = `{"check":` + check + `,"holder":"job-1"}`
+		isReplyLost = true
+		if denied := first.call("/v1/acquire", acquire); denied["id"] != "" {
+			t.Fatalf("an Acquire without an answer of the store: %v; want a denial", denied)
+		}
+		time.Sleep(time.Millisecond)
+		id := `{"id":"` + second.call("/v1/acquire", acquire)["id"].(string) + `"}`
+		wantFree := func(want int64, when string) {
+			t.Helper()
+			isReplyLost = false
+			time.Sleep(time.Minute / 2)
+			if n, unreturned := second.left(check, "jobs.in-flight"), guarded.Stats().Holds.Unreturned; n != want || unreturned != 0 {
+				t.Errorf("%s: %d of 2 slots are free and %d are unreturned; want %d and none", when, n, unreturned, want)
+			}
+		}
+		wantFree(1, "after an Acquire that failed")
+		isReplyLost = true
+		if w := first.send(callerToken, "/v1/renew", id); w.Code != 503 {
+			t.Fatalf("a Renew without an answer of the store: %d %s; want 503", w.Code, w.Body)
+		}
+		wantFree(1, "after a Renew that failed")
+		second.call("/v1/release", id)
+		wantFree(2, "after the Release")
+	})
 }
 
 func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
