@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -45,7 +46,85 @@ func removedProtections(before, after *policy.Rules) string {
 	return strings.Join(removed, "; ")
 }
 
-// maxRemoved is how many removed rules, limits and tiers a log line names.
+// changedProtections names what the old and the new rules enforce in different ways, so that
+// requests may pass which the old rules denied: an allow list with new entries, rules that do not
+// match all that they did, and limits with another algorithm, whose counters begin anew. It names
+// at most maxRemoved of each kind. A match is compared as it is written: /b instead of /* is a
+// change, and so is /* instead of /b.
+func changedProtections(before, after *policy.Rules) string {
+	var matches, algorithms, changed []string
+	for _, rule := range before.Rules() {
+		next := after.Rule(rule.Name)
+		if next == nil || !rule.Enforces() || !next.Enforces() {
+			continue
+		}
+		if !hasMatch(&next.Match, &rule.Match) {
+			matches = append(matches, rule.Name)
+		}
+		for _, l := range rule.Limits {
+			newLimit := after.Limit(rule.Name, l.Name)
+			if !l.Shadow && newLimit != nil && !newLimit.Shadow && newLimit.Algorithm != l.Algorithm {
+				algorithms = append(algorithms, rule.Name+"."+l.Name)
+			}
+		}
+	}
+	old := before.Spec().Allow
+	isNew := func(c policy.Condition) bool {
+		return !slices.ContainsFunc(old, func(known policy.Condition) bool { return implies(c, known) })
+	}
+	if slices.ContainsFunc(after.Spec().Allow, isNew) {
+		changed = append(changed, "the allow list")
+	}
+	changed = appendNames(changed, "match of rule", matches)
+	changed = appendNames(changed, "algorithm of limit", algorithms)
+	return strings.Join(changed, "; ")
+}
+
+// hasMatch tells whether a match has all methods, hosts and paths of an old one.
+func hasMatch(m, old *policy.Match) bool {
+	equalPaths := func(a, b policy.Pattern) bool { return reflect.DeepEqual(a, b) }
+	return m.IsAll() || hasAll(m.Methods, old.Methods, equal) && hasAll(m.Hosts, old.Hosts, equal) &&
+		hasAll(m.Paths, old.Paths, equalPaths) && implies(old.Where, m.Where)
+}
+
+// hasAll tells whether a list has all values of an old one. A list without values has all.
+func hasAll[T any](list, old []T, isEqual func(a, b T) bool) bool {
+	if len(list) == 0 || len(old) == 0 {
+		return len(list) == 0
+	}
+	return !slices.ContainsFunc(old, func(value T) bool {
+		return !slices.ContainsFunc(list, func(other T) bool { return isEqual(value, other) })
+	})
+}
+
+func equal(a, b string) bool { return a == b }
+
+// implies tells whether each request for which a holds fulfils b, as far as the values show.
+func implies(a, b policy.Condition) bool {
+	for i := range b {
+		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// isWithin tells whether test b has the source of test a, and all its values.
+func isWithin(a, b *policy.Test) bool {
+	if a.Source.Kind != b.Source.Kind || a.Source.Name != b.Source.Name || a.Any && !b.Any {
+		return false
+	}
+	if x, y := a.Source.Identity, b.Source.Identity; x != nil && y != nil && x.Kind != y.Kind {
+		return false
+	}
+	values := b.Values() // sorted
+	return b.Any || !slices.ContainsFunc(a.Values(), func(value string) bool {
+		_, isFound := slices.BinarySearch(values, value)
+		return !isFound
+	})
+}
+
+// maxRemoved is how many removed or changed rules, limits and tiers a log line names.
 const maxRemoved = 10
 
 // appendNames appends a text such as "rules a, b" to a list. It appends nothing without names.

@@ -147,6 +147,9 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	if removed := removedProtections(r.inForce, file.Rules); removed != "" {
 		r.log.Warn("the new policy does not enforce all that the old one did", "policy", p.File, "removed", removed)
 	}
+	if changed := changedProtections(r.inForce, file.Rules); changed != "" {
+		r.log.Warn("the new policy may admit requests that the old one denied", "policy", p.File, "changed", changed)
+	}
 	isOld := func(warning string) bool { return slices.Contains(r.warnings, warning) }
 	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), isOld))
 	if !reflect.DeepEqual(p.server, r.first.server) {
