@@ -134,6 +134,9 @@ func (n *readNames) explain(a Attributes) string {
 		if strings.Contains(query, "#") {
 			return "the query has a #, where some servers end it"
 		}
+		if strings.HasPrefix(query, "?") { // new URLSearchParams(query) drops the ?
+			return "the query begins with a second ?, which some servers drop"
+		}
 		if hasName(query, "&;", isBrokenName) {
 			return "the name of a parameter has an encoded NUL or a broken escape, which some servers read in another way"
 		}

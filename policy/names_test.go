@@ -115,6 +115,7 @@ func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
 		{readsParameter, "key=%00banned", "", true}, {readsParameter, "key%0=banned", "", false}, {readsParameter, "a=1&%u006bey=banned", "", false}, {readsParameter, "a=%zz", "", true}, {readsNeither, "%u006bey=banned", "%u0073id=b", true}, {readsParameter, "key%2500=banned", "", true}, {readsParameter, "", "a%00=b", true},
 		{readsCookie, "", "a=b; sid%00=c", false}, {readsCookie, "", "sid%00x=c", false}, {readsCookie, "", "%u0073id=c", false}, {readsCookie, "", "a=b,%U0073id=c", false}, {readsCookie, "", "100%=c; a=%u0041", true}, {readsCookie, "", "a=%00; b=c", true}, {readsCookie, "key%00=banned", "", true},
 		{readsNeither, "key%00=banned", "sid%00=c", true},
+		{readsParameter, "?key=banned", "", false}, {readsParameter, "a=b&?key=banned", "", true}, {readsParameter, "key=?", "", true}, {readsNeither, "?key=banned", "", true},
 		{readsParameter, "key=banned#x", "", false}, {readsParameter, "#key=banned", "", false}, {readsParameter, "key=%23", "", true}, {readsNeither, "key=banned#x", "", true},
 	} {
 		a := fields{KindRawQuery: {"": {c.query}}, KindHeader: {"Cookie": {"first=1", c.cookie}}}
