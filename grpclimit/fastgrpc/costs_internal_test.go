@@ -212,7 +212,8 @@ func TestFallbackBeginsWithAMessageOrAPart(t *testing.T) {
 }
 
 // The window of a call of the fallback is opened each time a quarter of it was read. A body may be
-// read in any parts, so an update may open more than a quarter.
+// read in any parts, so an update may open more than a quarter. The memory of the body is released
+// after all of it was read.
 func TestWindowOfTheFallbackIsOpenedByReads(t *testing.T) {
 	const quarter = 16_384                        // of the window, in bytes
 	for _, c := range []struct{ sent, read int }{ // bytes
@@ -234,7 +235,7 @@ func TestWindowOfTheFallbackIsOpenedByReads(t *testing.T) {
 			t.Fatalf("the body of %d bytes: %v, %v; want no error", c.sent, readErr, err)
 		}
 		conn.mu.Lock()
-		got, kept := updates(conn)[1], conn.keptBytes
+		got, kept, hasMemory := updates(conn)[1], conn.keptBytes, conn.streams[1].exchange.body != nil
 		conn.mu.Unlock()
 		rest := c.read // bytes that were read and have not opened the window
 		for _, n := range got {
@@ -246,6 +247,9 @@ func TestWindowOfTheFallbackIsOpenedByReads(t *testing.T) {
 		if rest < 0 || rest >= quarter || kept != c.sent-c.read {
 			t.Errorf("after %d of %d bytes were read, the window is opened by %v, and %d bytes are kept; want less than %d left to open, and %d kept",
 				c.read, c.sent, got, kept, quarter, c.sent-c.read)
+		}
+		if hasMemory != (c.read < c.sent) {
+			t.Errorf("after %d of %d bytes were read, the body has memory: %t; want memory only for bytes that were not read", c.read, c.sent, hasMemory)
 		}
 		conn.close()
 		conn.server.goroutines.Wait()

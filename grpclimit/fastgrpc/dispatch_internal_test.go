@@ -3,7 +3,9 @@ package fastgrpc
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,6 +95,40 @@ func TestHandlersStartWhileThereIsRoom(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// A handler that ends while another one runs lets that one end first, so that one write carries
+// both responses. A goroutine can be interrupted at any time, so this is true of most pairs only.
+func TestResponsesOfHandlersThatEndTogetherShareAWrite(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	s, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := &pausedConn{}
+	conn := newConn(s, nc)
+	const pairs = 100
+	for i := range uint32(pairs) {
+		var both [2]*stream
+		for j := range both {
+			st := newStream(conn, 4*i+2*uint32(j)+1)
+			st.isRunning, st.sendWindow = true, initialWindow
+			st.handler = func(context.Context, *Call) error { return nil }
+			conn.streams[st.id] = st
+			both[j] = st
+		}
+		conn.openStreams += 2
+		conn.runningHandlers = 2
+		var second sync.WaitGroup
+		second.Go(both[1].handle)
+		both[0].handle()
+		second.Wait()
+	}
+	if n := len(nc.written); n < pairs || n > pairs+pairs/2 {
+		t.Errorf("the responses of %d pairs of calls are sent by %d writes; want one write for most pairs", pairs, n)
+	}
+	conn.close()
+	s.Close()
 }
 
 // A deadline that calls share ends with the last of them, or when it passes.
