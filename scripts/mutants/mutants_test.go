@@ -66,6 +66,10 @@ func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	if killed, tried, err := run(o, chosen, equivalent); killed != 1 || tried != 1 || err != nil {
 		t.Errorf("with Unseen in equivalent.txt, run kills %d of %d mutants (error %v); want 1 of 1", killed, tried, err)
 	}
+	writeFile(t, dir, "other/other_test.go", "package other\n\nimport (\n\t\"testing\"\n\n\t\"m\"\n)\n\nfunc TestUnseen(t *testing.T) {\n\tif m.Unseen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
+	if killed, tried, err := run(o, []target{{"*.go", []string{".", "./other"}}}, nil); killed != 2 || tried != 2 || err != nil {
+		t.Errorf("with tests of Unseen in another package, run kills %d of %d mutants (error %v); want 2 of 2", killed, tried, err)
+	}
 	writeFile(t, dir, "m.lua", "-- 1 < 2\nreturn 1\n")
 	writeFile(t, dir, "lua.go", "package m\n\nimport _ \"embed\"\n\n//go:embed m.lua\nvar Lua string\n")
 	writeFile(t, dir, "lua_test.go", "package m\n\nimport \"testing\"\n\nfunc TestLua(t *testing.T) {\n\tif Lua != \"-- 1 < 2\\nreturn 1\\n\" {\n\t\tt.Fail()\n\t}\n}\n")
@@ -80,7 +84,11 @@ func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 
 func writeFile(t *testing.T, dir, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+	path := filepath.Join(dir, file)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
