@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -250,6 +251,43 @@ func TestRefundsAfterDecideReturnedAreBounded(t *testing.T) {
 		t.Errorf("Close returned %v, and %d refunds still run; want no error and none", err, stuck.hanging.Load())
 	}
 	t.Logf("counted: %d batches whose refunds hang (%d at the same time)", calls, stuck.max.Load())
+}
+
+// A hungServer is a Cluster whose scripts never end.
+type hungServer struct{ redisstore.Client }
+
+func (hungServer) Close() error                          { return nil }
+func (hungServer) Sharded(context.Context) (bool, error) { return true, nil }
+func (hungServer) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// When callers leave, MaxOutliving of their batches continue for a second. The others end at once.
+func TestBatchesAboveMaxOutlivingEndAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := slowRefill("d", 10)
+		store := newStore(t, hungServer{}, redisstore.Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		for i := range redisstore.MaxOutliving + 100 {
+			forced := penstock.Charge{Plan: limit, Mode: penstock.Force, Cost: 1}
+			a, b := forced, forced
+			a.Key, b.Key = fmt.Sprint("a", i), fmt.Sprint("b", i)
+			go store.Decide(ctx, []penstock.Charge{a, b})
+		}
+		synctest.Wait()
+		cancel()
+		for _, row := range []struct {
+			pause time.Duration
+			want  int64
+		}{{0, redisstore.MaxOutliving}, {time.Second - 1, redisstore.MaxOutliving}, {1, 0}} {
+			time.Sleep(row.pause)
+			synctest.Wait()
+			if n := redisstore.Outliving(store); n != row.want {
+				t.Errorf("%v later, %d batches are in flight; want %d", row.pause, n, row.want)
+			}
+		}
+	})
 }
 
 // neededFor returns how long the state under a key of a user is still needed.

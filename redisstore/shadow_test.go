@@ -327,6 +327,12 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 			if batch.Err != nil || batch.Decision.Allowed != isInScript || separateCalls != test.separateCalls {
 				t.Errorf("the shadow: %+v, %v, %d calls of its own; want allowed %t, no error and %d calls of its own", batch.Decision, batch.Err, separateCalls, isInScript, test.separateCalls)
 			}
+			for i := range 10 { // these calls use the memory of the ones before
+				d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: log.MustCompile(), Cost: 1}})
+				if err != nil || d.Remaining() != int64(29-i) {
+					t.Errorf("call %d of a collection, without a shadow: %+v, %v; want a grant with %d left", i, d, err, 29-i)
+				}
+			}
 		})
 	}
 }
