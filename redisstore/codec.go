@@ -90,7 +90,7 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = append(c.buf, make([]byte, stampedSize)...)
 	c.putHeader(s, now)
-	countAt := 0 // index in buf of the number of coalesce.Requests for the current Redis key
+	var countAt int // index in buf of the number of coalesce.Requests for the current Redis key
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
 			countAt = len(c.buf)

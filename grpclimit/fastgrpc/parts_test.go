@@ -490,6 +490,17 @@ func TestLargeListsOfHeadersAreNotKept(t *testing.T) {
 			t.Errorf("the block %x is remembered: %t; want %t", c.block, isCached, c.isCached)
 		}
 	}
+	// The empty block has no fields, also after a block that is not remembered.
+	for _, block := range [][]byte{{0x83, 0, 1, 'a', 1, 'b'}, {}} {
+		r, err := h.decode(block)
+		want := ""
+		if len(block) > 0 {
+			want = "POST"
+		}
+		if err != nil || r.method != want {
+			t.Errorf("the block %x has the method %q, %v; want %q", block, r.method, err, want)
+		}
+	}
 	for b, want := range map[byte]bool{0x7f: false, 0x80: true, 0xfe: true, 0xff: false} {
 		if got := isIndexed([]byte{0x82, b}); got != want {
 			t.Errorf("a block with the byte %#x only has indices: %t; want %t", b, got, want)
