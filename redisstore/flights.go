@@ -88,7 +88,6 @@ func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
 		}
 		batches[i].Decision, batches[i].Err = s.await(ctx, s.serverCoalescer, c)
 		if batches[i].Err != nil {
-			s.topology.requestRefresh(s)
 			continue // the client may still use the memory of the call
 		}
 		c.forget()

@@ -141,8 +141,8 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 func checkTests(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
-		const shown = 4000 // bytes of the output
-		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[:min(len(out), shown)])
+		const shown = 4000 // bytes of the end of the output
+		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[max(len(out)-shown, 0):])
 	}
 	return nil
 }
@@ -190,7 +190,8 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 
 // goTest runs the target's tests until one fails, and returns the output of the last go command.
 func goTest(o options, t target, args ...string) (out []byte, err error) {
-	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
+	// See the Makefile for -parallel and -ldflags.
+	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-parallel", "6", "-ldflags=-w", "-timeout", o.timeout.String()}, args...)
 	for _, packages := range t.tests {
 		if out, err = goCommand(o, append(args, packages)...); err != nil {
 			break
