@@ -2,6 +2,7 @@ package redisstore_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,35 @@ func TestServersReportWhetherCountersMayBeEvicted(t *testing.T) {
 	})
 	if evicted > 1000 {
 		t.Errorf("%d of 1000 keys were evicted from a full server; want at most 1000", evicted)
+	}
+}
+
+// A server that evicts needs more attention than a full one. Among others, the one that uses the
+// largest part of its maximum does.
+func TestWorstMemoryIsThatOfAServerThatEvictsOrIsFull(t *testing.T) {
+	for name, c := range map[string]struct {
+		all  []redisstore.Memory
+		want string
+	}{
+		"no server":              {nil, ""},
+		"no maximum":             {[]redisstore.Memory{{Used: 9, Server: "first"}, {Used: 10, Server: "second"}}, "first"},
+		"the fuller of two":      {[]redisstore.Memory{{Used: 60, Max: 100, Policy: "noeviction", Server: "first"}, {Used: 7, Max: 10, Policy: "noeviction", Server: "second"}}, "second"},
+		"a maximum and none":     {[]redisstore.Memory{{Used: 90, Server: "first"}, {Used: 1, Max: 100, Policy: "noeviction", Server: "second"}}, "second"},
+		"one that evicts, empty": {[]redisstore.Memory{{Max: 10, Policy: "allkeys-lru", Server: "first"}, {Used: 10, Max: 10, Policy: "noeviction", Server: "second"}}, "first"},
+		"two that evict":         {[]redisstore.Memory{{Used: 9, Max: 10, Policy: "allkeys-lru", Server: "first"}, {Used: 80, Max: 100, Policy: "allkeys-lru", Server: "second"}}, "first"},
+	} {
+		for _, isReversed := range []bool{false, true} {
+			var servers []redisstore.Server
+			for _, m := range c.all {
+				servers = append(servers, redisstore.Server{Memory: m})
+			}
+			if isReversed && name != "no maximum" { // of equals, the first is returned
+				slices.Reverse(servers)
+			}
+			if got := redisstore.WorstMemory(servers).Server; got != c.want {
+				t.Errorf("%s, reversed %t: the server %q; want %q", name, isReversed, got, c.want)
+			}
+		}
 	}
 }
 
