@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -186,6 +187,62 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	}
 	k.mu.Unlock()
 	checkUnits(t, l)
+}
+
+// While a Refund of a caller is in flight, nothing is drawn for its key.
+func TestNothingIsDrawnDuringARefund(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		canAnswer := make(chan struct{})
+		l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Mode == penstock.Refund {
+				<-canAnswer
+			}
+			return penstock.Single(penstock.Status{Granted: charges[0].Cost, Remaining: 1000, ResetAfter: time.Hour}), nil
+		}))
+		canDraw := func() bool {
+			k.mu.Lock()
+			pending := l.drawLocked(t.Context(), k, p, l.now(), 0)
+			k.mu.Unlock()
+			if pending != nil {
+				<-pending.done
+			}
+			return pending != nil
+		}
+		go l.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: p.limits[0].plan, Cost: 1, Mode: penstock.Refund}})
+		if synctest.Wait(); canDraw() {
+			t.Error("a block was drawn while a Refund is in flight; want nothing drawn")
+		}
+		close(canAnswer)
+		if synctest.Wait(); !canDraw() {
+			t.Error("nothing was drawn after the Refund; want a block")
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A batch may have MaxCharges charges, of which none costs more than MaxCost.
+func TestLargestBatchIsLeased(t *testing.T) {
+	for _, row := range []struct {
+		charges int
+		cost    int64
+		want    shape
+	}{
+		{charges: 0, cost: 1, want: passThrough}, {charges: 1, cost: 1, want: spending},
+		{charges: penstock.MaxCharges, cost: 1, want: spending}, {charges: penstock.MaxCharges + 1, cost: 1, want: passThrough},
+		{charges: 1, cost: 0, want: passThrough}, {charges: 1, cost: penstock.MaxCost, want: spending}, {charges: 1, cost: penstock.MaxCost + 1, want: passThrough},
+	} {
+		var charges []penstock.Charge
+		for i := range row.charges {
+			limit := penstock.PerDay(100_000)
+			limit.Name, limit.Group = fmt.Sprint("l", i), "g"
+			charges = append(charges, penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: row.cost})
+		}
+		if plans, got := shapeOf(charges, nil); got != row.want || got == spending && len(plans) != row.charges {
+			t.Errorf("%d charges of %d units have the shape %d and %d plans; want the shape %d", row.charges, row.cost, got, len(plans), row.want)
+		}
+	}
 }
 
 func checkUnits(t *testing.T, l *Store) {
