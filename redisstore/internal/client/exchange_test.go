@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -196,6 +197,21 @@ func TestLinesAreBounded(t *testing.T) {
 	x.send([]byte(commandsOf(evalsha)))
 	if accepted, err := receiveAll(x, "+"+strings.Repeat("a", maxReplyBytes+1), whole); len(accepted) != 1+maxReplyBytes || err == nil {
 		t.Errorf("a line of %d bytes: %d bytes are accepted, error %v; want all but one, and an error", maxReplyBytes+1, len(accepted)-1, err)
+	}
+}
+
+// Of each field, its first 512 bytes are kept.
+func TestFieldsAreKeptInPart(t *testing.T) {
+	text := strings.Repeat("0123456789abcdef", 100)
+	for _, reply := range []string{"-" + text + "\r\n", fmt.Sprintf("!%d\r\n%s\r\n", len(text), text), fmt.Sprintf(">1\r\n$%d\r\n%s\r\n", len(text), text)} {
+		for pieces, piece := range map[string]func() int{"whole": whole, "byte by byte": single, "in parts of 300 bytes": func() int { return 300 }} {
+			x := new(exchange)
+			x.send([]byte(commandsOf("GET k")))
+			_, err := receiveAll(x, reply, piece)
+			if got := string(x.replies.fields[0]); got != text[:512] || err != nil {
+				t.Errorf("of the reply %.20q, %s, %d bytes are kept: %.20q, %v; want the first 512 of the text", reply, pieces, len(got), got, err)
+			}
+		}
 	}
 }
 
