@@ -222,6 +222,68 @@ func TestNothingIsDrawnDuringARefund(t *testing.T) {
 	})
 }
 
+// After a draw that brought nothing to spend, nothing is drawn for half a Life. If the answer came
+// from a fallback, nothing is drawn for a Life.
+func TestNothingIsDrawnSoonAfterADrawThatFailed(t *testing.T) {
+	granted, denied := penstock.Status{Granted: 1000, ResetAfter: time.Hour}, penstock.Status{RetryAfter: time.Second, ResetAfter: time.Hour}
+	for name, row := range map[string]struct {
+		status penstock.Status
+		source penstock.Source
+		err    error
+		want   time.Duration
+	}{
+		"an error":               {err: penstock.ErrUnavailable, want: DefaultLife / 2},
+		"a denial":               {status: denied, want: DefaultLife / 2},
+		"a denial by a fallback": {status: denied, source: penstock.FromFallback, want: DefaultLife},
+		"a grant by a fallback":  {status: granted, source: penstock.FromFallback, want: DefaultLife},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, k, p := leasedOf(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+				d := penstock.Single(row.status)
+				d.Source = row.source
+				return d, row.err
+			}))
+			k.mu.Lock()
+			pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
+			k.mu.Unlock()
+			<-pending.done
+			k.mu.Lock()
+			if got := p.bypassUntil - pending.endedAt; got != row.want {
+				t.Errorf("after %s, nothing is drawn for %v; want %v", name, got, row.want)
+			}
+			k.mu.Unlock()
+			if err := l.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The next block is drawn in advance even if it can have only one unit, because all others of the
+// last block are being returned.
+func TestOneUnitIsDrawnInAdvance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		requested := int64(0)
+		l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			requested += charges[0].Cost
+			return penstock.Single(penstock.Status{Granted: charges[0].Cost, ResetAfter: time.Hour}), nil
+		}))
+		k.mu.Lock()
+		p.blockSize, p.returning, p.blocks[0] = 100, 99, block{left: 1, expires: l.life}
+		k.mu.Unlock()
+		d, err := l.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: p.limits[0].plan, Cost: 1}})
+		if synctest.Wait(); err != nil || d.Source != penstock.FromLease || requested != 1 {
+			t.Errorf("the last unit: %+v, %v, and %d units were drawn; want a decision of the lease, and 1", d, err, requested)
+		}
+		k.mu.Lock()
+		p.returning = 0
+		k.mu.Unlock()
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A batch may have MaxCharges charges, of which none costs more than MaxCost.
 func TestLargestBatchIsLeased(t *testing.T) {
 	for _, row := range []struct {
