@@ -178,3 +178,25 @@ func TestAllMethodsReturnOneDeadline(t *testing.T) {
 		}
 	})
 }
+
+// A caller that first calls Done after the context has ended does not wait.
+func TestDoneIsClosedAfterTheEnd(t *testing.T) {
+	for name, end := range map[string]func(d *Context, cancel func()){
+		"the deadline": func(*Context, func()) { time.Sleep(time.Second) },
+		"the caller":   func(_ *Context, cancel func()) { cancel() },
+		"the decision": func(d *Context, _ func()) { d.End() },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			set := &Set{After: time.Second}
+			d, _ := set.Of(ctx)
+			end(d, cancel)
+			select {
+			case <-d.Done():
+			default:
+				t.Errorf("after the end by %s, Done is open; want it closed", name)
+			}
+		})
+	}
+}
