@@ -121,7 +121,12 @@ func (a *TLS) secure(r recipe, host string, names []string, more ...string) reci
 			return nil, err
 		}
 		clients := map[bool]string{true: "yes", false: "no"}[a.IsClientCertRequired]
-		args = append(args, "--bind", host, "--protected-mode", "no", "--port", "0", "--tls-port", fmt.Sprint(port), "--tls-replication", "yes", "--tls-auth-clients", clients,
+		args = append(args, "--bind", host)
+		// A replica or a Sentinel tries only one address of a name. On Debian, localhost is first ::1.
+		if a.ServerName != "" {
+			args = append(args, "-::1") // if the machine has IPv6
+		}
+		args = append(args, "--protected-mode", "no", "--port", "0", "--tls-port", fmt.Sprint(port), "--tls-replication", "yes", "--tls-auth-clients", clients,
 			"--tls-ca-cert-file", filepath.Join(a.dir, "ca.pem"),
 			"--tls-cert-file", filepath.Join(dir, "server.pem"), "--tls-key-file", filepath.Join(dir, "server.key"))
 		return append(args, more...), nil
