@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,6 +20,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -72,7 +74,10 @@ type envoy struct {
 	engine  *envoyrls.Engine
 	watcher *envoyconfig.Watcher // nil without a folder
 
+	isAwaitingLimits atomic.Bool // not ready: the control plane has not sent the first limits yet
+
 	mu       sync.Mutex
+	onLimits []func()              // called when the first limits are in force
 	names    []metrics.Rule        // names of the limits in force
 	warnings []envoyconfig.Warning // warnings about the limits in force, which were logged
 }
@@ -123,7 +128,7 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 func (s *service) envoySource() string { return cmp.Or(s.Settings.EnvoyConfig, s.Settings.EnvoyXDS) }
 
 // followControlPlane uses the limits that a control plane sends. Until it has sent the first
-// limits, calls return an error.
+// limits, calls return an error, and the instance is not ready unless envoy-xds-optional is set.
 func (e *envoy) followControlPlane(ctx context.Context) error {
 	s := e.service
 	o := envoyxds.Options{
@@ -144,6 +149,7 @@ func (e *envoy) followControlPlane(ctx context.Context) error {
 		}
 		o.Credentials = credentials.NewTLS(config)
 	}
+	e.isAwaitingLimits.Store(!s.Settings.EnvoyXDSOptional)
 	client, err := envoyxds.Follow(o)
 	if err != nil {
 		return err
@@ -195,7 +201,31 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 		s.Log.Warn("the folder of envoy-config has no limits, so its files deny nothing", "from", e.dir)
 	}
 	e.logWarningsLocked(c.Warnings())
+	e.isAwaitingLimits.Store(false)
+	for _, f := range e.onLimits {
+		f()
+	}
+	e.onLimits = nil
 	return nil
+}
+
+// whenLimited calls f when limits are in force: now, or when the control plane has sent the first.
+func (e *envoy) whenLimited(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.isAwaitingLimits.Load() {
+		e.onLimits = append(e.onLimits, f)
+		return
+	}
+	f()
+}
+
+// health is the check of /readyz.
+func (e *envoy) health(context.Context) (admin.State, string) {
+	if e.isAwaitingLimits.Load() {
+		return admin.Down, "down: " + e.service.Settings.EnvoyXDS + " has sent no limits yet"
+	}
+	return admin.OK, ""
 }
 
 // addName adds an event name that a request has created, because its limit has detailed_metric or
@@ -300,7 +330,7 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 // machine adds this header to requests of any web page.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
-	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxMessage})
+	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() && !e.isAwaitingLimits.Load() }, MaxBody: maxMessage})
 	isOpen := s.Settings.AdmitsOpenCallers(l)
 	secret := bearer.NewSecret(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: refusalLogInterval}

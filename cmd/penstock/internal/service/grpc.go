@@ -118,7 +118,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		s.testHooks.services(grpcServer)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
-	healthServer := newHealth(names)
+	healthServer := s.newHealth(names)
 	healthpb.RegisterHealthServer(grpcServer, healthServer)
 	reflection.Register(grpcServer) // the schemas are public; the calls need the token
 
@@ -135,16 +135,21 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	return result, nil
 }
 
-// newHealth makes a health service that reports the named services, and the whole server, as
-// SERVING.
-func newHealth(services []string) *health.Server {
-	server := health.NewServer() // the name "", for the whole server, is SERVING from the start
+// newHealth makes a health service that reports the named services, and the whole server under the
+// name "", as SERVING. If the limits come from a control plane, "" and Envoy's service are
+// NOT_SERVING until it has sent the first.
+func (s *service) newHealth(services []string) *health.Server {
+	server := health.NewServer()
 	for _, name := range services {
 		server.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
-		if name == rlsService {
-			server.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
+	}
+	setEnvoy := func(status healthpb.HealthCheckResponse_ServingStatus) {
+		for _, name := range []string{"", rlsService, rlsHealthName} {
+			server.SetServingStatus(name, status)
 		}
 	}
+	setEnvoy(healthpb.HealthCheckResponse_NOT_SERVING)
+	s.envoy.whenLimited(func() { setEnvoy(healthpb.HealthCheckResponse_SERVING) })
 	return server
 }
 

@@ -463,6 +463,9 @@ func (s *service) checks() []admin.Check {
 		return admin.OK, ""
 	}}
 	all := append([]admin.Check{service}, s.core.Checks()...)
+	if s.Settings.EnvoyXDS != "" {
+		all = append(all, admin.Check{Name: "envoy", Run: s.envoy.health})
+	}
 	if s.auditFile.to != nil {
 		all = append(all, admin.Check{Name: "audit", Run: s.auditFile.health})
 	}

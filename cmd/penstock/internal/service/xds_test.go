@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -105,6 +106,57 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	if answer, err = client.ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 3 {
 		t.Errorf("the decision is %v (error %v); want 3 units left by the old limits", answer, err)
 	}
+}
+
+// An instance that has no limits yet gets no requests. With limits, it counts each request under
+// the name of its limit, from the first one on.
+func TestInstanceIsReadyWhenTheControlPlaneHasSentLimits(t *testing.T) {
+	p, address := startControlPlane(t)
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address})
+	conn := r.grpcClient(nil)
+	healthOf := func(name string) healthpb.HealthCheckResponse_ServingStatus {
+		answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.Status
+	}
+	names := []string{"", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"}
+	for _, name := range names {
+		if got := healthOf(name); got != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("without limits, the health of %q is %v; want NOT_SERVING", name, got)
+		}
+	}
+	if got := healthOf("penstock.v1.LimitService"); got != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("without limits, the health of the check API is %v; want SERVING", got)
+	}
+	r.mustGet("http://"+r.API+"/healthcheck", 500)
+	if text := r.mustGet("http://"+r.Admin+"/readyz?verbose", 503); !strings.Contains(text, "envoy down: "+address+" has sent no limits yet\n") || !strings.HasSuffix(text, "\ndown: envoy\n") {
+		t.Errorf("without limits, /readyz is\n%s\nwant down, and the control plane", text)
+	}
+
+	p.configs <- xdsConfig("1", configv3.RateLimitUnit_DAY, 5)
+	<-p.replies
+	for _, name := range names {
+		if got := healthOf(name); got != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("with limits, the health of %q is %v; want SERVING", name, got)
+		}
+	}
+	r.mustGet("http://"+r.API+"/healthcheck", 200)
+	r.mustGet("http://"+r.Admin+"/readyz", 200)
+	if _, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(callContext(t), envoyRequest("a")); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.metric(`rate_limiter_allowed_total{algorithm="fixed-window",limit="day",rule="web.remote_address"}`); got != "1" {
+		t.Errorf("the metric of the limit is %q after one request; want 1", got)
+	}
+}
+
+func TestInstanceWithAnOptionalControlPlaneIsReady(t *testing.T) {
+	_, address := startControlPlane(t)
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-optional": "true"})
+	r.mustGet("http://"+r.API+"/healthcheck", 200)
+	r.mustGet("http://"+r.Admin+"/readyz", 200)
 }
 
 // Both sides present certificates. The control plane has certificate 1. The client's files have

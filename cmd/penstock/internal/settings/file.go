@@ -30,6 +30,7 @@ type Section struct {
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
 	EnvoyXDS               string `yaml:"envoy_xds" jsonschema:"Host:port of a control plane that sends Envoy's limits; default none."`
 	EnvoyXDSNode           string `yaml:"envoy_xds_node" jsonschema:"Id by which the control plane knows this service; default \"default\"."`
+	EnvoyXDSOptional       *bool  `yaml:"envoy_xds_optional" jsonschema:"Be ready before the control plane has sent limits; default false."`
 	EnvoyXDSMetadata       string `yaml:"envoy_xds_metadata" jsonschema:"Metadata for the control plane, as name=value, separated by commas; default none."`
 	EnvoyXDSCA             string `yaml:"envoy_xds_ca" jsonschema:"PEM file of the authorities of the control plane; default none, no TLS."`
 	EnvoyXDSCert           string `yaml:"envoy_xds_cert" jsonschema:"PEM file of the certificate chain for the control plane; default none."`

@@ -43,7 +43,7 @@ func FromRatelimit(environ []string) (flags map[string]string, notes []string, e
 
 // ratelimitIgnored are variables that have no equivalent and change no decision.
 var ratelimitIgnored = []string{
-	"GRPC_CLIENT_TLS_SAN", "USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "LOCAL_CACHE_SIZE_IN_BYTES",
+	"USE_DOG_STATSD", "EXTRA_TAGS", "PROMETHEUS_PATH", "PROMETHEUS_MAPPER_YAML", "LOCAL_CACHE_SIZE_IN_BYTES",
 	"LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER", "TRACING_ENABLED",
 	"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
 }
@@ -104,6 +104,9 @@ func (r *ratelimitTranslation) setListeners() {
 		if ca := r.get("GRPC_CLIENT_TLS_CACERT", ""); ca != "" {
 			r.flags["caller-client-ca"] = ca
 		}
+		if r.env["GRPC_CLIENT_TLS_SAN"] != "" {
+			r.fail("GRPC_CLIENT_TLS_SAN", "it is not supported; omit it, and name an authority in GRPC_CLIENT_TLS_CACERT that signs only clients that may call")
+		}
 	}
 }
 
@@ -125,6 +128,7 @@ func (r *ratelimitTranslation) setLimitSource() {
 func (r *ratelimitTranslation) setControlPlane() {
 	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
 	r.flags["envoy-xds-node"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default")
+	r.flags["envoy-xds-optional"] = strconv.FormatBool(r.isTrue("FORCE_START_WITHOUT_INITIAL_CONFIG"))
 	r.flags["envoy-xds-metadata"] = r.get("CONFIG_GRPC_XDS_NODE_METADATA", "")
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
 	if !r.isTrue("CONFIG_GRPC_XDS_SERVER_USE_TLS") {

@@ -56,8 +56,8 @@ func TestVariablesOfRatelimitBecomeSettings(t *testing.T) {
 		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt CONFIG_GRPC_XDS_CLIENT_TLS_KEY=/certs/tls.key CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/certs/ca.crt " +
 		"FORCE_START_WITHOUT_INITIAL_CONFIG=true")
 	fromGateway, _, err := FromRatelimit(gateway)
-	if err != nil || fromGateway["envoy-xds"] != "envoy-gateway:18001" || fromGateway["envoy-xds-node"] != "envoy-ratelimit" || fromGateway["envoy-xds-ca"] != "/certs/ca.crt" || fromGateway["envoy-xds-key"] != "/certs/tls.key" || fromGateway["envoy-config"] != "" {
-		t.Errorf("with the variables of Envoy Gateway, the flags are %v (error %v); want its control plane with certificates, and no envoy-config", fromGateway, err)
+	if err != nil || fromGateway["envoy-xds"] != "envoy-gateway:18001" || fromGateway["envoy-xds-node"] != "envoy-ratelimit" || fromGateway["envoy-xds-ca"] != "/certs/ca.crt" || fromGateway["envoy-xds-key"] != "/certs/tls.key" || fromGateway["envoy-xds-optional"] != "true" || fromGateway["envoy-config"] != "" {
+		t.Errorf("with the variables of Envoy Gateway, the flags are %v (error %v); want its control plane with certificates, which is optional, and no envoy-config", fromGateway, err)
 	}
 	if _, err := Load(Sources{Flags: fromGateway}); err != nil {
 		t.Errorf("with the variables of Envoy Gateway, the flags are rejected: %v", err)
@@ -94,6 +94,7 @@ func TestVariablesWithoutAnEquivalentAreRejected(t *testing.T) {
 		"NEAR_LIMIT_RATIO=x":    "NEAR_LIMIT_RATIO",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=1 PENSTOCK_ENVOY_MODE=exact": "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: mode exact",
 		"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true":                           "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+		"GRPC_SERVER_USE_TLS=true GRPC_CLIENT_TLS_SAN=envoy":                  "GRPC_CLIENT_TLS_SAN",
 	} {
 		if _, _, err := FromRatelimit(strings.Fields(environ)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("with %s the error is %v; want ErrInvalid, with the text %q", environ, err, want)

@@ -53,6 +53,7 @@ type Settings struct {
 
 	EnvoyXDS, EnvoyXDSNode, EnvoyXDSMetadata, EnvoyXDSServerName string // EnvoyXDS: "" is off
 	EnvoyXDSCA, EnvoyXDSCert, EnvoyXDSKey                        string // files
+	EnvoyXDSOptional                                             bool
 
 	EnvoyConfig                                                           string // a folder; "" is off
 	EnvoyMode, EnvoyAlgorithm, EnvoyReports, EnvoyOnFailure, EnvoyHeaders string

@@ -55,6 +55,7 @@ var samples = map[string]sample{
 	"envoy-shadow-mode":     {"true", "true", "true"},
 	"envoy-quota-mode":      {"true", "true", "true"},
 	"envoy-merge-domains":   {"true", "true", "true"},
+	"envoy-xds-optional":    {"true", "true", "true"},
 	"caller-token":          {"0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"},
 	"operator-token":        {"0123456789abcdeg", "gedcba9876543210", "bbbbbbbbbbbbbbbb"},
 	"allow-stated-limits":   {"true", "true", "true"},

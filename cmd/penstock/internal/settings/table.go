@@ -87,6 +87,8 @@ var Table = []Row{
 		Help: "control plane that sends Envoy's limits, as Envoy Gateway does; replaces envoy-config"},
 	{Name: "envoy-xds-node", Default: "default", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSNode }),
 		Help: "id by which the control plane knows this service"},
+	{Name: "envoy-xds-optional", Default: "false", set: toggle(func(s *Settings) *bool { return &s.EnvoyXDSOptional }),
+		Help: "be ready before the control plane has sent limits; until then, calls of Envoy's rate limit service fail"},
 	{Name: "envoy-xds-metadata", Value: "text", set: text(func(s *Settings) *string { return &s.EnvoyXDSMetadata }),
 		Help: "metadata that the control plane gets, as name=value, separated by commas"},
 	{Name: "envoy-xds-ca", Value: "file", set: text(func(s *Settings) *string { return &s.EnvoyXDSCA }),
