@@ -516,6 +516,8 @@ func TestRetakesAreBounded(t *testing.T) {
 		if n := retakes.Load(); n != most {
 			h.Errorf("the store got %d retakes; want %d", n, most)
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		for at, n := range perPass {
 			if n > 2*64 { // two passes may fall into one period
 				h.Errorf("at %v the store got %d retakes in 10 ms; want at most 64 per pass", at, n)

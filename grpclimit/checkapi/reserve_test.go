@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -311,10 +312,10 @@ func TestSettleCanBeRepeatedAfterAnOutage(t *testing.T) {
 func TestHolderThatChangesTheInstanceKeepsItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := memstore.New(memstore.Options{})
-		isReplyLost := false
+		var isReplyLost atomic.Bool
 		lossy := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := memory.Decide(ctx, charges)
-			if isReplyLost && err == nil {
+			if isReplyLost.Load() && err == nil {
 				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, nil)
 			}
 			return d, err
@@ -327,7 +328,7 @@ func TestHolderThatChangesTheInstanceKeepsItsSlot(t *testing.T) {
 		first, second := newServiceOn(t, guarded, newClock()), newServiceOn(t, memory, newClock())
 		const check = `{"rule":"jobs","key":"user:1"}`
 		const acquire = `{"check":` + check + `,"holder":"job-1"}`
-		isReplyLost = true
+		isReplyLost.Store(true)
 		if denied := first.call("/v1/acquire", acquire); denied["id"] != "" {
 			t.Fatalf("an Acquire without an answer of the store: %v; want a denial", denied)
 		}
@@ -335,14 +336,14 @@ func TestHolderThatChangesTheInstanceKeepsItsSlot(t *testing.T) {
 		id := `{"id":"` + second.call("/v1/acquire", acquire)["id"].(string) + `"}`
 		wantFree := func(want int64, when string) {
 			t.Helper()
-			isReplyLost = false
+			isReplyLost.Store(false)
 			time.Sleep(time.Minute / 2)
 			if n, unreturned := second.left(check, "jobs.in-flight"), guarded.Stats().Holds.Unreturned; n != want || unreturned != 0 {
 				t.Errorf("%s: %d of 2 slots are free and %d are unreturned; want %d and none", when, n, unreturned, want)
 			}
 		}
 		wantFree(1, "after an Acquire that failed")
-		isReplyLost = true
+		isReplyLost.Store(true)
 		if w := first.send(callerToken, "/v1/renew", id); w.Code != 503 {
 			t.Fatalf("a Renew without an answer of the store: %d %s; want 503", w.Code, w.Body)
 		}

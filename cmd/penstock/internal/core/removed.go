@@ -99,7 +99,7 @@ func hasAll[T any](list, old []T, isEqual func(a, b T) bool) bool {
 
 func equal(a, b string) bool { return a == b }
 
-// implies tells whether each request for which a holds fulfils b, as far as the values show.
+// implies reports whether each request that meets a also meets b, as far as the values show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
 		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
