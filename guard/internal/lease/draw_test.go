@@ -189,7 +189,7 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	checkUnits(t, l)
 }
 
-// While a Refund of a caller is in flight, nothing is drawn for its key.
+// While a Refund of a caller is in flight, nothing is drawn for its key, and the key is kept.
 func TestNothingIsDrawnDuringARefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		canAnswer := make(chan struct{})
@@ -211,6 +211,9 @@ func TestNothingIsDrawnDuringARefund(t *testing.T) {
 		go l.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: p.limits[0].plan, Cost: 1, Mode: penstock.Refund}})
 		if synctest.Wait(); canDraw() {
 			t.Error("a block was drawn while a Refund is in flight; want nothing drawn")
+		}
+		if k.markGoneIfIdle(l, time.Hour) {
+			t.Error("the key is idle while a Refund is in flight; want that it is kept")
 		}
 		close(canAnswer)
 		if synctest.Wait(); !canDraw() {
