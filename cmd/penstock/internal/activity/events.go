@@ -85,26 +85,26 @@ func (e *Events) Logger(log *slog.Logger) *slog.Logger {
 // attributes that a logger adds.
 type eventHandler struct {
 	slog.Handler
-	to *Events
+	events *Events
 }
 
-// Enabled is true from the level INFO, so that events are kept whatever the log level is.
+// Enabled returns true from the level INFO on, so that events are kept at every log level.
 func (h eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo || h.Handler.Enabled(ctx, level)
 }
 
 func (h eventHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return eventHandler{h.Handler.WithAttrs(attrs), h.to}
+	return eventHandler{h.Handler.WithAttrs(attrs), h.events}
 }
 
 func (h eventHandler) WithGroup(name string) slog.Handler {
-	return eventHandler{h.Handler.WithGroup(name), h.to}
+	return eventHandler{h.Handler.WithGroup(name), h.events}
 }
 
 func (h eventHandler) Handle(ctx context.Context, line slog.Record) error {
 	line.Attrs(func(a slog.Attr) bool {
 		if a.Key == EventAttribute {
-			h.to.add(line, EventKind(a.Value.String()))
+			h.events.add(line, EventKind(a.Value.String()))
 		}
 		return a.Key != EventAttribute
 	})
@@ -138,7 +138,7 @@ func (e *Event) addDetail(prefix string, a slog.Attr) {
 	}
 }
 
-// eventText returns the first maxEventText bytes of a text, without characters that could steer a
+// eventText returns the first maxEventText bytes of a text, without characters that could control a
 // terminal.
 func eventText(text string) string {
 	text = printable.Line(text)

@@ -57,7 +57,7 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 }
 
-// The summary has the latest events, in the bytes that there are for them.
+// The summary has the latest events, as many as fit into its size.
 func TestSummaryHasTheLatestEvents(t *testing.T) {
 	var events Events
 	log := events.Logger(slog.New(slog.DiscardHandler))
@@ -94,10 +94,10 @@ func TestBadEventsAreRejected(t *testing.T) {
 	}
 	for name, bad := range map[string]string{
 		"no kind": strings.Replace(good, `"k":"reloaded",`, "", 1), "a kind with a space": strings.Replace(good, "reloaded", "re loaded", 1), "no text": strings.Replace(good, "policy reloaded", "", 1),
-		"a text that steers a terminal":  strings.Replace(good, "policy reloaded", `\u001b[2J`, 1),
-		"a text that changes directions": strings.Replace(good, "policy reloaded", `a\u202eb`, 1),
-		"a long text":                    strings.Replace(good, "policy reloaded", strings.Repeat("x", maxEventText+1), 1),
-		"a long detail":                  strings.Replace(good, `"3"`, `"`+strings.Repeat("x", maxEventText+1)+`"`, 1), "a detail with markup in its name": strings.Replace(good, `"rules"`, `"<b> x"`, 1),
+		"a text that controls a terminal": strings.Replace(good, "policy reloaded", `\u001b[2J`, 1),
+		"a text that changes directions":  strings.Replace(good, "policy reloaded", `a\u202eb`, 1),
+		"a long text":                     strings.Replace(good, "policy reloaded", strings.Repeat("x", maxEventText+1), 1),
+		"a long detail":                   strings.Replace(good, `"3"`, `"`+strings.Repeat("x", maxEventText+1)+`"`, 1), "a detail with markup in its name": strings.Replace(good, `"rules"`, `"<b> x"`, 1),
 		"no time": strings.Replace(good, "2026-01-31T14:05:00Z", "14:05", 1), "too many": strings.Repeat(good+",", MaxEvents) + good,
 	} {
 		if s, err := ParseSummary(summaryWith(bad)); err == nil {

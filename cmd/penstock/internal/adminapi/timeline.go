@@ -15,8 +15,8 @@ import (
 )
 
 // publicDetails are the details of events that viewers without the token may see. The others may
-// name operators, files and addresses. Why a key was reset may name its client, so the reason of a
-// reset is not public.
+// name operators, files and addresses. The reason of a reset is not public either, because it may
+// name the client.
 var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "reason", "ref", "removed", "requests", "result", "rule", "rules", "servers"}
 
 func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any, error) {
@@ -70,7 +70,7 @@ func timeOf(q url.Values, name string) (time.Time, error) {
 }
 
 // ParseTime reads a time that a person writes: in RFC 3339, or in UTC without a zone. A time
-// without a date is the latest one up to now.
+// without a date is today in UTC, or yesterday if it is later than now.
 func ParseTime(text string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04"} {
 		if t, err := time.Parse(layout, text); err == nil {

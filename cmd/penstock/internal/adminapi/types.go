@@ -245,7 +245,7 @@ type Instance struct {
 	IsSelf  bool      `json:"self" doc:"true for the instance that sends this response"`
 	Version string    `json:"version"`
 	Host    string    `json:"host"`
-	PID     int       `json:"pid,omitempty" doc:"number of its process on the host"`
+	PID     int       `json:"pid,omitempty" doc:"its process ID on the host"`
 	Digest  string    `json:"digest" doc:"of its policy"`
 	Started time.Time `json:"started"`
 	Written time.Time `json:"written" doc:"when the summary was written, by the clock of that instance"`
@@ -288,8 +288,8 @@ type Times struct {
 	P99    []int64  `json:"p99_us" doc:"like p50_us"`
 }
 
-// A Timeline has the events of all instances: the latest 256 of this one, and some tens of each
-// other one.
+// A Timeline has the events of all instances: the latest 256 of this one, and of each other one the
+// latest that fit into its summary.
 type Timeline struct {
 	Events  []TimelineEvent `json:"events" doc:"the latest first"`
 	Problem string          `json:"problem,omitempty" doc:"why the events of other instances are not shown"`
@@ -298,7 +298,7 @@ type Timeline struct {
 // A TimelineEvent is a log line that may explain a change in the charts.
 type TimelineEvent struct {
 	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
-	Instance string            `json:"instance" doc:"the host of the instance and the number of its process, if they are known"`
+	Instance string            `json:"instance" doc:"the host and the process ID of the instance, if they are known"`
 	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
 	Kind     string            `json:"kind" doc:"started, reloaded, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
 	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`

@@ -10,25 +10,25 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
-// A part is a rule, or a limit of a rule. The zero part is what is common to all rules.
+// A part is a rule, or a limit of a rule. The zero part is all settings outside the rules.
 type part struct{ rule, limit string }
 
 func compareParts(a, b part) int {
 	return cmp.Or(cmp.Compare(a.rule, b.rule), cmp.Compare(a.limit, b.limit))
 }
 
-// policyChanges returns log attributes that name what a reload has added, removed and changed. They
-// name at most maxRemoved rules and limits each. A part has changed if its description has. So a
-// change of a value that descriptions hide, such as an API key, is not named.
+// policyChanges returns the log attributes added, removed and changed, which name what a reload has
+// changed. Each names at most maxNamed rules and maxNamed limits. A part has changed if its
+// description has. So a change of a value that descriptions hide, such as an API key, is not named.
 func policyChanges(before, after *policy.Rules) (attributes []any) {
 	old, next := partsOf(before), partsOf(after)
 	isMissing := func(p part, in map[part]string) bool { // the limits of a missing rule are not named
 		return !has(in, p) && (p.limit == "" || has(in, part{rule: p.rule}))
 	}
 	for _, change := range []struct {
-		name  string
-		of    map[part]string
-		isDue func(part) bool
+		name    string
+		of      map[part]string
+		isNamed func(part) bool
 	}{
 		{"added", next, func(p part) bool { return isMissing(p, old) }},
 		{"removed", old, func(p part) bool { return isMissing(p, next) }},
@@ -37,9 +37,9 @@ func policyChanges(before, after *policy.Rules) (attributes []any) {
 		var rules, limits, texts []string
 		for _, p := range slices.SortedFunc(maps.Keys(change.of), compareParts) {
 			switch {
-			case !change.isDue(p):
+			case !change.isNamed(p):
 			case p == part{}:
-				texts = append(texts, "what is common to all rules")
+				texts = append(texts, "settings outside the rules")
 			case p.limit == "":
 				rules = append(rules, p.rule)
 			default:
@@ -65,7 +65,7 @@ func partsOf(rules *policy.Rules) map[part]string {
 	all, common := make(map[part]string), spec
 	common.Rules, common.Name = nil, ""
 	all[part{}] = describe.Spec(common)
-	tiers := make([]policy.Tier, len(spec.Tiers)) // with their names only: a change of one is common to all rules
+	tiers := make([]policy.Tier, len(spec.Tiers)) // only their names: who has a tier is a setting outside the rules
 	for i := range tiers {
 		tiers[i].Name = spec.Tiers[i].Name
 	}

@@ -46,9 +46,9 @@ func TestReloadNamesItsChanges(t *testing.T) {
 		{all, strings.Replace(all, "rate: 99/h", "rate: 99/h, shadow: true", 1), "[changed limit a.hour]"},
 		{all, strings.Replace(all, "rate: 8/s", "rate: 8/s, on_failure: closed", 1), "[changed limit a.b.second]"},
 		{all, strings.Replace(all, ", {rate: 99/h}", ", {name: day, rate: 99/d}", 1), "[added limit a.day removed limit a.hour]"},
-		{all, strings.Replace(all, "192.0.2.7", "192.0.2.8", 1), "[changed what is common to all rules]"},
-		{all, strings.Replace(all, deny, "", 1), "[changed what is common to all rules]"},
-		{all, strings.NewReplacer("192.0.2.1}", "192.0.2.2}", "path: /a", "path: /x", "8/s", "7/s").Replace(all), "[changed what is common to all rules; rule a; limit a.b.second]"},
+		{all, strings.Replace(all, "192.0.2.7", "192.0.2.8", 1), "[changed settings outside the rules]"},
+		{all, strings.Replace(all, deny, "", 1), "[changed settings outside the rules]"},
+		{all, strings.NewReplacer("192.0.2.1}", "192.0.2.2}", "path: /a", "path: /x", "8/s", "7/s").Replace(all), "[changed settings outside the rules; rule a; limit a.b.second]"},
 		{rulesOf(many[0]), rulesOf(many...), "[added rules r01, r02, r03, r04, r05, r06, r07, r08, r09, r10 and 3 more]"},
 	} {
 		if got := fmt.Sprint(policyChanges(load(c.before), load(c.after))); got != c.changes {

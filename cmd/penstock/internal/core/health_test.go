@@ -257,7 +257,7 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			t.Errorf("%d lines report a total of %d requests; want 1 line, 3501 requests, and 4 critical lines:\n%s", n, requests, log)
 		}
 		if began, ended := len(log.Lines("event=unlimited")), len(log.Lines("event=limited_again")); began != 1 || ended != 1 {
-			t.Errorf("%d lines are events of the begin, and %d of the end; want one each:\n%s", began, ended, log)
+			t.Errorf("%d lines are events of the beginning, and %d of the end; want one each:\n%s", began, ended, log)
 		}
 		passUnlimited(1)
 		if n, requests := failOpenLines(); n != 5 || requests != 3003 {

@@ -10,7 +10,7 @@ import (
 )
 
 // removedProtections names what the old rules enforce and the new rules do not: rules, limits of
-// rules that stay, tiers, and the deny list. It names at most maxRemoved of each kind. The text is
+// rules that stay, tiers, and the deny list. It names at most maxNamed of each kind. The text is
 // "" if the new rules have all of them. Shadows enforce nothing.
 func removedProtections(before, after *policy.Rules) string {
 	var rules, limits, tiers, removed []string
@@ -46,11 +46,11 @@ func removedProtections(before, after *policy.Rules) string {
 	return strings.Join(removed, "; ")
 }
 
-// changedProtections names what the old and the new rules enforce in different ways, so that
-// requests may pass which the old rules denied: an allow list with new entries, rules that do not
-// match all that they did, and limits with another algorithm, whose counters begin anew. It names
-// at most maxRemoved of each kind. A match is compared as it is written: /b instead of /* is a
-// change, and so is /* instead of /b.
+// changedProtections names what the new rules enforce in another way, if requests may pass that the
+// old rules denied: an allow list with new entries, rules whose match is narrower, and limits with
+// another algorithm, whose counters begin anew. It names at most maxNamed of each kind. The values
+// of a match are compared as they are written. So a rule is named if its path was /* and is /b, and
+// also if its path was /b and is /*.
 func changedProtections(before, after *policy.Rules) string {
 	var matches, algorithms, changed []string
 	for _, rule := range before.Rules() {
@@ -82,24 +82,24 @@ func changedProtections(before, after *policy.Rules) string {
 
 // hasMatch tells whether a match has all methods, hosts and paths of an old one.
 func hasMatch(m, old *policy.Match) bool {
-	equalPaths := func(a, b policy.Pattern) bool { return reflect.DeepEqual(a, b) }
-	return m.IsAll() || hasAll(m.Methods, old.Methods, equal) && hasAll(m.Hosts, old.Hosts, equal) &&
-		hasAll(m.Paths, old.Paths, equalPaths) && implies(old.Where, m.Where)
+	isSamePath := func(a, b policy.Pattern) bool { return reflect.DeepEqual(a, b) }
+	return m.IsAll() || hasAll(m.Methods, old.Methods, isSameText) && hasAll(m.Hosts, old.Hosts, isSameText) &&
+		hasAll(m.Paths, old.Paths, isSamePath) && implies(old.Where, m.Where)
 }
 
-// hasAll tells whether a list has all values of an old one. A list without values has all.
-func hasAll[T any](list, old []T, isEqual func(a, b T) bool) bool {
+// hasAll tells whether a list has all values of an old one. An empty list stands for all values.
+func hasAll[T any](list, old []T, isSame func(a, b T) bool) bool {
 	if len(list) == 0 || len(old) == 0 {
 		return len(list) == 0
 	}
 	return !slices.ContainsFunc(old, func(value T) bool {
-		return !slices.ContainsFunc(list, func(other T) bool { return isEqual(value, other) })
+		return !slices.ContainsFunc(list, func(other T) bool { return isSame(value, other) })
 	})
 }
 
-func equal(a, b string) bool { return a == b }
+func isSameText(a, b string) bool { return a == b }
 
-// implies reports whether each request that meets a also meets b, as far as the values show.
+// implies tells whether b is true of each request of which a is true, as far as their values show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
 		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
@@ -109,7 +109,7 @@ func implies(a, b policy.Condition) bool {
 	return true
 }
 
-// isWithin tells whether test b has the source of test a, and all its values.
+// isWithin tells whether test b has the source of test a, and all values of a.
 func isWithin(a, b *policy.Test) bool {
 	if a.Source.Kind != b.Source.Kind || a.Source.Name != b.Source.Name || a.Any && !b.Any {
 		return false
@@ -124,8 +124,8 @@ func isWithin(a, b *policy.Test) bool {
 	})
 }
 
-// maxRemoved is how many removed or changed rules, limits and tiers a log line names.
-const maxRemoved = 10
+// maxNamed is how many rules, how many limits and how many tiers a log attribute names.
+const maxNamed = 10
 
 // appendNames appends a text such as "rules a, b" to a list. It appends nothing without names.
 func appendNames(list []string, kind string, names []string) []string {
@@ -135,8 +135,8 @@ func appendNames(list []string, kind string, names []string) []string {
 	if len(names) > 1 {
 		kind += "s"
 	}
-	text := kind + " " + strings.Join(names[:min(len(names), maxRemoved)], ", ")
-	if more := len(names) - maxRemoved; more > 0 {
+	text := kind + " " + strings.Join(names[:min(len(names), maxNamed)], ", ")
+	if more := len(names) - maxNamed; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return append(list, text)

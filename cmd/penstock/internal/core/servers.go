@@ -25,7 +25,7 @@ type storeMonitor struct {
 	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
 
 	canEvict, isNearlyFull bool     // of the latest read
-	runs                   []string // run IDs of the servers at the latest read
+	runIDs                 []string // of the servers at the latest read
 	loggedRights           []string // missing rights that were logged
 	latest                 atomic.Pointer[metrics.StoreHealth]
 }
@@ -123,23 +123,23 @@ func (m *storeMonitor) warn(memory redisstore.Memory) {
 	m.canEvict, m.isNearlyFull = canEvict, isNearlyFull
 }
 
-// noteChange logs servers that were not there at the latest read, by their run IDs.
+// noteChange logs the servers whose run IDs were not among those of the read before.
 func (m *storeMonitor) noteChange(servers []redisstore.Server) {
-	var ids, others []string
+	var runIDs, changed []string
 	for _, s := range servers {
 		if s.RunID == "" {
 			continue
 		}
-		ids = append(ids, s.RunID)
-		if !slices.Contains(m.runs, s.RunID) {
-			others = append(others, cmp.Or(s.Server, "the store"))
+		runIDs = append(runIDs, s.RunID)
+		if !slices.Contains(m.runIDs, s.RunID) {
+			changed = append(changed, cmp.Or(s.Server, "the store"))
 		}
 	}
-	if m.runs != nil && others != nil {
+	if m.runIDs != nil && changed != nil {
 		m.log.Warn("the store has another server, or its server has restarted", activity.EventAttribute, activity.ServerChanged,
-			"servers", strings.Join(others, ", "))
+			"servers", strings.Join(changed, ", "))
 	}
-	m.runs = ids
+	m.runIDs = runIDs
 }
 
 // withServer adds the server's address to a log line about one server of a Cluster.

@@ -55,8 +55,8 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 	t.Logf("counted: %d states of a store's memory", len(rows))
 }
 
-// A server with another run ID is an event. A server that leaves is none, and neither is
-// one that does not report its ID.
+// A server with another run ID is an event. A server that leaves is not an event, and neither is a
+// server that does not report its ID.
 func TestFailoversAreEvents(t *testing.T) {
 	log := new(logbuffer.Buffer)
 	var now []redisstore.Server

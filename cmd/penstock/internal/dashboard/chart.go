@@ -28,8 +28,8 @@ type chart struct {
 	events          []adminapi.TimelineEvent
 }
 
-// Axis returns the unit of the vertical axis.
-func (c chart) Axis() string {
+// AxisUnit returns the unit of the vertical axis.
+func (c chart) AxisUnit() string {
 	if c.Unit == "ms" {
 		return "ms"
 	}
@@ -61,7 +61,7 @@ func (c chart) Spec() (string, error) {
 // maxRuleLines is how many rules have a line of their own in one chart. There are as many styles.
 const maxRuleLines = 6
 
-// makeCharts makes the charts of a history and the timings of the same time, with marks of events.
+// makeCharts makes the charts of a history and of timings from the same period, and marks events.
 // The lines of the history must be sums by rule. rule is the only rule of the first chart, or ""
 // for all.
 func makeCharts(rule string, history adminapi.History, timings adminapi.Timings, events []adminapi.TimelineEvent) []chart {
@@ -237,8 +237,9 @@ func mean(values []float64) float64 {
 	return sum / float64(n)
 }
 
-// axisStep returns the distance between the ticks of an axis from 0 to most, or to axisEnd(most):
-// 1, 2 or 5 times a power of ten, and for all but tiny numbers so that there are 3 to 5 ticks.
+// axisStep returns the distance between two ticks of an axis from 0 to most, or to axisEnd(most).
+// It is 1, 2 or 5 times a power of ten, and at least 0.01. From a most of 0.02 on, the axis has 3
+// to 5 ticks.
 func axisStep(most float64) float64 {
 	for power := 0.01; ; power *= 10 {
 		for _, n := range []float64{1, 2, 5} {
@@ -280,7 +281,7 @@ func (c chart) Times() (labels []string) {
 	return labels
 }
 
-// Grid returns the lines of the ticks in the picture.
+// Grid returns the horizontal lines at the ticks, as the path of an SVG.
 func (c chart) Grid() string {
 	var b strings.Builder
 	for step, y := axisStep(c.Most), 0.0; y <= c.Most+step/2; y += step {
@@ -289,7 +290,8 @@ func (c chart) Grid() string {
 	return b.String()
 }
 
-// Marks returns the events in the picture: those that are signs of trouble, or the others.
+// Marks returns the vertical lines at the events, as the path of an SVG: of those that are signs of
+// trouble, or of the others.
 func (c chart) Marks(isBad bool) string {
 	var b strings.Builder
 	for _, e := range c.events {

@@ -580,7 +580,8 @@ func withEvents(events ...activity.Event) func(*adminapi.Options) {
 	}
 }
 
-// The charts mark the events of their time, and the list has all of these with their exact times.
+// The charts mark the events of the period that they show. The list has these events with their
+// exact times.
 func TestTimelineShowsWhatHappened(t *testing.T) {
 	now := time.Now().UTC()
 	at := now.Add(-3 * time.Hour)
@@ -595,13 +596,13 @@ func TestTimelineShowsWhatHappened(t *testing.T) {
 	all := s.text("timeline", 200)
 	s.mustHave(all, rowOf(at, "policy reloaded changed rule <script>alert(1)</script>"), "circuit breaker open", "the store decides again", "listening", "Who has reset a key, and why, is shown to operators")
 	if strings.Contains(all, "rules.yaml") || strings.Contains(all, "requests/s") {
-		t.Errorf("the page shows the file to viewers without the token, or charts of no time: %s", all)
+		t.Errorf("the page shows the file to viewers without the token, or has charts without a chosen time: %s", all)
 	}
 	s.mustHave(s.text("timeline", 200, operator), "rules.yaml")
 	for _, path := range []string{"timeline?at=" + at.Format("15:04"), "timeline?at=" + at.Format("2006-01-02T15:04:05Z"), "timeline?at=" + url.QueryEscape(at.Format("2006-01-02 15:04"))} {
 		body := s.send("GET", path, "").Body.String()
 		if strings.Contains(body, "<script>alert") || strings.Count(body, `<time datetime`) != 2 || !strings.Contains(body, "policy reloaded") || !strings.Contains(body, "circuit breaker open") {
-			t.Errorf("%s has not just the two events around that time, escaped: %s", path, body)
+			t.Errorf("%s does not show exactly the two events around that time, escaped: %s", path, body)
 		}
 		marks := regexp.MustCompile(`<path d="(M[0-9.]+ 0V160)?" class="mark( bad)?"/>`).FindAllStringSubmatch(body, -1)
 		if len(marks) != 12 || marks[0][1] == "" || marks[1][1] == "" || marks[1][2] != " bad" {
@@ -613,12 +614,12 @@ func TestTimelineShowsWhatHappened(t *testing.T) {
 	}
 	recent := s.send("GET", "timeline?at="+url.QueryEscape(now.Format(time.RFC3339)), "").Body.String()
 	if !strings.Contains(recent, `data-span="seconds"`) || strings.Contains(recent, "data-to") || !strings.Contains(recent, "the store decides again") || strings.Contains(recent, "policy reloaded") {
-		t.Errorf("the page of now has other charts than live ones, or other events than the latest: %s", recent)
+		t.Errorf("the page of the present time has no live charts, or shows other events than the latest: %s", recent)
 	}
 	s.mustHave(s.text("dashboard", 200), "the store decides again")
 	s.mustHave(s.text("dashboard?span=minutes", 200), "policy reloaded")
 	s.mustHave(s.text("timeline?at=noon", 400), `"noon" is not a time; write 14:05`, "Timeline")
-	s.mustHave(s.text("timeline?at=2020-01-31+14:05", 200), "From 2020-01-31 13:35:00 to 14:35:00 . The charts go back 24 hours.", "No events are known of this time")
+	s.mustHave(s.text("timeline?at=2020-01-31+14:05", 200), "From 2020-01-31 13:35:00 to 14:35:00 . The charts go back 24 hours.", "No events of this time are known")
 }
 
 // The charts of a past moment have the minutes around it.

@@ -40,7 +40,7 @@ func (h *Handler) timeline(ctx context.Context, v adminapi.Viewer, q url.Values)
 	return t, nil
 }
 
-// showMoment sets the time that is shown, and its charts, if the history reaches back to it.
+// showMoment sets the period that is shown. It makes the charts if the history goes back so far.
 func (h *Handler) showMoment(ctx context.Context, v adminapi.Viewer, t *timeline) error {
 	at, err := adminapi.ParseTime(t.At)
 	if err != nil {
@@ -67,7 +67,8 @@ func (h *Handler) showMoment(ctx context.Context, v adminapi.Viewer, t *timeline
 	return nil
 }
 
-// keepHour keeps an hour of a day, and drops what is older, and the latest minutes.
+// keepHour shortens a day to an hour. It drops as many of the latest minutes as latest says, and
+// all that is older than the hour.
 func keepHour(history *adminapi.History, timings *adminapi.Timings, latest int) {
 	from, to := maxMinutes-latest-chartPoints, maxMinutes-latest
 	history.End = history.End.Add(-time.Duration(latest) * time.Minute)

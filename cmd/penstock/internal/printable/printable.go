@@ -1,4 +1,4 @@
-// Package printable replaces characters that could steer a terminal, or forge a line, in texts of
+// Package printable replaces characters that could control a terminal, or forge a line, in texts of
 // clients, servers and files: escape sequences, other control characters, and characters that
 // change the direction of text.
 package printable

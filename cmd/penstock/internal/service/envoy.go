@@ -76,10 +76,10 @@ type envoy struct {
 
 	isAwaitingLimits atomic.Bool // not ready: the control plane has not sent the first limits yet
 
-	mu       sync.Mutex
-	onLimits []func()              // called when the first limits are in force
-	names    []metrics.Rule        // names of the limits in force
-	warnings []envoyconfig.Warning // warnings about the limits in force, which were logged
+	mu            sync.Mutex
+	onFirstLimits []func()              // called when the first limits are in force
+	names         []metrics.Rule        // names of the limits in force
+	warnings      []envoyconfig.Warning // warnings about the limits in force, which were logged
 }
 
 // openEnvoy makes the engine, and loads and watches the folder, if one is set. The policy decides
@@ -202,25 +202,26 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	}
 	e.logWarningsLocked(c.Warnings())
 	e.isAwaitingLimits.Store(false)
-	for _, f := range e.onLimits {
+	for _, f := range e.onFirstLimits {
 		f()
 	}
-	e.onLimits = nil
+	e.onFirstLimits = nil
 	return nil
 }
 
-// whenLimited calls f when limits are in force: now, or when the control plane has sent the first.
-func (e *envoy) whenLimited(f func()) {
+// afterFirstLimits calls f once limits are in force: now, or after the control plane has sent the
+// first limits.
+func (e *envoy) afterFirstLimits(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.isAwaitingLimits.Load() {
-		e.onLimits = append(e.onLimits, f)
+		e.onFirstLimits = append(e.onFirstLimits, f)
 		return
 	}
 	f()
 }
 
-// health is the check of /readyz.
+// health is the check envoy of /readyz.
 func (e *envoy) health(context.Context) (admin.State, string) {
 	if e.isAwaitingLimits.Load() {
 		return admin.Down, "down: " + e.service.Settings.EnvoyXDS + " has sent no limits yet"

@@ -137,7 +137,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 
 // newHealth makes a health service that reports the named services, and the whole server under the
 // name "", as SERVING. If the limits come from a control plane, "" and Envoy's service are
-// NOT_SERVING until it has sent the first.
+// NOT_SERVING until it has sent the first limits.
 func (s *service) newHealth(services []string) *health.Server {
 	server := health.NewServer()
 	for _, name := range services {
@@ -149,7 +149,7 @@ func (s *service) newHealth(services []string) *health.Server {
 		}
 	}
 	setEnvoy(healthpb.HealthCheckResponse_NOT_SERVING)
-	s.envoy.whenLimited(func() { setEnvoy(healthpb.HealthCheckResponse_SERVING) })
+	s.envoy.afterFirstLimits(func() { setEnvoy(healthpb.HealthCheckResponse_SERVING) })
 	return server
 }
 

@@ -80,7 +80,7 @@ func Load(from Sources) (Settings, error) {
 	return s, err
 }
 
-// demoListen is the default of listen for the demo: a try-out needs no other machine.
+// demoListen is the default of listen for the demo, which other machines need not reach.
 const demoListen = "127.0.0.1:8080"
 
 // find returns a setting's value and source, from the first source that has it.

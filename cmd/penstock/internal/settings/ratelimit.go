@@ -105,7 +105,7 @@ func (r *ratelimitTranslation) setListeners() {
 			r.flags["caller-client-ca"] = ca
 		}
 		if r.env["GRPC_CLIENT_TLS_SAN"] != "" {
-			r.fail("GRPC_CLIENT_TLS_SAN", "it is not supported; omit it, and name an authority in GRPC_CLIENT_TLS_CACERT that signs only clients that may call")
+			r.fail("GRPC_CLIENT_TLS_SAN", "it is not supported; remove it, and set GRPC_CLIENT_TLS_CACERT to an authority that signs only the clients that may call")
 		}
 	}
 }

@@ -53,7 +53,7 @@ var Table = []Row{
 	{Name: "preserve-host", Default: "false", set: toggle(func(s *Settings) *bool { return &s.PreserveHost }),
 		Help: "pass the client's Host header to the upstream (default: the upstream's own name; the original goes into X-Forwarded-Host)"},
 	{Name: "demo", Default: "false", IsNotInFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
-		Help: "start a test backend, with sample rules if config is not set; the default of listen is then " + demoListen},
+		Help: "start a test backend, with sample rules if config is not set, and listen at " + demoListen + " by default"},
 	{Name: "demo-traffic", Default: "false", IsNotInFile: true, set: toggle(func(s *Settings) *bool { return &s.DemoTraffic }),
 		Help: "with demo: send requests to the demo, so that the dashboard has something to show, and print an operator token if none is set"},
 

@@ -10,7 +10,7 @@ export class Charts {
     if (!this.box) return;
     this.isByMinute = this.box.dataset.span === "minutes";
     this.length = this.isByMinute ? 1440 : 600;
-    this.from = Number(this.box.dataset.from ?? 0); // a past time that is shown, in seconds; 0: now
+    this.from = Number(this.box.dataset.from ?? 0); // the past period that is shown, in seconds since 1970; 0: the charts are live
     this.to = Number(this.box.dataset.to ?? 0);
     this.charts = [...this.box.querySelectorAll(".chart")].map(figure => new Chart(figure, this));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(true));
@@ -215,7 +215,7 @@ function drawMarks(chart) {
   ctx.restore();
 }
 
-// axisStep and axisEnd are those of the server.
+// axisStep and axisEnd return the same as the functions of the server in chart.go.
 function axisStep(most) {
   for (let power = 0.01; ; power *= 10) {
     for (const n of [1, 2, 5]) if (4 * n * power >= most) return n * power;
@@ -228,6 +228,7 @@ function axisEnd(most) {
   return step * Math.ceil(most / step);
 }
 
+// ticksTo returns the ticks of an axis that ends at end, from 0 on.
 function ticksTo(end) {
   const step = axisStep(end);
   return Array.from({length: Math.round(end / step) + 1}, (_, i) => i * step);
