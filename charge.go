@@ -66,10 +66,10 @@ type Charge struct {
 	// without a Receipt lowers what is used now, even if others have used it. Other modes ignore it.
 	Receipt int64
 
-	// Serial orders the charges that several processes make for one Holder of Concurrency, such as by
-	// the time in µs: up to 2^52. A Refund with a Serial changes nothing if the hold was charged with
-	// a higher one. So a late Refund of one process does not return what another has taken since.
-	// Default: each Refund of the Holder returns its slots.
+	// Serial orders the charges of several processes for one Holder of Concurrency. It is at most
+	// 2^52, and may be the time in µs. A Refund with a Serial changes nothing if the hold was charged
+	// with a higher one. So a late Refund of one process does not return what another has taken since.
+	// Default: 0, with which each Refund of the Holder returns its slots.
 	Serial int64
 }
 

@@ -239,8 +239,9 @@ func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
 }
 
-// setHolder sets the holder of slots to Request.Holder. Another instance may get a request with the
-// same Holder, so the charges have a Serial.
+// setHolder sets the holder of slots to Request.Holder. The charges get the time as their Serial,
+// so that a late Refund of this instance does not end a hold that another instance has granted to
+// the same Holder since.
 func (a *Admission) setHolder() {
 	if a.request.Holder == "" {
 		return

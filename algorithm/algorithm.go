@@ -83,7 +83,8 @@ type Request struct {
 	// lowers what is used now, no matter which caller has used it.
 	Receipt int64
 
-	// Serial orders the requests of one Holder to Concurrency: 0 to Max. See Concurrency.
+	// Serial orders the requests of one Holder to Concurrency: 1 to Max, or 0 for none. See
+	// Concurrency.
 	Serial int64
 }
 

@@ -26,9 +26,9 @@ var concurrencyLua string
 // RetryAfter is the time until enough holds have expired, if none is renewed or refunded before. A
 // renewal has Granted 0, because it takes no further slots. A Refund returns up to Cost slots of
 // its holder. A Refund of a hold that has ended changes nothing. A hold has the highest Serial of
-// its charges, and a Refund with a lower one changes nothing. If several limits use one counter,
-// together they lend at most the largest Burst. Each hold lasts for the Period of the limit under
-// which it was taken.
+// its charges. A Refund with a lower Serial changes nothing, unless it has none. If several limits
+// use one counter, together they lend at most the largest Burst. Each hold lasts for the Period of
+// the limit under which it was taken.
 var Concurrency = Define("concurrency", concurrencyLua, concurrency,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {

@@ -69,7 +69,7 @@ type FallbackOptions struct {
 // interval may also admit the shares of the instances that do not use the store again yet. With
 // Standard, all instances use the store again within a second. While only some instances are cut
 // off, their shares add to what the store grants to the others. The store does not know holds that
-// were lent in the outage. So Concurrency may lend up to twice its slots until enough of them have
+// were lent in the outage. So Concurrency may lend up to twice its slots until enough holds have
 // ended.
 //
 // Windows aligned to the clock use the clock of this process. If it differs from the store's, one

@@ -55,11 +55,10 @@ const (
 //   - if one of its charges has an unknown outcome, once more after its Refund, because the store
 //     may make that charge after the Refund.
 //
-// A hold that its holder has, but that the store did not grant or renew when it was charged last,
-// is retaken in the background: the store gets a Force of its cost. Otherwise the store would
-// forget it at the end of its Period, and lend its slots to others. A Force is right if others
-// have these slots already. Then the limit is exceeded, and the store lends no more until enough
-// have ended.
+// holds retakes a hold in the background if its holder has it, but the store did not decide its
+// last charge: the store gets a Force of its cost. Otherwise the store would forget the hold at the
+// end of its Period, and lend its slots to others. If it already has lent them, the Force exceeds
+// the limit. Then the store lends no more slots until enough holds have ended.
 //
 // A return or a retake is tried until it succeeds. If the store grants the holder a charge, neither
 // is needed any more. Charges without holds take neither time nor memory.
@@ -102,14 +101,15 @@ type hold struct {
 	element   *list.Element // in byCharge
 
 	charging   int           // charges of its holder that are in flight
-	task       task          // what is to be done in the background
-	dueAt      time.Time     // when to do it
+	task       task          // to do in the background
+	dueAt      time.Time     // when to do its task
 	confirmAt  time.Time     // when a return is final, although a charge has an unknown outcome; zero: none has succeeded yet
 	index      int           // in due; -1: it is not there
 	done       chan struct{} // closed when the return or the retake in flight ends; nil: there is none
 	isRetaking bool          // a retake is in flight
 }
 
+// A task is what is to be done with a hold in the background.
 type task uint8
 
 const (
@@ -267,9 +267,9 @@ func isOutcomeUnknown(err error) bool {
 	return e == nil && !errors.Is(err, penstock.ErrInvalid) || e != nil && e.MayBeCharged
 }
 
-// noteUndecided records whether the caller of a batch that the store did not decide was granted it.
-// If not, its holds are returned. A hold that its holder had before is retaken, because its holder
-// may still work; a Refund will return it.
+// noteUndecided records the result of a batch that the store did not decide. Holds that its caller
+// has are retaken: those that it was granted now, and those that it had before, because it may
+// still work. A Refund will return them. The other holds are returned.
 func (s *holds) noteUndecided(charges []penstock.Charge, isGranted bool) {
 	if s == nil || !haveHolds(charges) {
 		return
@@ -404,7 +404,7 @@ func (s *holds) setTaskLocked(h *hold, to task, dueAt time.Time) {
 	s.scheduleLocked(h)
 	if s.tasks > 0 && !s.isWorking && s.work.Err() == nil {
 		s.isWorking = true
-		s.worker.Go(s.workOff)
+		s.worker.Go(s.doTasks)
 	}
 }
 
@@ -427,8 +427,8 @@ func (s *holds) scheduleLocked(h *hold) {
 	}
 }
 
-// workOff returns and retakes holds until there are no more tasks.
-func (s *holds) workOff() {
+// doTasks returns and retakes holds until there are no more tasks.
+func (s *holds) doTasks() {
 	defer panicked.Recover("holds are returned")
 	for {
 		pause, tried := passPause, s.tryDue(s.work, time.Now())
@@ -458,7 +458,7 @@ func (s *holds) reportReturned() {
 	}
 }
 
-// endIfIdle returns true if workOff must end, because there are no tasks.
+// endIfIdle returns true if doTasks must end, because there are no tasks.
 func (s *holds) endIfIdle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

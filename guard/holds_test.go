@@ -462,7 +462,7 @@ func TestHoldsThatHaveEndedAreNotRetaken(t *testing.T) {
 
 // A retake is in flight while its hold is refunded. The store may make it after the Refund.
 func TestHoldIsReturnedAfterARetakeInFlight(t *testing.T) {
-	for _, makesRetake := range []bool{true, false} {
+	for _, isRetakeMade := range []bool{true, false} {
 		testHolds(t, guard.FailLocal, func(h *holdTest) {
 			h.setFault(failWith(errDown))
 			h.decide(penstock.Spend, "a")
@@ -474,7 +474,7 @@ func TestHoldIsReturnedAfterARetakeInFlight(t *testing.T) {
 				close(isRetaken)
 				<-canRetake
 				h.setFault(nil)
-				if makesRetake {
+				if isRetakeMade {
 					return h.store.Decide(context.Background(), charges)
 				}
 				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("no memory"))

@@ -88,10 +88,10 @@ type Guarded struct {
 //
 // If the store does not get the Refund of a hold of a Concurrency limit, or grants a hold whose
 // caller has stopped waiting, Standard returns the hold later, when the store answers. If Fallback
-// has granted or renewed a hold, Standard takes it in the store then, even beyond the limit.
-// It does so for up to 65,536 holds that this process has taken, and 6,400 times a second. If the
-// same holder is charged by another process meanwhile, it may lose its hold until it is renewed,
-// unless the charges have a Serial.
+// has granted or renewed a hold, Standard takes it in the store then, even beyond the limit. It
+// does so for up to 65,536 holds that this process has taken, and at most 6,400 times a second. If
+// the same holder is charged by another process meanwhile, it may lose its hold until it is
+// renewed, unless the charges have a Serial.
 //
 // The order matters:
 //

@@ -134,7 +134,7 @@ func (c *call) increment(index int) {
 // because the extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
-	patience, holder, receipt := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder), receiptNumber(ch)
+	patience, holder, receipt := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder), receiptOrSerial(ch)
 	mode := byte(ch.Mode)
 	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
 	if isExtended {
@@ -162,7 +162,7 @@ func (c *call) setStrings(chargesEnd int) {
 // charge's size. The comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
-	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptNumber(ch)
+	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptOrSerial(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
 	mode := byte(ch.Mode)
 	if ch.CountsDenial() {
@@ -234,9 +234,9 @@ func (c *call) holderNumber(ch *penstock.Charge) int64 {
 // wantsReceipt stands for the receipt of a charge that may be refunded.
 const wantsReceipt = -1
 
-// receiptNumber returns the receipt of a Refund, wantsReceipt, or 0. For an algorithm without
+// receiptOrSerial returns the receipt of a Refund, wantsReceipt, or 0. For an algorithm without
 // receipts, it returns the serial.
-func receiptNumber(ch *penstock.Charge) int64 {
+func receiptOrSerial(ch *penstock.Charge) int64 {
 	switch {
 	case !ch.Plan.Algorithm().HasExactRefunds():
 		return ch.Serial

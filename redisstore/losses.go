@@ -35,7 +35,7 @@ type epochs struct {
 	current   string
 	first     time.Time // when the current epoch was first seen
 	last      time.Time // when it was last seen
-	isSettled bool      // an epoch has been seen for epochSettled since the start, or since the last one expired
+	isSettled bool      // an epoch has been seen for epochSettled since the start or the last expiry
 	losses    int64
 }
 

@@ -33,8 +33,8 @@ func TestOnlyTheLimitForTheBackendHelpsInASurge(t *testing.T) {
 	if err != nil || len(runs) != 4 {
 		t.Fatalf("there are %d variants, and the error is %v; want 4", len(runs), err)
 	}
-	inFull := surge
-	t.Cleanup(func() { surge = inFull })
+	original := surge
+	t.Cleanup(func() { surge = original })
 	surge.shorten()
 	synctest.Test(t, func(t *testing.T) {
 		var columns []column

@@ -14,7 +14,7 @@ import (
 
 // A scenario describes the riders.
 type scenario struct {
-	isShort            bool
+	isShort            bool // shortened, so times are not checked
 	riders             int
 	arrivalPeriod      time.Duration // riders arrive evenly in it
 	duration           time.Duration // no request is sent after this time; those in flight continue

@@ -99,8 +99,9 @@ func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*p
 	return &penstockv1.ReleaseResponse{}, nil
 }
 
-// renewalSerial is the Serial of a Renew, below that of any Acquire. So if a Renew has no answer,
-// its instance returns no slot that an Acquire has taken.
+// renewalSerial is the Serial of a Renew. It is lower than that of any Acquire, which is a time. So
+// after a Renew of unknown outcome, its instance does not return a slot that another instance has
+// acquired.
 const renewalSerial = 1
 
 var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the limit of this hold any more; acquire again")

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// The memory of a batch is used again. What was left under the limits of the batch before is not
-// known of the next one.
+// The memory of a batch is used again. The next batch must not see what was left under the limits
+// of the batch before.
 func TestReusedBatchKnowsNothingOfTheOneBefore(t *testing.T) {
 	charges := []penstock.Charge{{Key: "k", Plan: penstock.PerDay(100).MustCompile(), Cost: 1}}
 	parts := PartsOf(charges[0].Plan.Limit(), 4)

@@ -1,7 +1,8 @@
 /* Replaces the wall clock of a server. CLOCK_FILE has two integers of 8 bytes. The first is added to the time, in µs.
  * If the second is not 0, it is the time at which the clock stops instead, in µs since the epoch. The file is mapped,
- * so a write takes effect at once. The monotonic clock does not change, but it is never the counter of the processor: with
- * it, Valkey 9.1 reads the wall clock only once in a millisecond, and adds the counted time.
+ * so a write takes effect at once. The monotonic clock does not change. fopen64 below keeps servers from using the
+ * counter of the processor as the monotonic clock. With the counter, Valkey 9.1 reads the wall clock only once a
+ * millisecond, and adds the counted time.
  * This code must not allocate memory: jemalloc reads the time while it starts. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -200,7 +200,7 @@ func TestLinesAreBounded(t *testing.T) {
 	}
 }
 
-// Of each field, its first 512 bytes are kept.
+// The first 512 bytes of each field are kept.
 func TestFieldsAreKeptInPart(t *testing.T) {
 	text := strings.Repeat("0123456789abcdef", 100)
 	for _, reply := range []string{"-" + text + "\r\n", fmt.Sprintf("!%d\r\n%s\r\n", len(text), text), fmt.Sprintf(">1\r\n$%d\r\n%s\r\n", len(text), text)} {
