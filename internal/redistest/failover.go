@@ -78,8 +78,12 @@ func (s *Server) offset(name string) (int64, error) {
 }
 
 // Failover makes the Sentinels promote the replica while both are up. It returns when all Sentinels
-// name the new primary. Primary and Replica are then swapped.
+// name the new primary. Primary and Replica are then swapped. From then on, the Sentinels tolerate
+// a server that is silent for a minute: on a busy machine, they would swap the servers again.
 func (s *SentinelGroup) Failover() error {
+	if err := s.Tolerate(time.Minute); err != nil {
+		return err
+	}
 	err := await(readyTimeout, func() error {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", MasterName)
 		if err == nil || strings.HasPrefix(err.Error(), "NOGOODSLAVE") { // the Sentinel does not know the replica yet
