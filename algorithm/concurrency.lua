@@ -109,7 +109,8 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
     reset = last - now
   end
   -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
-  if newexpires == ownexpires and newcost == owncost and newserial == ownserial and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  local is_same = newexpires == ownexpires and newcost == owncost and newserial == ownserial
+  if is_same and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
