@@ -31,8 +31,10 @@ type idleConn struct {
 }
 
 // graceOfNew is how long a new connection may take to send its first header before another one may
-// take its place. Without it, the probe of an orchestrator would lose its connection in a flood.
-const graceOfNew = 200 * time.Millisecond
+// take its place. Without it, the probe of an orchestrator would lose its connection in a flood. It
+// is short, because a probe must wait for the graces of those that came before it: in a flood, a
+// listener with 64 places accepts 64 connections per grace, which is 3,200 a second.
+const graceOfNew = 20 * time.Millisecond
 
 func newIdleList() *idleList {
 	return &idleList{conns: make(map[net.Conn]*list.Element), added: make(chan struct{}, 1)}

@@ -24,7 +24,7 @@ func TestNewConnectionsHaveAGrace(t *testing.T) {
 		}
 		idle.hasNew = true
 		idle.note(conn(), http.StateNew)
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(graceOfNew / 4)
 		kept := conn()
 		idle.note(kept, http.StateIdle)
 		if isClosed, _ := idle.closeLongest(); !isClosed {
@@ -33,7 +33,7 @@ func TestNewConnectionsHaveAGrace(t *testing.T) {
 		if _, err := kept.Write([]byte("x")); err == nil {
 			t.Error("another connection was closed; want the one that was kept alive")
 		}
-		if isClosed, wait := idle.closeLongest(); isClosed || wait != graceOfNew-50*time.Millisecond {
+		if isClosed, wait := idle.closeLongest(); isClosed || wait != graceOfNew-graceOfNew/4 {
 			t.Errorf("the new connection was closed: %v, or waits for %v; want the rest of %v", isClosed, wait, graceOfNew)
 		}
 		time.Sleep(graceOfNew)
@@ -44,6 +44,45 @@ func TestNewConnectionsHaveAGrace(t *testing.T) {
 			t.Errorf("of no connection, one was closed: %v, or waits for %v", isClosed, wait)
 		}
 	})
+}
+
+// A probe behind many connections whose headers do not arrive is accepted before it times out. The
+// default timeout of Kubernetes is one second.
+func TestFloodOfHalfHeadersDelaysNoProbe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		idle := newIdleList()
+		idle.hasNew = true
+		l := limitConnections(nil, 64, func() {})
+		l.idle = idle
+		begin := time.Now()
+		for range 1_200 { // all connected at the same time
+			if !l.takePlace() {
+				t.Fatal("the listener is closed")
+			}
+			conn, other := net.Pipe()
+			defer conn.Close()
+			defer other.Close()
+			idle.note(placedConn{conn, l.open}, http.StateNew)
+		}
+		if !l.takePlace() {
+			t.Fatal("the listener is closed")
+		}
+		if took := time.Since(begin); took > 500*time.Millisecond {
+			t.Errorf("the probe is accepted after %v; want at most half a second", took)
+		}
+	})
+}
+
+// A placedConn frees a place when it is closed.
+type placedConn struct {
+	net.Conn
+	places chan struct{}
+}
+
+func (c placedConn) Close() error {
+	<-c.places
+	return c.Conn.Close()
 }
 
 // The connection that has been idle longest is closed first. One that served a request in between
