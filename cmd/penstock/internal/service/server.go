@@ -30,6 +30,7 @@ func newServer(setting string, http1 *http.Server) *server {
 		setting: setting,
 		idle:    idle,
 		serve: func(l net.Listener) (err error) {
+			http1.Handler = closeHTTP10(http1.Handler)
 			if http1.TLSConfig != nil {
 				err = http1.ServeTLS(l, "", "")
 			} else {
@@ -43,6 +44,18 @@ func newServer(setting string, http1 *http.Server) *server {
 		shutdown: func(ctx context.Context) { http1.Shutdown(ctx) },
 		stop:     func() { http1.Close() },
 	}
+}
+
+// closeHTTP10 closes the connection of an HTTP/1.0 request after the response, also if the client
+// asks to keep it. net/http ignores Transfer-Encoding in such a request, but a proxy in front may
+// not. Then they disagree about where the request ends, and the rest of it is no message.
+func closeHTTP10(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 && r.ProtoMinor == 0 {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // start serves connections in the background. If that fails, it sends the error to failed.
