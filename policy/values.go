@@ -12,10 +12,8 @@ func CookieValues(lines []string, name string) (values []string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
 			sentName, value, _ := strings.Cut(pair, "=")
-			if plain, err := url.PathUnescape(sentName); err == nil {
-				sentName = plain // old versions of PHP unescape names
-			}
-			if !isSameName(sentName, name) {
+			// Old versions of PHP unescape names, and read a plus as a space.
+			if !isSameName(unescapeName(sentName), name) && !isSameName(unescapeName(strings.ReplaceAll(sentName, "+", " ")), name) {
 				continue
 			}
 			value = strings.TrimSpace(value)
@@ -26,6 +24,14 @@ func CookieValues(lines []string, name string) (values []string) {
 		}
 	}
 	return values
+}
+
+// unescapeName unescapes the name of a cookie. A name with a broken escape stays as it is.
+func unescapeName(name string) string {
+	if plain, err := url.PathUnescape(name); err == nil {
+		return plain
+	}
+	return name
 }
 
 // QueryValues returns the values of a parameter in a query, for Attributes.Lookup. QueryValues
