@@ -34,7 +34,7 @@ func TestCookiesAreFoundUnderEveryNameThatServersRead(t *testing.T) {
 		"my.id=1; MY%5Fid=2": {"1", "2"},
 		"a=b; \xa0my_id=1; \x85my_id=2; my_id\xa0=3; \xa0 \x85my_id \xa0=4; my_idà=5": {"1", "2", "3", "4"},
 		"my_id=; my_id": {"", ""},
-		"+my_id=1; + my_id+=2; my+id=3; +my_id[%zz]=4; %2Bmy_id=5; ++=6": {"1", "2", "3", "4"},
+		"+my_id=1; + my_id+=2; my+id=3; +my_id[%zz]=4; %2Bmy_id=5; ++=6":       {"1", "2", "3", "4"},
 		"my[id=1; my_id[]=2; my[id]=3; my.id[x=4; myid=5; my[id[=6; my%5Bid=7": {"1", "2", "4", "7"},
 	} {
 		if got := CookieValues([]string{line}, "my_id"); !slices.Equal(got, want) {
