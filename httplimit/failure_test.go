@@ -508,9 +508,15 @@ func TestGuardsOfTheStoreDefineHowLimitsFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer guarded.Close()
-	gate, err := httplimit.NewSimple(guarded, "api", []penstock.Limit{penstock.PerHour(5)}, httplimit.SimpleOptions{OnFailure: guard.FailOpen, HasFallback: true})
+	gate, err := httplimit.NewSimple(guarded, "api", []penstock.Limit{penstock.PerHour(5)}, httplimit.SimpleOptions{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, o := range []httplimit.SimpleOptions{{OnFailure: guard.FailClosed}, {OnFailure: guard.FailClosed, HasFallback: true}} {
+		_, err := httplimit.NewSimple(guarded, "api", []penstock.Limit{penstock.PerHour(5)}, o)
+		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "set redisguard.Options{Guard: guard.Options{OnFailure: guard.FailClosed}}") {
+			t.Errorf("%+v: the error is %v; want ErrInvalid that names the option of redisguard", o, err)
+		}
 	}
 	if got := send(gate.Middleware(respond(200)), "GET", "/").Code; got != 503 {
 		t.Errorf("status %d; want 503, because the guards fail closed", got)

@@ -34,8 +34,10 @@ type SimpleOptions struct {
 	// Default: ByAddress.
 	Key func(*http.Request) string
 
-	// OnFailure is what happens while the store gives no answer. OnFailure is not used with
-	// HasFallback. Default: guard.FailLocal.
+	// OnFailure is what happens while the store gives no answer. If the store has guards of its own,
+	// as that of redisguard.Open or guard.Standard, OnFailure must not be set, because
+	// guard.Options.OnFailure decides this. The same holds with HasFallback. Default:
+	// guard.FailLocal.
 	OnFailure guard.FailureMode
 
 	// Refunds makes Settle with a cost of 0 refund the unit of a request. Such requests are not
@@ -101,6 +103,11 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	if key == nil {
 		key = ByAddress
 	}
+	_, isGuarded := store.(interface{ Stats() guard.Stats }) // as *guard.Guarded and *redisguard.Store
+	if o.OnFailure != guard.FailDefault && (isGuarded || o.HasFallback) {
+		return nil, fmt.Errorf("%w: httplimit: SimpleOptions.OnFailure has no effect, because the store has a fallback of its own; "+
+			"set redisguard.Options{Guard: guard.Options{OnFailure: guard.%s}} instead, or the guard.Options of guard.Standard", penstock.ErrInvalid, constantOf(o.OnFailure))
+	}
 	config := o.HTTP
 	if err := config.finish(); err != nil {
 		return nil, err
@@ -124,6 +131,12 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 		return nil, err
 	}
 	return New(controller, Options{Rejected: o.Rejected})
+}
+
+// constantOf returns the name of a failure mode in Go, such as FailClosed.
+func constantOf(m guard.FailureMode) string {
+	name := m.String()
+	return "Fail" + strings.ToUpper(name[:1]) + name[1:]
 }
 
 // ByAddress returns the key of the connection's remote address. Behind proxies, where all

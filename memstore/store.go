@@ -21,6 +21,10 @@ type Options struct {
 	// Now is the clock. A clock for tests or replay may stop, jump or step back, but must stay between
 	// the years 1970 and 2112. Beyond these, Decide returns ErrInvalid. Default: the wall clock, whose
 	// steps the store follows within a second.
+	//
+	// Only the counters follow Now. Waiting, penstock.Reservation.Delay and deadlines of contexts use
+	// the wall clock. In a bubble of testing/synctest, all of them follow the bubble's clock, without
+	// Now.
 	Now func() time.Time
 
 	// Locks is how many locks the counters are divided among, rounded up to a power of two.

@@ -19,8 +19,9 @@ type Options struct {
 	Guard guard.Options
 }
 
-// A Store is a penstock.Store on Redis that also decides while Redis gives no answer. A gate of
-// package httplimit with this Store needs the option HasFallback.
+// A Store is a penstock.Store on Redis that also decides while Redis gives no answer, as
+// Options.Guard.OnFailure says. It suits httplimit.PerKey and httplimit.NewSimple as it is. For
+// admission.New, set admission.Options.HasFallback.
 type Store struct {
 	*guard.Guarded
 	redis *redisstore.Store
