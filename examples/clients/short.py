@@ -8,6 +8,6 @@ headers = {"Content-Type": "application/json", "Authorization": "Bearer " + toke
 try:
     with urllib.request.urlopen(urllib.request.Request(url + "/v1/check", body, headers), timeout=1) as response:
         decision = json.load(response)
-except OSError as e:  # no response, or an error such as 429 or 503: decide here what to do without a decision
+except OSError as e:  # after a 400, reject the request; after a 503 or no response, decide here what to do without a decision
     sys.exit(f"undecided: {e}")
 print("allowed" if decision["allowed"] else f"denied, retry after {decision['retry_after_ms'] / 1000} s")
