@@ -256,10 +256,13 @@ func (b *failedBatch) has(mode FailureMode) bool {
 	return slices.Contains(b.modes[:len(b.charges)], mode)
 }
 
-// turnLocalsIntoPeeks turns the FailLocal charges into Peeks, because the batch is denied anyway.
+// turnLocalsIntoPeeks turns the FailLocal charges into Peeks, because the batch is denied anyway. A
+// charge that is a Peek keeps its cost, because its caller asks whether that cost fits.
 func (b *failedBatch) turnLocalsIntoPeeks() {
 	for i := range b.locals {
-		b.locals[i].Mode, b.locals[i].Cost, b.locals[i].Patience = penstock.Peek, 0, 0
+		if l := &b.locals[i]; l.Mode != penstock.Peek {
+			l.Mode, l.Cost, l.Patience = penstock.Peek, 0, 0
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -244,6 +245,26 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 			if want := l.Limit == "any" && l.IsUnknown; l.IsUncounted != want {
 				t.Errorf("%s: IsUnknown is %v, and IsUncounted is %v; want %v", l.Name(), l.IsUnknown, l.IsUncounted, want)
 			}
+		}
+	}
+}
+
+// In an outage, a full limit that fails local denies, whatever the other limits of the key do.
+func TestFullLimitDeniesWithoutTheStore(t *testing.T) {
+	down := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, nil)
+	})
+	for _, other := range []string{"local", "open", "closed"} {
+		rules := rulesOf(t, "rules: [{name: pool, per: {key: header X-Key}, limits: [{name: slots, in_flight: 2}, {rate: 9/h, on_failure: "+other+"}]}]")
+		store := penstock.Wrap(down, guard.Fallback(guard.FallbackOptions{Limits: rules.Settings, OnFailure: guard.FailLocal}))
+		limits, _ := Find(rules, "key:a", "")
+		for _, holder := range []string{"1", "2"} {
+			if d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "key:a", Plan: limits[0].plan, Cost: 1, Holder: holder}}); err != nil || !d.Allowed {
+				t.Fatalf("hold %s gets %v, %v; want it allowed", holder, d, err)
+			}
+		}
+		if _, err := Read(t.Context(), store, limits); err != nil || limits[0].Left != 0 || !limits[0].IsDenied || limits[0].RetryMS <= 0 {
+			t.Errorf("beside a limit that fails %s, the full limit is %+v, %v; want 0 left, and that it denies", other, limits[0], err)
 		}
 	}
 }
