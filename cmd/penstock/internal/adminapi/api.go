@@ -187,7 +187,7 @@ var routes = []route{
 	}, body: Timings{}, respond: (*Handler).makeTimings},
 	{path: "timeline", summary: "Events that may explain changes in the charts: reloads, resets, outages. The latest first.", parameters: []parameter{
 		{name: "from", doc: "only events from this time on, such as 2026-01-31T14:00:00Z, or 14:00 in UTC"},
-		{name: "to", doc: "only events up to this time"},
+		{name: "to", doc: "only events up to this time; a time without a date is the first one after from"},
 	}, body: Timeline{}, respond: (*Handler).makeTimeline},
 	{path: "offenders", summary: "The keys with the most denied requests, requests near their limit, or units.", parameters: []parameter{
 		{name: "kind", doc: "what is counted", choices: []string{"denied", "shadow_denied", "near_limit", "units"}},

@@ -20,11 +20,7 @@ import (
 var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "reason", "ref", "removed", "requests", "result", "rule", "rules", "servers"}
 
 func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any, error) {
-	from, err := timeOf(q, "from")
-	if err != nil {
-		return nil, err
-	}
-	to, err := timeOf(q, "to")
+	from, to, err := periodOf(q)
 	if err != nil {
 		return nil, err
 	}
@@ -61,12 +57,26 @@ func nameOf(i *activity.Instance) string {
 	return name
 }
 
-// timeOf returns a time of a query, or the zero time if it is not given.
-func timeOf(q url.Values, name string) (time.Time, error) {
-	if q.Get(name) == "" {
-		return time.Time{}, nil
+// periodOf returns the times from and to of a query, or the zero time for one that is not given. A
+// to without a date is the first such time at or after from, and may be later than now.
+func periodOf(q url.Values) (from, to time.Time, err error) {
+	if text := q.Get("from"); text != "" {
+		if from, err = ParseTime(text); err != nil {
+			return from, to, err
+		}
 	}
-	return ParseTime(q.Get(name))
+	text := q.Get("to")
+	if text == "" {
+		return from, to, nil
+	}
+	if clock, isClock := parseClock(text); isClock && !from.IsZero() {
+		if to = clock.on(from); to.Before(from) {
+			to = to.AddDate(0, 0, 1)
+		}
+		return from, to, nil
+	}
+	to, err = ParseTime(text)
+	return from, to, err
 }
 
 // ParseTime reads a time that a person writes: in RFC 3339, or in UTC without a zone. A time
@@ -77,17 +87,33 @@ func ParseTime(text string) (time.Time, error) {
 			return t.UTC(), nil
 		}
 	}
-	for _, layout := range []string{"15:04:05", "15:04"} {
-		clock, err := time.Parse(layout, text)
-		if err != nil {
-			continue
-		}
+	if clock, isClock := parseClock(text); isClock {
 		now := time.Now().UTC()
-		t := time.Date(now.Year(), now.Month(), now.Day(), clock.Hour(), clock.Minute(), clock.Second(), 0, time.UTC)
+		t := clock.on(now)
 		if t.After(now) {
 			t = t.AddDate(0, 0, -1)
 		}
 		return t, nil
 	}
 	return time.Time{}, refuse(http.StatusBadRequest, "%.40q is not a time; write 14:05, 2026-01-31 14:05 or 2026-01-31T14:05:00+01:00", text)
+}
+
+// A clockTime is a time of day in UTC, on any date.
+type clockTime time.Time
+
+// parseClock reads a time without a date.
+func parseClock(text string) (c clockTime, isClock bool) {
+	for _, layout := range []string{"15:04:05", "15:04"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return clockTime(t), true
+		}
+	}
+	return c, false
+}
+
+// on returns the time on the date of t in UTC.
+func (c clockTime) on(t time.Time) time.Time {
+	year, month, day := t.UTC().Date()
+	hour, minute, second := time.Time(c).Clock()
+	return time.Date(year, month, day, hour, minute, second, 0, time.UTC)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +87,28 @@ func TestTimesWithoutADateAreTheLatest(t *testing.T) {
 		for _, text := range []string{"", "2 pm", "24:00", "2026-02-30 14:05", strings.Repeat("1", 5000)} {
 			if got, err := ParseTime(text); err == nil || len(err.Error()) > 200 {
 				t.Errorf("%.40q is read as %v, %v; want a short error", text, got, err)
+			}
+		}
+	})
+}
+
+// A period ends after it begins, also if its end is later than now, or on the next day.
+func TestEndWithoutADateFollowsTheBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // begins at 2000-01-01T00:00:00Z
+		time.Sleep(19*time.Hour + 32*time.Minute)
+		for _, c := range []struct{ from, to, want string }{
+			{"19:10", "19:59", "2000-01-01T19:10:00Z 2000-01-01T19:59:00Z"},
+			{"19:10", "19:30", "2000-01-01T19:10:00Z 2000-01-01T19:30:00Z"},
+			{"19:10", "19:10", "2000-01-01T19:10:00Z 2000-01-01T19:10:00Z"},
+			{"23:50", "00:10", "1999-12-31T23:50:00Z 2000-01-01T00:10:00Z"},
+			{"1999-12-30 12:00", "11:59:59", "1999-12-30T12:00:00Z 1999-12-31T11:59:59Z"},
+			{"1999-12-30T23:30:00-01:00", "00:45", "1999-12-31T00:30:00Z 1999-12-31T00:45:00Z"},
+			{"", "19:59", "0001-01-01T00:00:00Z 1999-12-31T19:59:00Z"},
+			{"19:10", "", "2000-01-01T19:10:00Z 0001-01-01T00:00:00Z"},
+		} {
+			from, to, err := periodOf(url.Values{"from": {c.from}, "to": {c.to}})
+			if got := from.Format(time.RFC3339) + " " + to.Format(time.RFC3339); err != nil || got != c.want {
+				t.Errorf("from %q to %q is %s, %v; want %s", c.from, c.to, got, err, c.want)
 			}
 		}
 	})

@@ -49,7 +49,7 @@ func (h *health) failed(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	wasFailing := h.isFailing.Swap(true)
+	h.isFailing.Store(true)
 	h.calls++
 	h.latest = now
 	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
@@ -68,7 +68,7 @@ func (h *health) failed(err error) {
 		return
 	}
 	line := withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)
-	if !wasFailing {
+	if isFirst := r.lastLine.IsZero(); isFirst { // the reason is new in this outage
 		line = append(line, activity.EventAttribute, activity.StoreFails)
 	}
 	h.log.Error("the store made no decision", line...)
@@ -95,6 +95,7 @@ func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reason, h.cause = observe.Reason(err), err
+	h.reasons = map[string]*reasonLine{h.reason: {lastLine: time.Now()}} // of the caller
 	h.isFailing.Store(true)
 }
 

@@ -79,6 +79,9 @@ func TestNewReasonIsLoggedImmediately(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
+		if n := len(log.Lines("event=store_fails")); n != len(reasons) {
+			t.Errorf("%d lines are events; want one for each of the %d reasons:\n%s", n, len(reasons), log)
+		}
 		t.Log("counted: 1000 failures logged in 3 lines")
 	})
 }
