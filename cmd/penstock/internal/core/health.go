@@ -95,7 +95,6 @@ func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reason, h.cause = observe.Reason(err), err
-	h.reasons = map[string]*reasonLine{h.reason: {lastLine: time.Now()}} // of the caller
 	h.isFailing.Store(true)
 }
 
