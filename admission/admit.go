@@ -112,8 +112,11 @@ const slotRetryAfter = time.Second
 // status returns what a client may know about the status of charge i.
 func (a *Admission) status(i int) penstock.Status {
 	s := a.decision.Status(i)
-	if isSlot(&a.evaluation.Charges[i]) && s.RetryAfter != penstock.Never {
-		s.RetryAfter, s.ResetAfter = min(s.RetryAfter, slotRetryAfter), min(s.ResetAfter, slotRetryAfter)
+	if isSlot(&a.evaluation.Charges[i]) {
+		s.ResetAfter = min(s.ResetAfter, slotRetryAfter)
+		if s.RetryAfter != penstock.Never {
+			s.RetryAfter = min(s.RetryAfter, slotRetryAfter)
+		}
 	}
 	return s
 }

@@ -119,7 +119,7 @@ func TestHeadersOfDecisions(t *testing.T) {
 	}{
 		"allowed":     {decision: &penstockv1.CheckResponse{Allowed: true, RetryAfterMs: 5, Limits: []*penstockv1.LimitStatus{{Limit: "a", Capacity: 1e15, Remaining: 1e15, ResetAfterMs: 1001}}}, status: 200, policies: `"a";q=999999999999999`, states: `"a";r=999999999999999;t=2`},
 		"denied":      {decision: &penstockv1.CheckResponse{Outcome: "denied", RetryAfterMs: 1, Limits: []*penstockv1.LimitStatus{{Limit: "a", Capacity: 12, Remaining: 11, ResetAfterMs: 5000, RetryAfterMs: 1}, {Limit: "b", Capacity: 10, ResetAfterMs: 61000}}}, status: 429, policies: `"a";q=12, "b";q=10`, states: `"a";r=11;t=1, "b";r=0;t=61`, retryWait: "1"},
-		"never":       {decision: &penstockv1.CheckResponse{Outcome: "denied", RetryAfterMs: -1, Limits: []*penstockv1.LimitStatus{{Limit: "a", Capacity: 1, RetryAfterMs: -1, ResetAfterMs: 2000}}}, status: 429, policies: `"a";q=1`, states: `"a";r=0;t=2`},
+		"never":       {decision: &penstockv1.CheckResponse{Outcome: "denied", RetryAfterMs: -1, Limits: []*penstockv1.LimitStatus{{Limit: "a", Capacity: 1, RetryAfterMs: -1, ResetAfterMs: 2000}}}, status: 429, policies: `"a";q=1`, states: `"a";r=0`},
 		"11 seconds":  {decision: &penstockv1.CheckResponse{Outcome: "denied", RetryAfterMs: 11_000}, status: 429, retryWait: "11"},
 		"deny list":   {decision: &penstockv1.CheckResponse{Outcome: "refused", RetryAfterMs: -1}, status: 403},
 		"without one": {decision: &penstockv1.CheckResponse{Outcome: "failed_closed", RetryAfterMs: 1000}, status: 503, retryWait: "1"},

@@ -1,6 +1,7 @@
 package checkapi
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"mime"
@@ -186,11 +187,12 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 		var policies, states []string
 		for _, l := range d.Limits {
 			policies = append(policies, `"`+l.Limit+`";q=`+strconv.FormatInt(min(l.Capacity, maxField), 10))
-			until := l.ResetAfterMs // t of RateLimit
-			if l.RetryAfterMs > 0 { // this limit denied the request
-				until = l.RetryAfterMs
+			state := `"` + l.Limit + `";r=` + strconv.FormatInt(min(l.Remaining, maxField), 10)
+			if l.RetryAfterMs != never {
+				until := cmp.Or(l.RetryAfterMs, l.ResetAfterMs) // RetryAfterMs is 0 if this limit did not deny
+				state += ";t=" + strconv.FormatInt(seconds(until), 10)
 			}
-			states = append(states, `"`+l.Limit+`";r=`+strconv.FormatInt(min(l.Remaining, maxField), 10)+";t="+strconv.FormatInt(seconds(until), 10))
+			states = append(states, state)
 		}
 		h.Set("RateLimit-Policy", strings.Join(policies, ", "))
 		h.Set("RateLimit", strings.Join(states, ", "))

@@ -43,6 +43,9 @@ func newDenials() *cobra.Command {
 			if (d.key != "" || d.ref != "") && !d.isFollowing {
 				return withStatus(exitUsage, errors.New("--key and --ref work only with --follow; penstock status shows one key"))
 			}
+			if err := checkRef(d.ref); err != nil {
+				return err
+			}
 			if err := checkMasked(d.key); err != nil {
 				return err
 			}

@@ -153,17 +153,14 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	if err != nil {
 		return err
 	}
-	if token.isTooShort {
-		return errShortToken
-	}
-	if token.text == "" {
-		return withStatus(exitInvalid, errors.New("an instance resets keys for operators only; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to its operator_token"))
-	}
 	instance, err := r.admin.open(token)
 	if err != nil {
 		return err
 	}
 	defer instance.Close()
+	if token.text == "" {
+		return instance.errNoToken(c.Context())
+	}
 	found, err := instance.fetchKey(c.Context(), wanted)
 	if err != nil {
 		return err

@@ -125,6 +125,9 @@ const refUsage = "instead of KEY, with --admin: the ref that penstock denials an
 // error of the check names the wanted argument.
 func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
+		if err := checkRef(*ref); err != nil {
+			return err
+		}
 		switch {
 		case *ref == "":
 			if err := argumentCount(1, 1, wanted)(c, args); err != nil {
@@ -137,6 +140,15 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 		}
 		return checkMasked(keyArgument(args))
 	}
+}
+
+// checkRef returns an error if --ref has taken the flag behind it as its value. This happens if a
+// script leaves out the ref, for example because a variable is empty.
+func checkRef(ref string) error {
+	if !strings.HasPrefix(ref, "--") {
+		return nil
+	}
+	return withStatus(exitUsage, fmt.Errorf("--ref has no value: the next word is the flag %s; write --ref REF, and check that REF is not empty", ref))
 }
 
 // checkMasked returns an error for a masked key, because no limit counts under it.

@@ -501,6 +501,22 @@ func TestResetByARunningInstance(t *testing.T) {
 		t.Errorf("reset when nothing is used: exit status %d, %s; want %d with %q", code, out, exitDenied, "nothing was reset")
 	}
 	checkRefs(t, guarded)
+	open := startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0")...)
+	for _, sent := range []string{"", "short", token} {
+		t.Setenv("PENSTOCK_OPERATOR_TOKEN", sent)
+		const want = "this instance has no operator_token"
+		for _, args := range []string{"key:abc", "--ref a5e8a92f78f64dc2"} {
+			line := append(strings.Fields("reset --reason r --yes --admin "+open.admin), strings.Fields(args)...)
+			if code, out, errors := command(line...); code != exitInvalid || out != "" || !strings.Contains(errors, want) {
+				t.Errorf("reset %s at an instance without a token, with %q: exit status %d, %s%s; want %d with %q", args, sent, code, out, errors, exitInvalid, want)
+			}
+		}
+	}
+	for _, line := range []string{"reset --ref --reason r", "reset --ref --reason --admin " + guarded.admin, "denials --follow --ref --rule"} {
+		if code, _, errors := command(strings.Fields(line)...); code != exitUsage || !strings.Contains(errors, "--ref has no value") {
+			t.Errorf("penstock %s: exit status %d, %s; want %d with %q", line, code, errors, exitUsage, "--ref has no value")
+		}
+	}
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "short")
 	for _, args := range []string{"status key:abc", "top", "denials", "reset key:abc --reason r --yes"} {
 		// On its own machine, the instance shows its state without a token. A key needs one.

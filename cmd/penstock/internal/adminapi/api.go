@@ -309,7 +309,10 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 // Arguments of Options.AuthFailed.
 const tokenIsWrong, tokenIsMissing = true, false
 
-var errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer")
+var (
+	errNoToken    = refuse(http.StatusForbidden, "this instance has no operator_token, so it accepts no token; set operator_token in its settings, and restart it")
+	errWrongToken = refuse(http.StatusUnauthorized, "the token is wrong; send the operator token as Authorization: Bearer")
+)
 
 // ViewerOfToken returns the client that sends a token, or an error if the token is wrong.
 func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
@@ -319,10 +322,14 @@ func (h *Handler) ViewerOfToken(token string) (Viewer, error) {
 	return Viewer{isOperator: true}, nil
 }
 
-// rejectToken counts a wrong token, and returns the error after a delay.
+// rejectToken counts a wrong token, and returns the error after a delay. Without an operator_token,
+// each token is wrong.
 func (h *Handler) rejectToken() error {
 	h.AuthFailed(tokenIsWrong)
 	h.delays.wait()
+	if len(h.Token) == 0 {
+		return errNoToken
+	}
 	return errWrongToken
 }
 

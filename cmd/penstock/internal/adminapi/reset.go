@@ -76,7 +76,7 @@ func (h *Handler) requireOperator(v Viewer, what string) error {
 	case v.isOperator:
 		return nil
 	case len(h.Token) == 0:
-		return refuse(http.StatusForbidden, "%s needs the operator token, and this service has none; set operator_token", what)
+		return refuse(http.StatusForbidden, "%s needs the operator token, and this instance has no operator_token; set operator_token in its settings, and restart it", what)
 	}
 	h.AuthFailed(tokenIsMissing) // ViewerOf has refused a wrong token
 	return refuse(http.StatusUnauthorized, "%s needs the operator token at every address; send it as Authorization: Bearer", what)

@@ -117,7 +117,7 @@ func TestResetNeedsTheTokenAndTheSameOrigin(t *testing.T) {
 		{headers: []string{"Cookie: token=" + token}, status: 401},
 		{change: func(o *Options) { o.IsLocal = false }, status: 401},
 		{change: func(o *Options) { o.Token = nil }, status: 403},
-		{change: func(o *Options) { o.Token = nil }, headers: []string{"Authorization: Bearer "}, status: 401}, // a header of a wrong form is a wrong token
+		{change: func(o *Options) { o.Token = nil }, headers: []string{"Authorization: Bearer "}, status: 403}, // no token is right
 		{headers: []string{operatorHeader, "Origin: http://evil.example"}, status: 403},
 		{headers: []string{operatorHeader, "Sec-Fetch-Site: cross-site"}, status: 403},
 		{headers: []string{operatorHeader, "Origin: null"}, status: 403},

@@ -19,10 +19,10 @@ func TestSessionReplacesTheToken(t *testing.T) {
 	otherToken := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, []byte("fedcba9876543210") })
 	noToken := newFixture(t, func(o *Options) { o.IsLocal, o.Token = false, nil })
 	q := httptest.NewRequest("POST", "http://127.0.0.1:9180/login", nil)
-	for _, f := range []*fixture{local, remote, noToken} {
+	for f, status := range map[*fixture]int{local: 401, remote: 401, noToken: 403} {
 		for _, wrong := range []string{"", "0123456789abcdeF", token + "0"} {
-			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != 401 {
-				t.Errorf("LogIn with the wrong token %q returns %v, %v; want an error with the status 401", wrong, c, err)
+			if c, err := f.LogIn(wrong, q); err == nil || StatusOf(err) != status {
+				t.Errorf("LogIn with the wrong token %q returns %v, %v; want an error with the status %d", wrong, c, err, status)
 			}
 		}
 	}
