@@ -52,15 +52,6 @@ func newGate() (*httplimit.Gate, error) {
 	return httplimit.NewSimple(store, "api", limits, httplimit.SimpleOptions{})
 }
 
-// limited lets each client address send 100 requests per minute, counted in memory.
-func limited(api http.Handler) (http.Handler, error) {
-	gate, err := httplimit.PerKey(memstore.New(memstore.Options{}), "api", penstock.PerMinute(100), httplimit.ByAddress)
-	if err != nil {
-		return nil, err
-	}
-	return gate.Middleware(api), nil
-}
-
 // The smallest middleware: one limit for each client address.
 func ExamplePerKey() {
 	handler, err := limited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "hello") }))

@@ -288,6 +288,19 @@ func TestCacheOfStatedLimitsHasABound(t *testing.T) {
 	}
 }
 
+// The store knows only when a hold expires, after a minute. The hold may be released at any time.
+func TestTimesOfSlotsAreAtMostASecond(t *testing.T) {
+	s := newService(t)
+	for cost, retryAfter := range map[int]float64{1: 1000, 2: -1} {
+		s.call("/v1/acquire", `{"check":{"key":"full","limits":[{"in_flight":1}]}}`)
+		denied := s.call("/v1/acquire", fmt.Sprintf(`{"check":{"key":"full","cost":%d,"limits":[{"in_flight":1}]}}`, cost))
+		l := denied.object("decision").list("limits")[0]
+		if l["retry_after_ms"] != retryAfter || l["reset_after_ms"] != 1000.0 {
+			t.Errorf("acquire of %d at a full limit: %v; want a retry after %v and a reset after 1000", cost, l, retryAfter)
+		}
+	}
+}
+
 // A hold lasts as long as the shortest of its slots.
 func TestHoldsLastAsLongAsTheirShortestSlot(t *testing.T) {
 	s := newService(t)

@@ -338,7 +338,8 @@ type CheckResponse struct {
 	RetryAfterMs int64 `protobuf:"varint,4,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
 	// The limits that apply.
 	Limits []*LimitStatus `protobuf:"bytes,5,rep,name=limits,proto3" json:"limits,omitempty"`
-	// The names of the limits that denied it.
+	// The names of the limits that denied it, and of those that have no room any more because they
+	// counted this denial.
 	DeniedBy []string `protobuf:"bytes,6,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
 	// The call was a repeat, by its request_id, and charged nothing.
 	IsRepeat      bool `protobuf:"varint,7,opt,name=is_repeat,json=isRepeat,proto3" json:"is_repeat,omitempty"`
@@ -437,8 +438,10 @@ type LimitStatus struct {
 	// How many units are left.
 	Remaining int64 `protobuf:"varint,3,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// 0 if this limit did not deny. Otherwise, how long it takes until it grants the cost; -1: never.
+	// At most 1000 for in_flight, because a slot may be released at any time. Above 0 also if the limit
+	// counts denied requests, and has no room any more because this one was counted.
 	RetryAfterMs int64 `protobuf:"varint,4,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
-	// How long it takes until nothing is used, if no other requests come.
+	// How long it takes until nothing is used, if no other requests come. At most 1000 for in_flight.
 	ResetAfterMs  int64 `protobuf:"varint,5,opt,name=reset_after_ms,json=resetAfterMs,proto3" json:"reset_after_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

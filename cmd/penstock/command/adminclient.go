@@ -117,8 +117,8 @@ func (a *admin) errRefused(status int, text []byte) error {
 	return withStatus(code, fmt.Errorf("%s returned status %d: %s%s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), hint))
 }
 
-// errNoToken returns the error for a reset without a token. It asks for a key, which needs the token
-// at every instance: the answer tells whether the instance has an operator_token at all.
+// errNoToken returns the error for a reset without a token. It reads a key, which needs the token
+// at every instance. So the answer tells whether the instance has an operator_token at all.
 func (a *admin) errNoToken(ctx context.Context) error {
 	if _, err := a.fetchKey(ctx, keyQuery{key: "global"}); err != nil {
 		return err
