@@ -43,7 +43,8 @@ func TestTimelineSaysWhatHappened(t *testing.T) {
 		t.Fatalf("the reset returns %d %s; want 200", res.StatusCode, text)
 	}
 	// isShown reports whether a service shows an event of this instance, or of another one, with a
-	// detail. Any value will do if it is empty. A reload may come twice, and the second changes nothing.
+	// detail. Any value will do if it is empty. A reload may come twice, and one of them changes
+	// nothing.
 	isShown := func(at *testService, isSelf bool, kind, detail, value string) bool {
 		for _, e := range readAdmin[adminapi.Timeline](at, "timeline", token).Events {
 			got, ok := e.Details[detail]
