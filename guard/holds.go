@@ -478,6 +478,8 @@ func (s *holds) tryDue(ctx context.Context, by time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, h := range due {
+		close(h.done)
+		h.done = nil
 		if h.isRetaking {
 			s.noteRetakeLocked(h, calls[i], now)
 		} else {
@@ -515,8 +517,6 @@ func (s *holds) takeDue(by time.Time) (due []*hold, calls []*many.Call) {
 
 // noteReturnLocked records the result of a return.
 func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
-	close(h.done)
-	h.done = nil
 	if c.Err == nil && c.Decision.Status(0).Granted > 0 { // the store had the hold
 		s.returnedLate.Add(1)
 		s.unreported++
@@ -535,8 +535,7 @@ func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
 // noteRetakeLocked records the result of a retake. If the hold was refunded meanwhile, it is
 // returned now.
 func (s *holds) noteRetakeLocked(h *hold, c *many.Call, now time.Time) {
-	close(h.done)
-	h.done, h.isRetaking = nil, false
+	h.isRetaking = false
 	switch {
 	case s.byKey[h.holdKey] != h: // it was forgotten
 		return
