@@ -3,7 +3,6 @@ package faults
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/Shopify/toxiproxy/v2"
 	"github.com/penstock/penstock/internal/redistest"
@@ -61,10 +60,7 @@ func start(t *testing.T, k kind, f *fault) *target {
 		if f.canPartition {
 			to.cluster, to.proxies = redistest.StartProxiedCluster(t)
 		} else {
-			to.cluster = redistest.StartCluster(t)
-			if err := to.cluster.Tolerate(time.Second); err != nil {
-				t.Fatal(err)
-			}
+			to.cluster = redistest.StartClusterForFailover(t)
 		}
 		to.servers, to.url = to.cluster.Nodes, "redis+cluster://"+strings.Join(to.cluster.Addrs(), ",")
 		to.direct = to.url

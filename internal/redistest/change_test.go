@@ -74,10 +74,7 @@ func moveSlots(t *testing.T, c *Cluster) {
 
 func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	t.Parallel()
-	c := StartCluster(t)
-	if err := c.Tolerate(time.Second); err != nil {
-		t.Fatal(err)
-	}
+	c := StartClusterForFailover(t)
 	old := c.Nodes[0]
 	key := setOwnKey(t, old)
 	slot, _ := c.Slot(key)

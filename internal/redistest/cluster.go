@@ -55,12 +55,19 @@ func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 	return c, c.proxies, nil
 }
 
-// StartCluster is LaunchCluster for a test. Its nodes tolerate a minute of silence, because a
-// failover on a busy machine would lose grants. A test of failovers sets less by
-// [Cluster.Tolerate].
+// StartCluster starts a Cluster for a test. Its nodes tolerate a minute of silence, because a
+// failover on a busy machine would lose grants. A test of failovers uses StartClusterForFailover.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c, err := launchTolerant()
+	return mustStart(t, c, err)
+}
+
+// StartClusterForFailover is LaunchCluster for a test: a node that is silent for a second counts as
+// down.
+func StartClusterForFailover(t testing.TB) *Cluster {
+	t.Helper()
+	c, err := LaunchCluster()
 	return mustStart(t, c, err)
 }
 

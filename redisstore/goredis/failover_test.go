@@ -38,10 +38,7 @@ func TestFailoversAreFollowed(t *testing.T) {
 		})
 		t.Run("cluster/"+how.name, func(t *testing.T) {
 			t.Parallel()
-			c := redistest.StartCluster(t)
-			if err := c.Tolerate(time.Second); err != nil {
-				t.Fatal(err)
-			}
+			c := redistest.StartClusterForFailover(t)
 			primary := c.Nodes[0]
 			replica := c.Replica(primary)
 			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: how.usesDeadlines})

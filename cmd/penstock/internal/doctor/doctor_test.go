@@ -556,10 +556,7 @@ func TestTLSIsExamined(t *testing.T) {
 
 func TestFaultsOfAClusterAreFound(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t)
-	if err := c.Tolerate(time.Second); err != nil {
-		t.Fatal(err)
-	}
+	c := redistest.StartClusterForFailover(t)
 	url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
 	wantCheck := func(check string, status Status, summary string) {
 		t.Helper()
