@@ -46,7 +46,12 @@ func TestLeaseObeysTheLaw(t *testing.T) {
 func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	option, err := redisstore.ParseURL(redistest.Start(t).URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	option.ConnWriteTimeout = time.Minute // a busy machine can stop Redis for seconds
+	redis, err := redisstore.New(redisstore.Dial(option), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
