@@ -25,6 +25,7 @@ type EventKind string
 const (
 	Started       EventKind = "started"
 	Reloaded      EventKind = "reloaded"
+	Weakened      EventKind = "weakened" // a reload whose rules may admit requests that the old rules denied
 	ReloadFailed  EventKind = "reload_failed"
 	KeyReset      EventKind = "key_reset"
 	BreakerOpen   EventKind = "breaker_open"
@@ -40,7 +41,7 @@ const (
 // IsBad reports whether the event is a sign of trouble.
 func (k EventKind) IsBad() bool {
 	switch k {
-	case ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost:
+	case Weakened, ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost:
 		return true
 	}
 	return false

@@ -127,8 +127,8 @@ func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.metrics.SetRules(r.first.Rules)
 }
 
-// reloadSucceeded records the rules that a reload has put in force. It logs what the old rules
-// enforced and the new rules do not, and the warnings that the old rules did not have.
+// reloadSucceeded records the rules that a reload has put in force. It logs the change, and the
+// warnings that the old rules did not have.
 func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	p := newPolicy(file, r.settings)
 	r.mu.Lock()
@@ -142,20 +142,28 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	}
 	r.since, r.digest = time.Now(), p.Digest
 	r.metrics.SetRules(p.Rules)
-	line := []any{activity.EventAttribute, activity.Reloaded, "policy", p.File, "digest", p.Digest, "rules", p.Count()}
-	r.log.Info("policy reloaded", append(line, policyChanges(r.inForce, file.Rules)...)...)
-	if removed := removedProtections(r.inForce, file.Rules); removed != "" {
-		r.log.Warn("the new policy does not enforce all that the old one did", "policy", p.File, "removed", removed)
-	}
-	if changed := changedProtections(r.inForce, file.Rules); changed != "" {
-		r.log.Warn("the new policy may admit requests that the old one denied", "policy", p.File, "changed", changed)
-	}
+	r.logReload(p, r.inForce, file.Rules)
 	isOld := func(warning string) bool { return slices.Contains(r.warnings, warning) }
 	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), isOld))
 	if !reflect.DeepEqual(p.server, r.first.server) {
 		r.log.Warn("the policy's server section has changed; restart to apply it", "policy", p.File)
 	}
 	r.warnings, r.emptyDeny, r.inForce = p.Warnings, p.EmptyDeny, file.Rules
+}
+
+// logReload logs what a reload has changed. The line is a warning if the new rules may admit
+// requests that the old rules denied.
+func (r *rules) logReload(p Policy, before, after *policy.Rules) {
+	level, kind, text := slog.LevelInfo, activity.Reloaded, "policy reloaded"
+	weaker := weakerParts(before, after)
+	if weaker != "" {
+		level, kind, text = slog.LevelWarn, activity.Weakened, "policy reloaded; it may admit requests that the old one denied"
+	}
+	line := []any{activity.EventAttribute, kind, "policy", p.File, "digest", p.Digest, "rules", p.Count()}
+	if weaker != "" {
+		line = append(line, "weaker", weaker)
+	}
+	r.log.Log(context.Background(), level, text, append(line, policyChanges(before, after)...)...)
 }
 
 // reloadFailed records a reload that failed. The old rules stay in force.

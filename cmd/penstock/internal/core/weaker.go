@@ -9,24 +9,37 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// removedProtections names what the old rules enforce and the new rules do not: rules, limits of
-// rules that stay, tiers, and the deny list. It names at most maxNamed of each kind. The text is
-// "" if the new rules have all of them. Shadows enforce nothing.
-func removedProtections(before, after *policy.Rules) string {
-	var rules, limits, tiers, removed []string
+// weakerParts names the parts by which new rules may admit requests that the old rules denied. It
+// returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
+// the deny list. A limit that has become a shadow counts as gone. These parts have changed: an allow
+// list with new entries, rules whose match is narrower, and limits with another algorithm, whose
+// counters begin anew. At most maxNamed of each kind are named. The values of a match are compared as
+// they are written. So a rule is named if its path was /* and is /b, and also if its path was /b and
+// is /*.
+func weakerParts(before, after *policy.Rules) string {
+	var rules, limits, tiers, matches, algorithms, parts []string
 	for _, rule := range before.Rules() {
-		old := enforcedLimits(rule)
+		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
-		if next := after.Rule(rule.Name); next != nil {
+		if next != nil {
 			kept = enforcedLimits(next)
 		}
-		if len(old) > 0 && len(kept) == 0 {
+		switch {
+		case len(old) == 0:
+			continue
+		case len(kept) == 0:
 			rules = append(rules, rule.Name)
 			continue
+		case !hasMatch(&next.Match, &rule.Match):
+			matches = append(matches, rule.Name)
 		}
 		for _, limit := range old {
-			if !slices.Contains(kept, limit) {
-				limits = append(limits, rule.Name+"."+limit)
+			name := rule.Name + "." + limit
+			switch {
+			case !slices.Contains(kept, limit):
+				limits = append(limits, name)
+			case algorithmOf(before, rule.Name, limit) != algorithmOf(after, rule.Name, limit):
+				algorithms = append(algorithms, name)
 			}
 		}
 	}
@@ -38,56 +51,39 @@ func removedProtections(before, after *policy.Rules) string {
 		}
 	}
 	if len(old.Deny) > 0 && len(next.Deny) == 0 {
-		removed = append(removed, "the deny list")
+		parts = append(parts, "the deny list is gone")
 	}
-	removed = appendNames(removed, "rule", rules)
-	removed = appendNames(removed, "limit", limits)
-	removed = appendNames(removed, "tier", tiers)
-	return strings.Join(removed, "; ")
-}
-
-// changedProtections names what the new rules enforce in another way, if requests may pass that the
-// old rules denied: an allow list with new entries, rules whose match is narrower, and limits with
-// another algorithm, whose counters begin anew. It names at most maxNamed of each kind. The values
-// of a match are compared as they are written. So a rule is named if its path was /* and is /b, and
-// also if its path was /b and is /*.
-func changedProtections(before, after *policy.Rules) string {
-	var matches, algorithms, changed []string
-	for _, rule := range before.Rules() {
-		next := after.Rule(rule.Name)
-		if next == nil || !rule.Enforces() || !next.Enforces() {
-			continue
-		}
-		if !hasMatch(&next.Match, &rule.Match) {
-			matches = append(matches, rule.Name)
-		}
-		for _, l := range rule.Limits {
-			newLimit := after.Limit(rule.Name, l.Name)
-			if !l.Shadow && newLimit != nil && !newLimit.Shadow && newLimit.Algorithm != l.Algorithm {
-				algorithms = append(algorithms, rule.Name+"."+l.Name)
-			}
-		}
-	}
-	old := before.Spec().Allow
 	isNew := func(c policy.Condition) bool {
-		return !slices.ContainsFunc(old, func(known policy.Condition) bool { return implies(c, known) })
+		return !slices.ContainsFunc(old.Allow, func(known policy.Condition) bool { return implies(c, known) })
 	}
-	if slices.ContainsFunc(after.Spec().Allow, isNew) {
-		changed = append(changed, "the allow list")
+	if slices.ContainsFunc(next.Allow, isNew) {
+		parts = append(parts, "the allow list has new entries")
 	}
-	changed = appendNames(changed, "match of rule", matches)
-	changed = appendNames(changed, "algorithm of limit", algorithms)
-	return strings.Join(changed, "; ")
+	parts = appendNames(parts, "removed rule", rules)
+	parts = appendNames(parts, "removed limit", limits)
+	parts = appendNames(parts, "removed tier", tiers)
+	parts = appendNames(parts, "narrower match of rule", matches)
+	parts = appendNames(parts, "new algorithm of limit", algorithms)
+	return strings.Join(parts, "; ")
 }
 
-// hasMatch tells whether a match has all methods, hosts and paths of an old one.
+// algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has no
+// choice of one.
+func algorithmOf(rules *policy.Rules, rule, limit string) string {
+	if l := rules.Limit(rule, limit); l != nil {
+		return l.Algorithm
+	}
+	return ""
+}
+
+// hasMatch reports whether a match has all methods, hosts and paths of an old one.
 func hasMatch(m, old *policy.Match) bool {
 	isSamePath := func(a, b policy.Pattern) bool { return reflect.DeepEqual(a, b) }
 	return m.IsAll() || hasAll(m.Methods, old.Methods, isSameText) && hasAll(m.Hosts, old.Hosts, isSameText) &&
 		hasAll(m.Paths, old.Paths, isSamePath) && implies(old.Where, m.Where)
 }
 
-// hasAll tells whether a list has all values of an old one. An empty list stands for all values.
+// hasAll reports whether a list has all values of an old one. An empty list stands for all values.
 func hasAll[T any](list, old []T, isSame func(a, b T) bool) bool {
 	if len(list) == 0 || len(old) == 0 {
 		return len(list) == 0
@@ -99,7 +95,7 @@ func hasAll[T any](list, old []T, isSame func(a, b T) bool) bool {
 
 func isSameText(a, b string) bool { return a == b }
 
-// implies tells whether b is true of each request of which a is true, as far as their values show.
+// implies reports whether b is true of each request of which a is true, as far as their values show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
 		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
@@ -109,7 +105,7 @@ func implies(a, b policy.Condition) bool {
 	return true
 }
 
-// isWithin tells whether test b has the source of test a, and all values of a.
+// isWithin reports whether test b has the source of test a, and all values of a.
 func isWithin(a, b *policy.Test) bool {
 	if a.Source.Kind != b.Source.Kind || a.Source.Name != b.Source.Name || a.Any && !b.Any {
 		return false
