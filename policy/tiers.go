@@ -51,6 +51,21 @@ func (r *Rules) ListOf(id *Identity, key string) ListMatch {
 	return NotListed
 }
 
+// IsUnlisted reports whether no request can have a key, because the identity lists the values that
+// count and that of the key is not among them. The arguments are those of TiersOf. A NamedCall can
+// have such a key.
+func (r *Rules) IsUnlisted(id *Identity, key string) bool {
+	known := r.knownBy(id, key)
+	only := known.identities[len(known.identities)-1].Only
+	switch {
+	case only == nil || only.Any:
+		return false
+	case known.source.Kind == KindAddress:
+		return known.address.IsValid() && !only.networks.contains(known.address)
+	}
+	return known.source.Kind != KindNone && !only.has(known.text)
+}
+
 // An answer says whether something holds for all requests of a client.
 type answer uint8
 

@@ -348,6 +348,8 @@ func (r *keyReport) print(out io.Writer) error {
 		b.WriteString("\nThe client is on the allow list, so no limit applies to its requests.\n")
 	case r.List == keylimits.DenyList:
 		b.WriteString("\nThe client is on the deny list, so all its requests are rejected.\n")
+	case r.List == keylimits.Unlisted:
+		b.WriteString("\nNo request counts under this key, because the policy lists the values that count, and this one is not listed.\npenstock explain finds the key of such a request.\n")
 	case keylimits.IsMixed(r.Results):
 		b.WriteString("\nThe tier of the client decides about a request of one unit now:\n")
 		for _, v := range r.Results {
@@ -413,6 +415,8 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients, list string) {
 	case list == keylimits.AllowList: // the limit does not apply
 	case list == keylimits.DenyList:
 		answer = "rejected"
+	case l.IsUnlisted:
+		answer = "not counted"
 	case l.IsDenied && l.Kind == keylimits.Enforced:
 		answer = deniedText(l.RetryMS)
 	case l.IsDenied:

@@ -196,7 +196,9 @@ func TestStatusKnowsTheTierOfAListedKey(t *testing.T) {
 tiers: {gold: {header X-Key: [gold-1]}, free: default}
 allow: {header X-Key: [friend]}
 deny: {header X-Key: [foe]}
-rules: [{name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 2/h}, algorithm: fixed-window}]}]
+rules:
+  - {name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 2/h}, algorithm: fixed-window}]}
+  - {name: vip, match: {path: /vip}, per: {vip: {header X-Vip: [v1]}}, limits: [{rate: 5/h}]}
 `
 	f := &statusFixture{redis: redistest.Start(t)}
 	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", tiers)}
@@ -219,6 +221,9 @@ rules: [{name: api, per: {key: header X-Key}, limits: [{rate: {gold: 6/h, free: 
 		}
 		if code, out, _ := from.run("status", "key:friend"); code != exitOK || !strings.Contains(out, "The client is on the allow list, so no limit applies to its requests.") {
 			t.Errorf("from %s, the status of a key on the allow list: exit status %d, %s; want %d", name, code, out, exitOK)
+		}
+		if code, out, _ := from.run("status", "vip:v2"); code != exitOK || !strings.Contains(out, "No request counts under this key, because the policy lists the values that count") || !strings.Contains(out, "  not counted\n") || strings.Contains(out, "allowed") {
+			t.Errorf("from %s, the status of a key that the policy does not list: exit status %d, %s; want %d, and no limit that allows", name, code, out, exitOK)
 		}
 		if code, out, _ := from.run("status", "key:foe"); code != exitDenied || !strings.Contains(out, "The client is on the deny list, so all its requests are rejected.") || !strings.Contains(out, "  rejected\n") || strings.Contains(out, "allowed") {
 			t.Errorf("from %s, the status of a key on the deny list: exit status %d, %s; want %d, and no limit that allows", name, code, out, exitDenied)

@@ -39,6 +39,8 @@ type Limit struct {
 	RetryMS     int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
 	IsDenied    bool   `json:"denies" doc:"it would deny a request of one unit now; a shadow or candidate would do so only if it were enforced. A list of the client decides first"`
 
+	IsUnlisted  bool   `json:"unlisted,omitempty" doc:"the rule counts only listed values, and that of the key is not listed: only calls of the check API that name the rule count here"`
+
 	key    string
 	plan   *penstock.Plan
 	policy *policy.Limit // nil if the limit is not in the policy, but in Envoy's files
@@ -161,8 +163,9 @@ func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (al
 	if !l.Key.CanBe(key) {
 		return nil
 	}
+	isUnlisted := rules.IsUnlisted(l.Key, key)
 	add := func(plan *penstock.Plan, tier string) {
-		all = append(all, Limit{Rule: l.Rule.Name, Limit: l.Name, Kind: kind, Tier: tier, Rate: describe.Rate(plan), Algorithm: l.Algorithm, key: key, plan: plan, policy: l, guard: l.Guard})
+		all = append(all, Limit{Rule: l.Rule.Name, Limit: l.Name, Kind: kind, Tier: tier, Rate: describe.Rate(plan), Algorithm: l.Algorithm, IsUnlisted: isUnlisted, key: key, plan: plan, policy: l, guard: l.Guard})
 	}
 	if len(l.Variants) == 1 {
 		add(l.Variants[0], "")
@@ -300,10 +303,11 @@ func (l *Limit) fill(s penstock.Status) {
 // IsInUse reports whether the limit, as it was read, has counted something or denies.
 func (l *Limit) IsInUse() bool { return l.Used > 0 || l.IsDenied }
 
-// ListOf returns the list that has the client of a key: allow or deny. The limits are those of the
-// key. ListOf returns "" if the client is on no list, or if the key alone does not tell.
+// ListOf returns the list that has the client of a key: AllowList or DenyList. It returns Unlisted
+// if no request can have the key. The limits are those of the key. ListOf returns "" if the client
+// is on no list, or if the key alone does not tell.
 func ListOf(rules *policy.Rules, limits []Limit) string {
-	list := policy.NotListed
+	list, isUnlisted := policy.NotListed, len(limits) > 0
 	for i, l := range limits {
 		if l.policy == nil { // Envoy's limits know no lists
 			return ""
@@ -312,21 +316,24 @@ func ListOf(rules *policy.Rules, limits []Limit) string {
 		if i > 0 && of != list {
 			return ""
 		}
-		list = of
+		list, isUnlisted = of, isUnlisted && l.IsUnlisted
 	}
-	switch list {
-	case policy.AllowListed:
+	switch {
+	case list == policy.AllowListed:
 		return AllowList
-	case policy.DenyListed:
+	case list == policy.DenyListed:
 		return DenyList
+	case isUnlisted:
+		return Unlisted
 	}
 	return ""
 }
 
-// The lists of a policy.
+// The lists of a policy, and Unlisted for a key that a list of a rule does not have.
 const (
 	AllowList = "allow"
 	DenyList  = "deny"
+	Unlisted  = "unlisted"
 )
 
 // A Result is what all limits of a key would decide now about a request of one unit, if its client
@@ -360,7 +367,7 @@ func (r *Result) decide(limits []Limit) {
 	r.DeniedBy = []string{}
 	for _, l := range limits {
 		isForOthers := l.Tier != "" && l.Tier != r.Tier
-		if isForOthers || l.Kind != Enforced || !l.IsDenied {
+		if isForOthers || l.IsUnlisted || l.Kind != Enforced || !l.IsDenied {
 			continue
 		}
 		r.DeniedBy = append(r.DeniedBy, l.Name())

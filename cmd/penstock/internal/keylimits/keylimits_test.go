@@ -140,6 +140,43 @@ rules:
 	}
 }
 
+// If a rule lists the values that count, no request has the key of another value. The limits of
+// such a key are marked, and deny nothing.
+func TestUnlistedKeysCountNoRequest(t *testing.T) {
+	rules, store := rulesOf(t, `
+rules:
+  - {name: api, match: {path: /a}, per: {key: {header X-Key: [a1, a2]}}, limits: [{rate: 4/h}]}
+  - {name: near, always: true, per: {first_of: [{key: {header X-Key: [a1, b1]}}, {office: {ip: 10.0.0.0/8}}]}, limits: [{rate: 4/h}]}
+`), memstore.New(memstore.Options{})
+	for _, c := range []struct{ key, unlisted, list, denied string }{
+		{key: "key:a1", denied: "api.hour"},
+		{key: "key:a2", denied: "api.hour", unlisted: "near.hour"},
+		{key: "key:b1", unlisted: "api.hour"},
+		{key: "key:zz", unlisted: "api.hour near.hour", list: Unlisted},
+		{key: "key:A1", unlisted: "api.hour near.hour", list: Unlisted},
+		{key: "office:10.1.2.3"},
+		{key: "office:192.0.2.1", unlisted: "near.hour", list: Unlisted},
+	} {
+		limits, _ := Find(rules, c.key, "")
+		if limits[0].Rule == "api" {
+			spend(t, store, limits, "api.hour", 4) // as a call of the check API can do
+		}
+		if _, err := Read(t.Context(), store, limits); err != nil {
+			t.Fatal(err)
+		}
+		var unlisted []string
+		for _, l := range limits {
+			if l.IsUnlisted {
+				unlisted = append(unlisted, l.Name())
+			}
+		}
+		list, denied := ListOf(rules, limits), strings.Join(DeniedBy(Results(limits)), " ")
+		if got := strings.Join(unlisted, " "); got != c.unlisted || list != c.list || denied != c.denied {
+			t.Errorf("%s: not listed are %q, the list is %q, denied by %q; want %q, %q, %q", c.key, got, list, denied, c.unlisted, c.list, c.denied)
+		}
+	}
+}
+
 func TestResultsNameEachLimitAndTheLongestTime(t *testing.T) {
 	denies := func(name, tier string, retryMS int64) Limit {
 		return Limit{Rule: "r", Limit: name, Tier: tier, Kind: Enforced, IsDenied: true, RetryMS: retryMS}
