@@ -94,7 +94,7 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Serial = c.Serial
 }
 
-// CountsDenial tells whether a store must charge the cost although the batch is denied. The store
+// CountsDenial reports whether a store must charge the cost although the batch is denied. The store
 // then makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
 // Attempt, with the same cost and Patience, and without a Wait. So its RetryAfter is above 0 if the
 // charge does not fit any more, even if only another charge was denied. CountsDenial is for authors

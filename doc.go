@@ -36,5 +36,5 @@
 //
 // A denial is a [Decision], never an error. An error says that there is no decision. [ErrInvalid]
 // means that the limit or the charge is invalid. [ErrUnavailable] means that the store failed, such
-// as when it did not answer in time. A [StoreError] tells whether the charges may have been made.
+// as when it did not answer in time. A [StoreError] reports whether the charges may have been made.
 package penstock

@@ -68,7 +68,7 @@ func AsStoreError(err error) *StoreError {
 	return NewStoreError(ReasonUnknown, err)
 }
 
-// isTimeout tells whether err is or wraps context.DeadlineExceeded, or a timeout of package net.
+// isTimeout reports whether err is or wraps context.DeadlineExceeded, or a timeout of package net.
 func isTimeout(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true

@@ -393,7 +393,7 @@ func (r *rateReader) peek() byte {
 	return 0
 }
 
-// isDigitAfterPeek tells whether a digit follows the byte that peek returns.
+// isDigitAfterPeek reports whether a digit follows the byte that peek returns.
 func (r *rateReader) isDigitAfterPeek() bool {
 	return r.at+1 < len(r.text) && isDigit(r.text[r.at+1])
 }

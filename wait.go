@@ -50,7 +50,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	}
 }
 
-// canRetrySucceed tells whether a retry before ctx's deadline can be granted. If a limit that can
+// canRetrySucceed reports whether a retry before ctx's deadline can be granted. If a limit that can
 // book the future has denied, no retry can succeed: the limit has considered all turns up to the
 // deadline.
 func (l *Limiter) canRetrySucceed(ctx context.Context, d Decision) bool {

@@ -72,7 +72,7 @@ func (o Outcome) String() string {
 	return outcomeNames[o]
 }
 
-// IsAdmitted tells whether the request is to be served.
+// IsAdmitted reports whether the request is to be served.
 func (o Outcome) IsAdmitted() bool {
 	switch o {
 	case Allowed, FailedOpen, Unlimited, Exempt:

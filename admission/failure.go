@@ -110,14 +110,14 @@ func (r errorRecorder) DecideMany(ctx context.Context, calls []*many.Call) {
 	}
 }
 
-// isWithoutStore tells whether a decision from the source was made without an answer of the store.
-// The store may have made the charges anyway.
+// isWithoutStore reports whether a decision from the source was made without an answer of the
+// store. The store may have made the charges anyway.
 func isWithoutStore(s penstock.Source) bool {
 	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
 }
 
-// isNotCounted tells whether a charge of the limit was not counted anywhere, in a decision from the
-// source.
+// isNotCounted reports whether a charge of the limit was not counted anywhere, in a decision from
+// the source.
 func isNotCounted(l *policy.Limit, s penstock.Source) bool {
 	if s == penstock.FromOpen {
 		return true

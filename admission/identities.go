@@ -47,7 +47,7 @@ func newIdentities(now func() time.Time) *identities {
 	return &identities{seed: maphash.MakeSeed(), newByAddress: memstore.New(memstore.Options{Now: now, Locks: 16, MaxCounters: maxAddresses})}
 }
 
-// admit tells whether an identity is known, or its address may send a new one now. If not,
+// admit reports whether an identity is known, or its address may send a new one now. If not,
 // retryAfter is the time after which the client should retry.
 func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryAfter time.Duration) {
 	var h maphash.Hash
@@ -121,8 +121,8 @@ func (s *identities) startGeneration() {
 	s.youngCount.Store(0)
 }
 
-// admitsIdentities tells whether each of the request's identities is known, or its address may send
-// a new one now. If not, it rejects the request.
+// admitsIdentities reports whether each of the request's identities is known, or its address may
+// send a new one now. If not, it rejects the request.
 func (a *Admission) admitsIdentities() bool {
 	for i := range a.evaluation.Unchecked {
 		u := &a.evaluation.Unchecked[i]

@@ -63,7 +63,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 	}
 }
 
-// canBeListed tells whether AdmitMany may send the request to the store in a list with others.
+// canBeListed reports whether AdmitMany may send the request to the store in a list with others.
 func (r *Request) canBeListed() bool {
 	return r.Direct != nil && len(r.Direct.Shadows) == 0 && r.ID == "" && !r.Peek && r.Patience <= 0
 }

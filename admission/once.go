@@ -220,6 +220,6 @@ func (a *Admission) OnceName() string { return a.onceName }
 // Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
 func (a *Admission) Age() time.Duration { return a.age }
 
-// IsRepeat tells whether the request has the ID of a request that was granted before. Such a repeat
-// has charged nothing.
+// IsRepeat reports whether the request has the ID of a request that was granted before. Such a
+// repeat has charged nothing.
 func (a *Admission) IsRepeat() bool { return a.isRepeat }

@@ -23,7 +23,7 @@ type renewal struct {
 	isLost  bool // another request has got a slot of this one
 }
 
-// isSlot tells whether a charge takes a slot of an in_flight limit.
+// isSlot reports whether a charge takes a slot of an in_flight limit.
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
 // holds returns the slots that the request holds, and their shortest TTL.

@@ -72,12 +72,12 @@ func (a *Admission) Cancel() {
 	a.Done(Result{})
 }
 
-// NeedsResult tells whether Done has anything to correct. If not, Done may be called with any
+// NeedsResult reports whether Done has anything to correct. If not, Done may be called with any
 // Result before the request is served.
 func (a *Admission) NeedsResult() bool { return len(a.grants) > 0 }
 
-// NeedsBodySize tells whether a limit charges by the size of the body, and this size was not known
-// when the request was admitted.
+// NeedsBodySize reports whether a limit charges by the size of the body, and this size was not
+// known when the request was admitted.
 func (a *Admission) NeedsBodySize() bool {
 	return slices.ContainsFunc(a.grants, func(g grant) bool { return g.limit.Cost.Body > 0 && g.isUnsized })
 }
@@ -258,7 +258,7 @@ func (a *Admission) correct(all corrections) {
 	}
 }
 
-// isFallbackInUse tells whether the fallback, and not the store, would decide a charge now.
+// isFallbackInUse reports whether the fallback, and not the store, would decide a charge now.
 func (a *Admission) isFallbackInUse(ctx context.Context, c penstock.Charge) bool {
 	c.Mode, c.Cost = penstock.Peek, 0
 	d, err := panicked.Decide(ctx, a.controller.store, []penstock.Charge{c})

@@ -61,7 +61,7 @@ func (a *Admission) beginShadows() *shadows {
 	return s
 }
 
-// haveSameAlgorithms tells whether two batches have the same sequence of algorithms.
+// haveSameAlgorithms reports whether two batches have the same sequence of algorithms.
 func haveSameAlgorithms(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false

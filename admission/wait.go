@@ -40,7 +40,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 }
 
 // denyWaiting denies a request that was granted a later turn, but cannot wait for it, or has lost a
-// slot. isDenying tells whether the limit of charge i denied it.
+// slot. isDenying reports whether the limit of charge i denied it.
 func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying func(i int) bool) Outcome {
 	a.observeDecision(Denied, latency)
 	a.returnWaiting()
@@ -53,10 +53,10 @@ func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying fun
 	return Denied
 }
 
-// hasQueue tells whether charge i has a later turn.
+// hasQueue reports whether charge i has a later turn.
 func (a *Admission) hasQueue(i int) bool { return a.decision.Status(i).Wait > 0 }
 
-// hasSlot tells whether charge i takes a slot.
+// hasSlot reports whether charge i takes a slot.
 func (a *Admission) hasSlot(i int) bool { return isSlot(&a.evaluation.Charges[i]) }
 
 // returnWaiting returns all that was charged for a request that should have waited.

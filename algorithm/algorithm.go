@@ -47,7 +47,7 @@ type Mode uint8
 const (
 	Spend  Mode = iota // spends all of the cost, or nothing
 	Draw               // spends as much of the cost as fits, at least one unit
-	Peek               // spends nothing; tells whether and when a Spend would be granted
+	Peek               // spends nothing; reports whether and when a Spend would be granted
 	Force              // spends all of the cost, even what does not fit; at most Max is counted
 	Refund             // returns units, never more than are used
 	Reset              // clears the state
@@ -113,7 +113,7 @@ type Outcome struct {
 	Receipt int64
 }
 
-// OK tells whether the request was granted.
+// OK reports whether the request was granted.
 func (o Outcome) OK() bool { return o.RetryAfter == 0 }
 
 // A Limit is what an algorithm enforces.
@@ -238,7 +238,7 @@ func take(r Request, used, count int64) (granted, after int64, fits bool) {
 	}
 }
 
-// never tells whether the cost is too large even for a fresh state of count units.
+// never reports whether the cost is too large even for a fresh state of count units.
 func never(r Request, count int64) bool {
 	return (r.Mode == Spend || r.Mode == Peek) && r.Cost > count
 }

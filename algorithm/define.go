@@ -212,7 +212,7 @@ func (a *Algorithm) ParamsAt(p Params, now int64) Params {
 	return a.paramsAt(p, now)
 }
 
-// IsCalendar tells whether windows follow the calendar: they have no fixed length, and parameters
+// IsCalendar reports whether windows follow the calendar: they have no fixed length, and parameters
 // depend on the time.
 func (a *Algorithm) IsCalendar() bool { return a.paramsAt != nil }
 
@@ -223,43 +223,43 @@ func (a *Algorithm) Windows() string { return a.windowName }
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
-// IsCollection tells whether the Lua twin keeps its state in a sorted set (see Collection).
+// IsCollection reports whether the Lua twin keeps its state in a sorted set (see Collection).
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
 // Numbers is the largest count of numbers in a state. The option Numbers sets it.
 func (a *Algorithm) Numbers() int { return a.maxNumbers }
 
-// IsAdditive tells whether the option Additive is set.
+// IsAdditive reports whether the option Additive is set.
 func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
 
-// NeedsHolder tells whether the option NeedsHolder is set.
+// NeedsHolder reports whether the option NeedsHolder is set.
 func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }
 
-// OwnsRefunds tells whether the option OwnsRefunds or NeedsHolder is set.
+// OwnsRefunds reports whether the option OwnsRefunds or NeedsHolder is set.
 func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
-// CanRefund tells whether the option CanRefund is set.
+// CanRefund reports whether the option CanRefund is set.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
 
-// CountsDenied tells whether the option CountsDenied is set.
+// CountsDenied reports whether the option CountsDenied is set.
 func (a *Algorithm) CountsDenied() bool { return a.countsDenied }
 
-// HasExactRefunds tells whether the option ExactRefunds is set.
+// HasExactRefunds reports whether the option ExactRefunds is set.
 func (a *Algorithm) HasExactRefunds() bool { return a.receiptNumber > 0 }
 
 // ReceiptNumber is the index that the option ExactRefunds sets, or 0.
 func (a *Algorithm) ReceiptNumber() int { return a.receiptNumber }
 
-// CanBook tells whether the option CanBook is set.
+// CanBook reports whether the option CanBook is set.
 func (a *Algorithm) CanBook() bool { return a.canBook }
 
 // BurstUse is what the option Burst sets.
 func (a *Algorithm) BurstUse() BurstUse { return a.burstUse }
 
-// RefillsSteadily tells whether the option RefillsSteadily is set.
+// RefillsSteadily reports whether the option RefillsSteadily is set.
 func (a *Algorithm) RefillsSteadily() bool { return a.hasSteadyRefill }
 
-// WindowsDiffer tells whether the option WindowsDiffer is set.
+// WindowsDiffer reports whether the option WindowsDiffer is set.
 func (a *Algorithm) WindowsDiffer() bool { return a.hasDifferentWindows }
 
 // RetryAfterGrant calls the function of the option RetryAfterGrant. Without the option, it returns
@@ -271,7 +271,7 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 	return a.retryAfterGrant(p, cost, remaining, reset)
 }
 
-// ResetsAtOnce tells whether all units become free together, when a window ends.
+// ResetsAtOnce reports whether all units become free together, when a window ends.
 func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 
 // Decay is what the option Leasable sets.
@@ -333,7 +333,7 @@ func (a *Algorithm) Share(l Limit, n int64) (Limit, bool) {
 	return a.firstValid(a.possibleShares(l.withBurst(a), n))
 }
 
-// CanSplit tells whether limits can be split.
+// CanSplit reports whether limits can be split.
 func (a *Algorithm) CanSplit() bool { return a.possibleParts != nil }
 
 // Part returns part i of a limit that is split into n parts, or false if that is not possible.

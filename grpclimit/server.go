@@ -35,7 +35,7 @@ type Options struct {
 	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
-	// Exempt tells whether calls of a method ("/package.Service/Method") are exempt from all limits.
+	// Exempt reports whether calls of a method ("/package.Service/Method") are exempt from all limits.
 	// Default: calls of health checks, reflection and channelz are exempt.
 	Exempt func(method string) bool
 

@@ -432,7 +432,7 @@ func (c *circuit) countLocked(slot int64, failed, failures int) {
 	w.failures += failures
 }
 
-// failsOftenLocked tells whether half of the calls that began in the window have failed.
+// failsOftenLocked reports whether half of the calls that began in the window have failed.
 func (c *circuit) failsOftenLocked() bool {
 	calls, failed, failures := 0, 0, 0
 	oldest := int64(time.Since(c.start)/(rateWindow/rateSlots)) - rateSlots + 1
@@ -496,7 +496,7 @@ func (p *pause) state() State {
 	return StateHalfOpen
 }
 
-// allow tells whether a call may pass.
+// allow reports whether a call may pass.
 func (p *pause) allow() bool {
 	halfOpenFor := time.Since(p.until)
 	if halfOpenFor < 0 {
@@ -549,13 +549,13 @@ func classify(ctx context.Context, err error) error {
 	return err
 }
 
-// isTimeout tells whether a call failed because its deadline passed.
+// isTimeout reports whether a call failed because its deadline passed.
 func isTimeout(failure error) bool {
 	e := penstock.AsStoreError(failure)
 	return e != nil && (e.Reason == penstock.ReasonTimeout || e.Reason == penstock.ReasonLate)
 }
 
-// isCanceledByCaller tells whether the error is the caller's own cancellation.
+// isCanceledByCaller reports whether the error is the caller's own cancellation.
 func isCanceledByCaller(ctx context.Context, err error) bool {
 	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
 }

@@ -14,7 +14,7 @@ type demand struct {
 	maxPatience time.Duration // no request has more
 }
 
-// exceeds tells whether some requests need less than other allows for, or have more patience.
+// exceeds reports whether some requests need less than other allows for, or have more patience.
 func (d demand) exceeds(other demand) bool {
 	return d.minCost < other.minCost || d.maxPatience > other.maxPatience
 }

@@ -31,8 +31,8 @@ type deniedCharge struct {
 	answersAllCosts bool // the status of any cost and patience follows from ResetAfter, as for a TokenBucket
 }
 
-// covers tells whether the denial answers the charges: they would be denied too, and their statuses
-// are known.
+// covers reports whether the denial answers the charges: they would be denied too, and their
+// statuses are known.
 func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demands) bool {
 	if e.version != q.version || len(e.charges) != len(charges) {
 		return false
@@ -59,7 +59,7 @@ func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demand
 	return true
 }
 
-// isNever tells whether a charge can never be granted.
+// isNever reports whether a charge can never be granted.
 func (e *denial) isNever() bool {
 	for i := range e.charges {
 		if e.charges[i].status.RetryAfter == penstock.Never {
@@ -172,7 +172,7 @@ func patienceOf(c *penstock.Charge) time.Duration {
 	return c.Patience.Truncate(time.Microsecond)
 }
 
-// isSamePlan tells whether two plans of one counter have the same numbers.
+// isSamePlan reports whether two plans of one counter have the same numbers.
 func isSamePlan(a, b *penstock.Plan) bool {
 	if a == b {
 		return true

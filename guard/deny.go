@@ -254,7 +254,7 @@ func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *pen
 	}
 }
 
-// hasGranted tells whether a decision has granted units.
+// hasGranted reports whether a decision has granted units.
 func hasGranted(d *penstock.Decision) bool {
 	for i := range d.Len() {
 		if d.Status(i).Granted > 0 {

@@ -308,9 +308,9 @@ func asPeek(c penstock.Charge) penstock.Charge {
 // times n in a soak.
 func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }
 
-// isExact tells whether a cached status equals that of the store, to the microsecond. A RetryAfter
-// may be 1 µs too short, and a unit of a bucket may be counted 1 µs late. Units of a sliding window
-// or log that have come back, but are too few for the request, are not counted.
+// isExact reports whether a cached status equals that of the store, to the microsecond. A
+// RetryAfter may be 1 µs too short, and a unit of a bucket may be counted 1 µs late. Units of a
+// sliding window or log that have come back, but are too few for the request, are not counted.
 func isExact(c penstock.Charge, got, want penstock.Status) bool {
 	if want.RetryAfter != penstock.Never && got.RetryAfter == want.RetryAfter-time.Microsecond {
 		got.RetryAfter = want.RetryAfter

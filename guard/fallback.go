@@ -275,7 +275,7 @@ func (b *failedBatch) denyLocal() {
 	}
 }
 
-// isDeniable tells whether any FailClosed charge can be denied. A Force, Refund or Reset cannot.
+// isDeniable reports whether any FailClosed charge can be denied. A Force, Refund or Reset cannot.
 func (b *failedBatch) isDeniable() bool {
 	for i := range b.charges {
 		switch b.charges[i].Mode {
@@ -385,7 +385,7 @@ func (f *fallback) status(b *failedBatch, i, localIndex int, isAllowed bool) (s 
 	return s
 }
 
-// fits tells whether the cost fits the whole limit when nothing is used.
+// fits reports whether the cost fits the whole limit when nothing is used.
 func (f *fallback) fits(c *penstock.Charge) bool {
 	d, err := f.emptyStore.Decide(context.Background(), []penstock.Charge{{Plan: c.Plan, Cost: c.Cost, Mode: penstock.Peek}})
 	return err == nil && d.RetryAfter() != penstock.Never

@@ -162,7 +162,7 @@ func (s *holds) decide(ctx context.Context, charges []penstock.Charge) (d pensto
 	return d, err
 }
 
-// haveHolds tells whether a batch has a charge of a hold.
+// haveHolds reports whether a batch has a charge of a hold.
 func haveHolds(charges []penstock.Charge) bool {
 	for i := range charges {
 		if isOfHold(&charges[i]) {
@@ -176,7 +176,7 @@ func isOfHold(c *penstock.Charge) bool {
 	return c.Holder != "" && c.Plan != nil && c.Plan.Algorithm().NeedsHolder()
 }
 
-// takesHold tells whether a charge takes or renews a hold if it is granted.
+// takesHold reports whether a charge takes or renews a hold if it is granted.
 func takesHold(c *penstock.Charge) bool {
 	switch c.Mode {
 	case penstock.Spend, penstock.Draw, penstock.Force:
@@ -260,7 +260,7 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 	}
 }
 
-// isOutcomeUnknown tells whether the store may have made the charges of a batch that ended with
+// isOutcomeUnknown reports whether the store may have made the charges of a batch that ended with
 // err.
 func isOutcomeUnknown(err error) bool {
 	e := penstock.AsStoreError(err)
@@ -319,7 +319,7 @@ func (h *hold) noteUnknown(now time.Time) {
 	h.keepUntil(now.Add(maxChargeDelay + h.plan.Limit().Period))
 }
 
-// mayBeStored tells whether the store has the hold, or may still get it.
+// mayBeStored reports whether the store has the hold, or may still get it.
 func (h *hold) mayBeStored() bool { return h.isStored || !h.unknownAt.IsZero() || h.isRetaking }
 
 func (h *hold) keepUntil(at time.Time) {

@@ -368,7 +368,7 @@ func decideOn(t *testing.T, g *guard.Guarded, mode penstock.Mode, holder string)
 	return d
 }
 
-// isFree tells whether the store has a free slot of minute.
+// isFree reports whether the store has a free slot of minute.
 func isFree(t *testing.T, f *faulty) bool {
 	t.Helper()
 	d, err := f.store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: minute, Cost: 1, Mode: penstock.Peek}})

@@ -55,8 +55,8 @@ func (c *distantClient) tripsUntilNow() int {
 	return c.trips
 }
 
-// hasAll tells whether the batches of all callers are in scripts in flight, or queued. The batches
-// have different keys.
+// hasAll reports whether the batches of all callers are in scripts in flight, or queued. The
+// batches have different keys.
 func (c *distantClient) hasAll(callers int, store *redisstore.Store) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

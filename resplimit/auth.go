@@ -62,8 +62,8 @@ func hashCredentials(list []Credential) (all credentials) {
 	return all
 }
 
-// hasMatch tells whether a credential has this user and password. All credentials are compared, so
-// the time does not depend on which of them matches.
+// hasMatch reports whether a credential has this user and password. All credentials are compared,
+// so the time does not depend on which of them matches.
 func (all credentials) hasMatch(user, password []byte) bool {
 	userHash, passwordHash := sha256.Sum256(user), sha256.Sum256(password)
 	found := 0

@@ -96,7 +96,7 @@ func (c *client) decide(b *batch) {
 	b.dropJobs()
 }
 
-// hasNamedCheck tells whether there is a job that the policy decides.
+// hasNamedCheck reports whether there is a job that the policy decides.
 func (b *batch) hasNamedCheck() bool {
 	for i := range b.jobs {
 		if b.jobs[i].kind == namedCheck {

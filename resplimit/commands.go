@@ -43,7 +43,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	return c.execute(b, string(name), args)
 }
 
-// needsUser tells whether a command is for authenticated clients only.
+// needsUser reports whether a command is for authenticated clients only.
 func needsUser(name []byte) bool {
 	switch string(name) {
 	case "AUTH", "HELLO", "QUIT", "RESET", "POST", "HOST:":
@@ -296,7 +296,7 @@ func (c *client) selectDB(b *batch, args [][]byte) {
 
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
 
-// isClientName tells whether a client may have the name.
+// isClientName reports whether a client may have the name.
 func isClientName(name []byte) bool {
 	for _, c := range name {
 		if c < '!' || c > '~' {

@@ -13,7 +13,7 @@ import (
 // eventPool reuses the memory of events.
 var eventPool = sync.Pool{New: func() any { return new(admission.Event) }}
 
-// isObserved tells whether this package emits an event for a job. A quantity of 0 has no event,
+// isObserved reports whether this package emits an event for a job. A quantity of 0 has no event,
 // because it spends nothing. The controller emits the event of a PENSTOCK.CHECK.
 func (s *Server) isObserved(j *job) bool {
 	isThrottle := j.kind == cellThrottle || j.kind == crabThrottle

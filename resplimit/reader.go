@@ -92,7 +92,7 @@ func (r *reader) makeRoom() error {
 	return nil
 }
 
-// isPartial tells whether the buffer has the beginning of a command.
+// isPartial reports whether the buffer has the beginning of a command.
 func (r *reader) isPartial() bool { return r.start < r.end }
 
 // next returns the next command in the buffer, or nil if the buffer has no complete command. The
@@ -308,5 +308,5 @@ func hexDigit(c byte) (value byte, ok bool) {
 	return 0, false
 }
 
-// isSpace tells whether a byte ends a word: one for which isspace of C is true, or NUL.
+// isSpace reports whether a byte ends a word: one for which isspace of C is true, or NUL.
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' || c == 0 }

@@ -186,8 +186,8 @@ const (
 	maxPause = time.Second
 )
 
-// isTemporary tells whether a later Accept may succeed. The method Temporary is deprecated, except
-// for errors of Accept.
+// isTemporary reports whether a later Accept may succeed. The method Temporary is deprecated,
+// except for errors of Accept.
 func isTemporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error

@@ -58,7 +58,7 @@ func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now 
 }
 
 // cellSeconds returns a time in seconds as redis-cell does: rounded up, but a part of a second
-// below 1 ms is cut off. isCut tells whether there was such a part.
+// below 1 ms is cut off. isCut reports whether there was such a part.
 func cellSeconds(ns int64) (s int64, isCut bool) {
 	s, rest := ns/1e9, ns%1e9
 	if rest >= 1e6 {

@@ -176,7 +176,7 @@ func (a *attributes) readDescriptors(descriptors map[string]string) error {
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
 
-// isVisible tells whether a text has only visible ASCII characters, as a URI does.
+// isVisible reports whether a text has only visible ASCII characters, as a URI does.
 func isVisible(text string) bool {
 	return !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' })
 }

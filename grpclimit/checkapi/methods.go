@@ -61,7 +61,7 @@ func methodAt(path string) *method {
 	return nil
 }
 
-// IsEndpoint tells whether Service.ServeHTTP serves the path of a URL.
+// IsEndpoint reports whether Service.ServeHTTP serves the path of a URL.
 func IsEndpoint(path string) bool { return methodAt(path) != nil || path == OpenAPIPath }
 
 // decisionIn returns the decision in a response, or nil.

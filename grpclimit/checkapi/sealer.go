@@ -155,7 +155,7 @@ func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstoc
 // ttl returns how long after it was made a reservation can be settled.
 func (t *ticket) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
 
-// isExpired tells whether the reservation of a ticket has expired.
+// isExpired reports whether the reservation of a ticket has expired.
 func (t *ticket) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

@@ -20,7 +20,7 @@ const (
 	maxHolder = penstock.MaxHolder / 4
 )
 
-// isLonger tells whether a text has more than n characters.
+// isLonger reports whether a text has more than n characters.
 func isLonger(text string, n int) bool { return len(text) > n && utf8.RuneCountInString(text) > n }
 
 // A purpose is the kind of call that a check is for.

@@ -36,7 +36,7 @@ type Options struct {
 	// Domain is the domain of the ErrorInfo in the details of errors. Default: penstock.
 	Domain string
 
-	// Exempt tells whether calls of a procedure ("/package.Service/Method") are exempt from all
+	// Exempt reports whether calls of a procedure ("/package.Service/Method") are exempt from all
 	// limits. Default: calls of health checks, reflection and channelz are exempt.
 	Exempt func(procedure string) bool
 

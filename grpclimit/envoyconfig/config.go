@@ -139,7 +139,7 @@ var units = [...]struct {
 	Week:        {"WEEK", 7 * 24 * time.Hour},
 }
 
-// IsValid tells whether a limit can have the unit.
+// IsValid reports whether a limit can have the unit.
 func (u Unit) IsValid() bool { return u > UnitUnknown && int(u) < len(units) }
 
 // Period returns the length of the unit, or 0 if the unit is not valid.

@@ -256,7 +256,7 @@ func (w *Watcher) loadAndNotifyLocked(isForced bool) error {
 }
 
 // loadLocked loads the files if they have changed since the last load, or if isForced is true.
-// isNew tells whether it has loaded them.
+// isNew reports whether it has loaded them.
 func (w *Watcher) loadLocked(isForced bool) (isNew bool, err error) {
 	files, folders, err := readDir(w.dir)
 	if err == nil {
@@ -295,7 +295,7 @@ func (w *Watcher) apply(files []File) error {
 }
 
 // follow watches every folder on the path to the files. It ignores errors, because polling finds
-// the changes. isNew tells whether it watches a folder that was not watched before.
+// the changes. isNew reports whether it watches a folder that was not watched before.
 func (w *Watcher) follow() (isNew bool) {
 	if w.notices == nil {
 		return false

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver tells whether a charge is above its limit although the store granted it. The store always
-// grants a Force and a Peek of cost 0. The plan of these charges is the probe, which has one unit
-// more than the limit. If the probe has no unit left, the limit is exceeded.
+// isOver reports whether a charge is above its limit although the store granted it. The store
+// always grants a Force and a Peek of cost 0. The plan of these charges is the probe, which has one
+// unit more than the limit. If the probe has no unit left, the limit is exceeded.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		c := &charges[i]
@@ -114,7 +114,7 @@ func (c *call) writeResponse(to *Response) {
 	to.IsOver = to.IsOver && !o.ShadowMode
 }
 
-// isStricter tells whether the response shows this status of a descriptor instead of the other.
+// isStricter reports whether the response shows this status of a descriptor instead of the other.
 func (s *Status) isStricter(than *Status) bool {
 	if s.IsOver != than.IsOver {
 		return s.IsOver
@@ -122,10 +122,10 @@ func (s *Status) isStricter(than *Status) bool {
 	return s.Remaining < than.Remaining
 }
 
-// denies tells whether the limit is exceeded and enforced.
+// denies reports whether the limit is exceeded and enforced.
 func (it *item) denies() bool { return it.isOver && !it.isShadow }
 
-// isQuotaSpent tells whether all limits with quota_mode are over. If some are not, none of these
+// isQuotaSpent reports whether all limits with quota_mode are over. If some are not, none of these
 // limits denies the request. With Options.QuotaMode, a descriptor without a limit has room too.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {

@@ -155,7 +155,7 @@ func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) err
 	return c.setCost(it, d)
 }
 
-// isExact tells whether each descriptor is counted separately. Limits of a policy are always
+// isExact reports whether each descriptor is counted separately. Limits of a policy are always
 // charged together.
 func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
 
@@ -276,8 +276,8 @@ func (c *call) beginRound() admission.Request {
 	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
 }
 
-// isPlain tells whether the next round has charges, and all of them are enforced: none is a shadow
-// or a quota.
+// isPlain reports whether the next round has charges, and all of them are enforced: none is a
+// shadow or a quota.
 func (c *call) isPlain() bool {
 	if len(c.pending) == 0 || len(c.policyShadows) > 0 || c.engine.options.ShadowMode {
 		return false
@@ -396,7 +396,7 @@ func (c *call) findSameCounter(it *item, earlier []int) *item {
 	return nil
 }
 
-// sharesCounter tells whether two items charge the same counter.
+// sharesCounter reports whether two items charge the same counter.
 func (it *item) sharesCounter(other *item) bool {
 	p, q := it.limit.probe, other.limit.probe
 	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
@@ -428,7 +428,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	charges[it.chargeIndex].Cost = min(charges[it.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
 }
 
-// hasEarlierWaiter tells whether an earlier item with the same counter waits for the next round.
+// hasEarlierWaiter reports whether an earlier item with the same counter waits for the next round.
 func (c *call) hasEarlierWaiter(it *item) bool {
 	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.items[i]) })
 }

@@ -26,7 +26,7 @@ const (
 	pathConfig = "/rlconfig"
 )
 
-// IsEndpoint tells whether NewHandler serves a path.
+// IsEndpoint reports whether NewHandler serves a path.
 func IsEndpoint(path string) bool {
 	return path == pathJSON || path == pathHealth || path == pathConfig
 }

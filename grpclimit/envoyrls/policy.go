@@ -34,8 +34,8 @@ func (e *Engine) rulesInForce() *ruleset {
 	return s
 }
 
-// NeedsDescriptor tells whether a rule is for Envoy's requests: its match or an identity of a limit
-// has a descriptor. Other rules do not apply to them.
+// NeedsDescriptor reports whether a rule is for Envoy's requests: its match or an identity of a
+// limit has a descriptor. Other rules do not apply to them.
 func NeedsDescriptor(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Match.Where, func(t policy.Test) bool { return t.Source.Needs(policy.KindDescriptor) }) ||
 		slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.Key.Needs(policy.KindDescriptor) })

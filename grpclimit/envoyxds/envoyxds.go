@@ -140,7 +140,7 @@ func (c *Client) report(err error) {
 	c.options.Report(err)
 }
 
-// follow uses the configurations of one stream. hasUsed tells whether it has used at least one.
+// follow uses the configurations of one stream. hasUsed reports whether it has used at least one.
 func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

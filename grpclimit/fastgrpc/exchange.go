@@ -292,7 +292,7 @@ func (e *exchange) blockLocked() {
 	}
 }
 
-// isBlockedFor tells whether Write has waited for a window this long. e may be nil.
+// isBlockedFor reports whether Write has waited for a window this long. e may be nil.
 func (e *exchange) isBlockedFor(now time.Time, long time.Duration) bool {
 	return e != nil && !e.blockedSince.IsZero() && now.Sub(e.blockedSince) >= long
 }

@@ -55,7 +55,7 @@ func (c *conn) write(shouldYield bool) {
 	c.mu.Unlock()
 }
 
-// isDoneLocked tells whether the connection was drained and all outgoing bytes were written, so
+// isDoneLocked reports whether the connection was drained and all outgoing bytes were written, so
 // that nothing more will be sent.
 func (c *conn) isDoneLocked() bool {
 	return c.drainState == final && c.openStreams == 0 && len(c.outgoing) == 0
@@ -70,7 +70,7 @@ func (c *conn) unlockAndFlush() {
 	}
 }
 
-// isFullLocked tells whether so many bytes are outgoing that nothing should be added.
+// isFullLocked reports whether so many bytes are outgoing that nothing should be added.
 func (c *conn) isFullLocked() bool { return len(c.outgoing) > maxOutgoingBytes }
 
 // waitForWrites waits while too many bytes are outgoing and another goroutine writes.

@@ -48,7 +48,7 @@ func (h *headers) add(f hpack.HeaderField) {
 	h.fields = append(h.fields, f)
 }
 
-// isWellFormed tells whether a field may follow those before it.
+// isWellFormed reports whether a field may follow those before it.
 func isWellFormed(f hpack.HeaderField, before []hpack.HeaderField) bool {
 	if strings.HasPrefix(f.Name, ":") {
 		switch f.Name {
@@ -109,7 +109,7 @@ func (h *headers) decode(block []byte) (*request, error) {
 // maxLastBlockBytes is the size in bytes of the largest block that is kept in lastBlock.
 const maxLastBlockBytes = 64
 
-// isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
+// isIndexed reports whether a block refers to entries of the header tables only, each by one byte.
 // HPACK encodes an index below 127 as a byte from 0x80 to 0xfe. Such a block does not change the
 // dynamic table. The block has the same fields until another block changes that table.
 func isIndexed(block []byte) bool {
@@ -219,18 +219,18 @@ func (r *request) check() *refusal {
 
 const grpcContentType = "application/grpc"
 
-// isGRPC tells whether a content type is application/grpc, with or without the name of a codec.
+// isGRPC reports whether a content type is application/grpc, with or without the name of a codec.
 func isGRPC(contentType string) bool {
 	rest, ok := strings.CutPrefix(contentType, grpcContentType)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
-// isProto tells whether messages are encoded by protobuf.
+// isProto reports whether messages are encoded by protobuf.
 func (r *request) isProto() bool {
 	return r.contentType == grpcContentType || r.contentType == grpcContentType+"+proto"
 }
 
-// isPlain tells whether messages are not compressed.
+// isPlain reports whether messages are not compressed.
 func (r *request) isPlain() bool { return r.encoding == "" || r.encoding == "identity" }
 
 // parseTimeout parses a grpc-timeout: up to 8 digits and a unit.

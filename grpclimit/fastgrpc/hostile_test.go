@@ -188,8 +188,8 @@ func TestStalledResponseIsCancelled(t *testing.T) {
 	})
 }
 
-// isAbout tells whether a time is the expected one, or longer by less than a quarter. Requests and
-// responses are examined four times in their timeout.
+// isAbout reports whether a time is the expected one, or longer by less than a quarter. Requests
+// and responses are examined four times in their timeout.
 func isAbout(took, expected time.Duration) bool {
 	return took == expected || took > expected && took < expected*5/4
 }

@@ -23,7 +23,8 @@ const (
 // buffered returns how many bytes are unread.
 func (in *input) buffered() int { return in.w - in.r }
 
-// hasFrame tells whether the unread bytes begin with a whole frame, or with one that is too large.
+// hasFrame reports whether the unread bytes begin with a whole frame, or with one that is too
+// large.
 func (in *input) hasFrame() bool {
 	n := in.buffered()
 	if n < frameHeader {

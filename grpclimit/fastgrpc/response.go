@@ -30,8 +30,8 @@ func (c *conn) newBlockLocked() []byte {
 	return block
 }
 
-// takeShrinkLocked tells whether the next header block must begin with shrink. It returns true once
-// at most.
+// takeShrinkLocked reports whether the next header block must begin with shrink. It returns true
+// once at most.
 func (c *conn) takeShrinkLocked() bool {
 	if !c.mustShrink || c.hasShrunk {
 		return false

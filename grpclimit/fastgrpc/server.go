@@ -83,7 +83,7 @@ type Options struct {
 	// the same time. Default: every call is accepted.
 	Authorize func(Caller) error
 
-	// IsRestricted tells whether a connection may have at most 16 calls of such methods open. Use it
+	// IsRestricted reports whether a connection may have at most 16 calls of such methods open. Use it
 	// for methods that need no token, and for streams that clients keep open: otherwise few clients
 	// could fill the memory. Default: no method is restricted.
 	IsRestricted func(method string) bool
@@ -262,8 +262,8 @@ const (
 	maxPause = time.Second
 )
 
-// isTemporary tells whether a later Accept may succeed. The method Temporary is deprecated, except
-// for the errors of Accept.
+// isTemporary reports whether a later Accept may succeed. The method Temporary is deprecated,
+// except for the errors of Accept.
 func isTemporary(err error) bool {
 	t, ok := errors.AsType[interface {
 		error

@@ -312,7 +312,7 @@ func (c *conn) handleData(f *http2.DataFrame) error {
 	return nil
 }
 
-// isUnopenedLocked tells whether the client has certainly not opened a stream. After the second
+// isUnopenedLocked reports whether the client has certainly not opened a stream. After the second
 // GOAWAY this is not known: lastID does not grow, and the client may have opened streams that the
 // GOAWAY excludes.
 func (c *conn) isUnopenedLocked(id uint32) bool {
@@ -360,7 +360,7 @@ func (c *conn) appendRequestLocked(s *stream, data []byte) *status.Status {
 	return nil
 }
 
-// hasFirstMessage tells whether the first message of a call for the fallback has arrived.
+// hasFirstMessage reports whether the first message of a call for the fallback has arrived.
 func (s *stream) hasFirstMessage() bool {
 	return s.prefixLength == len(s.prefix) && s.dataBytes >= int64(len(s.prefix)+s.messageSize)
 }

@@ -1156,7 +1156,7 @@ func (x *RenewRequest) GetId() string {
 	return ""
 }
 
-// A RenewResponse tells whether the slots are held.
+// A RenewResponse reports whether the slots are held.
 type RenewResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// False if the time of the slots has ended, and others hold them.

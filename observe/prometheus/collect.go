@@ -126,7 +126,7 @@ func (m *Metrics) collectNearLimit(s samples) {
 	})
 }
 
-// isWithoutRule tells whether an outcome is decided before any rule is matched.
+// isWithoutRule reports whether an outcome is decided before any rule is matched.
 func isWithoutRule(o admission.Outcome) bool {
 	return o == admission.Unlimited || o == admission.Exempt || o == admission.Refused || o == admission.Malformed
 }

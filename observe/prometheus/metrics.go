@@ -86,7 +86,7 @@ func (h histogram) Observe(ctx context.Context, latency time.Duration) {
 	h.Observer.Observe(latency.Seconds())
 }
 
-// canBeExemplar tells whether an exemplar may have this id. client_golang panics for other ids.
+// canBeExemplar reports whether an exemplar may have this id. client_golang panics for other ids.
 func canBeExemplar(id string) bool {
 	if id == "" || !utf8.ValidString(id) {
 		return false

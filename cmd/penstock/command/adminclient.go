@@ -118,7 +118,7 @@ func (a *admin) errRefused(status int, text []byte) error {
 }
 
 // errNoToken returns the error for a reset without a token. It reads a key, which needs the token
-// at every instance. So the answer tells whether the instance has an operator_token at all.
+// at every instance. So the answer reports whether the instance has an operator_token at all.
 func (a *admin) errNoToken(ctx context.Context) error {
 	if _, err := a.fetchKey(ctx, keyQuery{key: "global"}); err != nil {
 		return err

@@ -128,7 +128,7 @@ func dialectsOf(names []string) (dialects []quotaheaders.Dialect, err error) {
 	return dialects, nil
 }
 
-// IsInfrastructure tells whether a method belongs to health checks, reflection or channelz.
+// IsInfrastructure reports whether a method belongs to health checks, reflection or channelz.
 func IsInfrastructure(method string) bool {
 	for _, prefix := range [...]string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz."} {
 		if strings.HasPrefix(method, prefix) {
@@ -138,7 +138,7 @@ func IsInfrastructure(method string) bool {
 	return false
 }
 
-// Exempts tells whether calls of a method are exempt from all limits.
+// Exempts reports whether calls of a method are exempt from all limits.
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
 
 // Waiting returns how many messages wait until they are decided again. The Controller's Waiting

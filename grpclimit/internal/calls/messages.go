@@ -21,7 +21,7 @@ const (
 
 const defaultMessageWait = time.Minute
 
-// ChargesMessages tells whether the mode is not IgnoreMessages.
+// ChargesMessages reports whether the mode is not IgnoreMessages.
 func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessages }
 
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream

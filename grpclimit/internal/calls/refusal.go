@@ -115,7 +115,7 @@ func (r *Refusal) Code() codes.Code {
 	return codes.InvalidArgument
 }
 
-// IsTemporary tells whether a limit denied the call and may admit the same call after RetryAfter.
+// IsTemporary reports whether a limit denied the call and may admit the same call after RetryAfter.
 func (r *Refusal) IsTemporary() bool {
 	return r.Outcome == admission.Denied && r.RetryAfter > 0 && r.RetryAfter != penstock.Never
 }

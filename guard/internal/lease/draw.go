@@ -76,7 +76,7 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 // too little, the next draw is tried after a pause, and not with each request.
 const prefetchPauses = 16
 
-// canPrefetch tells whether the next block may be drawn in advance. It may if at most 30 % of the
+// canPrefetch reports whether the next block may be drawn in advance. It may if at most 30 % of the
 // last block is left, no draw is in flight, and the pause after a failed draw in advance is over.
 func (p *pool) canPrefetch(now time.Duration) bool {
 	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil

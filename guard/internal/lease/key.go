@@ -118,7 +118,7 @@ func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 // time.
 const maxExamined = 4
 
-// markGoneIfIdle tells whether a key is idle. If so, it marks the key as gone.
+// markGoneIfIdle reports whether a key is idle. If so, it marks the key as gone.
 func (k *leasedKey) markGoneIfIdle(l *Store, now time.Duration) bool {
 	if !k.mu.TryLock() {
 		return false
@@ -180,7 +180,7 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 	return p
 }
 
-// isSharedLocked tells whether another pool holds units of one of p's limits.
+// isSharedLocked reports whether another pool holds units of one of p's limits.
 func (k *leasedKey) isSharedLocked(p *pool) bool {
 	for _, other := range k.pools {
 		if other == p || other.held() == 0 && other.draw == nil {
@@ -209,7 +209,7 @@ func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 	return true
 }
 
-// isIdle tells whether nothing is held or in flight, and no request came for the time idleFor.
+// isIdle reports whether nothing is held or in flight, and no request came for the time idleFor.
 func (p *pool) isIdle(now, idleFor time.Duration) bool {
 	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= idleFor
 }
@@ -276,7 +276,7 @@ func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 	return max(p.windowLeft(life, now)-2*p.roundTrip, 0) // the next answer may take longer
 }
 
-// isScarce tells whether the store will have too little left for a draw when the draw arrives.
+// isScarce reports whether the store will have too little left for a draw when the draw arrives.
 func (p *pool) isScarce() bool {
 	for i := range p.limits {
 		limit := &p.limits[i]
@@ -291,7 +291,7 @@ func (p *pool) isScarce() bool {
 	return false
 }
 
-// isShortOf tells whether the store had less than the cost left in its last answer.
+// isShortOf reports whether the store had less than the cost left in its last answer.
 func (p *pool) isShortOf(cost int64) bool {
 	for i := range p.limits {
 		if p.limits[i].remaining < cost {

@@ -60,7 +60,7 @@ type stripe struct {
 	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, so that these keys need no leasedKey
 }
 
-// wasSeenBefore tells whether a key with this hash was seen in this Life or the one before. The
+// wasSeenBefore reports whether a key with this hash was seen in this Life or the one before. The
 // answer can be wrong, because keys with nearly the same hash count as one. The low 16 bits of a
 // place are the number of the Life in which it was written.
 func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
@@ -256,7 +256,7 @@ func (o Options) instances() int {
 // now is the time since the start, by the monotonic clock.
 func (l *Store) now() time.Duration { return time.Since(l.start) }
 
-// startWork tells whether a background goroutine may start. If so, the goroutine must call
+// startWork reports whether a background goroutine may start. If so, the goroutine must call
 // l.work.Done at its end.
 func (l *Store) startWork() bool {
 	l.mu.Lock()
@@ -335,7 +335,7 @@ func (l *Store) stripeOf(key string) *stripe {
 	return &l.stripes[maphash.String(l.seed, key)%stripeCount]
 }
 
-// canLease tells whether all of the limits may be leased.
+// canLease reports whether all of the limits may be leased.
 func (l *Store) canLease(plans []*penstock.Plan) bool {
 	for _, plan := range plans {
 		if l.options.LargestBlock(plan) < MinBlock {

@@ -211,7 +211,7 @@ func (p *chargeState) isSettlement(c *penstock.Charge) bool {
 	return p.parts != nil && !p.isPeek(c) && !p.isSpend(c)
 }
 
-// isDenied tells whether a charge was denied. Settlements are not charged yet.
+// isDenied reports whether a charge was denied. Settlements are not charged yet.
 func (b *splitBatch) isDenied() bool {
 	for i := range b.charges {
 		p := &b.states[i]
@@ -373,8 +373,8 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	return nil
 }
 
-// canGrantTogether tells whether all shards together have the cost left, and may grant parts of it.
-// (A hold must be in one shard, so that later calls find it.)
+// canGrantTogether reports whether all shards together have the cost left, and may grant parts of
+// it. (A hold must be in one shard, so that later calls find it.)
 func (p *chargeState) canGrantTogether(cost int64) bool {
 	return !p.parts.hasHolds && p.sumRemaining() >= cost
 }
@@ -476,7 +476,7 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 	}
 }
 
-// countsDenial tells whether a charge counts if it is denied. The limit of such a charge is not
+// countsDenial reports whether a charge counts if it is denied. The limit of such a charge is not
 // split.
 func (b *splitBatch) countsDenial() bool {
 	return slices.ContainsFunc(b.charges, func(c penstock.Charge) bool { return c.CountsDenial() })
@@ -520,7 +520,7 @@ func (b *splitBatch) addSpend(i int) {
 	}
 }
 
-// usesOneShard tells whether the charge is sent to one shard.
+// usesOneShard reports whether the charge is sent to one shard.
 func (p *chargeState) usesOneShard(c *penstock.Charge) bool {
 	return p.strategy == oneShard || p.strategy == oneShardWaiting && (c.Mode == penstock.Draw || c.Cost <= p.parts.MinUnits)
 }

@@ -37,7 +37,7 @@ const sentinelInterval = time.Second
 
 var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
 
-// mayShowPassword tells whether the text that was read as path or options may be a part of a
+// mayShowPassword reports whether the text that was read as path or options may be a part of a
 // password that contains '/', '?' or '#'.
 func mayShowPassword(text string) bool {
 	_, rest, _ := strings.Cut(text, "://")

@@ -205,7 +205,7 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	return false
 }
 
-// shouldSendLocked tells whether to send the first flight of the queue, while this many other
+// shouldSendLocked reports whether to send the first flight of the queue, while this many other
 // scripts are in flight.
 func (c *Coalescer) shouldSendLocked(others int) bool {
 	if len(c.queue) == 0 {
@@ -229,7 +229,7 @@ func (c *Coalescer) shouldSendLocked(others int) bool {
 	return c.isDueLocked()
 }
 
-// isDueLocked tells whether the first flight of the queue must wait no longer.
+// isDueLocked reports whether the first flight of the queue must wait no longer.
 func (c *Coalescer) isDueLocked() bool {
 	return len(c.queue) > 0 && c.queue[0].dueAt <= c.ended && len(c.flights) < maxFlights
 }

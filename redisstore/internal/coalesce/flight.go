@@ -84,7 +84,7 @@ func (f *Flight) Release() {
 func (f *Flight) Len() int { return f.waiters }
 
 // Requests iterates over the requests in the order in which the script decides them: those of a
-// series follow each other. isFirst tells whether a request is the first of its series.
+// series follow each other. isFirst reports whether a request is the first of its series.
 func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
 	for i := range f.requests {
 		if !f.requests[i].isFirst {
@@ -217,8 +217,8 @@ func (f *Flight) joinExtras(w *Waiter) {
 	f.recentRequest = recent
 }
 
-// hasRoomFor tells whether a waiter and all its extras fit. Without extras it returns true, because
-// Join checks the room for the waiter.
+// hasRoomFor reports whether a waiter and all its extras fit. Without extras it returns true,
+// because Join checks the room for the waiter.
 func (f *Flight) hasRoomFor(w *Waiter) bool {
 	if len(w.Extras) == 0 {
 		return true
@@ -247,7 +247,7 @@ type deadlineContext struct {
 
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// hasWaiter tells whether a waiter is in the flight.
+// hasWaiter reports whether a waiter is in the flight.
 func (f *Flight) hasWaiter(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }
@@ -265,7 +265,7 @@ func (f *Flight) remove(w *Waiter) bool {
 	return false
 }
 
-// areEqual tells whether two batches of one series are the same request. Two Plans are equal if
+// areEqual reports whether two batches of one series are the same request. Two Plans are equal if
 // their parameters are. The parameters of calendar algorithms depend on the time, so a Plan of such
 // an algorithm equals only itself. All other parameters are the same at any time, so 0 will do.
 func areEqual(a, b []penstock.Charge) bool {

@@ -25,7 +25,7 @@ type Waiter struct {
 	hasExpired atomic.Bool     // the deadline of lazy has passed
 }
 
-// HasJoined tells whether the waiter is in a flight. An extra is not if the flight had no room.
+// HasJoined reports whether the waiter is in a flight. An extra is not if the flight had no room.
 func (w *Waiter) HasJoined() bool { return w.flight != nil }
 
 // Reset drops the waiter's references.

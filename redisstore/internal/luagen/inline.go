@@ -80,7 +80,7 @@ func newFunction(name, parameters, body string, others []function) function {
 	return f
 }
 
-// returnsInLoop tells whether a return is in a loop. The end of a loop has the indent of its
+// returnsInLoop reports whether a return is in a loop. The end of a loop has the indent of its
 // beginning.
 func returnsInLoop(body string) bool {
 	indent := -1 // of the outermost loop; -1 outside of loops

@@ -17,7 +17,7 @@ import (
 // publicDetails are the details of events that viewers without the token may see. The others may
 // name operators, files and addresses. The reason of a reset is not public either, because it may
 // name the client.
-var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "reason", "ref", "removed", "requests", "result", "rule", "rules", "servers"}
+var publicDetails = []string{"added", "changed", "digest", "domains", "key", "limits", "mistakes", "node", "reason", "ref", "removed", "requests", "result", "rule", "rules", "servers", "weaker"}
 
 func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any, error) {
 	from, to, err := periodOf(q)
@@ -83,7 +83,7 @@ func periodOf(q url.Values) (from, to time.Time, err error) {
 // without a date is today in UTC, or yesterday if it is later than now.
 func ParseTime(text string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04"} {
-		if t, err := time.Parse(layout, text); err == nil {
+		if t, err := time.Parse(layout, text); err == nil && t.Year() >= 1970 {
 			return t.UTC(), nil
 		}
 	}

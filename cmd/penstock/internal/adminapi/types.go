@@ -216,7 +216,7 @@ type Key struct {
 	Stored   string             `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
 	Source   string             `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy []string           `json:"denied_by" doc:"enforced limits, as RULE.LIMIT, that would deny a request of one unit now, whatever the tier of its client; empty if it would be allowed in one of the tiers"`
-	List     string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; absent: the key is on no list, or does not tell"`
+	List     string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; unlisted: no request has the key, because the policy lists the values that count; absent: the key is on no list, or does not tell"`
 	Results  []keylimits.Result `json:"results" doc:"what the enforced limits would decide about a request of one unit now, for each tier that the client may have. They decide nothing if list is set"`
 	Limits   []keylimits.Limit  `json:"limits"`
 	Global   []keylimits.Limit  `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
@@ -300,7 +300,7 @@ type TimelineEvent struct {
 	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
 	Instance string            `json:"instance" doc:"the host and the process ID of the instance, if they are known"`
 	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
-	Kind     string            `json:"kind" doc:"started, reloaded, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
+	Kind     string            `json:"kind" doc:"started, reloaded, weakened, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
 	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`
 	Text     string            `json:"text" doc:"the message of the log line"`
 	Details  map[string]string `json:"details" doc:"attributes of the log line; most of them only with the token"`

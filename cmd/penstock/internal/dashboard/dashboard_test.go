@@ -244,6 +244,7 @@ deny: {header X-Key: [foe]}
 rules:
   - {name: api, per: {key: header X-Key}, limits: [{rate: {gold: 100/h, free: 10/h}}, {name: day, rate: 900/d}]}
   - {name: page, always: true, per: {user: header X-User}, new_identities: 9/min, limits: [{rate: 5/h}]}
+  - {name: vip, match: {path: /vip}, per: {vip: {header X-Vip: [v1]}}, limits: [{rate: 5/h}]}
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -265,6 +266,10 @@ rules:
 	s.spend("key:friend", 10)
 	s.mustHave(s.text("key?key=key:friend", 200, operator), "Never limited. The client is on the allow list.")
 	s.mustHave(s.text("key?key=key:foe", 200, operator), "Always rejected. The client is on the deny list.")
+	s.mustHave(s.text("key?key=vip:v1", 200, operator), "Admitted now.")
+	if page := s.text("key?key=vip:v2", 200, operator); strings.Contains(page, "Admitted") || !strings.Contains(page, "No request counts under this key.") || !strings.Contains(page, "now not counted") {
+		t.Errorf("the page of a key that the policy does not list is %s; want it neither admitted nor denied", page)
+	}
 	if body := s.send("GET", "key?key=ip:198.51.100.1", "", operator).Body.String(); strings.Contains(body, "Admitted") || !strings.Contains(body, `decision mixed`) {
 		t.Errorf("the page of an address with new identities only is %s; want it neither admitted nor denied", body)
 	}
@@ -619,6 +624,8 @@ func TestTimelineShowsWhatHappened(t *testing.T) {
 	s.mustHave(s.text("dashboard", 200), "the store decides again")
 	s.mustHave(s.text("dashboard?span=minutes", 200), "policy reloaded")
 	s.mustHave(s.text("timeline?at=noon", 400), `"noon" is not a time; write 14:05`, "Timeline")
+	s.mustHave(s.text("timeline?at=0000-01-31+14:05", 400), "is not a time; write 14:05")
+	s.mustHave(s.text("timeline?at=2999-01-31+14:05", 200), "From 2999-01-31 13:35:00 to 14:35:00 . The charts go back 24 hours.", "No events of this time are known")
 	s.mustHave(s.text("timeline?at=2020-01-31+14:05", 200), "From 2020-01-31 13:35:00 to 14:35:00 . The charts go back 24 hours.", "No events of this time are known")
 }
 

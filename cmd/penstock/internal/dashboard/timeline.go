@@ -48,7 +48,7 @@ func (h *Handler) showMoment(ctx context.Context, v adminapi.Viewer, t *timeline
 	}
 	t.From, t.To, t.Span = at.Add(-around), at.Add(around), "minutes"
 	switch age := time.Since(at); {
-	case age > maxMinutes*time.Minute:
+	case age > maxMinutes*time.Minute, age < -around:
 		return nil // there are no charts
 	case age < maxSeconds*time.Second:
 		t.Span = "seconds"

@@ -187,9 +187,9 @@ type grpcCalls struct {
 	messageTimeout time.Duration
 }
 
-// isRestricted tells whether a connection may have only a few calls of a method open: health checks
-// and reflection. Health checks need no token, and clients keep streams of both open. So without a
-// bound, few clients could fill the memory.
+// isRestricted reports whether a connection may have only a few calls of a method open: health
+// checks and reflection. Health checks need no token, and clients keep streams of both open. So
+// without a bound, few clients could fill the memory.
 func isRestricted(method string) bool {
 	name := serviceName(method)
 	return name == healthService || strings.HasPrefix(name, reflectionServices)
