@@ -72,7 +72,7 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 		{"[free, pro]", "[free, pro, gold]", ""},
 		{"X-Plan", "X-Tier", "narrower match of rule b"},
 		{"{rate: 99/h}", "{rate: 99/h, algorithm: fixed-window}", "new algorithm of limit a.hour"},
-		{"{rate: 99/h}", "{rate: 98/h, shadow: true, algorithm: fixed-window}", ""},
+		{"{rate: 99/h}", "{rate: 98/h, shadow: true, algorithm: fixed-window}", "removed limit a.hour"},
 		{"path: [/a, /x], method: GET}, per: global, limits: [{rate: 9/s}", "path: /**}, per: global, limits: [{rate: 9/s, algorithm: fixed-window}", "new algorithm of limit a.second"},
 	} {
 		after := strings.Replace(all, c.old, c.new, 1)
