@@ -11,11 +11,11 @@ import (
 
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
-// the deny list. A limit that has become a shadow counts as gone. These parts have changed: an allow
-// list with new entries, rules whose match is narrower, and limits with another algorithm, whose
-// counters begin anew. At most maxNamed of each kind are named. The values of a match are compared as
-// they are written. So a rule is named if its path was /* and is /b, and also if its path was /b and
-// is /*.
+// the deny list. A limit that has become a shadow counts as gone. These parts have changed: an
+// allow list with new entries, rules whose match is narrower, and limits with another algorithm,
+// whose counters begin anew. At most maxNamed of each kind are named. The values of a match are
+// compared as they are written. So a rule is named if its path was /* and is /b, and also if its
+// path was /b and is /*.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, tiers, matches, algorithms, parts []string
 	for _, rule := range before.Rules() {
@@ -95,7 +95,8 @@ func hasAll[T any](list, old []T, isSame func(a, b T) bool) bool {
 
 func isSameText(a, b string) bool { return a == b }
 
-// implies reports whether b is true of each request of which a is true, as far as their values show.
+// implies reports whether b is true of each request of which a is true, as far as their values
+// show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
 		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
