@@ -29,11 +29,13 @@ type caller struct {
 	excess int64 // how many requests of a key beyond bound the guards may allow, in any time
 
 	// The results, with an item for each window.
-	rates    []float64 // decisions per second
-	allocs   []float64 // allocations per decision
-	p50, p99 []float64 // µs per decision
-	over     []int64   // requests that were allowed beyond the bounds of their keys
-	allowed  []float64 // ratio of allowed requests to all requests
+	rates    []float64                                      // decisions per second
+	allocs   []float64                                      // allocations per decision
+	ticks    func(every time.Duration) (await, stop func()) // of paced windows; nil: startTicks
+	late     []float64                                      // µs: the 99th percentile of how late the load was, in paced windows
+	p50, p99 []float64                                      // µs per decision
+	over     []int64                                        // requests that were allowed beyond the bounds of their keys
+	allowed  []float64                                      // ratio of allowed requests to all requests
 
 	withoutStore atomic.Int64 // requests that a fallback decided, because the store was too slow
 
@@ -44,7 +46,7 @@ type caller struct {
 
 // reset drops the results.
 func (c *caller) reset() {
-	c.rates, c.allocs, c.p50, c.p99, c.over, c.allowed = nil, nil, nil, nil, nil, nil
+	c.rates, c.allocs, c.p50, c.p99, c.late, c.over, c.allowed = nil, nil, nil, nil, nil, nil, nil
 }
 
 // ampleLimit is a limit per day that allows all requests of a run.
@@ -118,10 +120,10 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	return c.runPaced(goroutines, 0, d, names)
 }
 
-// runPaced is run with a pause in each goroutine. A decision is due an interval after the previous
-// one was due, and its time counts from then: it includes the wait for a slow previous decision,
-// but not what the timer is late. An interval of 0 means no pauses.
-func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []string) error {
+// runPaced is run with an open load: a decision is due each time that pace has passed, and the
+// goroutines take turns. The time of a decision counts from when it was due, so it includes the wait
+// for a slow previous decision. A pace of 0 means that each goroutine decides as fast as it can.
+func (c *caller) runPaced(goroutines int, pace, d time.Duration, names []string) error {
 	var (
 		wait   sync.WaitGroup
 		stop   atomic.Bool
@@ -141,20 +143,29 @@ func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []str
 	decisions := make([]int64, goroutines)
 	runtime.GC() // otherwise this window would collect the garbage of other callers
 	runtime.ReadMemStats(&before)
-	time.AfterFunc(d, func() { stop.Store(true) })
 	begin := time.Now()
+	var (
+		turns []chan time.Duration
+		late  *hdrhistogram.Histogram
+	)
+	if pace > 0 {
+		turns, late = startPacer(c.ticks, begin, goroutines, pace, d)
+	} else {
+		time.AfterFunc(d, func() { stop.Store(true) })
+	}
 	for g := range goroutines {
 		wait.Go(func() {
 			n, latencies := int64(0), c.latencies[g][:0]
 			sent := time.Since(begin)
-			due := interval * time.Duration(g) / time.Duration(goroutines)
-			for i := g; !stop.Load(); i += goroutines {
-				if interval > 0 {
-					if pause := due - sent; pause > 0 {
-						time.Sleep(pause)
-						due = time.Since(begin)
+			for i := g; ; i += goroutines {
+				if turns == nil {
+					if stop.Load() {
+						break
 					}
-					sent, due = due, due+interval
+				} else if due, ok := <-turns[g]; ok {
+					sent = due
+				} else {
+					break
 				}
 				allowed, err := c.allow(context.Background(), names[i%len(names)])
 				if err != nil {
@@ -191,11 +202,49 @@ func (c *caller) runPaced(goroutines int, interval, d time.Duration, names []str
 	c.rates = append(c.rates, float64(all)/elapsed.Seconds())
 	c.p50 = append(c.p50, float64(latencies.ValueAtPercentile(50))/1000)
 	c.p99 = append(c.p99, float64(latencies.ValueAtPercentile(99))/1000)
+	if late != nil {
+		c.late = append(c.late, float64(late.ValueAtPercentile(99))/1000)
+	}
 	c.allocs = append(c.allocs, float64(after.Mallocs-before.Mallocs)/float64(all))
 	allowed, over := c.countAllowed(names, elapsed)
 	c.allowed = append(c.allowed, float64(allowed)/float64(all))
 	c.over = append(c.over, over)
 	return nil
+}
+
+// startPacer returns a channel for each goroutine. It sends the times at which decisions are due,
+// from begin on, one each time that pace has passed, to the channels in turn. Every 100 µs it sends
+// those that have become due: a timer for each decision would cost more than the decision. It never
+// waits for a receiver. After d it closes the channels. Then late has how late each time was sent,
+// in ns.
+func startPacer(ticks func(time.Duration) (await, stop func()), begin time.Time, goroutines int, pace, d time.Duration) (turns []chan time.Duration, late *hdrhistogram.Histogram) {
+	late = hdrhistogram.New(1, time.Minute.Nanoseconds(), 3) // from 1 ns to a minute, with 3 digits
+	turns = make([]chan time.Duration, goroutines)
+	for g := range turns {
+		turns[g] = make(chan time.Duration, int(d/pace)/goroutines+1) // room for all
+	}
+	if ticks == nil {
+		ticks = startTicks
+	}
+	awaitTick, stopTicks := ticks(100 * time.Microsecond)
+	go func() {
+		for n := 0; ; awaitTick() {
+			now := min(time.Since(begin), d-1)
+			for ; time.Duration(n)*pace <= now; n++ {
+				due := time.Duration(n) * pace
+				_ = late.RecordValue(int64(now - due))
+				turns[n%goroutines] <- due
+			}
+			if now == d-1 {
+				break
+			}
+		}
+		stopTicks()
+		for _, turn := range turns {
+			close(turn)
+		}
+	}()
+	return turns, late
 }
 
 // countAllowed returns how many requests the last window allowed, and how many of these were beyond

@@ -21,6 +21,7 @@ func TestPacedDecisionsCountFromWhenTheyAreDue(t *testing.T) {
 				return true, nil
 			},
 			bound: bucketBound(1000, 1000, time.Second),
+			ticks: func(every time.Duration) (await, stop func()) { return func() { time.Sleep(every) }, func() {} },
 		}
 		if err := c.runPaced(1, time.Millisecond, 100*time.Millisecond+time.Microsecond, []string{"a"}); err != nil {
 			t.Fatal(err)
