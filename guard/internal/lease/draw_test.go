@@ -189,6 +189,42 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	checkUnits(t, l)
 }
 
+// Units may be spent between the beginning of a draw and its call. The draw brings them too, so that
+// the block is full afterwards.
+func TestDrawFillsTheBlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			return penstock.Single(penstock.Status{Granted: charges[0].Cost, Remaining: 1000, ResetAfter: time.Hour}), nil
+		}))
+		spend := func(units int) {
+			for range units {
+				if !k.trySpendLocked(p, l.now(), 1) {
+					t.Fatal("no unit is left to spend")
+				}
+			}
+		}
+		k.mu.Lock()
+		first := l.drawLocked(t.Context(), k, p, l.now(), 0)
+		k.mu.Unlock()
+		<-first.done
+		k.mu.Lock()
+		full := p.left()
+		spend(int(full) - 10)
+		second := l.drawLocked(t.Context(), k, p, l.now(), 0)
+		spend(5) // the draw waits for the lock
+		k.mu.Unlock()
+		<-second.done
+		k.mu.Lock()
+		if got := p.left(); full < 20 || got != full {
+			t.Errorf("after the second draw, %d units are left; want a full block of %d", got, full)
+		}
+		k.mu.Unlock()
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // While a Refund of a caller is in flight, nothing is drawn for its key, and the key is kept.
 func TestNothingIsDrawnDuringARefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
