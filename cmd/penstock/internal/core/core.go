@@ -258,7 +258,7 @@ func (c *Core) poll(ctx context.Context) {
 			return
 		case <-second.C:
 			c.selfTest(ctx)
-			c.failOpen.reportEnd()
+			c.failOpen.reportEnd(c.health.isFailing.Load())
 		}
 	}
 }

@@ -9,7 +9,8 @@ import (
 )
 
 // A failOpenReporter logs requests that pass unlimited: the first one immediately, then their
-// number every logInterval. It logs the total once none has passed for a logInterval.
+// number every logInterval. It logs the total once none has passed for a logInterval and the store
+// works. Without requests, an outage may be quiet for longer.
 type failOpenReporter struct {
 	log *slog.Logger
 
@@ -39,11 +40,12 @@ func (r *failOpenReporter) reportPassed(rule string) {
 	r.sinceLine, r.nextLine = 0, now.Add(logInterval)
 }
 
-// reportEnd logs the total once no request has passed unlimited for a logInterval.
-func (r *failOpenReporter) reportEnd() {
+// reportEnd logs the total once no request has passed unlimited for a logInterval and the store
+// works.
+func (r *failOpenReporter) reportEnd(isStoreFailing bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.inOutage == 0 || time.Since(r.latest) < logInterval {
+	if r.inOutage == 0 || isStoreFailing || time.Since(r.latest) < logInterval {
 		return
 	}
 	r.log.Warn("limits are enforced again; requests had passed unlimited", activity.EventAttribute, activity.LimitedAgain, "requests", r.inOutage, "until", r.latest.UTC().Format(time.RFC3339))

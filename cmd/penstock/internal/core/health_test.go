@@ -210,6 +210,30 @@ func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
 	})
 }
 
+// An outage without requests has not ended.
+func TestEndOfUnlimitedRequestsIsLoggedWhenTheStoreWorks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var isUp atomic.Bool
+		c, log := newPolledCore(t, func(context.Context) error {
+			if isUp.Load() {
+				return nil
+			}
+			return penstock.ErrUnavailable
+		})
+		c.health.failed(penstock.ErrUnavailable)
+		c.Observe(&admission.Event{Rule: "other", Outcome: admission.Allowed, Source: penstock.FromFallback, SkippedRule: "search"})
+		time.Sleep(time.Minute)
+		if lines := log.Lines("event=limited_again"); lines != nil {
+			t.Errorf("in the outage, the log has %q; want no such line", lines)
+		}
+		isUp.Store(true)
+		time.Sleep(time.Minute)
+		if lines := log.Lines("event=limited_again", "requests=1"); len(lines) != 1 {
+			t.Errorf("after the outage, the log is %s; want one line of the event limited_again", log)
+		}
+	})
+}
+
 func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, log := newPolledCore(t, func(context.Context) error { return nil })

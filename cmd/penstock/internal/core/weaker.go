@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,11 +12,11 @@ import (
 
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
-// the deny list. A limit that has become a shadow counts as gone. These parts have changed: an
-// allow list with new entries, rules whose match is narrower, and limits with another algorithm,
-// whose counters begin anew. At most maxNamed of each kind are named. The values of a match are
-// compared as they are written. So a rule is named if its path was /* and is /b, and also if its
-// path was /b and is /*.
+// entries of the deny list. A limit that has become a shadow counts as gone. These parts have
+// changed: an allow list with new entries, rules whose match is narrower, and limits with another
+// algorithm, whose counters begin anew. At most maxNamed of each kind are named. The values of a
+// match are compared as they are written. So a rule is named if its path was /* and is /b, and also
+// if its path was /b and is /*. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, tiers, matches, algorithms, parts []string
 	for _, rule := range before.Rules() {
@@ -50,12 +51,17 @@ func weakerParts(before, after *policy.Rules) string {
 			tiers = append(tiers, old.Tiers[i].Name)
 		}
 	}
-	if len(old.Deny) > 0 && len(next.Deny) == 0 {
+	isCovered := func(c policy.Condition, by []policy.Condition) bool {
+		return slices.ContainsFunc(by, func(other policy.Condition) bool { return implies(c, other) })
+	}
+	isLost := func(c policy.Condition) bool { return !isCovered(c, next.Deny) }
+	switch {
+	case len(old.Deny) > 0 && len(next.Deny) == 0:
 		parts = append(parts, "the deny list is gone")
+	case slices.ContainsFunc(old.Deny, isLost):
+		parts = append(parts, "the deny list has lost entries")
 	}
-	isNew := func(c policy.Condition) bool {
-		return !slices.ContainsFunc(old.Allow, func(known policy.Condition) bool { return implies(c, known) })
-	}
+	isNew := func(c policy.Condition) bool { return !isCovered(c, old.Allow) }
 	if slices.ContainsFunc(next.Allow, isNew) {
 		parts = append(parts, "the allow list has new entries")
 	}
@@ -114,11 +120,47 @@ func isWithin(a, b *policy.Test) bool {
 	if x, y := a.Source.Identity, b.Source.Identity; x != nil && y != nil && x.Kind != y.Kind {
 		return false
 	}
+	if b.Any {
+		return true
+	}
 	values := b.Values() // sorted
-	return b.Any || !slices.ContainsFunc(a.Values(), func(value string) bool {
+	networks := networksOf(b)
+	return !slices.ContainsFunc(a.Values(), func(value string) bool {
 		_, isFound := slices.BinarySearch(values, value)
-		return !isFound
+		return !isFound && !isInNetwork(value, networks)
 	})
+}
+
+// networksOf returns the networks of a test, by the length of their prefix. It returns none for a
+// test of something else than an address.
+func networksOf(t *policy.Test) map[int]map[netip.Prefix]bool {
+	if t.Source.Kind != policy.KindAddress {
+		return nil
+	}
+	networks := make(map[int]map[netip.Prefix]bool)
+	for _, value := range t.Values() {
+		if p, ok := policy.ParseNetwork(value); ok {
+			if networks[p.Bits()] == nil {
+				networks[p.Bits()] = make(map[netip.Prefix]bool)
+			}
+			networks[p.Bits()][p] = true
+		}
+	}
+	return networks
+}
+
+// isInNetwork reports whether an address or network is within one of the networks.
+func isInNetwork(value string, networks map[int]map[netip.Prefix]bool) bool {
+	inner, ok := policy.ParseNetwork(value)
+	if !ok {
+		return false
+	}
+	for bits, set := range networks {
+		if outer, err := inner.Addr().Prefix(bits); err == nil && bits <= inner.Bits() && set[outer] {
+			return true
+		}
+	}
+	return false
 }
 
 // maxNamed is how many rules, how many limits and how many tiers a log attribute names.
