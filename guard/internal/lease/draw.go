@@ -368,7 +368,7 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 	k.mu.Lock()
 	now := l.now()
 	for i := range p.blocks {
-		if b := &p.blocks[i]; b.left > 0 && (now >= b.latestReturn() || now-p.lastUsed >= l.life/2) {
+		if b := &p.blocks[i]; now >= b.latestReturn() || now-p.lastUsed >= l.life/2 {
 			refunds = l.removeBlockLocked(k, p, b, now, refunds)
 		}
 	}

@@ -189,6 +189,27 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	checkUnits(t, l)
 }
 
+// Windows follow one another without gaps, also when no answer has told of the latest one.
+func TestTimeLeftOfTheWindow(t *testing.T) {
+	const width, end = 10 * time.Second, 15 * time.Second
+	for now, want := range map[time.Duration]time.Duration{
+		12 * time.Second: 3 * time.Second,
+		14 * time.Second: time.Second,
+		15 * time.Second: 10 * time.Second,
+		17 * time.Second: 8 * time.Second,
+		25 * time.Second: 10 * time.Second,
+		47 * time.Second: 8 * time.Second,
+	} {
+		p := &pool{limits: []pooledLimit{{}, {width: width}, {width: width, windowEnd: end}}} // a bucket, and a window of unknown end
+		if got := p.windowLeft(time.Minute, now); got != want {
+			t.Errorf("at %v, %v of the window are left; want %v", now, got, want)
+		}
+		if got := p.windowLeft(time.Millisecond, now); got != time.Millisecond {
+			t.Errorf("at %v, at most 1 ms is asked for, and %v are left; want 1 ms", now, got)
+		}
+	}
+}
+
 // Units may be spent between the beginning of a draw and its call. The draw brings them too, so that
 // the block is full afterwards.
 func TestDrawFillsTheBlock(t *testing.T) {
