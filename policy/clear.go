@@ -39,9 +39,13 @@ func (q *request) identifyingText(s *Source) string {
 		text, why = parseAuthorization(text)
 	case s.Kind == KindCookie && strings.ContainsFunc(text, endsCookie):
 		why = "has white space, a comma, a quote, a backslash or a control character"
+	case s.Kind == KindCookie && strings.Contains(text, "&"):
+		why = "has an ampersand, which some servers read as several values"
 	case s.Kind == KindCookie:
 		text = decodeCookie(text) // some servers decode it, and must see the same client
-		why = explainUnclear(text)
+		if why = explainUnclear(text); why == "" && strings.HasPrefix(text, "j:") {
+			why = "begins with j:, and some servers read the rest as JSON" // cookie-parser of Express
+		}
 	default:
 		why = explainUnclear(text)
 	}

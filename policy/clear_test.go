@@ -157,3 +157,26 @@ func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 		}
 	}
 }
+
+// cookie-parser of Express reads JSON after j:, and CGI libraries split a value at an ampersand.
+func TestCookieIsUnclearIfServersReadAnotherValue(t *testing.T) {
+	t.Parallel()
+	test, err := Is(Cookie("sid"), "evil")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := New(Spec{Deny: []Condition{{test}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, isUnclear := range map[string]bool{
+		"j%3A%22evil%22": true, "%6a:%22evil%22": true, "j:1": true, "j%3A%22%5Cu0065vil%22": true, "evil&x": true, "&evil": true,
+		"J:1": false, "aj:1": false, "s:evil.sig": false, "evil%26x": false, "a+b/c==": false,
+	} {
+		var v Evaluation
+		rules.Evaluate(fields{KindCookie: {"sid": {value}}, KindHeader: {"Cookie": {"sid=" + value}}}, &v)
+		if (v.Unclear != "") != isUnclear || v.ListMatch == DenyListed {
+			t.Errorf("the cookie %q has the list match %d, and is unclear because it %q; want it unclear: %v", value, v.ListMatch, v.Unclear, isUnclear)
+		}
+	}
+}
