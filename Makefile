@@ -41,7 +41,7 @@ help:
 			printf " %s", $$i; column += 1 + length($$i) } \
 	} END { printf end }' Makefile
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
@@ -91,10 +91,6 @@ clients: tools
 ## service: runs the service as the README describes, and checks its responses and its output
 service: tools
 	@scripts/run-service
-
-## trials: checks that four defects of earlier versions have not returned; "scripts/trials all" checks more and takes longer
-trials:
-	@scripts/trials quick
 
 ## readme: runs the code blocks of the README in an empty folder, with the modules of this tree from a local module proxy
 readme: tools
@@ -155,7 +151,7 @@ bench: tools
 	cd bench && go run .
 
 # The documentation. Its figures are measured on an idle machine: the targets that save some wait for that, and fail if it stays busy
-.PHONY: pictures site site-check surge surge-data bench-data outage-data
+.PHONY: pictures surge surge-data bench-data outage-data
 
 ## bench-data: runs the bench program, and saves its numbers for docs/ and make pictures
 bench-data: tools
@@ -178,15 +174,6 @@ outage-data: tools
 ## pictures: draws docs/pictures from the saved measurements; a test compares them
 pictures:
 	cd scripts && go run ./pictures ../docs/pictures
-
-## site: writes the documentation as static pages with a search to bin/site; fails if a link is broken
-site:
-	cd scripts && go run ./site .. ../bin/site
-
-## site-check: the same, and searches for each word of the index, in Chromium
-site-check:
-	@scripts/need chromium chromium
-	cd scripts && go run ./site -check .. ../bin/site
 
 .PHONY: prepare
 ## prepare: sets VERSION before the commit of a release: in the requirements and sums between the tagged modules, and in the files of deploy

@@ -161,7 +161,7 @@ var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm
 
 // targetsByHand are the targets that CI does not run by name. They write files, need hours, are
 // part of another target, or have a test here.
-var targetsByHand = strings.Fields("help run mutants recipes pictures site surge surge-data bench-data outage-data prepare dist format tidy protos monitoring schema tools")
+var targetsByHand = strings.Fields("help run mutants recipes pictures surge surge-data bench-data outage-data prepare dist format tidy protos monitoring schema tools")
 
 func TestCIRunsEachTargetExceptTargetsByHand(t *testing.T) {
 	read := func(name string) string {
@@ -400,8 +400,8 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 	}
 }
 
-// searchedFor has words that people search for. The index has each of them, so that readers and the
-// site's search find the right page.
+// searchedFor has words that people search for. The index has each of them, so that readers find the
+// right page.
 var searchedFor = []string{
 	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",
@@ -421,7 +421,7 @@ func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
 			t.Errorf("the index docs/README.md has no row with %q and a link", word)
 			continue
 		}
-		// The site's search shows the text of the page, so the page must have the word too.
+		// Readers search the page for the word.
 		isThere := slices.ContainsFunc(rows, func(row []string) bool {
 			links := row[1]
 			if strings.Contains(links, "](#") { // a link to a section of the index
@@ -480,8 +480,7 @@ var queriesOfUsers = []struct{ query, page string }{
 	{"alternatives", "comparison.md"},
 }
 
-// A row of the index has all words of a query, and its first link leads to the page. The site's
-// search shows that page, because it counts the words of a row as words of its first link.
+// A row of the index has all words of a query, and its first link leads to the page.
 func TestIndexAnswersQueriesOfUsers(t *testing.T) {
 	index := pages(t)[filepath.Join("docs", "README.md")]
 	row := regexp.MustCompile(`(?m)^\| ([^|\n]+) \| [^|\n]*?\]\(([^)]+)\)[^|\n]*\|$`) // the groups are the words and the first link

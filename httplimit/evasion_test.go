@@ -411,6 +411,23 @@ rules: [{name: a, match: {method: POST}, per: {first_of: [{key: header X-API-Key
 	}
 }
 
+// A client over its limit cannot become another client by sending its key twice.
+func TestKeySentTwiceIsNoOtherClient(t *testing.T) {
+	gate, _ := memoryGate(t, `
+identities: {client: {first_of: [{key: {header X-API-Key: [k1, k2]}}, ip]}}
+rules: [{name: api, per: client, limits: [{rate: 3/h}]}]
+`)
+	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for i, keys := range [][]string{{"k1"}, {"k1"}, {"k1"}, {"k1"}, {"k1", "k1"}, {"k1", "k1"}} {
+		w, r := httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)
+		r.Header["X-Api-Key"] = keys
+		handler.ServeHTTP(w, r)
+		if isAdmitted := w.Code == 200; isAdmitted != (i < 3) {
+			t.Errorf("request %d with the keys %q got %d; want that only the first 3 are admitted", i+1, keys, w.Code)
+		}
+	}
+}
+
 func TestReadsHeaderKnowsTheHeadersOfThePolicy(t *testing.T) {
 	gate, _ := memoryGate(t, `
 http: {trusted_proxies: [10.0.0.0/8], address_header: CF-Connecting-IP}

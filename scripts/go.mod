@@ -85,7 +85,6 @@ require (
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
 	github.com/penstock/penstock/cmd/penstock v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
-	github.com/yuin/goldmark v1.8.7
 	go.yaml.in/yaml/v4 v4.0.0 // indirect
 	golang.org/x/net v0.62.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
