@@ -162,7 +162,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"rule":"search","cost":99999999999999999999}`:                         "cost: it is out of range",
 		`{"attributes":[]}`:                                                     "attributes: it must be an object",
 		`{"attributes":{"headers":{"A":1}}}`:                                    "attributes.headers: the value of A must be a string",
-		`{"attributes":{"headers":{"A":"1","A":"2"}}}`:                          "attributes.headers: A is sent twice",
+		`{"attributes":{"headers":{"A":"1","A":"2"}}}`:                          "A: it is sent twice",
 		`{"attributes":{"headers":{"x-a":"1","X-A":"2"}}}`:                      "attributes.headers: X-A is sent twice",
 		`{"attributes":{"headers":{"":"1"}}}`:                                   "a name is malformed",
 		`{"attributes":{"headers":{"A":"1\r\n2"}}}`:                             "the value of A is malformed",

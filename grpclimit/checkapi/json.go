@@ -3,13 +3,13 @@ package checkapi
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
-	"io"
+	"errors"
 	"math"
-	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -27,235 +27,168 @@ func unmarshal(text []byte, m proto.Message) error {
 	if !utf8.Valid(text) {
 		return invalid("the body", "it is not UTF-8")
 	}
-	if at := loneSurrogate(text); at >= 0 {
-		return invalid("the body", "the escape at byte %d is half of a surrogate pair; write both halves", at)
+	readErr := protojson.Unmarshal(text, m)
+	if readErr != nil {
+		if err := checkSyntax(text); err != nil {
+			return err
+		}
 	}
-	d := decoder{json.NewDecoder(bytes.NewReader(text))}
-	d.UseNumber()
-	token, err := d.nextToken("the body")
-	if err != nil {
+	// protojson accepts more than the OpenAPI file describes, and does not say where a mistake is.
+	f := form{text}
+	if err := f.checkObject(f.next(), m.ProtoReflect().Descriptor(), ""); err != nil {
 		return err
 	}
-	if err := d.readMessage(token, m.ProtoReflect(), ""); err != nil {
-		return err
+	if readErr == nil {
+		return nil
 	}
-	if _, err := d.Token(); err != io.EOF {
+	if _, after, ok := strings.Cut(readErr.Error(), "duplicate "); ok {
+		_, name, _ := strings.Cut(after, `"`) // duplicate field "name", or duplicate map key "name"
+		return invalid(wording.Plain(wording.Clip(strings.TrimSuffix(name, `"`))), "it is sent twice")
+	}
+	return invalid("the body", "an escape is half of a surrogate pair; write both halves")
+}
+
+// checkSyntax checks that a text is one JSON value.
+func checkSyntax(text []byte) error {
+	err, isSyntax := errors.AsType[*json.SyntaxError](json.Unmarshal(text, new(json.RawMessage)))
+	switch {
+	case !isSyntax:
+		return nil
+	case strings.HasPrefix(err.Error(), "unexpected end"):
+		return invalid("the body", "the JSON ends too early")
+	case strings.HasSuffix(err.Error(), "after top-level value"):
 		return invalid("the body", "bytes follow the object; send one object")
 	}
-	return nil
+	return invalid("the body", "it is not JSON from byte %d on", err.Offset-1)
 }
 
-type decoder struct{ *json.Decoder }
+// A form reads the tokens of valid JSON.
+type form struct{ rest []byte }
 
-// nextToken reads a token. at is the path of what is read, for errors.
-func (d decoder) nextToken(at string) (json.Token, error) {
-	token, err := d.Token()
-	switch {
-	case err == io.EOF || err == io.ErrUnexpectedEOF:
-		return nil, invalid(at, "the JSON ends too early")
-	case err != nil:
-		return nil, invalid(at, "it is not JSON from byte %d on", d.InputOffset())
+// next returns the next token: a bracket, or the text of a string, a number, true, false or null.
+func (f *form) next() []byte {
+	rest := bytes.TrimLeft(f.rest, " \t\r\n,:")
+	end := 1
+	switch rest[0] {
+	case '{', '}', '[', ']':
+	case '"':
+		for ; rest[end] != '"'; end++ {
+			if rest[end] == '\\' {
+				end++
+			}
+		}
+		end++
+	default:
+		if end = bytes.IndexAny(rest, " \t\r\n,]}"); end < 0 {
+			end = len(rest)
+		}
 	}
-	return token, nil
+	f.rest = rest[end:]
+	return rest[:end]
 }
 
-// readMessage reads an object whose first token has been read. path is the path of the object, for
-// errors.
-func (d decoder) readMessage(first json.Token, m protoreflect.Message, path string) error {
-	if first != json.Delim('{') {
+// checkObject checks that a value is an object with the fields of a message. The first token of the
+// value has been read. path is the path of the object, for errors. It is "" for the body.
+func (f *form) checkObject(first []byte, m protoreflect.MessageDescriptor, path string) error {
+	if first[0] != '{' {
 		return invalid(placeOf(path), "it must be an object")
 	}
-	fields := m.Descriptor().Fields()
-	var seen []protoreflect.FieldNumber
-	for {
-		token, err := d.nextToken(placeOf(path))
-		if err != nil {
-			return err
-		}
-		name, isName := token.(string)
-		if !isName {
-			return nil // the object ends
-		}
-		field := fields.ByName(protoreflect.Name(name))
+	for token := f.next(); token[0] != '}'; token = f.next() {
+		name := inQuotes(token)
+		field := m.Fields().ByName(protoreflect.Name(name))
 		if field == nil {
-			return unknownField(fields, name, path)
+			return unknownField(m.Fields(), name, path)
 		}
-		at := join(path, name)
-		if slices.Contains(seen, field.Number()) {
-			return invalid(at, "it is sent twice")
-		}
-		seen = append(seen, field.Number())
-		switch {
+		err := error(nil)
+		switch value, at := f.next(), join(path, name); {
 		case field.IsMap():
-			err = d.readMap(m.Mutable(field).Map(), at)
+			err = f.checkMap(value, at)
 		case field.IsList():
-			err = d.readList(field, m.Mutable(field).List(), at)
+			err = f.checkList(value, field, at)
 		default:
-			err = d.readField(field, m, at)
+			err = f.checkValue(value, field, at)
 		}
 		if err != nil {
 			return err
 		}
 	}
-}
-
-func (d decoder) readField(field protoreflect.FieldDescriptor, m protoreflect.Message, at string) error {
-	token, err := d.nextToken(at)
-	if err != nil {
-		return err
-	}
-	if field.Message() != nil {
-		return d.readMessage(token, m.Mutable(field).Message(), at)
-	}
-	value, err := scalar(field, token, at)
-	if err != nil {
-		return err
-	}
-	if !field.HasPresence() {
-		if err := checkNotDefault(field.Kind(), value, at); err != nil {
-			return err
-		}
-	}
-	m.Set(field, value)
 	return nil
 }
 
-// checkNotDefault refuses an empty string and the number 0, which mean the same as no field.
-func checkNotDefault(kind protoreflect.Kind, value protoreflect.Value, at string) error {
-	switch kind {
-	case protoreflect.BoolKind:
-		return nil
-	case protoreflect.StringKind:
-		if value.String() == "" {
-			return invalid(at, "it is empty; leave it out")
-		}
-		return nil
-	}
-	if value.Int() == 0 {
-		return invalid(at, "it is 0; write another number, or leave it out")
-	}
-	return nil
-}
+func inQuotes(token []byte) string { return string(token[1 : len(token)-1]) }
 
 // maxListed is the largest number of elements in a list or a map.
 const maxListed = 1000
 
-func (d decoder) readList(field protoreflect.FieldDescriptor, list protoreflect.List, at string) error {
-	token, err := d.nextToken(at)
-	if err != nil {
-		return err
-	}
-	if token != json.Delim('[') {
+func (f *form) checkList(first []byte, field protoreflect.FieldDescriptor, at string) error {
+	if first[0] != '[' {
 		return invalid(at, "it must be a list")
 	}
-	for {
-		token, err := d.nextToken(at)
-		switch {
-		case err != nil:
-			return err
-		case token == json.Delim(']') && list.Len() == 0:
-			return invalid(at, "it is empty; leave it out")
-		case token == json.Delim(']'):
-			return nil
-		}
-		place := at + "[" + strconv.Itoa(list.Len()) + "]"
-		if list.Len() == maxListed {
+	n := 0
+	for token := f.next(); token[0] != ']'; token = f.next() {
+		if n == maxListed {
 			return invalid(at, "it has more than %d elements", maxListed)
 		}
-		if field.Message() == nil {
-			value, err := scalar(field, token, place)
-			if err != nil {
-				return err
-			}
-			list.Append(value)
-		} else if err := d.readMessage(token, list.AppendMutable().Message(), place); err != nil {
+		if err := f.checkValue(token, field, at+"["+strconv.Itoa(n)+"]"); err != nil {
 			return err
 		}
+		n++
 	}
+	if n == 0 {
+		return invalid(at, "it is empty; leave it out")
+	}
+	return nil
 }
 
-// readMap reads an object into a map of strings.
-func (d decoder) readMap(values protoreflect.Map, at string) error {
-	token, err := d.nextToken(at)
-	if err != nil {
-		return err
-	}
-	if token != json.Delim('{') {
+// checkMap checks that a value is an object whose fields are strings.
+func (f *form) checkMap(first []byte, at string) error {
+	if first[0] != '{' {
 		return invalid(at, "it must be an object")
 	}
-	for {
-		token, err := d.nextToken(at)
-		if err != nil {
-			return err
-		}
-		name, isName := token.(string)
-		if !isName {
-			return nil
-		}
-		key := protoreflect.ValueOfString(name).MapKey()
-		switch {
-		case values.Has(key):
-			return invalid(at, "%s is sent twice", wording.Plain(wording.Clip(name)))
-		case values.Len() == maxListed:
+	n := 0
+	for name := f.next(); name[0] != '}'; name = f.next() {
+		if n++; n > maxListed {
 			return invalid(at, "it has more than %d fields", maxListed)
 		}
-		if token, err = d.nextToken(at); err != nil {
-			return err
+		if f.next()[0] != '"' {
+			return invalid(at, "the value of %s must be a string", wording.Plain(wording.Clip(inQuotes(name))))
 		}
-		text, isText := token.(string)
-		if !isText {
-			return invalid(at, "the value of %s must be a string", wording.Plain(wording.Clip(name)))
-		}
-		values.Set(key, protoreflect.ValueOfString(text))
 	}
-}
-
-// scalar converts a token to a value of the field's kind. at is the path of the field, for errors.
-func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (value protoreflect.Value, err error) {
-	switch field.Kind() {
-	case protoreflect.BoolKind:
-		if value, ok := token.(bool); ok {
-			return protoreflect.ValueOfBool(value), nil
-		}
-		return value, invalid(at, "it must be true or false")
-	case protoreflect.StringKind:
-		if text, ok := token.(string); ok {
-			return protoreflect.ValueOfString(text), nil
-		}
-		return value, invalid(at, "it must be a string")
-	case protoreflect.Int64Kind, protoreflect.Int32Kind:
-		number, ok := token.(json.Number)
-		n, isWhole := wholeNumber(string(number))
-		switch {
-		case !ok || !isWhole:
-			return value, invalid(at, "it must be a whole number, without quotes")
-		case n > maxInteger || n < -maxInteger || field.Kind() == protoreflect.Int32Kind && int64(int32(n)) != n:
-			return value, invalid(at, "it is out of range")
-		case field.Kind() == protoreflect.Int32Kind:
-			return protoreflect.ValueOfInt32(int32(n)), nil
-		}
-		return protoreflect.ValueOfInt64(n), nil
-	}
-	return value, fmt.Errorf("checkapi: JSON of %s: fields of kind %v are not supported", field.FullName(), field.Kind())
+	return nil
 }
 
 // maxInteger is the largest integer that every JSON parser reads exactly.
 const maxInteger = 1<<53 - 1
 
-// wholeNumber parses a JSON number that is whole: 3, 3.0 or 3e0. For a number outside ±maxInteger,
-// n may be maxInteger + 1 instead.
-func wholeNumber(text string) (n int64, ok bool) {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n, true
+// checkValue checks a value that is neither a list nor a map.
+func (f *form) checkValue(first []byte, field protoreflect.FieldDescriptor, at string) error {
+	isEmptyAllowed := field.HasPresence() || field.IsList()
+	switch field.Kind() {
+	case protoreflect.MessageKind:
+		return f.checkObject(first, field.Message(), at)
+	case protoreflect.BoolKind:
+		if first[0] != 't' && first[0] != 'f' {
+			return invalid(at, "it must be true or false")
+		}
+	case protoreflect.StringKind:
+		if first[0] != '"' {
+			return invalid(at, "it must be a string")
+		}
+		if len(first) == len(`""`) && !isEmptyAllowed {
+			return invalid(at, "it is empty; leave it out")
+		}
+	default:
+		number, err := strconv.ParseFloat(string(first), 64)
+		switch {
+		case math.Abs(number) > maxInteger, field.Kind() == protoreflect.Int32Kind && math.Abs(number) > math.MaxInt32:
+			return invalid(at, "it is out of range")
+		case err != nil || number != math.Trunc(number):
+			return invalid(at, "it must be a whole number, without quotes")
+		case number == 0 && !isEmptyAllowed:
+			return invalid(at, "it is 0; write another number, or leave it out")
+		}
 	}
-	f, err := strconv.ParseFloat(text, 64)
-	switch {
-	case f > maxInteger || f < -maxInteger:
-		return maxInteger + 1, true
-	case err != nil || f != math.Trunc(f):
-		return 0, false
-	}
-	return int64(f), true
+	return nil
 }
 
 // placeOf returns the path of an object as errors name it. The body has an empty path.
@@ -280,41 +213,6 @@ func unknownField(fields protoreflect.FieldDescriptors, name, path string) error
 		names[i] = string(fields.Get(i).Name())
 	}
 	return invalid(placeOf(path), "there is no field %s; %s", wording.Plain(wording.Clip(name)), wording.Suggest(name, names))
-}
-
-// loneSurrogate returns the position of an escape that is half of a surrogate pair, or -1.
-// encoding/json replaces such halves by U+FFFD, so different texts would become equal.
-func loneSurrogate(text []byte) int {
-	// The first half of a pair is from minFirst to minSecond-1, and the second half from minSecond to
-	// maxSecond.
-	const minFirst, minSecond, maxSecond = 0xd800, 0xdc00, 0xdfff
-	// escapeAt returns the number of an escape such as \ud83d. It returns false for other texts.
-	escapeAt := func(at int) (int64, bool) {
-		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {
-			return 0, false
-		}
-		n, err := strconv.ParseInt(string(text[at+2:at+6]), 16, 32)
-		return n, err == nil
-	}
-	for i := 0; i < len(text); i++ {
-		if text[i] != '\\' {
-			continue
-		}
-		n, isUnicode := escapeAt(i)
-		switch {
-		case !isUnicode:
-			i++ // the escaped character
-		case n < minFirst || n > maxSecond:
-			i += 5 // the rest of an escape of 6 bytes
-		default:
-			second, ok := escapeAt(i + 6)
-			if n >= minSecond || !ok || second < minSecond || second > maxSecond {
-				return i
-			}
-			i += 11 // the rest of two escapes of 6 bytes
-		}
-	}
-	return -1
 }
 
 // marshal appends the JSON of a message. It always writes fields without presence, so that

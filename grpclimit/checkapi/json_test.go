@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// A text that unmarshal accepts is JSON, and protojson reads the same message from it.
+// A text that unmarshal accepts is JSON, and marshal writes proto3 JSON of the message.
 func FuzzUnmarshal(f *testing.F) {
 	for _, text := range []string{
 		`{}`, `{"rule":"search","key":"user:42","cost":3}`, `{"attributes":{"headers":{"a":"b","c":"\u00e9\ud83d\ude00"}}}`,
@@ -23,7 +23,7 @@ func FuzzUnmarshal(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var read, expected penstockv1.CheckRequest
+		var read penstockv1.CheckRequest
 		if err := unmarshal(text, &read); err != nil {
 			if asFailure(err).code == 0 || err.Error() == "" {
 				t.Fatalf("the error %v has no text or no code; want both", err)
@@ -32,9 +32,6 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 		if !json.Valid(text) {
 			t.Fatalf("unmarshal accepts %q, which is not JSON", text)
-		}
-		if err := protojson.Unmarshal(text, &expected); err != nil || !proto.Equal(&read, &expected) {
-			t.Fatalf("unmarshal reads %q as %v; protojson reads it as %v, error %v", text, &read, &expected, err)
 		}
 		var again penstockv1.CheckRequest
 		if err := protojson.Unmarshal(marshalWithoutMaps(&read), &again); err != nil {
@@ -123,14 +120,6 @@ func TestTruncatedJSONIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want that the JSON ends too early", body[:i], err)
 		}
 	}
-	for text, at := range map[string]string{
-		`{"a`: "the body", `{"attributes":{"headers":{"X-A"`: "attributes.headers", `{"attributes":{"headers"`: "attributes.headers", `{"attributes":{"body_size":1`: "attributes",
-		`{"limits":[`: "limits", `{"limits":[{}`: "limits", `{"limits":[{},{"rate":`: "limits[1].rate",
-	} {
-		if err := unmarshal([]byte(text), new(penstockv1.CheckRequest)); err == nil || err.Error() != at+": the JSON ends too early" {
-			t.Errorf("%s: %v; want that it ends too early at %s", text, err, at)
-		}
-	}
 }
 
 func TestWrongTypesInJSONAreRefused(t *testing.T) {
@@ -148,8 +137,12 @@ func TestWrongTypesInJSONAreRefused(t *testing.T) {
 		`{"cost":{}}`:                               "cost: it must be a whole number, without quotes",
 		`{"attributes":{"headers":{}},"nothing":1}`: "the body: there is no field nothing; ",
 		`{"attributes":{"nothing":1}}`:              "attributes: there is no field nothing; ",
-		`\ud800`:                                    "the body: the escape at byte 0 is half of a surrogate pair",
-		`{"key":"\ud800"}`:                          "the body: the escape at byte 8 is half of a surrogate pair",
+		`{"key":"\ud800"}`:                          "the body: an escape is half of a surrogate pair",
+		`{"cost":1e400}`:                            "cost: it is out of range",
+		`{"cost":null}`:                             "cost: it must be a whole number, without quotes",
+		`{"key":null}`:                              "key: it must be a string",
+		`{"requestId":"a"}`:                         "the body: there is no field requestId; did you mean request_id?",
+		`{"rule":"a","rule":"b"}`:                   "rule: it is sent twice",
 		`x`:                                         "the body: it is not JSON from byte 0 on",
 		`{"key":"a" 3}`:                             "the body: it is not JSON from byte 11 on",
 		`{"key":"a"}x`:                              "the body: bytes follow the object; send one object",
@@ -174,33 +167,26 @@ func TestWrongTypesInJSONAreRefused(t *testing.T) {
 	}
 }
 
-func TestWholeNumbers(t *testing.T) {
-	const tooLarge = 1 << 53
+func TestNumbersInJSON(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "-0": 0, "3": 3, "3.0": 3, "3e0": 3, "-3.0e1": -30, "9007199254740991": 1<<53 - 1, "9007199254740991.0": 1<<53 - 1, "-9007199254740991.0": 1 - 1<<53,
-		"9007199254740992.0": tooLarge, "-9007199254740992.0": tooLarge, "99999999999999999999": tooLarge, "1e400": tooLarge, "-1e400": tooLarge, "9007199254740993": 1<<53 + 1,
 	} {
-		if n, ok := wholeNumber(text); !ok || n != want {
-			t.Errorf("%s is the number %d, %t; want %d", text, n, ok, want)
+		var r penstockv1.CheckRequest
+		if err := unmarshal([]byte(`{"cost":`+text+`}`), &r); err != nil || r.GetCost() != want {
+			t.Errorf("%s is the number %d, error %v; want %d", text, r.GetCost(), err, want)
 		}
 	}
-	for _, text := range []string{"", "x", "1.5", "-0.5", "1e-3"} {
-		if n, ok := wholeNumber(text); ok || n != 0 {
-			t.Errorf("%q is the number %d, %t; want none", text, n, ok)
+	for text, want := range map[string]string{
+		"1.5": "a whole number", "-0.5": "a whole number", "1e-3": "a whole number", `"3"`: "a whole number", "null": "a whole number",
+		"9007199254740992.0": "out of range", "-9007199254740992.0": "out of range", "9007199254740993": "out of range", "99999999999999999999": "out of range", "-1e400": "out of range",
+	} {
+		if err := unmarshal([]byte(`{"cost":`+text+`}`), new(penstockv1.CheckRequest)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: the error is %v; want one with %q", text, err, want)
 		}
 	}
-}
-
-// An escape of half a surrogate pair is found wherever it stands.
-func TestHalvesOfSurrogatePairsAreFound(t *testing.T) {
-	for text, want := range map[string]int{
-		``: -1, `a`: -1, `\`: -1, `\u`: -1, `\u004`: -1, `\u0041`: -1, `\n\t\\`: -1, `\\ud800`: -1, `\ud7ff`: -1, `\ue000`: -1, `\uzzzz`: -1,
-		`\ud800\udc00`: -1, `\ud800\udfff`: -1, `\udbff\udc00`: -1, `\udbff\udfff`: -1, `\ud83d\ude00\ud83d\ude00`: -1, `\ud83d\ude00a`: -1,
-		`\ud800`: 0, `\udbff`: 0, `\udc00`: 0, `\udfff`: 0, `\ud800\udbff`: 0, `\ud800\ue000`: 0, `\ud800\ud800`: 0, `\ud800a\udc00`: 0, `\ud800\n\udc00`: 0, `\ud800\udc0`: 0, `\udc00\udc00`: 0,
-		`\\\ud800`: 2, `a\ud800`: 1, `\u0041\ud800`: 6, `\u0041\u0042\udc00`: 12, `\ud83d\ude00\ud800`: 12, `\ud83d\ude00a\udc00`: 13, `\n\ud800`: 2, `\u004\ud800`: 5,
-	} {
-		if got := loneSurrogate([]byte(text)); got != want {
-			t.Errorf("%s: half of a pair is at %d; want %d", text, got, want)
+	for _, text := range []string{"2147483648", "-2147483649"} {
+		if err := unmarshal([]byte(`{"status":`+text+`}`), new(penstockv1.SettleRequest)); err == nil || err.Error() != "status: it is out of range" {
+			t.Errorf("the status %s: the error is %v; want that it is out of range", text, err)
 		}
 	}
 }
