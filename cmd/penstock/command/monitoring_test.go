@@ -111,7 +111,7 @@ func literalsToSpaces(text string) string {
 	return literal.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat(" ", len(s)) })
 }
 
-// yamlValues returns the values of a field in a file that scripts/monitoring has written.
+// yamlValues returns the values of a field in a file with one field per line.
 func yamlValues(t *testing.T, file, field string) (values []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../../deploy/prometheus", file))
@@ -133,28 +133,10 @@ func yamlValues(t *testing.T, file, field string) (values []string) {
 // queriesOfDashboard returns the queries of all panels and variables.
 func queriesOfDashboard(t *testing.T) (queries []string) {
 	t.Helper()
-	text, err := os.ReadFile("../../../deploy/grafana/dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	type panel struct {
-		Targets []struct{ Expr string }
-	}
-	var d struct {
-		Panels []struct {
-			panel
-			Panels []panel
-		}
-		Templating struct{ List []struct{ Definition string } }
-	}
-	if err := json.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
-	for _, outer := range d.Panels {
-		for _, p := range append(outer.Panels, outer.panel) {
-			for _, target := range p.Targets {
-				queries = append(queries, target.Expr)
-			}
+	d := readDashboard(t)
+	for _, p := range d.panels() {
+		for _, target := range p.Targets {
+			queries = append(queries, target.Expr)
 		}
 	}
 	for _, v := range d.Templating.List {
