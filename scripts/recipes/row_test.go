@@ -1,4 +1,6 @@
-package main
+//go:build checks
+
+package recipes
 
 import (
 	"fmt"
@@ -11,17 +13,20 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/scripts/internal/process"
 )
 
 // A row runs a proxy and its clients. It has their results, for a row of the table.
 type row struct {
+	t       *testing.T
 	recipe  recipe
 	address string
-	proxy   *process
-	app     *app
+	proxy   *process.Process
+	app     string // address of the application
 	client  *http.Client
 	number  int // from 1; a part of the addresses of its clients
 
@@ -38,88 +43,56 @@ type row struct {
 	names, dropped             int    // names that an application may read as X-API-Key; those that the proxy dropped
 	hung, hungLenient          string // while Penstock hangs: the status
 	killed, killedLenient      string // while Penstock is killed: the status
-	failures                   []string
 }
 
 // usualClient is the last byte of the address from which a row sends most requests.
 const usualClient = 9
 
-func newRow(recipe recipe, app *app, number int) *row {
-	r := &row{recipe: recipe, app: app, address: freeAddress(), number: number}
+func newRow(t *testing.T, recipe recipe, app string, number int) *row {
+	r := &row{t: t, recipe: recipe, app: app, address: process.FreeAddress(t), number: number}
 	r.client = r.clientOf(usualClient)
 	return r
 }
 
-// end ends the proxy, and the lenient one if there is one.
-func (r *row) end() {
-	if r.proxy != nil {
-		r.proxy.end()
-	}
-	if r.lenient != nil {
-		r.lenient.end()
-	}
-}
-
 // start runs the proxy with its recipe. It replaces the addresses in the recipe.
-func (r *row) start(dir, recipesDir, program string, penstock services) error {
+func (r *row) start(dir, program string, penstock *process.Service) {
 	name := r.recipe.key()
 	if r.isLenient {
 		name += "-lenient"
 	}
 	ownDir := filepath.Join(dir, name)
-	if err := os.Mkdir(ownDir, 0o777); err != nil {
-		return err
-	}
-	replaceAddresses := func(text string) string {
-		for portInRecipe, address := range map[string]string{
-			"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc,
-		} {
-			_, port, _ := net.SplitHostPort(address)
-			text = strings.NewReplacer(
-				"127.0.0.1:"+portInRecipe, address,
-				"//:"+portInRecipe, "//:"+port,
-				"port_value: "+portInRecipe, "port_value: "+port,
-			).Replace(text)
+	var replaced []string // pairs: addresses of the recipe and of this machine
+	for portInRecipe, address := range map[string]string{"8080": r.address, "3000": r.app, "8181": penstock.API, "8081": penstock.GRPC} {
+		for _, before := range []string{"//:", "port_value: "} {
+			replaced = append(replaced, before+portInRecipe, before+portOf(address))
 		}
-		return text
+		replaced = append(replaced, "127.0.0.1:"+portInRecipe, address)
 	}
 	for _, file := range r.recipe.files {
-		text, err := os.ReadFile(filepath.Join(recipesDir, file))
-		if err != nil {
-			return err
-		}
-		adapted := replaceAddresses(string(text))
+		text := strings.NewReplacer(replaced...).Replace(process.ReadFile(r.t, recipesDir+file))
 		if r.isLenient && file == r.recipe.files[0] {
-			lenient := r.recipe.makeLenient(adapted)
-			if lenient == adapted {
-				return fmt.Errorf("%s has no line that can be changed so that requests pass without Penstock", file)
+			lenient := r.recipe.makeLenient(text)
+			if lenient == text {
+				r.t.Errorf("%s has no line that can be changed so that requests pass without Penstock", file)
 			}
-			adapted = lenient
+			text = lenient
 		}
 		if r.recipe.adapt != nil {
-			adapted = r.recipe.adapt(adapted)
+			text = r.recipe.adapt(text)
 		}
-		if err := os.WriteFile(filepath.Join(ownDir, file), []byte(adapted), 0o644); err != nil {
-			return err
-		}
+		process.WriteFile(r.t, filepath.Join(ownDir, file), text)
 	}
 	cmd := exec.Command(program, r.recipe.args(ownDir, r.address)...)
 	cmd.Dir = ownDir
 	cmd.Env = append(os.Environ(), "HOME="+ownDir, "XDG_CONFIG_HOME="+ownDir, "XDG_DATA_HOME="+ownDir)
-	var err error
-	if r.proxy, err = start(dir, name, r.address, cmd); err != nil {
-		return err
-	}
+	r.proxy = start(r.t, name, r.address, cmd)
 	// Traefik listens before it has read its routes.
-	var last answer
-	err = await(r.recipe.title()+" does not route requests to the application", func() bool {
-		last = r.send("GET", "/free", "shop.example")
-		return last.body == "app GET /free "
+	r.proxy.Await("it routes requests to the application", func() error {
+		if a := r.send("GET", "/free", "shop.example"); a.body != "app GET /free " {
+			return fmt.Errorf("the response is %+v", a)
+		}
+		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("%w; the last response is %+v", err, last)
-	}
-	return nil
 }
 
 // checkWhileUp sends requests while the store answers.
@@ -320,10 +293,10 @@ func (r *row) checkWithoutPenstock(want string) (status, lenient string) {
 	return status, lenient
 }
 
-// expect records a failure if a check is not true.
+// expect fails the test if a check is not true.
 func (r *row) expect(isTrue bool, format string, args ...any) {
 	if !isTrue {
-		r.failures = append(r.failures, r.recipe.title()+": "+fmt.Sprintf(format, args...))
+		r.t.Errorf(r.recipe.title()+": "+format, args...)
 	}
 }
 
