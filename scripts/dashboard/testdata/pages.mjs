@@ -1,4 +1,4 @@
-// This program checks the dashboard in Chromium. Its argument is the configuration from main.go.
+// This program checks the dashboard in Chromium. Its argument is the configuration from dashboard_test.go.
 import assert from "node:assert/strict";
 import {readFileSync} from "node:fs";
 import {createRequire} from "node:module";
