@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -30,19 +28,14 @@ type outageRecord struct {
 
 // outage shows what limits admit with each on_failure while Redis is killed, stopped and flushed.
 func outage(dir string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(dir, "outage.json"))
-	if err != nil {
-		return "", err
-	}
 	var r outageRecord
-	if err := json.Unmarshal(text, &r); err != nil {
+	if err := readJSON(filepath.Join(dir, "outage.json"), &r); err != nil {
 		return "", err
 	}
 	if len(r.Seconds) == 0 || len(r.OnFailure) == 0 {
 		return "", errors.New("outage.json has no seconds or no limits; run make outage-data")
 	}
-	d := &drawing{width: 860, height: 560, title: "An outage of Redis, second by second",
-		about: "Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."}
+	d := &drawing{}
 	d.text(24, 34, "h", fmt.Sprintf("An outage, second by second: %d requests/s, a limit of %d/s, %d instances", r.Requested, r.Rate, r.Instances))
 	d.text(24, 56, "s muted", "The red lines are the bounds that the documentation states.")
 	d.text(24, 76, "s muted", fmt.Sprintf("Measured by examples/outage on %s. %v", r.Date, r.Record))
@@ -105,5 +98,6 @@ func outage(dir string) (string, error) {
 	d.text(left+258, bottom+39, "s", "the bound; no line: any number may pass")
 	d.rect(left+520, bottom+28, 12, 12, "away")
 	d.text(left+538, bottom+39, "s", "Redis does not answer")
-	return d.String(), nil
+	return d.svg(860, 560, "An outage of Redis, second by second",
+		"Three limits of 200 requests a second under a load of 400. While Redis is away, open admits all, closed admits none, and local about 200."), nil
 }
