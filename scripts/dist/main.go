@@ -59,14 +59,12 @@ func run(args []string) error {
 	return fmt.Errorf("there is no command %q; %s", args[0], usage)
 }
 
-// buildAll makes all files of a release in one folder.
+// buildAll makes all files of a release in one folder, from HEAD without uncommitted changes.
 func buildAll(args []string) error {
 	flags := flag.NewFlagSet("dist build", flag.ContinueOnError)
-	repository := flags.String("repository", "..", "the repository; its HEAD is built, without uncommitted changes")
 	version := flags.String("version", "", "such as v0.1.0; the default is the tag of HEAD, or a development version")
 	out := flags.String("out", "../bin/dist", "the folder for the files; old files in it are deleted")
 	only := flags.String("only", "", "platforms to build, such as linux/amd64,linux/arm64; the default is all")
-	archivesOnly := flags.Bool("archives-only", false, "make no packages and no images")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -75,7 +73,7 @@ func buildAll(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	r, err := checkout(*repository, *version, filepath.Join(work, "tree"))
+	r, err := checkout("..", *version, filepath.Join(work, "tree"))
 	if err != nil {
 		return err
 	}
@@ -93,13 +91,11 @@ func buildAll(args []string) error {
 	if err != nil {
 		return err
 	}
-	var packages *packager
-	images := &imager{release: r}
-	if !*archivesOnly {
-		if packages, err = newPackager(r, work); err != nil {
-			return err
-		}
+	packages, err := newPackager(r, work)
+	if err != nil {
+		return err
 	}
+	images := &imager{release: r}
 	for _, p := range platforms {
 		if *only != "" && !slices.Contains(strings.Split(*only, ","), p.String()) {
 			continue
@@ -108,7 +104,7 @@ func buildAll(args []string) error {
 		if err == nil {
 			err = b.writeArchive(p, content, *out)
 		}
-		if err == nil && p.os == "linux" && !*archivesOnly {
+		if err == nil && p.os == "linux" {
 			err = errors.Join(packages.pack(content, p.arch, work, *out), images.add(p, content, *out))
 		}
 		if err != nil {

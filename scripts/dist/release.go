@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
 	"fmt"
@@ -54,8 +53,13 @@ func checkout(repository, version, tree string) (release, error) {
 	if err != nil {
 		return release{}, err
 	}
-	if err := unpack(bytes.NewReader(files), tree); err != nil {
+	if err := os.MkdirAll(tree, 0o755); err != nil {
 		return release{}, err
+	}
+	extract := exec.Command("tar", "-xp", "-C", tree)
+	extract.Stdin = bytes.NewReader(files)
+	if out, err := extract.CombinedOutput(); err != nil {
+		return release{}, fmt.Errorf("tar -x: %w: %s", err, out)
 	}
 	if r.rootVersion, err = requiredVersion(tree); err != nil {
 		return release{}, err
@@ -105,37 +109,6 @@ func requiredVersion(tree string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s does not require %s", name, root)
-}
-
-// unpack writes the files of an archive to a folder. "git archive" has made the archive.
-func unpack(from io.Reader, folder string) error {
-	for r := tar.NewReader(from); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if h.Typeflag == tar.TypeXGlobalHeader || h.Typeflag == tar.TypeSymlink {
-			continue // the commit's hash, or a link, which Go omits from modules
-		}
-		if !filepath.IsLocal(h.Name) {
-			return fmt.Errorf("the archive has the path %q, which is not inside its folder", h.Name)
-		}
-		path := filepath.Join(folder, h.Name)
-		switch h.Typeflag {
-		case tar.TypeDir:
-			err = os.MkdirAll(path, 0o755)
-		case tar.TypeReg:
-			err = writeFile(path, r, h.FileInfo().Mode().Perm())
-		default:
-			err = errors.New("it is neither a file nor a folder")
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", h.Name, err)
-		}
-	}
 }
 
 // writeFile makes a file and the folders above it. It fails if the file exists.

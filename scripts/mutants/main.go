@@ -1,7 +1,7 @@
 // Command mutants checks that tests find mistakes. It changes the code in one small place at a
 // time, and runs the tests. Such a change is a mutant, and a failing test kills it. The command
-// prints each mutant that survives, with the seed that makes it again. It fails if the percentage
-// of killed mutants is below -goal.
+// prints each mutant that survives, with the seed that makes it again. It fails if fewer than 95 %
+// of the mutants are killed.
 //
 // It does not change the tree: the go command reads the changed file by -overlay. A mutant that
 // does not compile does not count. A mutant whose tests hang counts as killed. equivalent.txt lists
@@ -59,64 +59,59 @@ var targets = []target{
 //go:embed equivalent.txt
 var equivalentText string
 
-// options are the flags of the command. main describes them.
-type options struct {
-	tree    string
-	each    int
-	seed    uint64
-	only    string
-	goal    float64
-	timeout time.Duration
-}
+const (
+	tree    = ".."            // its root
+	goal    = 95.             // percentage of the mutants that must be killed
+	timeout = 5 * time.Minute // for the tests of one mutant
+)
+
+var (
+	each = flag.Int("each", 20, "number of mutants of each target")
+	seed = flag.Uint64("seed", uint64(rand.Uint32()), "seed of the random choice of mutants; default: a random seed")
+	only = flag.String("only", "", "try only targets whose pattern begins with this text, such as redisstore/")
+)
 
 func main() {
-	var o options
-	flag.StringVar(&o.tree, "tree", "..", "the root of the tree")
-	flag.IntVar(&o.each, "each", 20, "number of mutants of each target")
-	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "seed of the random choice of mutants; default: a random seed")
-	flag.StringVar(&o.only, "only", "", "try only targets whose pattern begins with this text, such as redisstore/")
-	flag.Float64Var(&o.goal, "goal", 95, "percentage of the mutants that must be killed")
-	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "longest time for the tests of one mutant")
 	flag.Parse()
 	log.SetFlags(0)
 	var chosen []target
 	for _, t := range targets {
-		if strings.HasPrefix(t.files, o.only) {
+		if strings.HasPrefix(t.files, *only) {
 			chosen = append(chosen, t)
 		}
 	}
-	killed, tried, err := run(o, chosen, parseEquivalents(equivalentText))
+	killed, tried, err := run(chosen, parseEquivalents(equivalentText))
 	if err != nil {
 		log.Fatal(err)
 	}
 	percentage := 100 * float64(killed) / float64(max(tried, 1))
-	fmt.Printf("counted: %d mutants killed of %d (%.1f %%, seed %d)\n", killed, tried, percentage, o.seed)
-	if tried == 0 || percentage < o.goal {
-		log.Fatalf("fewer than %v %% of the mutants are killed", o.goal)
+	fmt.Printf("counted: %d mutants killed of %d (%.1f %%, seed %d)\n", killed, tried, percentage, *seed)
+	if tried == 0 || percentage < goal {
+		log.Fatalf("fewer than %v %% of the mutants are killed", goal)
 	}
 }
 
 // run tries mutants of each target, and prints the survivors.
-func run(o options, targets []target, equivalent map[string]bool) (killed, tried int, err error) {
+func run(targets []target, equivalent map[string]bool) (killed, tried int, err error) {
 	for _, t := range targets {
-		if err := checkTests(o, t); err != nil {
+		if err := checkTests(t); err != nil {
 			return killed, tried, err
 		}
-		all, err := mutantsOf(o.tree, t.files)
+		all, err := mutantsOf(tree, t.files)
 		if err != nil {
 			return killed, tried, err
 		}
-		rng := rand.New(rand.NewPCG(o.seed, 0))
+		rng := rand.New(rand.NewPCG(*seed, 0))
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		killedHere, triedHere := 0, 0
 		for _, m := range all {
-			if triedHere == o.each {
+			if triedHere == *each {
 				break
 			}
 			if equivalent[m.id()] {
 				continue
 			}
-			fate, err := runMutant(o, t, m)
+			fate, err := runMutant(t, m)
 			if err != nil {
 				return killed, tried, err
 			}
@@ -128,7 +123,7 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 				killedHere++
 				continue
 			}
-			fmt.Printf("survived: %s:%d, %s (seed %d)\n-%s\n+%s\n", m.file, m.line, m.kind, o.seed, m.before, m.after)
+			fmt.Printf("survived: %s:%d, %s (seed %d)\n-%s\n+%s\n", m.file, m.line, m.kind, *seed, m.before, m.after)
 		}
 		fmt.Printf("%-30s %3d of %3d killed, of %d possible mutants\n", t.files, killedHere, triedHere, len(all))
 		killed, tried = killed+killedHere, tried+triedHere
@@ -138,8 +133,8 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 
 // checkTests checks that the tests pass without a mutant. If they failed, every mutant would seem
 // killed.
-func checkTests(o options, t target) error {
-	out, err := goTest(o, t)
+func checkTests(t target) error {
+	out, err := goTest(t)
 	if err != nil {
 		const shown = 4000 // bytes of the end of the output
 		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[max(len(out)-shown, 0):])
@@ -157,13 +152,13 @@ const (
 )
 
 // runMutant runs the target's tests with the mutant.
-func runMutant(o options, t target, m mutant) (fate, error) {
+func runMutant(t target, m mutant) (fate, error) {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {
 		return alive, err
 	}
 	defer os.RemoveAll(dir)
-	original, err := filepath.Abs(filepath.Join(o.tree, m.file))
+	original, err := filepath.Abs(filepath.Join(tree, m.file))
 	if err != nil {
 		return alive, err
 	}
@@ -178,7 +173,7 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 	if err := os.WriteFile(overlay, list, 0o600); err != nil {
 		return alive, err
 	}
-	out, err := goTest(o, t, "-overlay", overlay)
+	out, err := goTest(t, "-overlay", overlay)
 	switch {
 	case bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")):
 		return unbuilt, nil
@@ -189,24 +184,24 @@ func runMutant(o options, t target, m mutant) (fate, error) {
 }
 
 // goTest runs the target's tests until one fails, and returns the output of the last go command.
-func goTest(o options, t target, args ...string) (out []byte, err error) {
+func goTest(t target, args ...string) (out []byte, err error) {
 	// See the Makefile for -parallel and -ldflags.
-	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-parallel", "6", "-ldflags=-w", "-timeout", o.timeout.String()}, args...)
+	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-parallel", "6", "-ldflags=-w", "-timeout", timeout.String()}, args...)
 	for _, packages := range t.tests {
-		if out, err = goCommand(o, append(args, packages)...); err != nil {
+		if out, err = goCommand(append(args, packages)...); err != nil {
 			break
 		}
 	}
 	return out, err
 }
 
-// goCommand runs a go command, and returns its output. After o.timeout, go test ends a test that
+// goCommand runs a go command, and returns its output. After timeout, go test ends a test that
 // hangs, and prints its name. If go test hangs too, it is ended a minute later.
-func goCommand(o options, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute)
+func goCommand(args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout+time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = o.tree
+	cmd.Dir = tree
 	cmd.WaitDelay = 10 * time.Second // programs that a test did not end could keep the output open
 	return cmd.CombinedOutput()
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestMutantsOfGo(t *testing.T) {
@@ -58,26 +57,28 @@ func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	writeFile(t, dir, "go.mod", "module m\n\ngo 1.26\n")
 	writeFile(t, dir, "m.go", "package m\n\nfunc Seen(a, b int) bool { return a < b }\n\nfunc Unseen(a, b int) bool { return a > b }\n")
 	writeFile(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) {\n\tif Seen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
-	o, chosen := options{tree: dir, each: 10, timeout: time.Minute}, []target{{"*.go", []string{"."}}}
-	if killed, tried, err := run(o, chosen, nil); killed != 1 || tried != 2 || err != nil {
+	writeFile(t, dir, "scripts/README", "")
+	t.Chdir(dir + "/scripts") // the tree is the folder above
+	chosen := []target{{"*.go", []string{"."}}}
+	if killed, tried, err := run(chosen, nil); killed != 1 || tried != 2 || err != nil {
 		t.Errorf("run kills %d of %d mutants (error %v); want 1 of 2, that of Seen", killed, tried, err)
 	}
 	equivalent := parseEquivalents("# why\nm.go | func Unseen(a, b int) bool { return a > b } | func Unseen(a, b int) bool { return a >= b } | it is never called\n")
-	if killed, tried, err := run(o, chosen, equivalent); killed != 1 || tried != 1 || err != nil {
+	if killed, tried, err := run(chosen, equivalent); killed != 1 || tried != 1 || err != nil {
 		t.Errorf("with Unseen in equivalent.txt, run kills %d of %d mutants (error %v); want 1 of 1", killed, tried, err)
 	}
 	writeFile(t, dir, "other/other_test.go", "package other\n\nimport (\n\t\"testing\"\n\n\t\"m\"\n)\n\nfunc TestUnseen(t *testing.T) {\n\tif m.Unseen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
-	if killed, tried, err := run(o, []target{{"*.go", []string{".", "./other"}}}, nil); killed != 2 || tried != 2 || err != nil {
+	if killed, tried, err := run([]target{{"*.go", []string{".", "./other"}}}, nil); killed != 2 || tried != 2 || err != nil {
 		t.Errorf("with tests of Unseen in another package, run kills %d of %d mutants (error %v); want 2 of 2", killed, tried, err)
 	}
 	writeFile(t, dir, "m.lua", "-- 1 < 2\nreturn 1\n")
 	writeFile(t, dir, "lua.go", "package m\n\nimport _ \"embed\"\n\n//go:embed m.lua\nvar Lua string\n")
 	writeFile(t, dir, "lua_test.go", "package m\n\nimport \"testing\"\n\nfunc TestLua(t *testing.T) {\n\tif Lua != \"-- 1 < 2\\nreturn 1\\n\" {\n\t\tt.Fail()\n\t}\n}\n")
-	if killed, tried, err := run(o, []target{{"*.lua", []string{"."}}}, nil); killed != 1 || tried != 1 || err != nil {
+	if killed, tried, err := run([]target{{"*.lua", []string{"."}}}, nil); killed != 1 || tried != 1 || err != nil {
 		t.Errorf("run kills %d of %d mutants of an embedded Lua file (error %v); want 1 of 1", killed, tried, err)
 	}
 	writeFile(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) { t.Fail() }\n")
-	if _, _, err := run(o, chosen, nil); err == nil {
+	if _, _, err := run(chosen, nil); err == nil {
 		t.Error("run returns no error for tests that fail without a mutant; want an error")
 	}
 }
