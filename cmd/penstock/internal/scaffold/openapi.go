@@ -12,25 +12,17 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// The bounds of a description in OpenAPI.
+// The bounds of a description in OpenAPI. They also bound everything that it contains.
 const (
-	MaxOpenAPI   = 4 << 20 // bytes
-	maxMarks     = 500_000 // characters that begin a node of YAML; each begins at most two nodes
-	maxPaths     = 5_000
-	maxFields    = 100   // of a path
-	maxLogins    = 500   // paths that take passwords
-	maxServerURL = 2_048 // bytes, with the values of its variables
+	MaxOpenAPI = 4 << 20 // bytes
+	maxMarks   = 500_000 // characters that begin a node of YAML; each begins at most two nodes
+	maxPaths   = 5_000
+)
+
+const (
 	maxGroups    = 100   // with more, there is one group for all paths
-	maxServers   = 100   // of the description, of a path or of an operation
 	maxBases     = 8     // paths of servers that the rules match
-
-	// maxAlternatives is the most alternatives of a security requirement, and the most schemes of an
-	// alternative. A requirement with more is ignored.
-	maxAlternatives = 20
-
-	// maxParameterFields is the most fields of a parameter, and of its schema. Those with more are
-	// ignored.
-	maxParameterFields = 50
+	maxServerURL = 2_048 // bytes, with the values of its variables
 )
 
 // An operation is a method of a path.
@@ -117,10 +109,8 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 		return fmt.Errorf("%s:%d: the description has %d paths; the most is %d", name, paths.Line, n, maxPaths)
 	}
 	known := schemesOf(root)
-	passwords := passwordsOf(root)
 	var keyName string // the security scheme of d.keyHeader
 	sharedSecurity := field(root, "security")
-	loginCount := 0
 	for i := 0; i+1 < len(paths.Content); i += 2 {
 		path, item := paths.Content[i], resolveAlias(paths.Content[i+1])
 		if strings.HasPrefix(path.Value, "x-") { // an extension such as x-internal
@@ -132,25 +122,17 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 		if item.Kind != yaml.MappingNode {
 			return fmt.Errorf("%s:%d:%d: path %s has no operations; write them below it, as in get:", name, item.Line, item.Column, wording.Clip(path.Value))
 		}
-		if n := len(item.Content) / 2; n > maxFields {
-			return fmt.Errorf("%s:%d:%d: path %s has %d fields; the most is %d", name, item.Line, item.Column, wording.Clip(path.Value), n, maxFields)
-		}
 		segments := segmentsOf(path.Value)
 		pathBases, err := d.basesOf(name, item, sharedBases)
 		if err != nil {
 			return err
 		}
-		takesPassword := passwords.isAmong(field(item, "parameters"))
-		hasLogin := false
 		for j := 0; j+1 < len(item.Content); j += 2 {
 			method := methods[item.Content[j].Value]
 			if method == "" {
 				continue
 			}
 			object := resolveAlias(item.Content[j+1]) // of the operation
-			if n := len(object.Content) / 2; n > maxFields {
-				return fmt.Errorf("%s:%d:%d: %s of path %s has %d fields; the most is %d", name, object.Line, object.Column, method, wording.Clip(path.Value), n, maxFields)
-			}
 			security := field(object, "security")
 			if security == nil {
 				security = sharedSecurity
@@ -163,17 +145,9 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 			if err != nil {
 				return err
 			}
-			isLogin := method == "POST" && endsAsLogin(segments) || takesPassword || passwords.isAmong(field(object, "parameters"))
-			hasLogin = hasLogin || isLogin
 			if len(bases) > 0 {
-				d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && isNeeded(security, keyName), isLogin})
+				d.operations = append(d.operations, operation{method, segments, bases, keyName != "" && isNeeded(security, keyName), endsAsLogin(segments)})
 			}
-		}
-		if hasLogin {
-			loginCount++
-		}
-		if loginCount > maxLogins {
-			return fmt.Errorf("%s:%d:%d: more than %d paths take passwords: POST to a path that ends in a word such as login or token, or a query parameter password; the policy has a rule for each, so describe fewer", name, path.Line, path.Column, maxLogins)
 		}
 	}
 	return nil
@@ -190,20 +164,8 @@ func checkPath(path string) (mistake string) {
 	case !strings.HasPrefix(path, "/"):
 		return fmt.Sprintf("path %s does not begin with a slash; write %s", shown, wording.Clip("/"+path))
 	}
-	depth := 0
-	for _, c := range path {
-		switch c {
-		case '{':
-			depth++
-		case '}':
-			depth--
-		}
-		if depth < 0 {
-			return fmt.Sprintf("path %s has a } without a {; write parameters as in /users/{id}", shown)
-		}
-	}
-	if depth > 0 {
-		return fmt.Sprintf("path %s has a { that is not closed; write parameters as in /users/{id}", shown)
+	if strings.Count(path, "{") != strings.Count(path, "}") {
+		return fmt.Sprintf("path %s has a { or a } without the other; write parameters as in /users/{id}", shown)
 	}
 	return ""
 }
@@ -247,9 +209,6 @@ func (d *description) basesOf(name string, object *yaml.Node, inherited []string
 	servers := field(object, "servers")
 	if servers == nil || servers.Kind != yaml.SequenceNode || len(servers.Content) == 0 {
 		return inherited, nil
-	}
-	if n := len(servers.Content); n > maxServers {
-		return nil, fmt.Errorf("%s:%d:%d: there are %d servers; the most is %d", name, servers.Line, servers.Column, n, maxServers)
 	}
 	for _, server := range servers.Content {
 		base, err := basePath(name, resolveAlias(server))
@@ -401,11 +360,11 @@ func isNeeded(security *yaml.Node, scheme string) bool {
 
 // alternatives returns the alternatives of a security requirement. The fields of each are schemes.
 func alternatives(security *yaml.Node) (list []*yaml.Node) {
-	if security == nil || security.Kind != yaml.SequenceNode || len(security.Content) > maxAlternatives {
+	if security == nil || security.Kind != yaml.SequenceNode {
 		return nil
 	}
 	for _, n := range security.Content {
-		if n = resolveAlias(n); n.Kind != yaml.MappingNode || len(n.Content)/2 > maxAlternatives {
+		if n = resolveAlias(n); n.Kind != yaml.MappingNode {
 			return nil
 		}
 		list = append(list, n)
@@ -424,72 +383,6 @@ func (d *description) addTokens(known schemes, security *yaml.Node) {
 			}
 		}
 	}
-}
-
-// passwords are the components of a description that are passwords.
-type passwords struct {
-	parameters map[string]bool // query parameters
-	schemas    map[string]bool // schemas of the format password
-}
-
-func passwordsOf(root *yaml.Node) passwords {
-	p := passwords{parameters: make(map[string]bool), schemas: make(map[string]bool)}
-	components := field(root, "components")
-	each := func(all *yaml.Node, add func(name string, n *yaml.Node)) {
-		if all == nil || all.Kind != yaml.MappingNode {
-			return
-		}
-		for i := 0; i+1 < len(all.Content); i += 2 {
-			add(all.Content[i].Value, resolveAlias(all.Content[i+1]))
-		}
-	}
-	// The parameters need the schemas.
-	each(field(components, "schemas"), func(name string, n *yaml.Node) { p.schemas[name] = isFormatPassword(n) })
-	each(field(components, "parameters"), func(name string, n *yaml.Node) { p.parameters[name] = p.has(n) })
-	return p
-}
-
-func isFormatPassword(schema *yaml.Node) bool {
-	if schema == nil || len(schema.Content)/2 > maxParameterFields {
-		return false
-	}
-	format := field(schema, "format")
-	return format != nil && format.Value == "password"
-}
-
-// isAmong reports whether a list of parameters has a query parameter that is a password.
-func (p passwords) isAmong(parameters *yaml.Node) bool {
-	if parameters == nil || parameters.Kind != yaml.SequenceNode || len(parameters.Content) > maxFields {
-		return false
-	}
-	return slices.ContainsFunc(parameters.Content, func(n *yaml.Node) bool { return p.has(resolveAlias(n)) })
-}
-
-// has reports whether a parameter is a password in the query: by its name, or by the format of its
-// schema. Headers of the format password are often API keys, so they do not count.
-func (p passwords) has(parameter *yaml.Node) bool {
-	if len(parameter.Content)/2 > maxParameterFields {
-		return false
-	}
-	if ref := field(parameter, "$ref"); ref != nil {
-		return p.parameters[strings.TrimPrefix(ref.Value, "#/components/parameters/")]
-	}
-	in, name, schema := field(parameter, "in"), field(parameter, "name"), field(parameter, "schema")
-	if in == nil || in.Value != "query" {
-		return false
-	}
-	if name != nil && slices.Contains([]string{"password", "passwd"}, strings.ToLower(name.Value)) {
-		return true
-	}
-	if isFormatPassword(schema) {
-		return true
-	}
-	isReference := schema != nil && len(schema.Content) == 2
-	if !isReference {
-		return false
-	}
-	ref := field(schema, "$ref")
-	return ref != nil && p.schemas[strings.TrimPrefix(ref.Value, "#/components/schemas/")]
 }
 
 // segmentsOf returns the segments of a path. Parameters become *, and so do segments that a policy
@@ -629,7 +522,7 @@ func (g *group) addLogin(path, method, base string) {
 	}
 }
 
-// endsAsLogin reports whether a path ends in a word that is usual for paths to which clients POST
+// endsAsLogin reports whether a path ends in a word that is usual for paths to which clients send
 // passwords.
 func endsAsLogin(segments []string) bool {
 	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
