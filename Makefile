@@ -95,7 +95,7 @@ clients: tools
 service: tools
 	@scripts/run-service
 
-## readme: runs the code blocks of the README in an empty folder, with the modules of this tree from a local module proxy
+## readme: runs the code blocks of the README and of docs/getting-started.md in an empty folder
 readme: tools
 	@scripts/run-readme
 

@@ -402,8 +402,8 @@ func TestTablesOfConfigurationHaveShortCells(t *testing.T) {
 	}
 }
 
-// searchedFor has words that people search for. The index has each of them, so that readers find the
-// right page.
+// searchedFor has words that people search for. The index has each of them, so that readers find
+// the right page.
 var searchedFor = []string{
 	"unblock", "JWT", "brute force", "dry run", "override", "nginx", "Kubernetes", "managed Redis", "sizing", "429", "Retry-After", "burst", "quota",
 	"per user", "API key", "CORS", "webhook", "retry storm", "LLM tokens", "bot", "login", "multi-tenant", "sliding window", "token bucket", "leaky bucket",

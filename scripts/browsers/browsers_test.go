@@ -78,8 +78,8 @@ func TestPagesReadResponsesOfTheirOrigins(t *testing.T) {
 	}
 	seen := allowed.visit(t, serve().Listen)
 	const window = `"limited.hour";q=2;w=3600`
-	// Each response is: status | RateLimit | RateLimit-Policy | Retry-After | title or body. A * stands
-	// for a number.
+	// Each response is: status | RateLimit | RateLimit-Policy | Retry-After | title or body. A *
+	// stands for a number.
 	want := []string{
 		`200 | "limited.hour";r=1;t=3600 | ` + window + ` |  | served`,
 		`200 | "limited.hour";r=0;t=* | ` + window + ` |  | served`,

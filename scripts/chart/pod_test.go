@@ -36,8 +36,8 @@ type pod struct {
 	replaced map[string]string // paths and addresses of this machine, by those of the pods
 }
 
-// runPod runs penstock serve with the arguments, variables and files of the Deployment, after Valkey
-// if the chart has one. The probes must succeed, and the store must decide.
+// runPod runs penstock serve with the arguments, variables and files of the Deployment, after
+// Valkey if the chart has one. The probes must succeed, and the store must decide.
 func runPod(t *testing.T, list *objects) {
 	p := &pod{list: list, dir: t.TempDir(), replaced: make(map[string]string)}
 	main := list.workloads[0].spec

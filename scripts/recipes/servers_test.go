@@ -74,8 +74,8 @@ deny: [{header X-API-Key: banned}, {query api_key: banned}, {cookie s_id: banned
 rules: [{name: all, per: ip, limits: [{rate: 1M/s}]}]
 `
 
-// Penstock's own proxy is in front of servers that change names. A client on the deny list sends its
-// key under other names. No application may read the key.
+// Penstock's own proxy is in front of servers that change names. A client on the deny list sends
+// its key under other names. No application may read the key.
 func TestNamesOfServers(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "names.yaml")
 	process.WriteFile(t, config, policyOfNames)
