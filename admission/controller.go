@@ -65,6 +65,12 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 	if rules == nil || rules() == nil {
 		return nil, fmt.Errorf("%w: admission: there are no rules; load a policy first", penstock.ErrInvalid)
 	}
+	if s, ok := store.(interface{ IgnoresSettings() bool }); ok && s.IgnoresSettings() { // as *guard.Guarded and *redisguard.Store
+		if limit := limitWithSettings(rules()); limit != "" {
+			return nil, fmt.Errorf("%w: admission: the guards of the store do not know on_failure, ceiling, lease, split_into and deny_cache_ttl of the limit %s; "+
+				"open the store with redisguard.Options{Guard: guard.Options{Limits: settings}}, where settings is the method Settings of these policy.Rules", penstock.ErrInvalid, limit)
+		}
+	}
 	if o.Observe == nil {
 		o.Observe = func(*Event) {}
 	}
@@ -81,6 +87,22 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 	c.scratches.New = func() any { return new(scratch) }
 	c.store = c.withFallback(store)
 	return c, nil
+}
+
+// limitWithSettings returns the name of an enforced limit that has settings for guards, or "".
+func limitWithSettings(rules *policy.Rules) string {
+	for _, rule := range rules.Rules() {
+		for _, l := range rule.Limits {
+			s := l.Guard
+			if s.OnFailure == guard.FailLocal { // the usual default
+				s.OnFailure = guard.FailDefault
+			}
+			if !l.Shadow && s != (guard.Settings{}) {
+				return rule.Name + "." + l.Name
+			}
+		}
+	}
+	return ""
 }
 
 // Rules returns the rules in force.

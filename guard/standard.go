@@ -74,6 +74,7 @@ type Options struct {
 type Guarded struct {
 	penstock.Store
 	floor        int              // Options.Instances
+	hasSettings  bool             // Options.Limits is set
 	counter      *InstanceCounter // nil without a Server
 	deny         *DenyCache       // nil if denials are not cached
 	lease        *Lease           // nil if no limit has Settings
@@ -100,7 +101,7 @@ type Guarded struct {
 //   - The counters of a split limit use the breakers of the nodes that keep them.
 //   - An open breaker rejects a batch immediately, and takes no place of TimeoutOptions.InFlight.
 func Standard(store penstock.Store, o Options) (*Guarded, error) {
-	g := &Guarded{floor: o.Instances}
+	g := &Guarded{floor: o.Instances, hasSettings: o.Limits != nil}
 	switch {
 	case o.Server != nil:
 		g.counter = NewInstanceCounter(InstanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
@@ -189,6 +190,10 @@ type Stats struct {
 	// minute. The node "" is there from the start, and is removed like the others.
 	Breakers map[string]State
 }
+
+// IgnoresSettings reports whether Options.Limits is not set, so that all limits have the zero
+// Settings.
+func (g *Guarded) IgnoresSettings() bool { return !g.hasSettings }
 
 // Stats returns the current Stats. The call visits every leased key, so do not call it for every
 // request.

@@ -3,12 +3,15 @@ package redisguard_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisguard"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -103,3 +106,46 @@ type server struct{}
 func (server) Node([]penstock.Charge) string { return "" }
 
 func (server) Heartbeat(context.Context, string, time.Duration) (int, error) { return 1, nil }
+
+// Guards that do not know the settings of a policy would ignore its on_failure. So such a store is
+// refused, unless the policy has no such settings.
+func TestPolicyNeedsGuardsThatKnowItsSettings(t *testing.T) {
+	for _, c := range []struct {
+		settings guard.Settings
+		isShadow bool
+		knows    bool // the guards know the settings of the policy
+		refused  bool
+	}{
+		{settings: guard.Settings{OnFailure: guard.FailClosed}, refused: true},
+		{settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 10}, refused: true},
+		{settings: guard.Settings{DenyCacheTTL: -1}, refused: true},
+		{settings: guard.Settings{OnFailure: guard.FailClosed}, knows: true},
+		{settings: guard.Settings{OnFailure: guard.FailLocal}},
+		{settings: guard.Settings{OnFailure: guard.FailOpen}, isShadow: true},
+	} {
+		spec, err := policy.Simple("api", policy.Global(), guard.FailDefault, penstock.PerMinute(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Rules[0].Limits[0].Guard, spec.Rules[0].Limits[0].Shadow = c.settings, c.isShadow
+		rules, err := policy.New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o redisguard.Options
+		if c.knows {
+			o.Guard.Limits = rules.Settings
+		}
+		store, err := redisguard.Open("redis://127.0.0.1:1", o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true})
+		if isRefused := errors.Is(err, penstock.ErrInvalid) && strings.Contains(err.Error(), "guard.Options{Limits: settings}"); isRefused != c.refused || !c.refused && err != nil {
+			t.Errorf("with the settings %+v (a shadow: %v, known to the guards: %v) the error is %v; want one: %v", c.settings, c.isShadow, c.knows, err, c.refused)
+		}
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
