@@ -34,7 +34,9 @@
 //
 // # Denials and errors
 //
-// A denial is a [Decision], never an error. An error says that there is no decision. [ErrInvalid]
-// means that the limit or the charge is invalid. [ErrUnavailable] means that the store failed, such
-// as when it did not answer in time. A [StoreError] reports whether the charges may have been made.
+// A denial is a [Decision], never an error, except in methods that return none, such as
+// [Limiter.Reserve] and [Limiter.Wait]: their error is a [DeniedError]. Other errors say that there
+// is no decision. [ErrInvalid] means that the limit or the charge is invalid. [ErrUnavailable]
+// means that the store failed, such as when it did not answer in time. A [StoreError] reports
+// whether the charges may have been made.
 package penstock

@@ -13,7 +13,7 @@ import (
 //
 // Every method takes a context and the key that is charged: a user, an API key, an address. The
 // call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's
-// own.
+// own. Methods that return no Decision return a *DeniedError if the limit denies.
 type Limiter struct {
 	store      Store
 	name       string

@@ -121,8 +121,9 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 }
 
 // runPaced is run with an open load: a decision is due each time that pace has passed, and the
-// goroutines take turns. The time of a decision counts from when it was due, so it includes the wait
-// for a slow previous decision. A pace of 0 means that each goroutine decides as fast as it can.
+// goroutines take turns. The time of a decision counts from when it was due, so it includes the
+// wait for a slow previous decision. A pace of 0 means that each goroutine decides as fast as it
+// can.
 func (c *caller) runPaced(goroutines int, pace, d time.Duration, names []string) error {
 	var (
 		wait   sync.WaitGroup

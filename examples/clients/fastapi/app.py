@@ -13,7 +13,9 @@ async def limit(request, call_next):
     with a line in the log."""
     user = request.headers.get("X-User", "")  # in your server: the user that the authentication has found
     path = request.scope.get("raw_path") or urllib.parse.quote(request.scope["path"]).encode()  # as the client sent it, percent-encoded
-    attributes = {"method": request.method, "path": path.decode("latin-1"), "address": request.client.host, "descriptors": {"user": user}}
+    attributes = {"method": request.method, "path": path.decode("latin-1"), "descriptors": {"user": user}}
+    if request.client:  # uvicorn at a Unix socket knows no address
+        attributes["address"] = request.client.host
     headers = {}
     try:
         check = await penstock.post("/v1/check?status=429", json={"attributes": attributes})

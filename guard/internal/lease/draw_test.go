@@ -189,7 +189,7 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	checkUnits(t, l)
 }
 
-// Windows follow one another without gaps, also when no answer has told of the latest one.
+// Windows follow one another without gaps, also after the last one that an answer has named.
 func TestTimeLeftOfTheWindow(t *testing.T) {
 	const width, end = 10 * time.Second, 15 * time.Second
 	for now, want := range map[time.Duration]time.Duration{
@@ -210,8 +210,8 @@ func TestTimeLeftOfTheWindow(t *testing.T) {
 	}
 }
 
-// Units may be spent between the beginning of a draw and its call. The draw brings them too, so that
-// the block is full afterwards.
+// Units may be spent between the beginning of a draw and its call. The draw brings them too, so
+// that the block is full afterwards.
 func TestDrawFillsTheBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {

@@ -39,7 +39,7 @@ type Limit struct {
 	RetryMS     int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
 	IsDenied    bool   `json:"denies" doc:"it would deny a request of one unit now; a shadow or candidate would do so only if it were enforced. A list of the client decides first"`
 
-	IsUnlisted  bool   `json:"unlisted,omitempty" doc:"the rule counts only listed values, and that of the key is not listed: only calls of the check API that name the rule count here"`
+	IsUnlisted bool `json:"unlisted,omitempty" doc:"the rule counts only listed values, and that of the key is not listed: only calls of the check API that name the rule count here"`
 
 	key    string
 	plan   *penstock.Plan
