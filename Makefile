@@ -21,7 +21,7 @@ packages = github.com/penstock/penstock/...
 # it: these tests are in sequential, and their packages in sequential_in.
 raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
-unraced = ./internal/faults ./conformance ./internal/redistest ./internal/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
+unraced = ./internal/testing/faults ./conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 # -parallel: most tests wait for servers, so more of them run at once than there are cores.
 # -ldflags=-w: without debug information, linking takes a third of the time.
 # GORACE, in the target test: by default, the race detector delays the end of each process by a second.
@@ -62,12 +62,12 @@ test: tools
 race: tools
 	go test -race -count=1 -timeout 30m $(packages)
 
-## soak: the random tests and internal/faults with many cases, for at most SOAKTIME per package; the longest packages begin first
+## soak: the random tests and internal/testing/faults with many cases, for at most SOAKTIME per package; the longest packages begin first
 soak: export PENSTOCK_SOAK = 1
 soak: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
-	go test -json -count=1 -timeout $(SOAKTIME) ./internal/faults/... || failed=1; \
+	go test -json -count=1 -timeout $(SOAKTIME) ./internal/testing/faults/... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... ./conformance || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
@@ -124,7 +124,7 @@ servers: tools
 		server=$(CURDIR)/bin/servers/$$name/$${name%%-*}-server; \
 		[ -x $$server ] || continue; \
 		echo "== $$name: $$($$server --version)"; \
-		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/redistest ./redisguard ./resplimit ./cmd/penstock/internal/doctor" || failed=1; \
+		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/testing/redistest ./redisguard ./resplimit ./cmd/penstock/internal/doctor" || failed=1; \
 	done; exit $${failed:-0}
 
 ## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.

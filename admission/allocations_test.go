@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )

@@ -8,7 +8,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/flaky"
+	"github.com/penstock/penstock/internal/testing/flaky"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // A day begins at the first moment that has its date, in every zone. That includes zones where

@@ -16,7 +16,7 @@ import (
 	"time"
 	_ "time/tzdata" // the laws of calendars hold on machines without zones, too
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"pgregory.net/rapid"
 )
 

@@ -5,7 +5,7 @@ import (
 	"math/big"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // The models are the algorithms in their simplest form. They use exact fractions, store all grants

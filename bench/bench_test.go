@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func BenchmarkMemory(b *testing.B) {

@@ -13,7 +13,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/goredis"
 	"github.com/redis/go-redis/v9"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 

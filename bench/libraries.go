@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"

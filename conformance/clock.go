@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // A clock shows the second in which the services decide. A comparison calls advance before each

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/envoyconfig"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )

@@ -32,7 +32,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // defaultRequests is how many requests a section compares. Fewer need not be of every kind.

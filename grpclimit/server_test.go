@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -21,9 +21,9 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 )

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // A decision may need several calls to the store, or wait for the call of another request. In each

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/memstore"
 )
 

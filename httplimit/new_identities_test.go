@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
 

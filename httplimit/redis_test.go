@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/redistest"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/redistest"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/redisstore"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 func TestKeysOfAddressesAreAsDocumented(t *testing.T) {

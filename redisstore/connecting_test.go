@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
 // If a connection takes longer than a call waits, later calls use it.

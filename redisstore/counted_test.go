@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // keyStore returns a store without a server. If secret is "", the store has no secret.

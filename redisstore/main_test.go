@@ -3,7 +3,7 @@ package redisstore_test
 import (
 	"testing"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m, "github.com/penstock/penstock/redisstore") }

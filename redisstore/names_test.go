@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 func TestNamesAreThoseOfTheStore(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/penstock/penstock/redisstore/internal/clienttest"
 	"github.com/redis/rueidis"
 )
 

@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/many"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
 // A lateClient returns, for each script, the reply of the script before.

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
 // Many callers make equal batches of one key. A script may cost the server at most 256 (maxCost of

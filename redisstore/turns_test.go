@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/storetest"
 )

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"

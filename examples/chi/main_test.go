@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/internal/gatetest"
+	"github.com/penstock/penstock/internal/testing/gatetest"
 )
 
 func TestChi(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // An experiment runs instances with one Redis under load, and records what happens in each second.

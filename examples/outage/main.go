@@ -21,7 +21,7 @@ import (
 
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/internal/loadaverage"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func main() {

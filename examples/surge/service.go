@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // served returns a limiter in processes of penstock serve, with a real Redis.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/memstore"
 )
 

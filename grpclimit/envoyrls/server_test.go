@@ -24,7 +24,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit/envoyrls"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 )

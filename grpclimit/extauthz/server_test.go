@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/grpclimit/extauthz"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/forwardauth"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/echolimit"
-	"github.com/penstock/penstock/internal/gatetest"
+	"github.com/penstock/penstock/internal/testing/gatetest"
 )
 
 func TestEcho(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/fiberlimit"
-	"github.com/penstock/penstock/internal/gatetest"
+	"github.com/penstock/penstock/internal/testing/gatetest"
 )
 
 func TestFiber(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/ginlimit"
-	"github.com/penstock/penstock/internal/gatetest"
+	"github.com/penstock/penstock/internal/testing/gatetest"
 )
 
 func TestGin(t *testing.T) {

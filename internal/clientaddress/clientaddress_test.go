@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // In these tests trusted proxies are in 10.0.0.0/8 or 2001:db8:10::/48. The attacker has the

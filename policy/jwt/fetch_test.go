@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/policy/internal/jwttest"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 )
 
 // A publisher is an issuer's JWKS behind an http.RoundTripper, so that a test can simulate hours of

@@ -21,9 +21,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 // tokenNow is the time of all tests of tokens.

@@ -16,8 +16,8 @@ import (
 
 	gojwt "github.com/golang-jwt/jwt/v5"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/policy/internal/jwttest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 )
 
 // withMember returns a key of a JWKS in which the text of one member is replaced.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 // Each reason has a name, and the result of a signature check is cached.

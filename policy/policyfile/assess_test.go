@@ -20,11 +20,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/describe"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 // A testRequest is a request with these fields. The zero value is "GET /a" from 192.0.2.1.

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/policy"
 )
 

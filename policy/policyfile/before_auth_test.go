@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 const beforeAuthPolicy = `

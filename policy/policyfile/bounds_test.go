@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // The total size of files of values is bounded, and the error names the bound.

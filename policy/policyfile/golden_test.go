@@ -21,9 +21,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 // A golden is a policy, its requests, and the wanted text: the policy's description and warnings,

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // A value that contains another is hidden as a whole, and always by the same variable.

@@ -23,10 +23,10 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/eventually"
 	"github.com/penstock/penstock/internal/linkedfolders"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
 // version returns a version of the policy: its one rule has this name.

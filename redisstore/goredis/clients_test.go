@@ -5,11 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/goredis"
-	"github.com/penstock/penstock/redisstore/internal/clienttest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 )

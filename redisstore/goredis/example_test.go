@@ -6,7 +6,7 @@ import (
 	"log"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/goredis"
 	"github.com/redis/go-redis/v9"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // partsOfRow is the number of parts of a table's row with three cells, split at "|". The first and

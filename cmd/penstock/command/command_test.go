@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // TestMain runs the test binary as the penstock program, if BE_PENSTOCK is set.

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // A lockedBuffer collects what a command prints. A test may read it while the command runs.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 var update = flag.Bool("update", false, "write the settings into docs/configuration/server.md")

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestExitStatusOfDoctor(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // status and reset find the limits of Envoy's files, in the store and at a running instance.

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestHealthcheckReportsReadiness(t *testing.T) {

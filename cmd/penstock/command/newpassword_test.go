@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // The commands of docs/howto/new-password.md change the password while an instance runs. If Redis

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // operationsTables returns the tables of docs/operations.md, as rows of cells, by the head of their

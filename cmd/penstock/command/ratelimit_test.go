@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestRatelimitReadsTheVariablesOfEnvoysService(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // TestFirstRequestsAreDecidedByTheStore: an empty Redis decides the first requests after a start,

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 const statusPolicy = `

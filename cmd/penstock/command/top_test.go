@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // A screen is a terminal of 80 columns and 60 rows, with penstock top in it.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/echolimit/echov4"
-	"github.com/penstock/penstock/internal/gatetest"
+	"github.com/penstock/penstock/internal/testing/gatetest"
 )
 
 func TestEchoV4(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // model records every growth with its second.

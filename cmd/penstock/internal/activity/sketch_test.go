@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // An eventStream returns the key of its event i.

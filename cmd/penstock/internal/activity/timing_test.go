@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/memstore"
 )
 

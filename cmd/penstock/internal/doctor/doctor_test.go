@@ -17,8 +17,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 

@@ -28,8 +28,8 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/spellings"
 )
 
 // patience is the longest time that a test waits.

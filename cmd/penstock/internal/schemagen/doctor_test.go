@@ -9,7 +9,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // TestReportsOfTheDoctorObeyTheirSchema checks the reports of a good server, of a bad one, of a

@@ -19,7 +19,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/cases"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 

@@ -17,8 +17,8 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 const twoPerDay = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}]"

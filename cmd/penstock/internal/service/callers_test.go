@@ -19,7 +19,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // oncePerHour denies the second request of an address within an hour. Tests state the address in

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/spellings"
 )
 
 // For every spelling of a credential that the upstream receives, the service recognizes the

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/demotraffic"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // The demo sends requests to itself. The dashboard shows its offender, which is denied. The

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestInstancesShareLimitsExactlyWhileOneStops(t *testing.T) {

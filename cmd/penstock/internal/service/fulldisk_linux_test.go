@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // While the disk is full, no key is reset. Each line that is written later is whole.

@@ -30,8 +30,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // An echo is a gRPC service for tests. It responds with what the function returns.

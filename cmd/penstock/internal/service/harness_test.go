@@ -20,7 +20,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // patience is the longest time that a test waits.

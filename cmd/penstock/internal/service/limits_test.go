@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 func TestPasswordGuessesThroughTheProxyAreLimited(t *testing.T) {

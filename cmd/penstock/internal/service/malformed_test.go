@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // A malformed reply is a failure of the store: the fallback decides, and the service continues.

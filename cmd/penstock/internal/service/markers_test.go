@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 

@@ -3,8 +3,8 @@ package service
 import (
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 func TestStoreThatMayEvictCountersIsLogged(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 func TestWarningsOfAPolicyAreLogged(t *testing.T) {

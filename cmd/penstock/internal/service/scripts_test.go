@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 const bucketPolicy = "rules: [{name: all, per: global, limits: [{rate: 1000/d}]}]\n"

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // Requests begin and end while Redis rejects their calls or gives no answer. Soon after it answers

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // A strictUpstream parses HTTP/1.1 exactly as RFC 9112 requires, with its own parser. It records a

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/internal/eventually"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/eventually"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // The timeline has the start, a reload with its changes, a bad file and a reset. Another instance

@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/effort"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // An authority signs certificates for tests.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/penstock/penstock/grpclimit/envoyxds"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
 // A controlPlane is a control plane for tests. It sends its configurations to each client, and

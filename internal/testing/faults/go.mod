@@ -1,5 +1,5 @@
 // The failure catalog. It is a separate module, so that no other module requires toxiproxy.
-module github.com/penstock/penstock/internal/faults
+module github.com/penstock/penstock/internal/testing/faults
 
 go 1.26.0
 
@@ -28,4 +28,4 @@ require (
 	gopkg.in/tomb.v1 v1.0.0-20141024135613-dd632973f1e7 // indirect
 )
 
-replace github.com/penstock/penstock => ../../
+replace github.com/penstock/penstock => ../../../

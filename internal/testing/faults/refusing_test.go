@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 var (
@@ -94,7 +94,7 @@ func asLimiter(e *experiment) {
 // rights returns the rights that docs/operations.md lists for one server.
 func rights(t testing.TB) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}

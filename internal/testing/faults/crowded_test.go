@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // Many clients connect together, or again and again.

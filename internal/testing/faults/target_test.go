@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/Shopify/toxiproxy/v2"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/rs/zerolog"
 )
 

@@ -14,19 +14,19 @@ var catalog = slices.Concat(down, slow, refusing, lost, crowded, secured, timed,
 // elsewhere lists tests of faults outside the catalog. Each string is "FILE: TEST", or "why not:
 // REASON" for a fault that no test can cover.
 var elsewhere = map[string][]string{
-	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
-	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
-	"F4":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
-	"F5":  {"redisstore/internal/clienttest/errors.go: serverIsLoading"},
-	"F7":  {"redisstore/internal/clienttest/errors.go: serverCannotDecide"}, // also denials
-	"F9":  {"redisstore/internal/clienttest/errors.go: clusterDown"},
+	"F1":  {"internal/testing/clienttest/faults.go: serverComesUpLater"},
+	"F2":  {"internal/testing/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
+	"F4":  {"internal/testing/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryCallIsDecidedWhileRedisIsStoppedAndKilled"},
+	"F5":  {"internal/testing/clienttest/errors.go: serverIsLoading"},
+	"F7":  {"internal/testing/clienttest/errors.go: serverCannotDecide"}, // also denials
+	"F9":  {"internal/testing/clienttest/errors.go: clusterDown"},
 	"F11": {"redisstore/servers_test.go: TestServersReportWhetherCountersMayBeEvicted"},
-	"F12": {"redisstore/internal/clienttest/faults.go: forgottenScriptsChargeOnce"},
-	"F15": {"redisstore/internal/clienttest/faults.go: lostRepliesNeverChargeTwice", "redisstore/internal/clienttest/outofstep.go: RepliesOutOfStep"},
-	"F17": {"redisstore/internal/clienttest/errors.go: rightsOnOneServer", "redisstore/internal/clienttest/errors.go: wrongLogin"},
-	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
-		"internal/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
-	"F22": {"internal/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/faults/process_test.go: TestTerminatedProgramReturnsItsLease"},
+	"F12": {"internal/testing/clienttest/faults.go: forgottenScriptsChargeOnce"},
+	"F15": {"internal/testing/clienttest/faults.go: lostRepliesNeverChargeTwice", "internal/testing/clienttest/outofstep.go: RepliesOutOfStep"},
+	"F17": {"internal/testing/clienttest/errors.go: rightsOnOneServer", "internal/testing/clienttest/errors.go: wrongLogin"},
+	"F21": {"internal/testing/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
+		"internal/testing/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
+	"F22": {"internal/testing/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/testing/faults/process_test.go: TestTerminatedProgramReturnsItsLease"},
 	"F23": {"policy/policyfile/watch_test.go: TestRulesAreNeverAMixtureOfTwoVersions", "policy/policyfile/watch_test.go: TestBrokenFileChangesNothing", "httplimit/reload_test.go: TestReloadIsNeverAMixture"},
 	"F27": {"why not: units that an instance admits in an outage are never charged to the store later"},
 }
@@ -42,7 +42,7 @@ func TestEveryFaultOfTheCatalogIsTested(t *testing.T) {
 			if file == "why not" {
 				continue
 			}
-			text, err := os.ReadFile("../../" + file)
+			text, err := os.ReadFile("../../../" + file)
 			if err != nil || !strings.Contains(string(text), "\nfunc "+test+"(t *testing.T") {
 				t.Errorf("%s: elsewhere names the test %s in %s; want one that exists (%v)", id, test, file, err)
 			}

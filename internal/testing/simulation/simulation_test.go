@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 var (
@@ -82,7 +82,7 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, scenarioOf func(seed 
 				t.Logf("%v%s", sc, strings.Join(h.incidents, "\n"))
 			}
 			if len(h.problems) > 0 {
-				t.Errorf("seed %d has problems; replay it by: go test ./internal/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, sc,
+				t.Errorf("seed %d has problems; replay it by: go test ./internal/testing/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, sc,
 					strings.Join(tail(h.incidents, 60), "\n"), strings.Join(h.problems[:min(len(h.problems), 3)], "\n"))
 			}
 		})

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 	"github.com/rs/zerolog"
@@ -161,7 +161,7 @@ func newExperiment(t *testing.T, f *fault) *experiment {
 			if isSoak {
 				soak = "PENSTOCK_SOAK=1 "
 			}
-			t.Logf("to run this fault again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), e.seed)
+			t.Logf("to run this fault again: cd internal/testing/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), e.seed)
 		}
 	})
 	return e

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/eventually"
+	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/redisstore"
 )
 

@@ -3,7 +3,7 @@ package faults
 import (
 	"github.com/Shopify/toxiproxy/v2"
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // The server is down.

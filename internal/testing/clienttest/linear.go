@@ -14,7 +14,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 

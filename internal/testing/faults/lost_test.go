@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // The server makes decisions while keys, scripts or replies are lost. No call is charged twice.
