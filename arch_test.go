@@ -39,9 +39,10 @@ var mayImport = []struct {
 	{"internal/piggyback", []string{"."}},
 	{"internal/panicked", []string{"."}},
 	{"internal/many", []string{".", "internal/panicked"}},
+	{"internal/hashslot", nil},
+	{"internal/loadaverage", nil},
 	{"storetest", []string{".", "algorithm"}},
 	{"memstore", []string{".", "algorithm"}},
-	{"internal/hashslot", nil},
 	{"redisstore/internal/luagen", []string{"algorithm"}},
 	{"redisstore/internal/coalesce", []string{".", "internal/lazy"}},
 	{"redisstore/internal/background", []string{"internal/panicked"}},
@@ -61,13 +62,12 @@ var mayImport = []struct {
 		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
 	{"admission", []string{".", "algorithm", "internal/many", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
 	{"observe", []string{".", "admission", "guard", "policy"}},
-	{"internal/clientaddress", nil},
-	{"internal/quotaheaders", []string{".", "algorithm", "admission", "policy"}},
-	{"httplimit", []string{".", "admission", "guard", "internal/clientaddress", "internal/quotaheaders", "internal/wording", "policy"}},
+	{"internal/transport/clientaddress", nil},
+	{"internal/transport/quotaheaders", []string{".", "algorithm", "admission", "policy"}},
+	{"httplimit", []string{".", "admission", "guard", "internal/transport/clientaddress", "internal/transport/quotaheaders", "internal/wording", "policy"}},
 	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
 	{"resplimit", []string{".", "algorithm", "admission", "internal/panicked", "internal/workers", "policy", "internal/many"}},
 	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
-	{"internal/loadaverage", nil},
 }
 
 // isForTests reports whether a package exists for tests, and so may import package testing.
@@ -166,13 +166,28 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
+// The packages of internal are leaves. Those in internal/transport are not: transports of several
+// protocols share them, and they stand between admission and the transports.
+func TestInternalPackagesAreLeaves(t *testing.T) {
+	isLeaf := func(name string) bool {
+		return strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "internal/transport/")
+	}
+	for _, row := range mayImport {
+		for _, path := range row.imports {
+			if isLeaf(row.pkg) && !isLeaf(path) && path != "." && path != "algorithm" {
+				t.Errorf("mayImport lets %s import %s; a package of internal may import only the root, algorithm and other packages of internal", row.pkg, path)
+			}
+		}
+	}
+}
+
 // Package admission knows no protocol, so any transport can use it. The same holds for the packages
 // that HTTP and gRPC share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
 		t.Error("package admission imports net/http; it must not, because transports of other protocols use it too")
 	}
-	for _, name := range []string{"internal/clientaddress", "internal/quotaheaders"} {
+	for _, name := range []string{"internal/transport/clientaddress", "internal/transport/quotaheaders"} {
 		if slices.Contains(packages(t)[name].Imports, "net/http") {
 			t.Errorf("package %s imports net/http; it must not, because transports of other protocols use it too", name)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/quotaheaders"
+	"github.com/penstock/penstock/internal/transport/quotaheaders"
 	"github.com/penstock/penstock/policy"
 )
 

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"net/netip"
 
-	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/policy"
 )
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )

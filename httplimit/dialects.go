@@ -1,6 +1,6 @@
 package httplimit
 
-import "github.com/penstock/penstock/internal/quotaheaders"
+import "github.com/penstock/penstock/internal/transport/quotaheaders"
 
 // A Dialect is a form of the header fields about limits. A response may have several.
 type Dialect = quotaheaders.Dialect

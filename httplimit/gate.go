@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/clientaddress"
-	"github.com/penstock/penstock/internal/quotaheaders"
+	"github.com/penstock/penstock/internal/transport/clientaddress"
+	"github.com/penstock/penstock/internal/transport/quotaheaders"
 	"github.com/penstock/penstock/policy"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
-	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/policy"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/quotaheaders"
+	"github.com/penstock/penstock/internal/transport/quotaheaders"
 )
 
 // A Refusal is the reason why a call was not admitted, and the response to its client. It is not
