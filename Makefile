@@ -20,8 +20,8 @@ packages = github.com/penstock/penstock/...
 # Tests that begin with effort.SkipUnderRace skip themselves under the detector. make test runs them once more, without
 # it: these tests are in sequential, and their packages in sequential_in.
 raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
-	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit/fastgrpc ./grpclimit ./grpclimit/checkapi ./grpclimit/connectlimit ./grpclimit/extauthz ./grpclimit/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
-unraced = ./internal/testing/faults ./conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
+	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./cmd/penstock/internal/rpc/fastgrpc ./grpclimit ./cmd/penstock/internal/rpc/checkapi ./grpclimit/connectlimit ./cmd/penstock/internal/rpc/extauthz ./cmd/penstock/internal/rpc/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
+unraced = ./internal/testing/faults ./cmd/penstock/internal/testing/conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 # -parallel: most tests wait for servers, so more of them run at once than there are cores.
 # -ldflags=-w: without debug information, linking takes a third of the time.
 # GORACE, in the target test: by default, the race detector delays the end of each process by a second.
@@ -68,7 +68,7 @@ soak: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./internal/testing/faults/... || failed=1; \
-	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... ./conformance || failed=1; \
+	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## mutants: breaks the code by some hundred small changes, one at a time, other ones in each run; fails if the tests find fewer than 95 % of them.
@@ -130,7 +130,7 @@ servers: tools
 ## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
 ## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses them. Run it at night: it builds envoyproxy/ratelimit from its module.
 conformance: tools
-	cd conformance && go run . $(CONFORMANCE)
+	cd cmd/penstock/internal/testing/conformance && go run . $(CONFORMANCE)
 
 ## openapi: checks the JSON API against its OpenAPI file, with schemathesis from PyPI and with generated clients in Go and TypeScript
 openapi: tools

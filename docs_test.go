@@ -157,7 +157,7 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 }
 
 // exportedName matches an exported name after the name of its package. Its groups are both names.
-var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|echov4|fiberlimit|fiberv2|grpclimit|connectlimit|extauthz)\.([A-Z]\w*)`)
+var exportedName = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard|redisguard|ginlimit|echolimit|echov4|fiberlimit|fiberv2|grpclimit|connectlimit)\.([A-Z]\w*)`)
 
 // targetsByHand are the targets that CI does not run by name. They write files, need hours, are
 // part of another target, or have a test here.
@@ -260,7 +260,7 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "forwardauth": exports(t, "httplimit/forwardauth"), "resplimit": exports(t, "resplimit"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
 		"redisguard": exports(t, "redisguard"), "ginlimit": exports(t, "httplimit/ginlimit"), "echolimit": exports(t, "httplimit/echolimit"), "echov4": exports(t, "httplimit/echolimit/echov4"),
 		"fiberlimit": exports(t, "httplimit/fiberlimit"), "fiberv2": exports(t, "httplimit/fiberlimit/fiberv2"),
-		"grpclimit": exports(t, "grpclimit"), "connectlimit": exports(t, "grpclimit/connectlimit"), "extauthz": exports(t, "grpclimit/extauthz"),
+		"grpclimit": exports(t, "grpclimit"), "connectlimit": exports(t, "grpclimit/connectlimit"),
 	}
 	for page, text := range pages(t) {
 		for _, m := range exportedName.FindAllStringSubmatch(text, -1) {

@@ -38,13 +38,8 @@ import (
 func main() {
 	only := flag.String("only", strings.Join(sectionNames, ","), "run these `sections`")
 	bareProxyUpstream := flag.String("bare-proxy", "", "only run a plain proxy in front of this upstream `URL`; the proxy section starts it to compare it with penstock serve")
-	bareServer := flag.String("bare", "", "only run the `server` of this name, which sends constant responses; the services section starts it")
 	save := flag.String("save", "", "write the tables of the sections that run to this `file`, as JSON; its other sections stay; needs an idle machine")
 	flag.Parse()
-	if *bareServer != "" {
-		fmt.Fprintln(os.Stderr, "bench:", serveBare(*bareServer))
-		os.Exit(2)
-	}
 	if *bareProxyUpstream != "" {
 		fmt.Fprintln(os.Stderr, "bench:", serveBareProxy(*bareProxyUpstream))
 		os.Exit(2)

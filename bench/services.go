@@ -75,7 +75,6 @@ func servicesSection(r *report) error {
 // A servicesBench has the state that the parts of the section share.
 type servicesBench struct {
 	dir     string // a temporary directory
-	self    string // path of this program
 	procs   int    // GOMAXPROCS before
 	redis   *redistest.Server
 	started []*measuredService
@@ -91,9 +90,6 @@ func newServicesBench() (b *servicesBench, err error) {
 		}
 	}()
 	if b.dir, err = os.MkdirTemp("", "penstock-bench"); err != nil {
-		return nil, err
-	}
-	if b.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
 	if b.redis, err = redistest.Launch(); err != nil {
@@ -281,7 +277,7 @@ func (s *measuredService) connectCalls(key, value string) error {
 	if err != nil {
 		return err
 	}
-	l, err := dialH2(s.address, rlsMethod, message, bytes.Index(message, []byte(zeros)), serviceStreams)
+	l, err := dialH2(s.address, rls.RateLimitService_ShouldRateLimit_FullMethodName, message, bytes.Index(message, []byte(zeros)), serviceStreams)
 	if err != nil {
 		return err
 	}
@@ -316,11 +312,11 @@ func (b *servicesBench) measureRateLimitService(r *report) error {
 	if err != nil {
 		return err
 	}
-	bare, err := b.start("constant handler, grpc-go", nil, b.self, "-bare", "grpc-go")
+	bare, err := b.startBare("constant handler, grpc-go", "grpc-go")
 	if err != nil {
 		return err
 	}
-	fastBare, err := b.start("constant handler, fast", nil, b.self, "-bare", "fastgrpc")
+	fastBare, err := b.startBare("constant handler, fast", "fastgrpc")
 	if err != nil {
 		return err
 	}
@@ -365,15 +361,35 @@ func (b *servicesBench) measureRateLimitService(r *report) error {
 
 // startPenstock starts penstock serve, with Redis as its store unless args name another one.
 func (b *servicesBench) startPenstock(name string, args ...string) (*measuredService, error) {
-	program := filepath.Join(b.dir, "penstock")
-	if _, err := os.Stat(program); err != nil {
-		build := exec.Command("go", "build", "-o", program, ".")
-		build.Dir, build.Stderr = filepath.Join("..", "cmd", "penstock"), os.Stderr
-		if err := build.Run(); err != nil {
-			return nil, fmt.Errorf("build penstock: %w", err)
-		}
+	program, err := b.build("penstock", ".")
+	if err != nil {
+		return nil, err
 	}
 	return b.start(name, nil, program, append([]string{"serve", "--store", b.redis.URL(), "--admin-listen", "off"}, args...)...)
+}
+
+// startBare starts one of the servers of the program bareserver.
+func (b *servicesBench) startBare(name, server string) (*measuredService, error) {
+	program, err := b.build("bareserver", "./internal/testing/bareserver")
+	if err != nil {
+		return nil, err
+	}
+	return b.start(name, nil, program, server)
+}
+
+// build builds a program of module cmd/penstock, unless it is built already. It returns the path of
+// the program.
+func (b *servicesBench) build(name, pkg string) (program string, err error) {
+	program = filepath.Join(b.dir, name)
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	build := exec.Command("go", "build", "-o", program, pkg)
+	build.Dir, build.Stderr = filepath.Join("..", "cmd", "penstock"), os.Stderr
+	if err := build.Run(); err != nil {
+		return "", fmt.Errorf("build %s: %w", name, err)
+	}
+	return program, nil
 }
 
 // startEnvoyRateLimit starts envoyproxy/ratelimit in the version that the conformance program
@@ -382,7 +398,7 @@ func (b *servicesBench) startEnvoyRateLimit(name, configs string, environment ..
 	program := filepath.Join(b.dir, "ratelimit")
 	if _, err := os.Stat(program); err != nil {
 		build := exec.Command("go", "build", "-o", program, "github.com/envoyproxy/ratelimit/src/service_cmd")
-		build.Dir, build.Stderr = filepath.Join("..", "conformance", "testdata", "ratelimit"), os.Stderr
+		build.Dir, build.Stderr = filepath.Join("..", "cmd", "penstock", "internal", "testing", "conformance", "testdata", "ratelimit"), os.Stderr
 		build.Env = append(os.Environ(), "GOWORK=off")
 		if err := build.Run(); err != nil {
 			return nil, fmt.Errorf("build envoyproxy/ratelimit: %w", err)
@@ -433,7 +449,7 @@ func (b *servicesBench) startAPI() (*measuredService, error) {
 }
 
 func (b *servicesBench) measureJSONAPI(r *report) error {
-	bare, err := b.start("constant handler, net/http", nil, b.self, "-bare", "http")
+	bare, err := b.startBare("constant handler, net/http", "http")
 	if err != nil {
 		return err
 	}
@@ -456,7 +472,7 @@ func (b *servicesBench) measureJSONAPI(r *report) error {
 }
 
 func (b *servicesBench) measureThrottle(r *report) error {
-	bare, err := b.start("constant answers", nil, b.self, "-bare", "resp")
+	bare, err := b.startBare("constant answers", "resp")
 	if err != nil {
 		return err
 	}

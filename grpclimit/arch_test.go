@@ -9,15 +9,11 @@ import (
 // mayNotImport lists, for packages of this module, the imports that they must not have, directly or
 // indirectly.
 var mayNotImport = map[string][]string{
-	// Transports do not import each other, except that extauthz imports httplimit/forwardauth
-	// (docs/decisions/0022).
-	".":              {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit"},
-	"checkapi":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
-	"envoyrls":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
-	"connectlimit":   {"google.golang.org/grpc/internal/transport", "github.com/penstock/penstock/httplimit"},
+	// Programs with an interceptor compile no other transport, control plane, YAML or file watcher.
+	"...": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/policy/policyfile",
+		"github.com/envoyproxy", "github.com/cncf", "go.yaml.in", "github.com/fsnotify"},
+	"connectlimit":   {"google.golang.org/grpc/internal/transport"},
 	"internal/calls": {"google.golang.org/grpc/internal/transport", "connectrpc.com/connect", "net/http/httptest"},
-	// Programs without gRPC import envoyconfig too.
-	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
 }
 
 func TestPackagesAvoidForbiddenImports(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestOnlyServiceAndCoreImportTheOthers: of the packages in internal, service and core may import
-// every other. The rest may import only the shared packages.
+// every other. The rest may import only those of rpc, and the shared packages.
 func TestOnlyServiceAndCoreImportTheOthers(t *testing.T) {
 	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
 	importers := []string{"service", "core"}
@@ -23,11 +23,37 @@ func TestOnlyServiceAndCoreImportTheOthers(t *testing.T) {
 		mayImportAll := slices.Contains(importers, name)
 		for _, path := range words[1:] {
 			imported, isInternal := strings.CutPrefix(path, internal)
-			if isInternal && !mayImportAll && !slices.Contains(shared, imported) {
+			if isInternal && !mayImportAll && !strings.HasPrefix(imported, "rpc/") && !slices.Contains(shared, imported) {
 				t.Errorf("package %s imports %s; only the packages %v may import it", name, imported, importers)
 			}
 			if path == "testing" {
 				t.Errorf("package %s imports testing; only its tests may", name)
+			}
+		}
+	}
+}
+
+// rpcMayNotImport lists, for packages of rpc, the imports that they must not have, directly or
+// indirectly. Transports do not import each other, except that extauthz imports
+// httplimit/forwardauth (docs/decisions/0022).
+var rpcMayNotImport = map[string][]string{
+	"checkapi": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"},
+	"envoyrls": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"},
+	// Commands that read files only import envoyconfig too.
+	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
+}
+
+func TestTransportsDoNotImportEachOther(t *testing.T) {
+	for pkg, forbidden := range rpcMayNotImport {
+		out, err := exec.Command("go", "list", "-deps", "./internal/rpc/"+pkg).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for path := range strings.FieldsSeq(string(out)) {
+			for _, other := range forbidden {
+				if path == other || strings.HasPrefix(path, other+"/") {
+					t.Errorf("package rpc/%s imports %s, which rpcMayNotImport forbids", pkg, path)
+				}
 			}
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 )
 
 // newMigrate makes the command that writes policies for the configurations of other limiters.

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/policy"
 )

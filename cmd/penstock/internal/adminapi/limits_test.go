@@ -25,7 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )

@@ -3,7 +3,7 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/penstock/penstock/grpclimit/checkapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 )
 
 // AddAPI registers the series of calls in JSON. It returns a function that counts a call that was

@@ -15,7 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/grpclimit/checkapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"

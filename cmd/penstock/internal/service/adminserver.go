@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/dashboard"
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )

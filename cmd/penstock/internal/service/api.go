@@ -3,8 +3,8 @@ package service
 import (
 	"net/http"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 

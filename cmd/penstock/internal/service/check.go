@@ -5,8 +5,8 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/grpclimit/checkapi"
 	"github.com/penstock/penstock/policy"
 )
 

@@ -23,10 +23,10 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyxds"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/grpclimit/envoyconfig"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
-	"github.com/penstock/penstock/grpclimit/envoyxds"
 	"github.com/penstock/penstock/internal/bearer"
 )
 

@@ -3,7 +3,7 @@ package service
 import (
 	"google.golang.org/grpc"
 
-	"github.com/penstock/penstock/grpclimit/extauthz"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 

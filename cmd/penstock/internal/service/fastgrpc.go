@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
-	"github.com/penstock/penstock/grpclimit/envoyrls"
-	"github.com/penstock/penstock/grpclimit/fastgrpc"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/fastgrpc"
 )
 
 // serveFast makes result serve a gRPC listener: Envoy's rate limit service by package fastgrpc, and

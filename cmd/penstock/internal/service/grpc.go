@@ -27,8 +27,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/internal/panicked"
 )

@@ -26,9 +26,9 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
-	"github.com/penstock/penstock/grpclimit/checkapi"
 )
 
 // Options of Run.

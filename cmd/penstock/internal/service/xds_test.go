@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/penstock/penstock/grpclimit/envoyxds"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyxds"
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
 

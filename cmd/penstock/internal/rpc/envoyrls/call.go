@@ -1,0 +1,434 @@
+package envoyrls
+
+import (
+	"context"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
+	"github.com/penstock/penstock/policy"
+)
+
+// A call is the state of one request while it is decided. Calls are pooled and reused.
+type call struct {
+	engine   *Engine
+	compiled *compiledConfig
+	request  *Request
+
+	items           []item
+	resetsInSeconds []int64       // by descriptor
+	rules           *policy.Rules // the policy, if it decides the request; else nil
+	policyShadows   []policy.Shadow
+	configMatch     envoyconfig.Match
+	buffer          []byte // for keys and metric paths
+	pending         []int  // indexes of items that this round decides; see decide
+	nextRound       []int  // indexes of items that the next round decides
+	isDenied        bool   // the request is already denied, so nothing more may be spent
+	isQuota         bool   // a limit with quota_mode has applied
+
+	direct        policy.DirectCall // the enforced charges of this round, and the shadows below
+	shadows       []policy.Shadow
+	shadowCharges []penstock.Charge // of all shadows; each shadow is a part of this array, which must not move
+	shadowLimits  []*policy.Limit   // the limits of shadowCharges, by the same index
+
+	evaluation policy.Evaluation
+}
+
+// An item is a limit that applies to a descriptor.
+type item struct {
+	descriptorIndex int // in the request
+	kind            kind
+	limit           *limit
+	eventLimit      *policy.Limit // the limit as events name it
+	key             string
+	cost            int64
+
+	isShadow, isQuota bool
+
+	batch       int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
+	chargeIndex int // the index of its charge in the batch
+
+	origin origin
+
+	isOver    bool
+	remaining int64
+	reset     int64 // seconds
+}
+
+// A kind is what happens to a descriptor. The kinds greater than refuse are charges, and the store
+// decides them.
+type kind uint8
+
+const (
+	none      kind = iota // no limit applies, or another one replaces it
+	unlimited             // the limit is unlimited
+	refuse                // the policy's deny list has the client
+	spend                 // charged if it fits
+	force                 // always charged
+	check                 // reads whether the limit is exceeded, without a charge
+	refund                // units are returned
+	forbid                // the limit is 0, so it always denies
+)
+
+// An origin is what has decided an item.
+type origin uint8
+
+const (
+	undecided    origin = iota
+	decided             // the store or its fallback
+	failedOpen          // on_failure is open: not counted, allowed
+	failedClosed        // on_failure is closed: not counted, denied
+)
+
+// release clears the call and returns it to the pool.
+func (c *call) release() {
+	e := c.engine
+	clear(c.items)
+	clear(c.policyShadows)
+	clear(c.shadows[:cap(c.shadows)])
+	clear(c.shadowCharges[:cap(c.shadowCharges)])
+	clear(c.shadowLimits[:cap(c.shadowLimits)])
+	clear(c.direct.Charges[:cap(c.direct.Charges)])
+	*c = call{
+		items: c.items[:0], resetsInSeconds: c.resetsInSeconds[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
+		buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0],
+		shadows: c.shadows[:0], shadowCharges: c.shadowCharges[:0], shadowLimits: c.shadowLimits[:0],
+		direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
+	}
+	e.calls.Put(c)
+}
+
+// match finds the limits of all descriptors and their costs.
+func (c *call) match() error {
+	r := c.request
+	if domain := c.compiled.config.Domain(r.Domain); domain != nil {
+		for i := range r.Descriptors {
+			c.items = append(c.items, item{descriptorIndex: i})
+			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
+				return err
+			}
+		}
+		c.removeReplaced()
+	} else if rules := c.engine.rulesInForce(); rules != nil {
+		if err := c.matchPolicy(rules); err != nil {
+			return err
+		}
+	}
+	for i := range c.items {
+		if it := &c.items[i]; it.kind > refuse {
+			c.pending = append(c.pending, i)
+			c.isQuota = c.isQuota || it.isQuota
+		} else if it.kind == refuse {
+			c.isDenied = true
+		}
+	}
+	return nil
+}
+
+// matchOne finds the limit of one descriptor: its override, or else a limit of the configuration.
+func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) error {
+	e, m := c.engine, &c.configMatch
+	m.Limit, m.Shared = nil, m.Shared[:0]
+	if d.Override != nil {
+		l, err := e.override(c.compiled, *d.Override)
+		if err != nil {
+			return err
+		}
+		it.limit, it.eventLimit = l, c.compiled.overrides.events[domain.Name]
+		it.isQuota = e.options.QuotaMode
+	} else {
+		domain.Match(d.Entries, m)
+		if m.Limit == nil {
+			return nil
+		}
+		it.limit = c.compiled.limits[m.Limit.Index]
+		if m.Limit.IsUnlimited {
+			it.kind = unlimited
+			return nil
+		}
+		it.eventLimit, c.buffer = e.eventLimitOf(c.compiled, it.limit, m, domain.Name, d.Entries, c.buffer)
+		it.isShadow, it.isQuota = m.Limit.ShadowMode, m.Limit.QuotaMode || e.options.QuotaMode
+	}
+	c.buffer = appendKey(c.buffer[:0], domain.Name, d.Entries, m.Shared)
+	it.key = string(c.buffer)
+	return c.setCost(it, d)
+}
+
+// isExact reports whether each descriptor is counted separately. Limits of a policy are always
+// charged together.
+func (c *call) isExact() bool { return c.engine.options.Mode == Exact && c.rules == nil }
+
+// appendKey appends the key of a counter: the domain and the entries of a descriptor. Different
+// descriptors have different keys, except by share_threshold. With it, a value in shared that is
+// not empty replaces the value of the entry with the same index.
+func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []string) []byte {
+	to = appendEscaped(to, domain)
+	for i := range entries {
+		value := entries[i].Value
+		if i < len(shared) && shared[i] != "" {
+			value = shared[i]
+		}
+		to = append(appendEscaped(append(to, '|'), entries[i].Key), '=')
+		to = appendEscaped(to, value)
+	}
+	return to
+}
+
+// appendEscaped appends text, and escapes the characters that separate the parts of a key.
+func appendEscaped(to []byte, text string) []byte {
+	for i := range len(text) {
+		switch b := text[i]; b {
+		case '|':
+			to = append(to, '~', '1')
+		case '=':
+			to = append(to, '~', '2')
+		case '~':
+			to = append(to, '~', '0')
+		default:
+			to = append(to, b)
+		}
+	}
+	return to
+}
+
+// setCost sets what a descriptor costs, and how it is charged.
+func (c *call) setCost(it *item, d *Descriptor) error {
+	o := &c.engine.options
+	hits := uint64(max(c.request.Hits, 1))
+	if d.HasHits {
+		hits = d.Hits
+	}
+	if hits > penstock.MaxCost {
+		return invalid("hits_addend is %d; the largest is %d", hits, int64(penstock.MaxCost))
+	}
+	it.cost = int64(hits)
+	switch {
+	case hits == 0:
+		it.kind = check
+	case d.IsNegative:
+		it.kind = refund
+	case c.isExact(), d.HasHits && !o.SpendsReports:
+		it.kind = force
+	case it.limit.plan == nil:
+		it.kind = forbid
+	default:
+		it.kind = spend
+	}
+	return nil
+}
+
+// removeReplaced removes the limits that other limits of the request replace.
+func (c *call) removeReplaced() {
+	for i := range c.items {
+		l := c.items[i].limit
+		if l == nil || l.config == nil {
+			continue
+		}
+		for _, name := range l.config.Replaces {
+			for j := range c.items {
+				other := &c.items[j]
+				isConfigured := other.kind > refuse && other.limit.config != nil
+				if isConfigured && other.limit.config.Name == name {
+					other.kind = none
+				}
+			}
+		}
+	}
+}
+
+// decide decides the items in rounds. Nearly always one round is enough. Another round is needed if
+// two descriptors share a counter and cannot be charged together. Another round is also needed if a
+// round with charges of kind force or refund was denied.
+func (c *call) decide(ctx context.Context) error {
+	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
+		outcome := admission.Unlimited
+		if slices.ContainsFunc(c.items, func(it item) bool { return it.kind == refuse }) {
+			outcome = admission.Refused
+		}
+		c.engine.controller.Observe(&admission.Event{Context: ctx, Outcome: outcome})
+		return nil
+	}
+	if len(c.pending) == 0 {
+		return c.decideRound(ctx)
+	}
+	for len(c.pending) > 0 {
+		if err := c.decideRound(ctx); err != nil {
+			return err
+		}
+		c.endRound()
+	}
+	return nil
+}
+
+// endRound makes the items that wait for the next round pending.
+func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
+
+func (c *call) decideRound(ctx context.Context) error {
+	return c.applyDecision(c.engine.controller.Admit(ctx, c.beginRound()))
+}
+
+// beginRound returns the request of a round.
+func (c *call) beginRound() admission.Request {
+	c.compose()
+	// Request.Into is nil, so that each Admission is new memory: guards may use the context in it even
+	// after Done.
+	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
+}
+
+// isPlain reports whether the next round has charges, and all of them are enforced: none is a
+// shadow or a quota.
+func (c *call) isPlain() bool {
+	if len(c.pending) == 0 || len(c.policyShadows) > 0 || c.engine.options.ShadowMode {
+		return false
+	}
+	for _, i := range c.pending {
+		if it := &c.items[i]; it.isShadow || it.isQuota {
+			return false
+		}
+	}
+	return true
+}
+
+// applyDecision sets the results of the items from the decision of a round.
+func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, err error) error {
+	defer a.Done(admission.Result{})
+	switch outcome {
+	case admission.Malformed, admission.Abandoned:
+		return failed(outcome, err)
+	case admission.FailedClosed:
+		if c.engine.options.OnFailure == FailError && c.rules == nil {
+			return errUnavailable
+		}
+	}
+	d, isLimited := a.Decision()
+	for _, i := range c.pending {
+		it := &c.items[i]
+		switch {
+		case it.batch > 0:
+			shadow, ok := a.ShadowDecision(it.batch - 1)
+			c.setResult(it, &shadow, ok)
+		case it.batch < 0: // it waits for the next round
+		case outcome == admission.FailedClosed:
+			it.origin = failedClosed
+		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.chargeIndex:
+			it.origin = failedOpen
+		default:
+			c.setResult(it, &d, true)
+			if !d.Allowed && (it.kind == force || it.kind == refund) {
+				c.nextRound = append(c.nextRound, i)
+				it.origin = undecided
+			}
+		}
+	}
+	c.isDenied = c.isDenied || isLimited && !d.Allowed
+	return nil
+}
+
+// compose collects the charges of a round. Items that cannot be in it wait for the next round.
+func (c *call) compose() {
+	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
+	c.shadows = c.shadows[:0]
+	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.items)), slices.Grow(c.shadowLimits[:0], len(c.items)) // so that no append moves them
+	for n, i := range c.pending {
+		it := &c.items[i]
+		it.batch = -1
+		charge := c.charge(it)
+		if other := c.findSameCounter(it, c.pending[:n]); other != nil {
+			c.join(i, it, other, &charge)
+			continue
+		}
+		switch {
+		case c.engine.options.ShadowMode: // all charges together are one shadow
+			if len(c.shadows) == 0 {
+				c.shadows = append(c.shadows, policy.Shadow{})
+			}
+			it.batch, it.chargeIndex = 1, len(c.shadowCharges)
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			c.shadows[0].Charges, c.shadows[0].Limits = c.shadowCharges, c.shadowLimits
+		case it.isShadow, it.isQuota: // a shadow by itself
+			at, end := len(c.shadowCharges), len(c.shadowCharges)+1
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			c.shadows = append(c.shadows, policy.Shadow{Charges: c.shadowCharges[at:end:end], Limits: c.shadowLimits[at:end:end]})
+			it.batch, it.chargeIndex = len(c.shadows), 0
+		default:
+			it.batch, it.chargeIndex = 0, len(c.direct.Charges)
+			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.eventLimit)
+		}
+	}
+	c.shadows = append(c.shadows, c.policyShadows...)
+	c.policyShadows = c.policyShadows[:0]
+	c.direct.Shadows = c.shadows
+}
+
+// charge returns the charge of an item.
+func (c *call) charge(it *item) penstock.Charge {
+	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
+	switch it.kind {
+	case spend:
+		charge.Plan = it.limit.plan
+		if c.isDenied {
+			charge.Mode = penstock.Peek
+		}
+	case force:
+		charge.Mode = penstock.Force
+	case refund:
+		charge.Mode = penstock.Refund
+	case forbid:
+		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1 // a cost that never fits
+	case check:
+		charge.Mode = penstock.Peek
+		if !c.isExact() {
+			charge.Cost = 1 // it fits unless the limit is exceeded
+		}
+	}
+	return charge
+}
+
+// findSameCounter returns an earlier item of the round that has the same counter, or nil.
+func (c *call) findSameCounter(it *item, earlier []int) *item {
+	for _, i := range earlier {
+		other := &c.items[i]
+		if other.batch >= 0 && it.sharesCounter(other) {
+			return other
+		}
+	}
+	return nil
+}
+
+// sharesCounter reports whether two items charge the same counter.
+func (it *item) sharesCounter(other *item) bool {
+	p, q := it.limit.probe, other.limit.probe
+	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
+}
+
+// join merges the charge of an item into that of other, an earlier item with the same counter. They
+// are merged if both have the same kind and their order does not matter. If not, the item waits for
+// the next round. i is the index of the item in c.items.
+func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
+	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
+	// In mode Exact, each charge changes what later charges of its counter find. Checks change
+	// nothing.
+	needsOrder := c.isExact() && (it.kind != check || c.hasEarlierWaiter(it))
+	if !isAlike || needsOrder {
+		c.nextRound = append(c.nextRound, i)
+		return
+	}
+	it.batch, it.chargeIndex = other.batch, other.chargeIndex
+	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both items
+		return
+	}
+	charges := c.direct.Charges
+	switch {
+	case c.engine.options.ShadowMode:
+		charges = c.shadowCharges
+	case it.batch > 0:
+		charges = c.shadows[it.batch-1].Charges
+	}
+	charges[it.chargeIndex].Cost = min(charges[it.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
+}
+
+// hasEarlierWaiter reports whether an earlier item with the same counter waits for the next round.
+func (c *call) hasEarlierWaiter(it *item) bool {
+	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.items[i]) })
+}
