@@ -19,15 +19,15 @@ packages = github.com/penstock/penstock/...
 # if one of its tests starts goroutines that share state. In both lists the longest packages begin first.
 # Tests that begin with effort.SkipUnderRace skip themselves under the detector. make test runs them once more, without
 # it: these tests are in sequential, and their packages in sequential_in.
-raced = ./redisstore ./guard ./cmd/penstock/internal/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
-	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./cmd/penstock/internal/rpc/fastgrpc ./grpclimit ./cmd/penstock/internal/rpc/checkapi ./grpclimit/connectlimit ./cmd/penstock/internal/rpc/extauthz ./cmd/penstock/internal/rpc/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/telemetry ./cmd/penstock/internal/core ./cmd/penstock/internal/activity ./cmd/penstock/internal/adminapi
+raced = ./redisstore ./guard ./cmd/penstock/internal/serve/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
+	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./cmd/penstock/internal/rpc/fastgrpc ./grpclimit ./cmd/penstock/internal/rpc/checkapi ./grpclimit/connectlimit ./cmd/penstock/internal/rpc/extauthz ./cmd/penstock/internal/rpc/envoyrls ./policy/policyfile ./policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/serve/telemetry ./cmd/penstock/internal/serve/core ./cmd/penstock/internal/console/activity ./cmd/penstock/internal/console/adminapi
 unraced = ./internal/testing/faults ./cmd/penstock/internal/testing/conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 # -parallel: most tests wait for servers, so more of them run at once than there are cores.
 # -ldflags=-w: without debug information, linking takes a third of the time.
 # GORACE, in the target test: by default, the race detector delays the end of each process by a second.
 testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.SkipUnderRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
-sequential_in = ./redisstore ./cmd/penstock/internal/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
+sequential_in = ./redisstore ./cmd/penstock/internal/serve/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
 
 # Checks with programs of other projects, such as proxies and browsers. They are tests of the module scripts. -count=1: the programs may have changed.
 check = cd scripts && go test -tags checks -vet=all -count=1 -v -timeout 1h
@@ -124,7 +124,7 @@ servers: tools
 		server=$(CURDIR)/bin/servers/$$name/$${name%%-*}-server; \
 		[ -x $$server ] || continue; \
 		echo "== $$name: $$($$server --version)"; \
-		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/testing/redistest ./redisguard ./resplimit ./cmd/penstock/internal/doctor" || failed=1; \
+		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/testing/redistest ./redisguard ./resplimit ./cmd/penstock/internal/tools/doctor" || failed=1; \
 	done; exit $${failed:-0}
 
 ## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
@@ -258,7 +258,7 @@ protos:
 
 ## schema: generates the JSON Schemas of policies, cases and chart values from their structs
 schema:
-	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json ../cases/schema.json ../../../../deploy/helm/penstock/values.schema.json
+	cd cmd/penstock/internal/tools/schemagen && go run . ../../serve/settings/schema.json ../cases/schema.json ../../../../../deploy/helm/penstock/values.schema.json
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

@@ -238,7 +238,7 @@ func TestRequirementsStayFew(t *testing.T) {
 }
 
 // neverTagged are the modules of the workspace that are neither installed nor imported by users.
-var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "examples", "internal/testing/faults", "scripts"}
+var neverTagged = []string{"bench", "cmd/penstock/internal/tools/schemagen", "examples", "internal/testing/faults", "scripts"}
 
 // "go install PACKAGE@VERSION" rejects a module that replaces anything. The module's go.mod names a
 // version of the root, and the command downloads this version from the module proxy.

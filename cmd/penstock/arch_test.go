@@ -7,38 +7,71 @@ import (
 	"testing"
 )
 
-// TestOnlyServiceAndCoreImportTheOthers: of the packages in internal, service and core may import
-// every other. The rest may import only those of rpc, and the shared packages.
-func TestOnlyServiceAndCoreImportTheOthers(t *testing.T) {
-	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
-	importers := []string{"service", "core"}
-	shared := []string{"logthrottle", "redact", "activity", "explain", "keylimits", "adminapi", "audit", "denials", "printable"}
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./internal/...").Output()
+const module = "github.com/penstock/penstock/cmd/penstock/"
+
+// mayImport lists, for each folder of this module, the folders whose packages it may import. Their
+// names are without internal/. Imports point in one direction: to folders of earlier rows.
+var mayImport = []struct{ folder, imports string }{
+	{"text", ""},                                // makes texts fit to be shown
+	{"rpc", ""},                                 // servers that gateways and programs call
+	{"console", "text rpc"},                     // what operators see and change
+	{"serve", "text rpc console"},               // what penstock serve runs
+	{"tools", "text console serve"},             // commands that need no running instance
+	{"testing", "rpc"},                          // what only tests and the bench program need
+	{"command", "text rpc console serve tools"}, // a file for each command
+	{"main", "command"},
+}
+
+func TestImportsOnlyPointDown(t *testing.T) {
+	allowed := make(map[string][]string)
+	for _, row := range mayImport {
+		for folder := range strings.FieldsSeq(row.imports) {
+			if allowed[folder] == nil {
+				t.Errorf("mayImport lets %s import %s, which has no earlier row", row.folder, folder)
+			}
+		}
+		allowed[row.folder] = append(strings.Fields(row.imports), row.folder)
+	}
+	// Each line has the path of a package, and those of its imports.
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...", "./internal/tools/schemagen").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(out)) {
 		words := strings.Fields(line)
-		name := strings.TrimPrefix(words[0], internal)
-		mayImportAll := slices.Contains(importers, name)
+		folder := folderOf(words[0])
 		for _, path := range words[1:] {
-			imported, isInternal := strings.CutPrefix(path, internal)
-			if isInternal && !mayImportAll && !strings.HasPrefix(imported, "rpc/") && !slices.Contains(shared, imported) {
-				t.Errorf("package %s imports %s; only the packages %v may import it", name, imported, importers)
+			if imported := folderOf(path); imported != "" && !slices.Contains(allowed[folder], imported) {
+				t.Errorf("package %s imports %s; packages of %s may import only %v", words[0], path, folder, allowed[folder])
 			}
-			if path == "testing" {
-				t.Errorf("package %s imports testing; only its tests may", name)
+			isForTests := path == "testing" || strings.HasPrefix(path, "github.com/penstock/penstock/internal/testing/")
+			if isForTests && folder != "testing" {
+				t.Errorf("package %s imports %s; only its tests may", words[0], path)
 			}
 		}
 	}
+}
+
+// folderOf returns the folder of a package of this module, as mayImport names it. It returns "" for
+// packages of other modules.
+func folderOf(path string) string {
+	if path+"/" == module {
+		return "main"
+	}
+	inModule, isOfThisModule := strings.CutPrefix(path, module)
+	if !isOfThisModule {
+		return ""
+	}
+	folder, _, _ := strings.Cut(strings.TrimPrefix(inModule, "internal/"), "/")
+	return folder
 }
 
 // rpcMayNotImport lists, for packages of rpc, the imports that they must not have, directly or
 // indirectly. Transports do not import each other, except that extauthz imports
 // httplimit/forwardauth (docs/decisions/0022).
 var rpcMayNotImport = map[string][]string{
-	"checkapi": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"},
-	"envoyrls": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"},
+	"checkapi": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", module + "internal/rpc/extauthz"},
+	"envoyrls": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", module + "internal/rpc/extauthz"},
 	// Commands that read files only import envoyconfig too.
 	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
 }

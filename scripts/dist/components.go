@@ -48,7 +48,7 @@ func componentOf(m debug.Module, kind cyclonedx.ComponentType) cyclonedx.Compone
 
 // dashboardFolder has files of an npm package, which are embedded in the binary. The file VENDORED
 // records the package and the sums of its files.
-const dashboardFolder = "cmd/penstock/internal/dashboard"
+const dashboardFolder = "cmd/penstock/internal/console/dashboard"
 
 // The lines of VENDORED.
 var (

@@ -44,7 +44,7 @@ var targets = []target{
 	{"guard/*.go", []string{"./guard"}},
 	{"guard/internal/*/*.go", []string{"./guard/internal/...", "./guard"}},
 	{"policy/*.go", []string{"./policy", "./policy/policyfile", "./httplimit"}},
-	{"policy/policyfile/*.go", []string{"./policy/policyfile", "./cmd/penstock/internal/cases"}},
+	{"policy/policyfile/*.go", []string{"./policy/policyfile", "./cmd/penstock/internal/tools/cases"}},
 	{"admission/*.go", []string{"./admission", "./httplimit", "./cmd/penstock/internal/rpc/envoyrls", "./cmd/penstock/internal/rpc/checkapi"}},
 	{"httplimit/*.go", []string{"./httplimit"}},
 	{"httplimit/outbound/*.go", []string{"./httplimit/outbound"}},
@@ -52,8 +52,10 @@ var targets = []target{
 	{"cmd/penstock/internal/rpc/envoyrls/*.go", []string{"./cmd/penstock/internal/rpc/envoyrls"}},
 	{"cmd/penstock/internal/rpc/fastgrpc/*.go", []string{"./cmd/penstock/internal/rpc/fastgrpc"}},
 	{"cmd/penstock/internal/rpc/checkapi/*.go", []string{"./cmd/penstock/internal/rpc/checkapi"}},
-	{"cmd/penstock/internal/adminapi/*.go", []string{"./cmd/penstock/internal/adminapi", "./cmd/penstock/internal/dashboard"}},
-	{"cmd/penstock/internal/*/*.go", []string{"./cmd/penstock/internal/...", "./cmd/penstock"}},
+	{"cmd/penstock/internal/console/adminapi/*.go", []string{"./cmd/penstock/internal/console/adminapi", "./cmd/penstock/internal/console/dashboard"}},
+	{"cmd/penstock/internal/console/*/*.go", []string{"./cmd/penstock/internal/console/...", "./cmd/penstock/internal/serve/..."}},
+	{"cmd/penstock/internal/serve/*/*.go", []string{"./cmd/penstock/internal/serve/..."}},
+	{"cmd/penstock/internal/tools/*/*.go", []string{"./cmd/penstock/internal/tools/...", "./cmd/penstock/internal/tools/schemagen", "./cmd/penstock/command"}},
 }
 
 //go:embed equivalent.txt

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 )
 
 // firstInheritedFD is the first file descriptor that systemd passes: SD_LISTEN_FDS_START.

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 )
 
 // ownPID is the process number that the tests pass to inheritedListener as that of this process.

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminclient"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 )
 
 // adminFlags are the flags by which a command reaches the admin address of a running instance.

@@ -14,9 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/adminclient"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminclient"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 )
 
 // newDenials makes the command that shows who is denied.

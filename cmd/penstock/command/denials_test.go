@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
 

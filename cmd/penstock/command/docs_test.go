@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )
 

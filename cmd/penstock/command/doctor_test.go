@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/doctor"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )

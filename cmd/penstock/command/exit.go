@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/internal/panicked"
 )
 

@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
-	"github.com/penstock/penstock/cmd/penstock/internal/explain"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"

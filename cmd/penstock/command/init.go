@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/scaffold"
 	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/policy/policyfile"
 )

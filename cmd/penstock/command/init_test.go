@@ -12,11 +12,11 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/scaffold"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/scaffold"
 )
 
 // shopFile describes an API in OpenAPI.
-const shopFile = "../internal/scaffold/testdata/shop.yaml"
+const shopFile = "../internal/tools/scaffold/testdata/shop.yaml"
 
 // rulesOfShop are the rules that init writes for shopFile, each as its name and its match.
 var rulesOfShop = []string{
@@ -227,7 +227,7 @@ func TestServerPathsInRulesAreExplained(t *testing.T) {
 // A path is a login by its last word, also with GET.
 func TestLoginOfPetstoreIsFound(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
-	if code, _, err := command("init", "--from-openapi", "../internal/scaffold/testdata/petstore.yaml", file); code != exitOK {
+	if code, _, err := command("init", "--from-openapi", "../internal/tools/scaffold/testdata/petstore.yaml", file); code != exitOK {
 		t.Fatalf("init: exit status %d, %s; want %d", code, err, exitOK)
 	}
 	policy, err := os.ReadFile(file)

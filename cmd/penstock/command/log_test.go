@@ -6,7 +6,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 )
 
 // TestLogHasNoControlCharacters: log lines may contain texts of clients.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 )
 
 // newMigrate makes the command that writes policies for the configurations of other limiters.

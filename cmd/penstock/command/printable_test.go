@@ -13,11 +13,11 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/cases"
-	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
-	"github.com/penstock/penstock/cmd/penstock/internal/explain"
-	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/doctor"
 )
 
 // hostileText would clear the screen, set the title, forge a line of output, and reverse the

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 )
 
 // ratelimitName is the name of envoyproxy/ratelimit's program. If this program is started under

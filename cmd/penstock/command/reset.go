@@ -18,12 +18,12 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/audit"
-	"github.com/penstock/penstock/cmd/penstock/internal/keylimits"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/redact"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/audit"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 )
 
 // newReset makes the command that resets limits of a key.

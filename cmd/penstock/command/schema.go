@@ -3,8 +3,8 @@ package command
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/cases"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 )
 
 // newSchema makes the command that prints the JSON Schema of policy files.

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/term"
 
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/cmd/penstock/internal/heap"
-	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/service"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/cmd/penstock/internal/telemetry"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/heap"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logsink"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/service"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/telemetry"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )

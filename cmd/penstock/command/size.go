@@ -10,9 +10,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/cmd/penstock/internal/printable"
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/cmd/penstock/internal/sizing"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/sizing"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy/policyfile"
 )

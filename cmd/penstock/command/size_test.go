@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/sizing"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/sizing"
 )
 
 func TestSizesAreAsThePageShows(t *testing.T) {

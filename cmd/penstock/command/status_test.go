@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/adminapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/audit"
-	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/audit"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )

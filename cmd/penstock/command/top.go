@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/top"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/top"
 )
 
 // newTop makes the command that shows a running instance in the terminal.

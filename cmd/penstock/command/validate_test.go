@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
 )

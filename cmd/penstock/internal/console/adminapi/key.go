@@ -1,0 +1,132 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+)
+
+func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, error) {
+	key, err := h.keyOf(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if q.Get("key") != "" {
+		if err := h.requireOperator(v, keyParameter); err != nil {
+			return nil, err
+		}
+	}
+	limits, skipped := h.limitsOf(key, q.Get("rule"))
+	newIdentities := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
+	if len(limits) == 0 && len(newIdentities) == 0 {
+		return nil, h.notCounted(key, q)
+	}
+	name := h.Name(key)
+	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: newIdentities, Skipped: skipped}
+	if q.Has("ref") {
+		found.Identity = h.identity(v, name)
+		if h.shown(v) != ShowFull {
+			found.Stored = "" // without key_hash_secret, the name contains the key
+		}
+	}
+	all := limits
+	if key != keylimits.Global {
+		global, skipped := keylimits.Globals(h.Rules(), limits)
+		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
+	}
+	source, err := keylimits.Read(ctx, h.Store, all)
+	if err != nil {
+		return nil, storeFailed(err)
+	}
+	found.Source, found.Results = source.String(), keylimits.Results(all)
+	found.DeniedBy = keylimits.DeniedBy(found.Results)
+	found.List = keylimits.ListOf(h.Rules(), limits)
+	for i, l := range all {
+		isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"
+		isGlobal := i >= len(limits) // all begins with the limits of the key
+		switch {
+		case isShown && isGlobal:
+			found.Global = append(found.Global, l)
+		case isShown:
+			found.Limits = append(found.Limits, l)
+		}
+	}
+	return found, nil
+}
+
+// notCounted returns the refusal for a key that no limit counts. A key that was named by its ref
+// may be hidden from the viewer, so it is not in the text.
+func (h *Handler) notCounted(key string, q url.Values) error {
+	rule := q.Get("rule")
+	switch {
+	case rule != "" && h.Rules().Rule(rule) == nil:
+		return refuse(http.StatusNotFound, "%v; %srules lists the rules", h.Rules().NoRule(rule), Prefix)
+	case q.Has("ref"):
+		return refuse(http.StatusNotFound, "no limit counts under this key any more; %srules lists the limits", Prefix)
+	}
+	return refuse(http.StatusNotFound, "%s", keylimits.NotCounted(h.Rules(), key, rule))
+}
+
+// limitsOf returns the limits of the policy and of Envoy's files that count under a key.
+func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped int) {
+	limits, skipped = keylimits.Find(h.Rules(), key, rule)
+	if h.EnvoyLimits != nil {
+		limits = append(limits, keylimits.Envoy(h.EnvoyLimits(key), rule)...)
+	}
+	return limits, skipped
+}
+
+// storeFailed returns the refusal for an error of the store. It contains only the reason, because
+// the text of an error may contain a key.
+func storeFailed(err error) error {
+	if e := penstock.AsStoreError(err); e != nil {
+		return refuse(http.StatusServiceUnavailable, "the store gives no answer: %s", e.Reason)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return refuse(http.StatusServiceUnavailable, "the store gives no answer in time")
+	}
+	return refuse(http.StatusBadRequest, "the store rejects this key")
+}
+
+// keyOf returns the key that a request names by key or by ref, as the policy counts it.
+func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
+	switch key, ref := q.Get("key"), q.Get("ref"); {
+	case ref == "" && redact.IsMasked(key):
+		return "", refuse(http.StatusBadRequest, "this key is masked, so it names no client; use its ref, as in ?ref=REF; offenders, denials and the log have it beside each masked key")
+	case key != "" && ref == "":
+		return keylimits.Normalize(h.Rules(), key), nil
+	case key != "" || ref == "":
+		return "", refuse(http.StatusBadRequest, "name one key by key or by ref, such as ?key=key:abc")
+	default:
+		return h.keyOfRef(ctx, ref)
+	}
+}
+
+// keyOfRef finds the key that a ref stands for, among the offenders.
+func (h *Handler) keyOfRef(ctx context.Context, ref string) (string, error) {
+	parts := slices.Clone(h.Fleet(ctx).Activity)
+	for _, w := range activity.Windows() {
+		parts = append(parts, h.Recorder.Activity(w))
+	}
+	for _, a := range parts {
+		for _, top := range a.Tops {
+			for _, item := range top.Items {
+				if h.ref(item.Name) != ref {
+					continue
+				}
+				if key, ok := h.Key(item.Name); ok {
+					return key, nil
+				}
+				return "", refuse(http.StatusConflict, "the store has only the hash of this key; name the key itself")
+			}
+		}
+	}
+	return "", refuse(http.StatusNotFound, "no offender of the last hour has this ref; it may belong to another instance")
+}

@@ -1,0 +1,76 @@
+package core
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/observe"
+)
+
+// guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
+func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
+	if c.scripts == nil { // the store is memory
+		return c.backend.Store, nil
+	}
+	g, err := guard.Standard(c.scripts, guard.Options{
+		Server:    &instanceReporter{Server: c.scripts.Store, losses: c.scripts.Losses, core: c, line: logthrottle.Line{Every: time.Minute}},
+		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
+		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},
+		Limits:    c.LimitSettings,
+		Instances: int(c.Settings.MinInstances),
+		OnStoreError: func(e guard.Event) {
+			if e.Reason != "canceled" { // the caller of a canceled call has left; the store may work
+				c.storeFailed(e.Err)
+			}
+		},
+		OnLateReturns: c.returnedLate(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.guarded = g
+	c.onClose(g.Close) // returns leased units, and removes this instance from the count
+	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
+	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
+	return g, nil
+}
+
+// returnedLate returns a function that logs how many slots were returned late, at most every 10 s.
+func (c *Core) returnedLate() func(holds int) {
+	line := &logthrottle.Line{Every: 10 * time.Second}
+	var unlogged atomic.Int64
+	return func(holds int) {
+		unlogged.Add(int64(holds))
+		if _, isDue := line.Due(); isDue {
+			c.Log.Info("slots of in_flight limits were returned late: the store had not answered when their requests ended", "slots", unlogged.Swap(0))
+		}
+	}
+}
+
+// storeFailed counts and logs a call for which the store made no decision.
+func (c *Core) storeFailed(err error) {
+	c.Metrics.CountError(err)
+	c.noteFailure(err)
+}
+
+// noteFailure does the same as storeFailed for a call that Metrics has counted already.
+func (c *Core) noteFailure(err error) {
+	c.Activity.Store.Fail()
+	c.health.failed(err)
+}
+
+func (c *Core) breakerChanged(node string, from, to guard.State) {
+	c.Metrics.BreakerChanged(node, from, to)
+	node = observe.Node(node)
+	switch {
+	case to == guard.StateClosed:
+		c.Log.Info("circuit breaker closed: the store is used again", activity.EventAttribute, activity.BreakerClosed, "node", node)
+	case from == guard.StateClosed:
+		c.Log.Warn("circuit breaker open: the fallback decides, and the store is probed", activity.EventAttribute, activity.BreakerOpen, "node", node)
+	}
+}

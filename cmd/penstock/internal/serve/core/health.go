@@ -1,0 +1,137 @@
+package core
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/observe"
+)
+
+// health logs the beginning, progress and end of a store outage: one line for each reason and
+// logInterval, not one for each call.
+type health struct {
+	log       *slog.Logger
+	isFailing atomic.Bool
+
+	mu          sync.Mutex
+	calls       int64                  // calls without a decision in this outage
+	reason      string                 // of the latest call that failed, other than by an open breaker
+	cause       error                  // the error of that call
+	reasons     map[string]*reasonLine // log lines of this outage, by reason
+	latest      time.Time              // time of the latest call without a decision
+	failedTests int                    // consecutive self-tests that failed while no other call did
+}
+
+// A reasonLine is the state of the log lines of one reason.
+type reasonLine struct {
+	lastLine time.Time // zero: none yet
+	calls    int64     // calls without a decision since lastLine
+}
+
+const (
+	// logInterval is the time between two lines with the same reason. An outage ends with the first
+	// decision after a logInterval without a failed call.
+	logInterval = 10 * time.Second
+
+	// testsToReport is how many self-tests in a row must fail before they report an outage. A failed
+	// call of a request reports it immediately.
+	testsToReport = 2
+)
+
+// failed records a call for which the store made no decision. A call that an open breaker rejects
+// counts for the latest other failure.
+func (h *health) failed(err error) {
+	reason := observe.Reason(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	h.isFailing.Store(true)
+	h.calls++
+	h.latest = now
+	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
+		h.reason, h.cause = reason, err
+	}
+	if h.reasons == nil {
+		h.reasons = make(map[string]*reasonLine)
+	}
+	r := h.reasons[h.reason]
+	if r == nil {
+		r = new(reasonLine)
+		h.reasons[h.reason] = r
+	}
+	r.calls++
+	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < logInterval {
+		return
+	}
+	line := withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)
+	if isFirst := r.lastLine.IsZero(); isFirst { // the reason is new in this outage
+		line = append(line, activity.EventAttribute, activity.StoreFails)
+	}
+	h.log.Error("the store made no decision", line...)
+	r.lastLine, r.calls = now, 0
+}
+
+// answered records that the store has made a decision.
+func (h *health) answered() {
+	if !h.isFailing.Load() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isFailing.Load() && time.Since(h.latest) >= logInterval {
+		h.isFailing.Store(false)
+		h.log.Info("the store decides again", activity.EventAttribute, activity.StoreWorks, "calls_without_decision", h.calls)
+		h.calls, h.reasons, h.reason, h.cause = 0, nil, "", nil
+	}
+}
+
+// storeDownAtStart records that the store makes no decision at the start, and why. The caller logs
+// the error.
+func (h *health) storeDownAtStart(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reason, h.cause = observe.Reason(err), err
+	h.isFailing.Store(true)
+}
+
+// tested records the result of a self-test. It returns true if the caller must report the error,
+// because it is the first sign of an outage.
+func (h *health) tested(err error) (isFirstSign bool) {
+	if err == nil {
+		h.answered()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.failedTests = 0
+	case h.isFailing.Load():
+		h.reason, h.cause = observe.Reason(err), err
+	default:
+		h.failedTests++
+		return h.failedTests >= testsToReport
+	}
+	return false
+}
+
+// currentReason returns why the store fails, or "" if it works.
+func (h *health) currentReason() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.isFailing.Load() {
+		return ""
+	}
+	return h.reason
+}
+
+// withHint adds the hint of an error, if it has one, to the attributes of a log line.
+func withHint(err error, attributes ...any) []any {
+	if e := penstock.AsStoreError(err); e != nil && e.Hint != "" {
+		return append(attributes, "needs", e.Hint)
+	}
+	return attributes
+}

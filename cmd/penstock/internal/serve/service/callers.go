@@ -1,0 +1,144 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/slowclient"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/resplimit"
+)
+
+// maxMessage is the largest body that a caller may send, in bytes.
+const maxMessage = 1 << 20
+
+// refusalLogInterval is the time between two log lines about refused calls with the same reason.
+const refusalLogInterval = 10 * time.Second
+
+// throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
+const throttleName = "cl.throttle"
+
+// checkRules returns an error if a listener for callers cannot enforce one of the rules, or if a
+// rule has the name of a listener's own counters.
+func (s *service) checkRules(rules *policy.Rules) error {
+	canEnvoyCall := s.Settings.GRPC != "" || s.Settings.API != ""
+	for _, rule := range rules.Rules() {
+		if rule.Name == envoyrls.Group() && canEnvoyCall {
+			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
+		}
+		if rule.Name == throttleName && s.Settings.RESP != "" {
+			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
+		}
+	}
+	if s.Settings.HasEnvoyLimits() { // else a call of Envoy to which such a rule applies fails, and other callers can use the rule
+		if err := envoyrls.CheckRules(rules); err != nil {
+			return err
+		}
+	}
+	if s.Settings.API == "" {
+		return nil
+	}
+	return forwardauth.Check(rules)
+}
+
+// newCallers makes the server of a listener where callers get decisions.
+func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
+	files := callerFiles(s.Settings)
+	if l.Name == "api" && s.Settings.APIWithoutTLS {
+		files = tlsFiles{}
+	}
+	config, err := s.tlsConfig(l.Name, files)
+	if err != nil {
+		return nil, err
+	}
+	switch l.Name {
+	case "resp":
+		return s.newRESP(l, config, maxConnections)
+	case "grpc":
+		return s.newGRPC(l, config)
+	}
+	handler, err := s.newAPI(l)
+	if err != nil {
+		return nil, err
+	}
+	handler = s.telemetry.Handler(handler)
+	handler = http.MaxBytesHandler(handler, maxMessage)
+	handler = s.countInFlight(handler)
+	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
+}
+
+// newRESP makes the server for Redis clients.
+func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnections int64) (*server, error) {
+	var controller *admission.Controller // nil: there is no policy
+	if s.Settings.Config != "" || s.Settings.Demo {
+		controller = s.core.Controller
+	}
+	o := resplimit.Options{
+		LimitName:      throttleName,
+		AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
+		MaxConnections: int(maxConnections),
+		IdleTimeout:    s.Settings.IdleTimeout,
+		ReadTimeout:    s.Settings.HeaderTimeout,
+		Observe:        s.core.Observe,
+		AuthFailed:     s.respAuthFailed(),
+	}
+	if len(s.Settings.CallerToken) > 0 {
+		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
+	}
+	if s.Settings.Store == "" {
+		o.Parallel = 1 // the memory store has no round trips to overlap
+	}
+	resp, err := resplimit.New(s.core.Store, controller, o)
+	if err != nil {
+		return nil, err
+	}
+	// Callers of CL.THROTTLE send their own rates. All these limits are recorded under the name of
+	// this plan.
+	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
+	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
+	s.metrics.AddRESP(resp.Connections)
+	return &server{
+		setting: l.Name,
+		serve: func(l net.Listener) error {
+			if config != nil {
+				l = tls.NewListener(l, config)
+			}
+			if err := resp.Serve(l); !errors.Is(err, resplimit.ErrServerClosed) {
+				return err
+			}
+			return nil
+		},
+		shutdown: func(ctx context.Context) { resp.Shutdown(ctx) },
+		stop:     func() { resp.Close() },
+	}, nil
+}
+
+// respAuthFailed returns a function that counts Redis clients with a missing or wrong password, and
+// logs each reason at most once per refusalLogInterval.
+func (s *service) respAuthFailed() func(resplimit.AuthFailure, net.Addr) {
+	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
+	for i := range lines {
+		lines[i].Every = refusalLogInterval
+	}
+	return func(f resplimit.AuthFailure, peer net.Addr) {
+		s.metrics.RESPAuthFailed(f)
+		s.Log.Debug("a Redis client was refused", "reason", f.String(), "client", peer.String())
+		if skipped, isDue := lines[f].Due(); isDue {
+			s.Log.Warn("a Redis client was refused: its caller_token is missing or wrong", "reason", f.String(), "unlogged", skipped)
+		}
+	}
+}

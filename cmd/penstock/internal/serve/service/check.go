@@ -1,0 +1,63 @@
+package service
+
+import (
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/policy"
+)
+
+// openCheck makes the service of the check API. Its listeners share it.
+func (s *service) openCheck() error {
+	if s.Settings.AllowStatedLimits {
+		for _, a := range checkapi.StatedAlgorithms() {
+			s.metrics.AddRule(metrics.Rule{Name: policy.StatedGroup, Limit: policy.StatedGroup, Algorithm: a.Title()})
+		}
+	}
+	o := checkapi.Options{
+		CallerToken:       s.Settings.CallerToken,
+		OperatorToken:     s.Settings.OperatorToken,
+		AllowStatedLimits: s.Settings.AllowStatedLimits,
+		Secret:            s.sharedSecret,
+	}
+	if s.Settings.API != "" {
+		o.AuthFailed = s.apiAuthFailed()
+	}
+	if s.Settings.Store == "" {
+		o.Parallel = 1 // the memory store has no round trips to overlap
+	}
+	var err error
+	s.check, err = checkapi.New(s.core.Store, s.core.Controller, o)
+	return err
+}
+
+// checkAt returns the service of the check API for a listener.
+func (s *service) checkAt(l settings.Listener) *checkapi.Service {
+	return s.check.WithAnonymous(s.Settings.AdmitsOpenCallers(l))
+}
+
+// apiAuthFailed returns a function that counts JSON calls with a missing or wrong token, and logs
+// each reason at most once per refusalLogInterval.
+func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
+	count := s.metrics.AddAPI()
+	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
+	for i := range lines {
+		lines[i].Every = refusalLogInterval
+	}
+	return func(f checkapi.AuthFailure) {
+		count(f)
+		if skipped, isDue := lines[f].Due(); isDue {
+			s.Log.Warn("a call of the check API was refused: its token is missing or wrong", "reason", f.String(), "unlogged", skipped)
+		}
+	}
+}
+
+// registerCheck serves the check API by gRPC. newAuthenticator counts the calls with a missing or
+// wrong token.
+func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
+	s.checkAt(settings.Listener{Name: "grpc", Address: s.Settings.GRPC}).Register(r)
+	return nil
+}

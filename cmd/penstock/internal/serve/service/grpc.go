@@ -1,0 +1,433 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/internal/bearer"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// grpcServices make and register the services of the gRPC listener, one each. For all of them, the
+// listener adds authentication, health checks, reflection, metrics, recovery from panics and the
+// drain.
+var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
+	(*service).registerCheck,
+	(*service).registerExtAuthz,
+	registerEnvoy,
+}
+
+const (
+	// maxStreams is how many calls of one connection may be in flight with grpc_server: fast. It is
+	// above the 1,024 that Envoy sends at once by default.
+	maxStreams = 2048
+
+	// maxStandardStreams is the same with grpc_server: standard. A call without a message takes 12 KB
+	// there. If more calls are in flight, Envoy opens another connection, and grpc-go waits.
+	maxStandardStreams = 128
+
+	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and so reach new
+	// instances too. Calls in flight may continue for maxConnectionAgeGrace.
+	maxConnectionAge      = 24 * time.Hour
+	maxConnectionAgeGrace = time.Hour
+
+	// minPing is the shortest time that a client must let pass between two pings. Clients that ping
+	// more often are disconnected.
+	minPing = 10 * time.Second
+
+	// streamWorkers is how many goroutines are kept for calls. Without them, each call starts a
+	// goroutine, and growing its stack takes an eighth of the call's time.
+	streamWorkers = 256
+
+	// readBuffer is the size in bytes of each connection's read buffer.
+	readBuffer = 8 << 10
+)
+
+// healthService can be called without a token, like /livez: orchestrators cannot send one.
+const healthService = "grpc.health.v1.Health"
+
+// Probes that were written for envoyproxy/ratelimit check rlsService by the name rlsHealthName.
+const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
+
+// newGRPC makes the server for gRPC clients.
+func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
+	calls := &grpcCalls{service: s, ending: make(chan struct{})}
+	options := []grpc.ServerOption{
+		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
+		grpc.MaxConcurrentStreams(maxStandardStreams),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(uint32(s.Settings.MaxHeader)),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle:     s.Settings.IdleTimeout,
+			MaxConnectionAge:      maxConnectionAge,
+			MaxConnectionAgeGrace: maxConnectionAgeGrace,
+			Time:                  s.Settings.StallTimeout, // a client that is silent for this time gets a ping; 0 is two hours
+			Timeout:               s.Settings.StallTimeout,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(envoyrls.Codec()),
+		grpc.UnaryInterceptor(calls.interceptUnary),
+		grpc.StreamInterceptor(calls.interceptStream),
+	}
+	if s.Settings.GRPCServer == settings.GRPCStandard {
+		options = append(options, grpc.NumStreamWorkers(streamWorkers))
+		calls.messageTimeout = s.Settings.HeaderTimeout
+	}
+	var authenticate authenticator // nil: all callers are accepted
+	if len(s.Settings.CallerToken) > 0 {
+		authenticate = calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+	}
+	options = append(options, grpc.InTapHandle(calls.checkBeforeReading(authenticate)))
+	if config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	grpcServer := grpc.NewServer(options...)
+	for _, register := range grpcServices {
+		if err := register(s, grpcServer); err != nil {
+			return nil, err
+		}
+	}
+	if s.testHooks.services != nil {
+		s.testHooks.services(grpcServer)
+	}
+	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
+	healthServer := s.newHealth(names)
+	healthpb.RegisterHealthServer(grpcServer, healthServer)
+	reflection.Register(grpcServer) // the schemas are public; the calls need the token
+
+	var allCodes []string
+	for code := codes.OK; code <= codes.Unauthenticated; code++ {
+		allCodes = append(allCodes, code.String())
+	}
+	result := &server{setting: l.Name, announceEnd: healthServer.Shutdown}
+	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return result.listener.connections() })
+	if s.Settings.GRPCServer == settings.GRPCFast {
+		return result, s.serveFast(result, grpcServer, calls, authenticate, config)
+	}
+	serveStandard(result, grpcServer, calls)
+	return result, nil
+}
+
+// newHealth makes a health service that reports the named services, and the whole server under the
+// name "", as SERVING. If the limits come from a control plane, "" and Envoy's service are
+// NOT_SERVING until it has sent the first limits.
+func (s *service) newHealth(services []string) *health.Server {
+	server := health.NewServer()
+	for _, name := range services {
+		server.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	setEnvoy := func(status healthpb.HealthCheckResponse_ServingStatus) {
+		for _, name := range []string{"", rlsService, rlsHealthName} {
+			server.SetServingStatus(name, status)
+		}
+	}
+	setEnvoy(healthpb.HealthCheckResponse_NOT_SERVING)
+	s.envoy.afterFirstLimits(func() { setEnvoy(healthpb.HealthCheckResponse_SERVING) })
+	return server
+}
+
+// serveStandard makes result serve a gRPC listener by grpc-go.
+func serveStandard(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
+	drain := sync.OnceValue(func() (drained <-chan struct{}) {
+		done := make(chan struct{})
+		go func() { // GracefulStop returns after stop at the latest
+			defer close(done)
+			close(calls.ending)
+			grpcServer.GracefulStop()
+		}()
+		return done
+	})
+	result.serve = func(l net.Listener) error { return grpcServer.Serve(l) } // nil after it was stopped
+	result.shutdown = func(ctx context.Context) {
+		select {
+		case <-drain():
+		case <-ctx.Done():
+		}
+	}
+	result.stop = func() {
+		grpcServer.Stop()
+		<-drain()
+	}
+}
+
+// grpcCalls authenticates, counts and traces all calls, and recovers from their panics.
+type grpcCalls struct {
+	service *service
+	counts  *metrics.GRPCCalls
+	ending  chan struct{} // closed when the server shuts down
+
+	// messageTimeout is how long a client may take to send its message; 0: package fastgrpc bounds it.
+	messageTimeout time.Duration
+}
+
+// isRestricted reports whether a connection may have only a few calls of a method open: health
+// checks and reflection. Health checks need no token, and clients keep streams of both open. So
+// without a bound, few clients could fill the memory.
+func isRestricted(method string) bool {
+	name := serviceName(method)
+	return name == healthService || strings.HasPrefix(name, reflectionServices)
+}
+
+// reflectionServices is the prefix of the names of all versions of the reflection service.
+const reflectionServices = "grpc.reflection."
+
+// maxRestricted is how many calls of restricted methods a connection may have open. Package
+// fastgrpc has a bound of its own.
+const maxRestricted = 16
+
+// openRestricted counts the open calls of restricted methods of each connection, by the address of
+// its client.
+type openRestricted struct {
+	mu           sync.Mutex
+	byConnection map[net.Addr]int
+}
+
+// add counts a call until ctx, the call's context, ends. It returns false if the connection already
+// has maxRestricted open.
+func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byConnection[connection] >= maxRestricted {
+		return false
+	}
+	p.byConnection[connection]++
+	context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.byConnection[connection]--; p.byConnection[connection] == 0 {
+			delete(p.byConnection, connection)
+		}
+	})
+	return true
+}
+
+// checkBeforeReading returns a function that authenticates a call before its message is read,
+// unless authenticate is nil. It also bounds the open calls of restricted methods, and how long
+// the messages of other calls may take.
+func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
+	open := &openRestricted{byConnection: make(map[net.Addr]int)}
+	return func(ctx context.Context, info *tap.Info) (_ context.Context, err error) {
+		defer func() { // grpc-go calls this function in the goroutine of the connection
+			if value := recover(); value != nil {
+				panicked.Report("a gRPC call is authenticated", value)
+				err = status.Error(codes.Internal, panicked.Message)
+			}
+		}()
+		var address net.Addr
+		if p, ok := peer.FromContext(ctx); ok {
+			address = p.Addr
+		}
+		if !isRestricted(info.FullMethodName) {
+			ctx = c.limitMessage(ctx)
+		} else if !open.add(ctx, address) {
+			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
+		}
+		if authenticate == nil {
+			return ctx, nil
+		}
+		return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
+	}
+}
+
+// limitMessage returns the context of a call that is cancelled unless messageArrived is called
+// within messageTimeout.
+func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
+	if c.messageTimeout == 0 {
+		return ctx
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(c.messageTimeout, cancel)
+	context.AfterFunc(ctx, func() { timer.Stop() }) // the client may have reset the call
+	return context.WithValue(ctx, messageTimer{}, timer)
+}
+
+// messageTimer is the key under which a context has the timer of limitMessage.
+type messageTimer struct{}
+
+// messageArrived says that the whole message of a call is there.
+func messageArrived(ctx context.Context) {
+	if timer, ok := ctx.Value(messageTimer{}).(*time.Timer); ok {
+		timer.Stop()
+	}
+}
+
+// An authenticator returns an error if the values of a call's authorization header do not permit
+// the method. It runs before the message is read.
+type authenticator func(method string, authorization []string, client net.Addr) error
+
+// newAuthenticator makes an authenticator that accepts any of the tokens: operators may call all
+// that callers may. Empty tokens are ignored.
+func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
+	var secrets []bearer.Secret
+	for _, token := range tokens {
+		secrets = append(secrets, bearer.NewSecret(token))
+	}
+	reportRefusal := c.authFailed()
+	return func(method string, values []string, client net.Addr) error {
+		if serviceName(method) == healthService {
+			return nil
+		}
+		if len(values) == 0 {
+			reportRefusal(client, "no_token")
+			return status.Error(codes.Unauthenticated, "the token is missing; send caller_token as metadata: authorization: Bearer TOKEN")
+		}
+		token, _ := bearer.Token(values)
+		isValid := false
+		for _, secret := range secrets { // compare all, so that the duration does not show which one matches
+			isValid = secret.Matches(token) || isValid
+		}
+		if !isValid {
+			reportRefusal(client, "wrong_token")
+			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
+		}
+		return nil
+	}
+}
+
+// authFailed returns a function that counts calls with a missing or wrong token, and logs each
+// reason at most once per refusalLogInterval.
+func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
+	lines := make(map[string]*logthrottle.Line)
+	for _, reason := range metrics.GRPCFailures {
+		lines[reason] = &logthrottle.Line{Every: refusalLogInterval}
+	}
+	return func(client net.Addr, reason string) {
+		c.counts.AuthFailed(reason)
+		if client != nil {
+			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", client.String())
+		}
+		if skipped, isDue := lines[reason].Due(); isDue {
+			c.service.Log.Warn("a gRPC call was refused: its caller_token is missing or wrong", "reason", reason, "unlogged", skipped)
+		}
+	}
+}
+
+// interceptUnary handles all calls that are not streams, with metrics, spans and recovery from
+// panics.
+func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+	messageArrived(ctx)
+	c.service.inFlight.Add(1)
+	endSpan := noSpan
+	defer func() { // before a header of the client is read
+		err = c.finish(info.FullMethod, recover(), err)
+		endSpan(status.Code(err))
+		c.service.inFlight.Add(-1)
+	}()
+	if t := c.service.telemetry; t != nil && serviceName(info.FullMethod) != healthService {
+		incoming := ctx
+		ctx, endSpan = t.Call(ctx, info.FullMethod, func(name string) string { return firstValue(metadata.ValueFromIncomingContext(incoming, name)) })
+	}
+	return handler(ctx, request)
+}
+
+// noSpan ends a call without a span.
+func noSpan(codes.Code) {}
+
+func firstValue(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
+// interceptStream handles streaming calls: health checks and reflection. Clients may keep them open
+// forever, so they do not count as in flight. When the server shuts down, reflection ends
+// immediately. A health check ends after it has sent NOT_SERVING.
+func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
+	if !isRestricted(info.FullMethod) {
+		c.service.inFlight.Add(1)
+		defer c.service.inFlight.Add(-1)
+		return handler(srv, stream)
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	open := &openStream{ServerStream: stream, ctx: ctx, statusIsFinal: make(chan struct{})}
+	if serviceName(info.FullMethod) != healthService {
+		close(open.statusIsFinal)
+	}
+	go func() { // cancels the stream when the server shuts down and the status is final
+		for _, event := range []<-chan struct{}{c.ending, open.statusIsFinal} {
+			select {
+			case <-event:
+			case <-ctx.Done():
+				return
+			}
+		}
+		cancel()
+	}()
+	return handler(srv, open)
+}
+
+// An openStream ends with a context of its own.
+type openStream struct {
+	grpc.ServerStream
+	ctx           context.Context
+	statusIsFinal chan struct{} // closed when a health check has sent a status other than SERVING, which is always its last
+	once          sync.Once
+}
+
+func (s *openStream) Context() context.Context { return s.ctx }
+
+func (s *openStream) SendMsg(message any) error {
+	err := s.ServerStream.SendMsg(message)
+	if health, isHealth := message.(*healthpb.HealthCheckResponse); isHealth && health.Status != healthpb.HealthCheckResponse_SERVING {
+		s.once.Do(func() { close(s.statusIsFinal) })
+	}
+	return err
+}
+
+func (s *openStream) RecvMsg(message any) error {
+	received := make(chan error, 1)
+	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return status.Error(codes.Unavailable, errClosing.Error())
+	}
+}
+
+// finish counts a call that has ended, and returns its error. panicValue is the result of recover.
+// A panic is logged, and becomes an error.
+func (c *grpcCalls) finish(method string, panicValue any, err error) error {
+	if panicValue != nil {
+		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(panicValue)), "stack", string(debug.Stack()))
+		err = status.Error(codes.Internal, panicked.Message)
+	}
+	c.counts.Count(serviceName(method), uint32(status.Code(err)))
+	return err
+}
+
+// serviceName returns the service of a method: p.S of /p.S/M.
+func serviceName(method string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return name
+}

@@ -1,0 +1,35 @@
+package service
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/core"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+)
+
+// setMarker replaces the marker in the headers of a request for the upstream by that of this
+// instance.
+func (s *service) setMarker(h http.Header) {
+	if own := s.core.Marker(); own != nil {
+		h[core.MarkerHeader] = own
+	} else {
+		delete(h, core.MarkerHeader)
+	}
+}
+
+// noteMarkers counts and logs requests that another instance with the same store, prefix and policy
+// has already charged.
+func (s *service) noteMarkers(next http.Handler) http.Handler {
+	count := s.metrics.AddChargedTwice()
+	line := &logthrottle.Line{Every: time.Hour}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if marker := r.Header[core.MarkerHeader]; len(marker) == 1 && s.core.IsCharged(marker[0]) {
+			count()
+			if _, isDue := line.Due(); isDue {
+				s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get half of their limits; give one of the two its own rules or prefix")
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy/jwt"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// typeForms are the forms of types. The decoder reads every scalar as text. So a string field also
+// accepts numbers and booleans, and every other field also accepts a text with a variable.
+var typeForms = map[reflect.Type]*schema{
+	reflect.TypeFor[string]():                    ref("text"),
+	reflect.TypeFor[bool]():                      ref("truth"),
+	reflect.TypeFor[int]():                       ref("number"),
+	reflect.TypeFor[int64]():                     ref("number"),
+	reflect.TypeFor[time.Duration]():             ref("duration"),
+	reflect.TypeFor[policyfile.Size]():           ref("size"),
+	reflect.TypeFor[[]string]():                  oneOrMore(ref("text")),
+	reflect.TypeFor[map[string]any]():            {Type: "object"},
+	reflect.TypeFor[policyfile.IdentityConfig](): ref("identity"),
+}
+
+// structForms add to a struct's schema what its fields cannot express, such as which fields are
+// required.
+var structForms = map[reflect.Type]func(*schema) *schema{
+	reflect.TypeFor[policyfile.Config](): func(s *schema) *schema {
+		s.Required = []string{"rules"}
+		s.Properties["rules"].MinItems = new(1)
+		return s
+	},
+	reflect.TypeFor[cases.File](): required("cases"),
+	reflect.TypeFor[cases.Case](): required("name", "steps"),
+	reflect.TypeFor[cases.Step](): required("expect"),
+	reflect.TypeFor[policyfile.RuleConfig](): func(s *schema) *schema {
+		s.Required = []string{"name"}
+		s.AnyOf = []*schema{
+			{Required: []string{"limits"}, Properties: map[string]*schema{"limits": {MinItems: new(1)}}},
+			{Required: []string{"unlimited"}},
+		}
+		return s
+	},
+	reflect.TypeFor[policyfile.LimitConfig](): func(s *schema) *schema {
+		s.OneOf = []*schema{{Required: []string{"rate"}}, {Required: []string{"in_flight"}}}
+		return s
+	},
+	reflect.TypeFor[policyfile.MatchConfig](): func(s *schema) *schema {
+		where := condition("ip", "tier")
+		s.PatternProperties, s.PropertyNames = where.PatternProperties, where.PropertyNames
+		for _, word := range where.PropertyOrder {
+			s.Properties[word] = where.Properties[word]
+			s.PropertyOrder = append(s.PropertyOrder, word)
+		}
+		return s
+	},
+	reflect.TypeFor[policyfile.CostConfig](): func(s *schema) *schema {
+		s.MinProperties = new(1)
+		return anyOf(number(0, penstock.MaxCost), s)
+	},
+	reflect.TypeFor[jwt.Config](): func(s *schema) *schema {
+		s.AnyOf = []*schema{
+			{Required: []string{"secret"}}, {Required: []string{"key_file"}}, {Required: []string{"jwks_file"}}, {Required: []string{"jwks_url"}},
+		}
+		return s
+	},
+}
+
+// forms returns the forms of fields, by "Struct.field". These fields accept only some values of
+// their type, a list, or a value for each tier.
+func forms() map[string]*schema {
+	byField := map[string]*schema{
+		"Config.version":    words("1"),
+		"Config.apply":      words("most-specific", "all"),
+		"Config.on_failure": words("local", "open", "closed"),
+		"Config.identities": named(identityNames, ref("identity")),
+		"Config.tiers":      named(tierNames("default"), tierConditions()),
+		"Config.allow":      conditions(),
+		"Config.deny":       conditions(),
+
+		"RuleConfig.name": ref("name"),
+
+		"MatchConfig.method": oneOrMore(like(token, "GET", "POST")),
+		"MatchConfig.path":   oneOrMore(matching(`^/`, "/api/**", "/users/{id}", "/files/*.zip")),
+		"MatchConfig.host":   oneOrMore(like(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
+
+		"LimitConfig.name":       ref("name"),
+		"LimitConfig.on_status":  oneOrMore(anyOf(number(100, 599), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
+		"LimitConfig.on_failure": words("local", "open", "closed"),
+		"LimitConfig.ceiling":    ref("rate"),
+		"LimitConfig.lease":      number(2, penstock.MaxCost),
+		"LimitConfig.split_into": number(2, 32),
+
+		"CostConfig.units":   number(0, penstock.MaxCost),
+		"CostConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
+		"CostConfig.header":  like(token),
+		"CostConfig.min":     number(0, penstock.MaxCost),
+		"CostConfig.max":     number(1, penstock.MaxCost),
+		"CostConfig.actual":  like(token),
+
+		"http.trusted_proxies": oneOrMore(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
+		"http.address_header":  like(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
+		"http.ipv4_prefix":     number(8, 32),
+		"http.ipv6_prefix":     number(16, 128),
+		"http.encoded_slash":   words("refuse", "keep"),
+		"http.trailing_slash":  words("keep", "ignore"),
+		"http.path_parameters": words("keep", "strip"),
+		"http.headers":         oneOrMore(words(httplimit.HeaderValues()...)),
+		"http.reset":           words("epoch", "seconds"),
+		"http.reset_until":     words("next", "full"),
+		"http.max_waiting":     number(1, 1_000_000),
+		"DeniedConfig.status":  number(400, 599),
+		"CORSConfig.origins":   oneOrMore(matching(`^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]-]+)$`, "https://app.example.com", "*")),
+		"CORSConfig.expose":    oneOrMore(like(token, "X-Request-Id")),
+
+		"tokens.header": like(token, "Authorization"),
+		"tokens.cookie": like(token),
+		"tokens.algorithms": oneOrMore(words("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
+			"ES256", "ES384", "ES512", "EdDSA")),
+
+		"server.log_format":       words("text", "json"),
+		"server.grpc_server":      words("fast", "standard"),
+		"server.envoy_mode":       words("atomic", "exact"),
+		"server.envoy_algorithm":  words("fixed-window", "token-bucket", "sliding-window", "sliding-log"),
+		"server.envoy_reports":    words("force", "spend"),
+		"server.envoy_on_failure": words("default", "local", "open", "closed", "error"),
+		"server.envoy_headers":    words("none", "plain", "draft-03", "draft-11"),
+		"server.shown_identities": words("off", "masked", "full"),
+		"server.denial_log":       words("off", "sampled", "all"),
+		"server.log_level":        words("debug", "info", "warn", "error"),
+	}
+	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {
+		byField[in+"rate"] = perTier(ref("rate"))
+		byField[in+"burst"] = perTier(ref("count"))
+		byField[in+"in_flight"] = perTier(ref("count"))
+		byField[in+"algorithm"] = words("token-bucket", "gcra", "leaky-bucket", "fixed-window", "anchored-window", "sliding-window", "sub-window", "sliding-log")
+		byField[in+"sub_windows"] = number(1, algorithm.MaxParts)
+		byField[in+"timezone"] = withExamples(ref("text"), "UTC", "Europe/Berlin")
+	}
+	for _, name := range []string{"store_timeout", "header_timeout", "stall_timeout", "idle_timeout", "upstream_connect_timeout", "upstream_header_timeout",
+		"drain_delay", "drain_timeout"} {
+		byField["server."+name] = ref("duration")
+	}
+	for _, name := range []string{"min_body_rate", "max_header", "max_body"} {
+		byField["server."+name] = ref("bytes")
+	}
+	return byField
+}
+
+// definitions returns the forms that others refer to by their name, with ref.
+func definitions() map[string]*schema {
+	return map[string]*schema{
+		"text":     {Types: scalars, MinLength: new(1)},
+		"variable": {Type: "string", Pattern: variable},
+		"truth":    anyOf(&schema{Type: "boolean"}, &schema{Enum: []any{"true", "false"}}, ref("variable")),
+		"number":   anyOf(&schema{Type: "integer"}, &schema{Type: "string", Pattern: digits}, ref("variable")),
+		"count":    anyOf(&schema{Type: "integer", Minimum: new(1.), Maximum: new(float64(penstock.MaxCost))}, matching(`^[0-9][0-9_,]*[kM]?$`, "50", "10k")),
+		"rate":     matching(`^\s*[0-9].*(/|-|\b[pP][eE][rR]\b)`, "100/s", "5 per minute", "10k/day", "1000 per calendar month"),
+		"duration": anyOf(matching(`^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))*$`, "500ms", "30s", "5m", "1h"),
+			&schema{Enum: []any{0, "0"}}),
+		"size":      anyOf(&schema{Type: "integer", Minimum: new(1.)}, matching(`^[0-9]+ *([bB]|[kKmMgG]([iI]?[bB])?)? *$`, "64KB", "10MB")),
+		"bytes":     anyOf(&schema{Type: "integer", Minimum: new(0.)}, matching(`^ *[0-9]+ *([kKmMgG]?[bB])?$`, "512", "16KB", "8MB")),
+		"name":      like(`^[a-z0-9_.-]{1,64}$`),
+		"values":    values(ref("text")),
+		"addresses": values(matching(`^(\*|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "192.0.2.1", "10.0.0.0/8", "2001:db8::/32")),
+		"condition": condition("ip", "host", "method", "tier"),
+		"identity":  identity(),
+		"source":    matching(`^\s*((header|cookie|query|descriptor|claim|segment)\s+\S+|ip|host|method|tier)\s*$`, "header X-API-Key", "claim sub", "ip"),
+	}
+}
+
+// required returns a function that makes these fields of a struct required.
+func required(names ...string) func(*schema) *schema {
+	return func(s *schema) *schema {
+		s.Required = names
+		return s
+	}
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy/jwt"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+type schema = jsonschema.Schema
+
+// generatePolicy returns the schema of policy files. It is draft 7, which most editors support.
+func generatePolicy() ([]byte, error) {
+	g := &generator{unused: forms()}
+	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
+	for _, section := range settings.PolicyOptions().Sections {
+		name := section.SectionName()
+		root.Properties[name] = describe(g.schemaOf(reflect.TypeOf(section)), sectionDescriptions[name])
+		root.PropertyOrder = append(root.PropertyOrder, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(g.unused)) {
+		g.errs = append(g.errs, fmt.Errorf("forms() describes %s, which is not a field of a policy; remove it", name))
+	}
+	if err := errors.Join(g.errs...); err != nil {
+		return nil, err
+	}
+	return render(root, "Policy of Penstock")
+}
+
+// generateCases returns the schema of the case files that penstock test runs.
+func generateCases() ([]byte, error) {
+	g := new(generator)
+	root := g.schemaOf(reflect.TypeFor[cases.File]())
+	if err := errors.Join(g.errs...); err != nil {
+		return nil, err
+	}
+	return render(root, "Cases of penstock test")
+}
+
+// render returns the text of a schema.
+func render(root *schema, title string) ([]byte, error) {
+	root.Schema = "http://json-schema.org/draft-07/schema#"
+	root.Title = title
+	if root.Definitions == nil {
+		root.Definitions = definitions()
+	}
+	text, err := json.Marshal(root)
+	if err != nil {
+		return nil, err
+	}
+	var pretty bytes.Buffer
+	err = json.Indent(&pretty, text, "", "  ")
+	pretty.WriteByte('\n')
+	return pretty.Bytes(), err
+}
+
+// sectionDescriptions describes the sections that settings.PolicyOptions adds to a policy, by name.
+var sectionDescriptions = map[string]string{
+	"http":   "How HTTP requests are read and answered.",
+	"server": "Settings of penstock serve; flags and the environment override them.",
+}
+
+// A generator makes the schemas of structs from their fields. A form is a schema that is written by
+// hand. A field gets its form in forms(); a field without one gets the schema of its type.
+type generator struct {
+	unused map[string]*schema // what is left of forms(): no field has used these yet
+	errs   []error
+}
+
+// schemaOf returns the schema of a type.
+func (g *generator) schemaOf(t reflect.Type) *schema {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if form, ok := typeForms[t]; ok {
+		return form
+	}
+	switch {
+	case t.Kind() == reflect.Slice:
+		return listOf(g.schemaOf(t.Elem()))
+	case t.Kind() != reflect.Struct:
+		g.errs = append(g.errs, fmt.Errorf("type %s has no form; add it to typeForms", t))
+		return &schema{}
+	}
+	s := g.object(t)
+	if shape, ok := structForms[t]; ok {
+		s = shape(s)
+	}
+	return s
+}
+
+// object returns the schema of a struct, with its fields.
+func (g *generator) object(t reflect.Type) *schema {
+	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
+	for i := range t.NumField() {
+		field := t.Field(i)
+		tag := strings.Split(field.Tag.Get("yaml"), ",")
+		name, options := tag[0], tag[1:]
+		if name == "" || name == "-" {
+			continue
+		}
+		description := field.Tag.Get("jsonschema")
+		if description == "" {
+			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
+		}
+		form := g.field(nameOf(t)+"."+name, field.Type)
+		if slices.Contains(options, "empty") { // the list may have no elements; see policyfile.fieldOptions
+			form = anyOf(ref("text"), listOf(ref("text")))
+		}
+		s.Properties[name] = describe(form, description)
+		s.PropertyOrder = append(s.PropertyOrder, name)
+	}
+	if len(s.Properties) == 0 {
+		g.errs = append(g.errs, fmt.Errorf("type %s has no field with a yaml tag; add the type to typeForms", t))
+	}
+	return s
+}
+
+// field returns the schema of a field with the type t. name is the field's name in forms().
+func (g *generator) field(name string, t reflect.Type) *schema {
+	form, ok := g.unused[name]
+	if !ok {
+		return g.schemaOf(t)
+	}
+	delete(g.unused, name)
+	return form
+}
+
+// describe returns a copy of a schema with a description. Draft 7 ignores all other fields of an
+// object that has a $ref, so the $ref moves into an allOf.
+func describe(s *schema, description string) *schema {
+	if s.Ref != "" {
+		return &schema{Description: description, AllOf: []*schema{s}}
+	}
+	described := *s
+	described.Description = description
+	return &described
+}
+
+// nameOf returns the name of a struct in forms(): the type's name. A struct that is a section of a
+// policy has the section's name instead, because several of these types are called Config.
+func nameOf(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[httplimit.Config]():
+		return "http"
+	case reflect.TypeFor[settings.Section]():
+		return "server"
+	case reflect.TypeFor[jwt.Config]():
+		return "tokens"
+	}
+	return t.Name()
+}

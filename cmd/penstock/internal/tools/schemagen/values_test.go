@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+)
+
+const chart = repository + "/deploy/helm/penstock/"
+
+// TestSchemaOfValues checks that the schema is up to date, accepts values.yaml and the chart's test
+// values in ci, and describes only values that values.yaml has.
+func TestSchemaOfValues(t *testing.T) {
+	text, err := generateValues()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if committed, err := os.ReadFile(chart + "values.schema.json"); err != nil || !bytes.Equal(text, committed) {
+		t.Errorf("deploy/helm/penstock/values.schema.json is out of date; run make schema (%v)", err)
+	}
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("values.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("values.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	load := func(text []byte) (v any) {
+		if err := yaml.Load(text, &v); err != nil {
+			t.Fatalf("%v in\n%s\nwant YAML", err, text)
+		}
+		return v
+	}
+	testValues, err := filepath.Glob(chart + "ci/*.yaml")
+	if err != nil || len(testValues) < 6 {
+		t.Fatalf("found the files of test values %q, error %v; want at least 6 files", testValues, err)
+	}
+	for _, path := range append(testValues, chart+"values.yaml") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := load(text); v != nil {
+			if err := schema.Validate(v); err != nil {
+				t.Errorf("%s: the schema rejects it: %v", path, err)
+			}
+		}
+	}
+	for _, bad := range []string{
+		"replicas: '2'", "replicas: 0", "replica: 2", "listeners: {api: {enabled: 'false'}}", "listeners: {api: {port: 80}}", "settings: {upstrem: http://a}",
+		"settings: {listen: ':80'}", "settings: {log_format: xml}", "settings: {log_format: '${FORMAT}'}", "image: {digest: sha256:1}", "valkey: {maxmemory: 75%}",
+		"drain: {delaySeconds: 5s}", "store: {url: redis://a}",
+	} {
+		if schema.Validate(load([]byte(bad))) == nil {
+			t.Errorf("the schema accepts %s; want an error", bad)
+		}
+	}
+
+	values, err := os.ReadFile(chart + "values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compare func(at string, value any, s *jsonschema.Schema)
+	compare = func(at string, value any, s *jsonschema.Schema) {
+		if at == ".settings" { // values.yaml has few of the settings, because all have a default
+			return
+		}
+		for name, property := range s.Properties {
+			path := at + "." + name
+			if path == ".global" { // only a parent chart sets it
+				continue
+			}
+			fields, _ := value.(map[string]any)
+			field, ok := fields[name]
+			if !ok {
+				t.Errorf("the schema has the value %s, and values.yaml does not; want it in both", path)
+			}
+			compare(path, field, property)
+		}
+	}
+	compare("", load(values), schema)
+
+	for _, row := range settings.Table {
+		isInSettings := schema.Properties["settings"].Properties[row.Key()] != nil
+		isElsewhere := slices.Contains(setFromOtherValues, row.Key())
+		if !row.IsNotInFile && isInSettings == isElsewhere {
+			t.Errorf("the setting %s: in the schema of settings: %v, in setFromOtherValues: %v; want exactly one of them", row.Name, isInSettings, isElsewhere)
+		}
+	}
+}
