@@ -10,20 +10,22 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 )
 
 // BenchmarkUnary measures the time that the interceptor adds to a call, without the network.
 func BenchmarkUnary(b *testing.B) {
-	for name, rules := range map[string]string{
-		"no rule":   `rules: [{name: r, match: {path: /other/*}, per: ip, limits: [{rate: 1/h}]}]`,
-		"one limit": `rules: [{name: r, match: {path: /test.Shop/*}, per: ip, limits: [{rate: 1M/s}]}]`,
-		"denied":    `rules: [{name: r, match: {path: /test.Shop/*}, per: ip, limits: [{rate: 1/h}]}]`,
+	for name, spec := range map[string]policy.Spec{
+		"no rule":   matching(b, ruleOf(b, "r", policy.ByAddress(), penstock.PerHour(1)), "/other/*"),
+		"one limit": matching(b, ruleOf(b, "r", policy.ByAddress(), penstock.PerSecond(1_000_000)), "/test.Shop/*"),
+		"denied":    matching(b, ruleOf(b, "r", policy.ByAddress(), penstock.PerHour(1)), "/test.Shop/*"),
 	} {
 		b.Run(name, func(b *testing.B) {
-			gate := gateOf(b, memstore.New(memstore.Options{}), rules, grpclimit.Options{})
+			gate := gateOf(b, memstore.New(memstore.Options{}), spec, grpclimit.Options{})
 			ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}})
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(":authority", "shop.example", "user-agent", "grpc-go", "content-type", "application/grpc"))
 			ctx = grpc.NewContextWithServerTransportStream(ctx, transport{})
@@ -48,7 +50,9 @@ func (transport) SetTrailer(metadata.MD) error { return nil }
 
 func TestCallsAllocateLittle(t *testing.T) {
 	effort.SkipUnderRace(t)
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, match: {path: /test.Shop/*}, per: ip, limits: [{rate: 1M/s}]}]`, grpclimit.Options{})
+	spec := matching(t, ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000)), "/test.Shop/*")
+	spec.Rules[0].Limits[0].Adjustable = false // a cost that the handler may correct takes one more allocation
+	gate := gateOf(t, memstore.New(memstore.Options{}), spec, grpclimit.Options{})
 	ctx := grpc.NewContextWithServerTransportStream(peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}), transport{})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(":authority", "shop.example"))
 	info, request := &grpc.UnaryServerInfo{FullMethod: "/test.Shop/Buy"}, wrapperspb.String("a")

@@ -20,25 +20,57 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // patience is the longest time that a test waits.
 const patience = time.Minute
 
-func rulesOf(t testing.TB, text string) func() *policy.Rules {
+// ruleOf returns a policy with one rule, which matches all calls. The policies of these tests are
+// written in Go, so that this module does not require what policy files need.
+func ruleOf(t testing.TB, name string, key *policy.Identity, limits ...penstock.Limit) policy.Spec {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
+	spec, err := policy.Simple(name, key, guard.FailDefault, limits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	return spec
+}
+
+// matching lets the rule of a policy match only calls with one of these paths.
+func matching(t testing.TB, spec policy.Spec, paths ...string) policy.Spec {
+	t.Helper()
+	for _, path := range paths {
+		pattern, err := spec.Paths.ParsePattern(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Rules[0].Match.Paths = append(spec.Rules[0].Match.Paths, pattern)
+	}
+	return spec
+}
+
+// valueOf returns the condition that a source has a value.
+func valueOf(t testing.TB, source policy.Source, value string) policy.Condition {
+	t.Helper()
+	test, err := policy.Is(source, value)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return policy.Fixed(p.Rules)
+	return policy.Condition{test}
+}
+
+func byHeader(name string) *policy.Identity { return policy.By("key", policy.Header(name)) }
+
+func rulesOf(t testing.TB, spec policy.Spec) func() *policy.Rules {
+	t.Helper()
+	rules, err := policy.New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return policy.Fixed(rules)
 }
 
 // fixedClockStore returns a memory store whose clock does not advance.
@@ -56,9 +88,9 @@ func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules
 	return c
 }
 
-func gateOf(t testing.TB, store penstock.Store, text string, o grpclimit.Options) *grpclimit.Gate {
+func gateOf(t testing.TB, store penstock.Store, spec policy.Spec, o grpclimit.Options) *grpclimit.Gate {
 	t.Helper()
-	return gateOn(t, controllerOf(t, store, rulesOf(t, text), admission.Options{}), o)
+	return gateOn(t, controllerOf(t, store, rulesOf(t, spec), admission.Options{}), o)
 }
 
 func gateOn(t testing.TB, c *admission.Controller, o grpclimit.Options) *grpclimit.Gate {

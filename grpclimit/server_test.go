@@ -23,12 +23,15 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 )
 
 func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: shop, match: {path: "/test.Shop/Buy"}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, grpclimit.Options{Domain: "shop.example"})
+	spec := matching(t, ruleOf(t, "shop", byHeader("X-Key"), penstock.PerHour(2).With(penstock.FixedWindow)), "/test.Shop/Buy")
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{Domain: "shop.example"})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for i, left := range []string{"1", "0"} {
 		r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
@@ -70,53 +73,62 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 
 // A call has metadata about limits only if the rule matches it.
 func TestRulesMatchCalls(t *testing.T) {
+	header := func(name, value string) policy.Match {
+		return policy.Match{Where: valueOf(t, policy.Header(name), value)}
+	}
+	address := func(network string) policy.Match {
+		return policy.Match{Where: valueOf(t, policy.Source{Kind: policy.KindAddress}, network)}
+	}
 	for _, c := range []struct {
-		match string
+		paths []string
+		match policy.Match
 		want  string // the methods that match
 	}{
-		{`path: /test.Shop/*`, "Buy Look Chat"},
-		{`path: /test.Shop/Buy`, "Buy"},
-		{`path: /test.Shop/B*`, "Buy"},
-		{`path: [/test.Shop/Chat, /test.Shop/Look]`, "Look Chat"},
-		{`path: /**`, "Buy Look Chat"},
-		{`path: /test.*/*`, "Buy Look Chat"},
-		{`method: POST`, "Buy Look Chat"},
-		{`method: GET`, ""},
-		{`host: shop.example`, "Buy Look Chat"},
-		{`host: other.example`, ""},
-		{`header X-Kind: big`, "Buy Look Chat"},
-		{`header X-Kind: small`, ""},
-		{`ip: 127.0.0.0/8`, "Buy Look Chat"},
-		{`ip: 192.0.2.0/24`, ""},
-		{`header X-Data-Bin: "text"`, ""}, // metadata in -bin are bytes, which rules do not read
+		{paths: []string{"/test.Shop/*"}, want: "Buy Look Chat"},
+		{paths: []string{"/test.Shop/Buy"}, want: "Buy"},
+		{paths: []string{"/test.Shop/B*"}, want: "Buy"},
+		{paths: []string{"/test.Shop/Chat", "/test.Shop/Look"}, want: "Look Chat"},
+		{paths: []string{"/**"}, want: "Buy Look Chat"},
+		{paths: []string{"/test.*/*"}, want: "Buy Look Chat"},
+		{match: policy.Match{Methods: []string{"POST"}}, want: "Buy Look Chat"},
+		{match: policy.Match{Methods: []string{"GET"}}, want: ""},
+		{match: policy.Match{Hosts: []string{"shop.example"}}, want: "Buy Look Chat"},
+		{match: policy.Match{Hosts: []string{"other.example"}}, want: ""},
+		{match: header("X-Kind", "big"), want: "Buy Look Chat"},
+		{match: header("X-Kind", "small"), want: ""},
+		{match: address("127.0.0.0/8"), want: "Buy Look Chat"},
+		{match: address("192.0.2.0/24"), want: ""},
+		{match: header("X-Data-Bin", "text"), want: ""}, // metadata in -bin are bytes, which rules do not read
 	} {
-		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, match: {`+c.match+`}, per: ip, limits: [{rate: 100/h}]}]`, grpclimit.Options{})
+		spec := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(100))
+		spec.Rules[0].Match = c.match
+		gate := gateOf(t, fixedClockStore(), matching(t, spec, c.paths...), grpclimit.Options{})
 		conn := dial(t, serve(t, new(shop), guarded(gate)...), grpc.WithAuthority("shop.example:443"))
 		var matched []string
 		for _, method := range []string{"Buy", "Look"} {
 			if r := buy(t, conn, method, "a", "x-kind", "big", "x-data-bin", "text"); r.err != nil {
-				t.Errorf("%s: a call of %s: %v; want no error", c.match, method, r.err)
+				t.Errorf("%+v: a call of %s: %v; want no error", c, method, r.err)
 			} else if r.header["ratelimit"] != nil {
 				matched = append(matched, method)
 			}
 		}
 		stream := chat(t, conn, "x-kind", "big", "x-data-bin", "text")
 		if answer, err := say(stream, "a"); answer != "a" {
-			t.Errorf("%s: a stream: response %q, error %v; want the message a", c.match, answer, err)
+			t.Errorf("%+v: a stream: response %q, error %v; want the message a", c, answer, err)
 		}
 		if header, err := stream.Header(); err != nil {
-			t.Errorf("%s: the header of a stream: %v; want no error", c.match, err)
+			t.Errorf("%+v: the header of a stream: %v; want no error", c, err)
 		} else if header["ratelimit"] != nil {
 			matched = append(matched, "Chat")
 		}
 		if got := strings.Join(matched, " "); got != c.want {
-			t.Errorf("%s matches %q; want %q", c.match, got, c.want)
+			t.Errorf("%+v matches %q; want %q", c, got, c.want)
 		}
 	}
 }
 
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
-	const byAddress = `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`
+	byAddress := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(1))
 	noOptions := grpclimit.Options{}
 	trusting := grpclimit.Options{TrustedProxies: []string{"127.0.0.0/8", "unix"}}
 	realIP := grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}
@@ -160,7 +172,7 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 }
 
 func TestHealthChecksAreNotLimited(t *testing.T) {
-	const oneCall = `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`
+	oneCall := ruleOf(t, "r", policy.Global(), penstock.PerHour(1))
 	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, fixedClockStore(), oneCall, grpclimit.Options{}))...))
 	for range 3 {
 		if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); err != nil {
@@ -186,11 +198,15 @@ const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts"
 	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
 
 func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
-	const oneEachTwoSeconds = `rules: [{name: r, per: global, limits: [{rate: 30/min, burst: 1}]}]`
+	oneEachTwoSeconds := ruleOf(t, "r", policy.Global(), penstock.PerMinute(30).WithBurst(1))
+	tooDear := ruleOf(t, "r", policy.Global(), penstock.PerHour(2))
+	tooDear.Rules[0].Limits[0].Cost = policy.Cost{Body: 1, Min: 1}
+	failClosed := ruleOf(t, "r", policy.Global(), penstock.PerHour(100))
+	failClosed.Rules[0].Limits[0].Guard.OnFailure = guard.FailClosed
 	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
 	for _, c := range []struct {
 		name     string
-		rules    string
+		spec     policy.Spec
 		shop     *shop
 		isUsedUp bool       // an earlier call has used up the limit
 		isNested bool       // there are two gates, one inside the other
@@ -199,28 +215,28 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 		code     codes.Code // the code that the call ends with
 	}{
 		{
-			name: "a denied call is retried when the limit has room", rules: oneEachTwoSeconds,
+			name: "a denied call is retried when the limit has room", spec: oneEachTwoSeconds,
 			shop: new(shop), isUsedUp: true, want: "denied allowed", code: codes.OK,
 		},
 		{
-			name: "a call denied by one of two nested gates is retried too", rules: oneEachTwoSeconds,
+			name: "a call denied by one of two nested gates is retried too", spec: oneEachTwoSeconds,
 			shop: new(shop), isUsedUp: true, isNested: true, want: "denied allowed", code: codes.OK,
 		},
 		{
-			name: "a call that costs more than the limit is not retried", rules: `rules: [{name: r, per: global, limits: [{rate: 2/h, cost: {body: 1B}}]}]`,
+			name: "a call that costs more than the limit is not retried", spec: tooDear,
 			shop: new(shop), want: "denied", code: codes.ResourceExhausted,
 		},
 		{
-			name: "a call that the handler fails is retried", rules: `rules: [{name: r, per: ip, limits: [{rate: 100/h}]}]`,
+			name: "a call that the handler fails is retried", spec: ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(100)),
 			shop: failing, want: "allowed allowed allowed", code: codes.Unavailable,
 		},
 		{
-			name: "a call whose limits cannot be checked is retried", rules: `rules: [{name: r, per: global, limits: [{rate: 100/h, on_failure: closed}]}]`,
+			name: "a call whose limits cannot be checked is retried", spec: failClosed,
 			shop: new(shop), isBroken: true, want: "failed_closed failed_closed failed_closed", code: codes.Unavailable,
 		},
 	} {
 		for _, method := range []string{"Buy", "Chat"} {
-			if method == "Chat" && (c.shop == failing || strings.Contains(c.rules, "body")) {
+			if method == "Chat" && (c.shop == failing || c.spec.Rules[0].Limits[0].Cost.Body > 0) {
 				continue // failing fails only Buy, and a stream has no body when it begins
 			}
 			t.Run(c.name+" "+method, func(t *testing.T) {
@@ -230,9 +246,9 @@ func TestClientsFollowThePushbackOfTheTrailer(t *testing.T) {
 				if c.isBroken {
 					store = unavailable{}
 				}
-				gates := []*grpclimit.Gate{gateOn(t, controllerOf(t, store, rulesOf(t, c.rules), admission.Options{Observe: seen.observe}), grpclimit.Options{})}
+				gates := []*grpclimit.Gate{gateOn(t, controllerOf(t, store, rulesOf(t, c.spec), admission.Options{Observe: seen.observe}), grpclimit.Options{})}
 				if c.isNested {
-					gates = append(gates, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: inner, per: global, limits: [{rate: 1000/s}]}]`, grpclimit.Options{}))
+					gates = append(gates, gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "inner", policy.Global(), penstock.PerSecond(1000)), grpclimit.Options{}))
 					slices.Reverse(gates)
 				}
 				address := serve(t, c.shop, guarded(gates...)...)
@@ -273,14 +289,16 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 }
 
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
-	for mode, want := range map[string]codes.Code{"open": codes.OK, "closed": codes.Unavailable, "local": codes.OK} {
-		gate := gateOf(t, unavailable{}, `rules: [{name: r, per: global, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, grpclimit.Options{})
+	for mode, want := range map[guard.FailureMode]codes.Code{guard.FailOpen: codes.OK, guard.FailClosed: codes.Unavailable, guard.FailLocal: codes.OK} {
+		spec := ruleOf(t, "r", policy.Global(), penstock.PerHour(1))
+		spec.Rules[0].Limits[0].Guard.OnFailure = mode
+		gate := gateOf(t, unavailable{}, spec, grpclimit.Options{})
 		conn := dial(t, serve(t, new(shop), guarded(gate)...))
 		r := buy(t, conn, "Buy", "a")
 		if status.Code(r.err) != want {
-			t.Errorf("on_failure %s: %v; want %v", mode, r.err, want)
+			t.Errorf("OnFailure %v: %v; want %v", mode, r.err, want)
 		}
-		if mode == "closed" {
+		if mode == guard.FailClosed {
 			if info := detail[*errdetails.ErrorInfo](t, r.err); info.Reason != "RATE_LIMITS_UNAVAILABLE" {
 				t.Errorf("ErrorInfo: %v; want RATE_LIMITS_UNAVAILABLE", info)
 			}
@@ -288,18 +306,18 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 				t.Errorf("the trailer is %v; want one with the pushback", r.trailer)
 			}
 		}
-		if mode == "local" {
+		if mode == guard.FailLocal {
 			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
-				t.Errorf("on_failure local: the second call: %v; want RESOURCE_EXHAUSTED", r.err)
+				t.Errorf("OnFailure local: the second call: %v; want RESOURCE_EXHAUSTED", r.err)
 			}
 		}
 	}
 }
 
 func TestDeniedAndMalformedCallsAreRefused(t *testing.T) {
-	gate := gateOf(t, fixedClockStore(), `
-deny: [{header X-Key: bad}]
-rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.Options{})
+	spec := ruleOf(t, "r", byHeader("X-Key"), penstock.PerHour(1))
+	spec.Deny = []policy.Condition{valueOf(t, policy.Header("X-Key"), "bad")}
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	if r := buy(t, conn, "Buy", "a", "x-key", "bad"); status.Code(r.err) != codes.PermissionDenied {
 		t.Errorf("a client on the deny list: %v; want PERMISSION_DENIED", r.err)
@@ -313,11 +331,16 @@ rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.
 	}
 }
 
-// A limit with on_status counts only calls whose code has a listed HTTP status.
+// A limit with Status counts only calls whose code has a listed HTTP status.
 func TestOnStatusCountsCodes(t *testing.T) {
 	code := codes.OK
 	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "for the test") }}
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
+	spec := ruleOf(t, "r", policy.Global(), penstock.PerHour(1))
+	charged := new(policy.Statuses)
+	charged.Add(401, 401)
+	charged.Add(500, 599)
+	spec.Rules[0].Limits[0].Status = charged
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{})
 	conn := dial(t, serve(t, s, guarded(gate)...))
 	for _, free := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.PermissionDenied, codes.Canceled} {
 		code = free
@@ -353,7 +376,7 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 			return nil
 		},
 	}
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [{in_flight: 1}]}]`, grpclimit.Options{})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.Global(), penstock.InFlight(1, time.Minute)), grpclimit.Options{})
 	recovers := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
 		defer func() {
 			if recover() != nil {
@@ -400,7 +423,7 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 }
 
 func TestMessagesOfStreams(t *testing.T) {
-	const fivePerHour = `rules: [{name: r, per: global, limits: [{rate: 5/h, algorithm: fixed-window}, {name: slots, in_flight: 1}]}]`
+	fivePerHour := ruleOf(t, "r", policy.Global(), penstock.PerHour(5).With(penstock.FixedWindow), penstock.InFlight(1, time.Minute))
 	for mode, want := range map[grpclimit.MessageMode]int{grpclimit.IgnoreMessages: 20, grpclimit.FailMessages: 5} {
 		var seen events
 		controller := controllerOf(t, fixedClockStore(), rulesOf(t, fivePerHour), admission.Options{Observe: seen.observe})
@@ -442,7 +465,7 @@ func TestOnePushbackForAStream(t *testing.T) {
 		}
 		return status.Error(codes.ResourceExhausted, "enough")
 	}}
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [{rate: 2/h}]}]`, grpclimit.Options{Messages: grpclimit.FailMessages})
+	gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), penstock.PerHour(2)), grpclimit.Options{Messages: grpclimit.FailMessages})
 	stream := chat(t, dial(t, serve(t, s, guarded(gate, gate)...)))
 	for range 5 {
 		stream.SendMsg(wrapperspb.String("a"))
@@ -456,10 +479,14 @@ func TestOnePushbackForAStream(t *testing.T) {
 // All messages arrive after their waits: under a token bucket, which makes reservations, and under
 // algorithms that make none.
 func TestMessagesWait(t *testing.T) {
-	for _, limit := range []string{"{rate: 200/s, burst: 1}", "{rate: 10/50ms, algorithm: fixed-window}", "{rate: 10/50ms, algorithm: sliding-log}"} {
-		t.Run(limit, func(t *testing.T) {
+	for name, limit := range map[string]penstock.Limit{
+		"token bucket": penstock.PerSecond(200).WithBurst(1),
+		"fixed window": penstock.Per(10, 50*time.Millisecond).With(penstock.FixedWindow),
+		"sliding log":  penstock.Per(10, 50*time.Millisecond).With(penstock.SlidingLog),
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages})
+			gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: grpclimit.WaitForMessages})
 			stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 			for i := range 60 {
 				if answer, err := say(stream, fmt.Sprint(i)); answer != fmt.Sprint(i) {
@@ -472,18 +499,18 @@ func TestMessagesWait(t *testing.T) {
 
 // A message that would wait for longer than MaxMessageWait is refused without a wait.
 func TestMessagesWaitOnlySoLong(t *testing.T) {
-	for _, limit := range []string{"{rate: 1/h}", "{rate: 1/h, algorithm: fixed-window}"} {
-		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
+	for _, limit := range []penstock.Limit{penstock.PerHour(1), penstock.PerHour(1).With(penstock.FixedWindow)} {
+		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		if _, err := say(stream, "a"); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := say(stream, "a"); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%s: the second message: %v; want RESOURCE_EXHAUSTED", limit, err)
+			t.Errorf("%+v: the second message: %v; want RESOURCE_EXHAUSTED", limit, err)
 		}
 	}
 	// A message stops waiting when its client cancels the stream.
-	controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`), admission.Options{})
+	controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, ruleOf(t, "r", policy.Global(), penstock.PerHour(1))), admission.Options{})
 	gate := gateOn(t, controller, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
 	ended := make(chan error, 1)
 	s := &shop{chat: func(stream grpc.ServerStream) error {
@@ -517,7 +544,9 @@ func TestCostsComeFromAFunction(t *testing.T) {
 		}
 		return 1
 	}
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 10/h, cost: {header: Call-Cost, max: 8}}]}]`, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
+	spec := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(10))
+	spec.Rules[0].Limits[0].Cost = policy.Cost{Header: "Call-Cost", Min: 1, Max: 8}
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for _, c := range []struct{ text, left string }{{"12345", "5"}, {"1234", "1"}} {
 		if r := buy(t, conn, "Buy", c.text, "call-cost", "0"); r.err != nil || !strings.Contains(strings.Join(r.header["ratelimit"], ""), ";r="+c.left+";") {
@@ -543,7 +572,8 @@ func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
 		}
 		return fmt.Sprint(ok, d.Remaining()), nil
 	}}
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, match: {path: /test.Shop/Buy}, per: global, limits: [{rate: 10/h, cost: {units: 1, actual: X-Cost}}]}]`, grpclimit.Options{})
+	spec := matching(t, ruleOf(t, "r", policy.Global(), penstock.PerHour(10)), "/test.Shop/Buy")
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{})
 	conn := dial(t, serve(t, s, guarded(gate)...))
 	// want is whether a limit applied, and the units left when the handler runs.
 	for _, c := range []struct{ text, want string }{{"settle", "true 9"}, {"", "true 4"}} {
@@ -560,7 +590,7 @@ func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
 }
 
 func TestWrongOptionsAreRefused(t *testing.T) {
-	controller := controllerOf(t, fixedClockStore(), rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`), admission.Options{})
+	controller := controllerOf(t, fixedClockStore(), rulesOf(t, ruleOf(t, "r", policy.Global(), penstock.PerHour(1))), admission.Options{})
 	for _, c := range []struct {
 		options grpclimit.Options
 		want    string
@@ -581,7 +611,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	if _, err := grpclimit.New(nil, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("New without a controller returns %v; want ErrInvalid", err)
 	}
-	gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
+	gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(1)), grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
 	if r := buy(t, dial(t, serve(t, new(shop), guarded(gate)...)), "Buy", "a"); r.header["x-ratelimit-limit"] == nil || r.header["ratelimit-limit"] == nil || r.header["ratelimit"] != nil {
 		t.Errorf("the metadata is %v; want that of the dialects x-ratelimit and draft-06", r.header)
 	}
@@ -589,9 +619,9 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 
 // A server may pass metadata on to an application that reads some names as another one.
 func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
-	gate := gateOf(t, fixedClockStore(), `
-deny: [{header X-API-Key: banned}]
-rules: [{name: r, per: {key: header X-API-Key}, limits: [{rate: 1000/h}]}]`, grpclimit.Options{})
+	spec := ruleOf(t, "r", byHeader("X-API-Key"), penstock.PerHour(1000))
+	spec.Deny = []policy.Condition{valueOf(t, policy.Header("X-API-Key"), "banned")}
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for name, want := range map[string]codes.Code{
 		"x_api_key": codes.InvalidArgument, "x.api.key": codes.InvalidArgument, "x-api_key": codes.InvalidArgument, "x-api-key": codes.PermissionDenied, "x_other": codes.OK,

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -36,20 +37,16 @@ func TestCallsAreDecidedAsTheBareStoreDecides(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	clock := memstore.Options{Now: func() time.Time { return now }}
 	bare := memstore.New(clock)
-	const text = `
-rules:
-  - name: shop
-    match: {path: /test.Shop/*}
-    per: {key: header X-Key}
-    limits:
-      - {name: bucket, rate: 6/s, burst: 4, cost: {header: Call-Cost, max: 4}}
-      - {name: window, rate: 50/min, algorithm: fixed-window}
-      - {name: log, rate: 30/30s, algorithm: sliding-log}
-      - {name: sliding, rate: 70/m, algorithm: sliding-window}
-`
+	spec := matching(t, ruleOf(t, "shop", byHeader("X-Key"),
+		penstock.PerSecond(6).WithBurst(4).WithName("bucket"),
+		penstock.PerMinute(50).With(penstock.FixedWindow).WithName("window"),
+		penstock.Per(30, 30*time.Second).With(penstock.SlidingLog).WithName("log"),
+		penstock.PerMinute(70).With(penstock.SlidingWindow).WithName("sliding"),
+	), "/test.Shop/*")
+	spec.Rules[0].Limits[0].Cost = policy.Cost{Header: "Call-Cost", Min: 1, Max: 4}
 	allowed, denied := 0, 0
 	var expected penstock.Decision // of the bare store about the last call
-	controller := controllerOf(t, memstore.New(clock), rulesOf(t, text), admission.Options{
+	controller := controllerOf(t, memstore.New(clock), rulesOf(t, spec), admission.Options{
 		Observe: func(e *admission.Event) {
 			d, err := bare.Decide(context.Background(), slices.Clone(e.Charges))
 			if err != nil {
@@ -100,7 +97,7 @@ rules:
 	t.Logf("counted: %d calls over gRPC decided as by the bare store", allowed+denied)
 }
 
-// While Redis is killed or paused, the on_failure of each limit decides. When Redis works again,
+// While Redis is killed or paused, the OnFailure of each limit decides. When Redis works again,
 // the store decides.
 func TestCallsWhileRedisIsAway(t *testing.T) {
 	for _, outage := range []string{"killed", "paused"} {
@@ -112,10 +109,12 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { store.Close() })
-			const text = `rules: [
-				{name: open, match: {path: /test.Shop/Buy}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]},
-				{name: closed, match: {path: /test.Shop/Look}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: closed}]}]`
-			rules := rulesOf(t, text)
+			spec := matching(t, ruleOf(t, "open", byHeader("X-Key"), penstock.PerHour(2)), "/test.Shop/Buy")
+			closed := matching(t, ruleOf(t, "closed", byHeader("X-Key"), penstock.PerHour(2)), "/test.Shop/Look")
+			spec.Rules[0].Limits[0].Guard.OnFailure = guard.FailOpen
+			closed.Rules[0].Limits[0].Guard.OnFailure = guard.FailClosed
+			spec.Rules = append(spec.Rules, closed.Rules...)
+			rules := rulesOf(t, spec)
 			stack, err := guard.Standard(store, guard.Options{Instances: 1, Limits: rules().Settings, Timeout: guard.TimeoutOptions{After: 250 * time.Millisecond}})
 			if err != nil {
 				t.Fatal(err)
@@ -174,7 +173,7 @@ func awaitStore(t *testing.T, conn *grpc.ClientConn) {
 // A long stream uses no more memory than a short one.
 func TestLongStreams(t *testing.T) {
 	messages := effort.Of(20_000, 1_000_000)
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 1M/s}, {name: slots, in_flight: 1}]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000), penstock.InFlight(1, time.Minute)), grpclimit.Options{Messages: grpclimit.WaitForMessages})
 	stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 	received := make(chan error, 1)
 	go func() {
@@ -215,7 +214,7 @@ func TestLongStreams(t *testing.T) {
 // With many idle connections open, the server serves calls on them, and on a new one.
 func TestManyConnections(t *testing.T) {
 	n := effort.Of(200, 10_000)
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 1M/s}]}]`, grpclimit.Options{})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000)), grpclimit.Options{})
 	address := serve(t, new(shop), guarded(gate)...)
 	conns := make([]*grpc.ClientConn, n)
 	for i := range conns {

@@ -19,24 +19,41 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/connectlimit"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/policyfile"
 )
 
 type text = wrapperspb.StringValue
 
-func gateOf(t *testing.T, store penstock.Store, rules string, o connectlimit.Options) *connectlimit.Gate {
+// ruleOf returns a policy with one rule, which matches all calls. The policies of these tests are
+// written in Go, so that this module does not require what policy files need.
+func ruleOf(t *testing.T, name string, key *policy.Identity, limits ...penstock.Limit) policy.Spec {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(rules), nil, policyfile.Options{})
+	spec, err := policy.Simple(name, key, guard.FailDefault, limits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	return spec
+}
+
+// valueOf returns the condition that a header has a value.
+func valueOf(t *testing.T, header, value string) policy.Condition {
+	t.Helper()
+	test, err := policy.Is(policy.Header(header), value)
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, err := admission.New(store, policy.Fixed(p.Rules), admission.Options{})
+	return policy.Condition{test}
+}
+
+func gateOf(t *testing.T, store penstock.Store, spec policy.Spec, o connectlimit.Options) *connectlimit.Gate {
+	t.Helper()
+	rules, err := policy.New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +121,13 @@ func field(err error, name string) []string {
 func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 	for name, options := range protocols {
 		t.Run(name, func(t *testing.T) {
-			gate := gateOf(t, fixedClockStore(), `rules: [{name: shop, match: {path: /test.Shop/*, method: POST}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
+			spec := ruleOf(t, "shop", policy.By("key", policy.Header("X-Key")), penstock.PerHour(2).With(penstock.FixedWindow))
+			path, err := spec.Paths.ParsePattern("/test.Shop/*")
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec.Rules[0].Match = policy.Match{Paths: []policy.Pattern{path}, Methods: []string{"POST"}}
+			gate := gateOf(t, fixedClockStore(), spec, connectlimit.Options{})
 			url, client := serve(t, gate, nil)
 			buy := connect.NewClient[text, text](client, url+buyProcedure, options...)
 			call := func(key string) (*connect.Response[text], error) {
@@ -118,7 +141,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 					t.Fatalf("a call: response %v, error %v; want %s units left", answer, err, left)
 				}
 			}
-			_, err := call("k")
+			_, err = call("k")
 			if connect.CodeOf(err) != connect.CodeResourceExhausted {
 				t.Fatalf("the third call: %v; want RESOURCE_EXHAUSTED", err)
 			}
@@ -159,7 +182,7 @@ func TestCallsOfAllProtocolsAreLimited(t *testing.T) {
 
 // With the Connect protocol, a denial has status 429 with Retry-After.
 func TestConnectDenialsHaveStatus429(t *testing.T) {
-	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, connectlimit.Options{}), nil)
+	url, client := serve(t, gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(1)), connectlimit.Options{}), nil)
 	for _, want := range []int{200, 429} {
 		response, err := client.Post(url+buyProcedure, "application/json", strings.NewReader(`"a"`))
 		if err != nil {
@@ -180,7 +203,7 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 			continue // gRPC-Web has no streams in both directions
 		}
 		t.Run(name, func(t *testing.T) {
-			gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 3/h}]}]`, connectlimit.Options{})
+			gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.InFlight(1, time.Minute), penstock.PerHour(3)), connectlimit.Options{})
 			url, client := serve(t, gate, nil)
 			chat := connect.NewClient[text, text](client, url+chatProcedure, options...)
 			begin := func() (*connect.BidiStreamForClient[text, text], error) {
@@ -218,7 +241,7 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 // The first message is charged with its stream. Each further message is charged as a separate call.
 func TestMessagesOfStreamsAreCharged(t *testing.T) {
 	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
-		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{name: slots, in_flight: 1}, {name: hour, rate: 5/h}]}]`, connectlimit.Options{Messages: mode})
+		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.InFlight(1, time.Minute), penstock.PerHour(5)), connectlimit.Options{Messages: mode})
 		url, client := serve(t, gate, nil)
 		stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 		count := 0
@@ -240,7 +263,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 
 // A message waits until its limit admits it.
 func TestMessagesOfStreamsWait(t *testing.T) {
-	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 100/s, burst: 1}]}]`, connectlimit.Options{Messages: connectlimit.WaitForMessages})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(100).WithBurst(1)), connectlimit.Options{Messages: connectlimit.WaitForMessages})
 	url, client := serve(t, gate, nil)
 	stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 	begin := time.Now()
@@ -266,19 +289,21 @@ func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision
 }
 
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
-	for mode, want := range map[string]connect.Code{"open": 0, "closed": connect.CodeUnavailable, "local": 0} { // 0: no error
-		url, client := serve(t, gateOf(t, unavailable{}, `rules: [{name: r, per: ip, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, connectlimit.Options{}), nil)
+	for mode, want := range map[guard.FailureMode]connect.Code{guard.FailOpen: 0, guard.FailClosed: connect.CodeUnavailable, guard.FailLocal: 0} { // 0: no error
+		spec := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(1))
+		spec.Rules[0].Limits[0].Guard.OnFailure = mode
+		url, client := serve(t, gateOf(t, unavailable{}, spec, connectlimit.Options{}), nil)
 		_, err := connect.NewClient[text, text](client, url+buyProcedure).CallUnary(t.Context(), connect.NewRequest(&text{}))
 		switch {
 		case want == 0 && err != nil:
-			t.Errorf("on_failure %s: %v; want no error", mode, err)
+			t.Errorf("OnFailure %v: %v; want no error", mode, err)
 		case want != 0 && (connect.CodeOf(err) != want || !slices.Equal(field(err, "Retry-After"), []string{"1"})):
-			t.Errorf("on_failure %s: %v; want %v with Retry-After: 1", mode, err, want)
+			t.Errorf("OnFailure %v: %v; want %v with Retry-After: 1", mode, err, want)
 		}
 	}
 }
 
-// A limit with on_status counts calls by the HTTP status of their code, and handlers may settle.
+// A limit with Status counts calls by the HTTP status of their code, and handlers may settle.
 func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 	var code connect.Code
 	handler := func(ctx context.Context, r *connect.Request[text]) (*connect.Response[text], error) {
@@ -290,9 +315,12 @@ func TestOnStatusAndSettleCorrectCharges(t *testing.T) {
 		}
 		return nil, connect.NewError(code, errors.New("for the test"))
 	}
-	url, client := serve(t, gateOf(t, fixedClockStore(), `rules: [
-		{name: r, match: {header X-Kind: status}, per: ip, limits: [{rate: 1/h, on_status: [401]}]},
-		{name: s, match: {header X-Kind: settle}, per: ip, limits: [{rate: 4/h, cost: {units: 1, actual: X-Cost}}]}]`, connectlimit.Options{}), handler)
+	spec, settled := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(1)), ruleOf(t, "s", policy.ByAddress(), penstock.PerHour(4))
+	spec.Rules[0].Match.Where, settled.Rules[0].Match.Where = valueOf(t, "X-Kind", "status"), valueOf(t, "X-Kind", "settle")
+	spec.Rules[0].Limits[0].Status = new(policy.Statuses)
+	spec.Rules[0].Limits[0].Status.Add(401, 401)
+	spec.Rules = append(spec.Rules, settled.Rules...)
+	url, client := serve(t, gateOf(t, fixedClockStore(), spec, connectlimit.Options{}), handler)
 	buy := connect.NewClient[text, text](client, url+buyProcedure)
 	call := func(kind string) error {
 		r := connect.NewRequest(&text{Value: kind})
@@ -341,7 +369,7 @@ func TestErrorsOfHandlersAreNotChanged(t *testing.T) {
 		}
 	})
 	for name, returned := range map[string]error{"the error": shared, "a wrapper": fmt.Errorf("buy: %w", shared)} {
-		gate := gateOf(t, fixedClockStore(), `rules: [{name: r, per: ip, limits: [{name: hour, rate: 5/h, algorithm: fixed-window}]}]`, connectlimit.Options{})
+		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(5).With(penstock.FixedWindow)), connectlimit.Options{})
 		handler := connect.NewUnaryHandler(buyProcedure, func(context.Context, *connect.Request[text]) (*connect.Response[text], error) { return nil, returned },
 			connect.WithInterceptors(observe, gate))
 		server := httptest.NewServer(handler)
@@ -371,7 +399,7 @@ func TestPanicsReturnSlots(t *testing.T) {
 		}
 		return connect.NewResponse(r.Msg), nil
 	}
-	url, client := serve(t, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{in_flight: 1}]}]`, connectlimit.Options{}), handler)
+	url, client := serve(t, gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.InFlight(1, time.Minute)), connectlimit.Options{}), handler)
 	buy := connect.NewClient[text, text](client, url+buyProcedure)
 	for range 3 {
 		if _, err := buy.CallUnary(t.Context(), connect.NewRequest(&text{Value: "panic"})); err == nil {
@@ -392,9 +420,9 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 
 // A server may pass headers on to an application that reads some names as another one.
 func TestNamesThatSomeServersReadAsOthersAreMalformed(t *testing.T) {
-	url, client := serve(t, gateOf(t, fixedClockStore(), `
-deny: [{header X-API-Key: banned}]
-rules: [{name: r, per: {key: header X-API-Key}, limits: [{rate: 1000/h}]}]`, connectlimit.Options{}), nil)
+	spec := ruleOf(t, "r", policy.By("key", policy.Header("X-API-Key")), penstock.PerHour(1000))
+	spec.Deny = []policy.Condition{valueOf(t, "X-API-Key", "banned")}
+	url, client := serve(t, gateOf(t, fixedClockStore(), spec, connectlimit.Options{}), nil)
 	for name, want := range map[string]int{"X_API_Key": 400, "X.API.Key": 400, "X~API!Key": 400, "X-API-Key": 403, "X_Other": 200} {
 		r, err := http.NewRequest("POST", url+buyProcedure, strings.NewReader(`"a"`))
 		if err != nil {

@@ -5,25 +5,26 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // streamOf begins a stream whose messages wait for up to a minute under limits. receive decides the
 // next message.
-func streamOf(t *testing.T, limits string) (g *Gate, receive func() (*Refusal, error)) {
+func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (*Refusal, error)) {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(`rules: [{name: r, per: global, limits: [`+limits+`]}]`), nil, policyfile.Options{})
+	spec, err := policy.Simple("r", policy.Global(), guard.FailDefault, limits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	compiled, err := config.Compile()
+	rules, err := policy.New(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(compiled.Rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func streamOf(t *testing.T, limits string) (g *Gate, receive func() (*Refusal, e
 // After 50 s, when the window has room, the bucket would let the message wait for 50 s more.
 func TestMaxMessageWaitBoundsTheWaitsTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, receive := streamOf(t, "{rate: 1/50s, algorithm: fixed-window}, {rate: 1/100s}")
+		_, receive := streamOf(t, penstock.Per(1, 50*time.Second).With(penstock.FixedWindow), penstock.Per(1, 100*time.Second))
 		begin := time.Now()
 		refusal, err := receive()
 		if waited := time.Since(begin); err != nil || refusal == nil || waited > time.Minute {
@@ -61,17 +62,17 @@ func TestMaxMessageWaitBoundsTheWaitsTogether(t *testing.T) {
 
 // A message waits for a reservation of a bucket, or until a window has room.
 func TestWaitingCountsMessages(t *testing.T) {
-	for _, limit := range []string{"{rate: 1/50s}", "{rate: 1/50s, algorithm: fixed-window}"} {
+	for _, limit := range []penstock.Limit{penstock.Per(1, 50*time.Second), penstock.Per(1, 50*time.Second).With(penstock.FixedWindow)} {
 		synctest.Test(t, func(t *testing.T) {
 			g, receive := streamOf(t, limit)
 			go receive()
 			synctest.Wait()
 			if n := g.controller.Waiting() + g.Waiting(); n != 1 {
-				t.Errorf("%s: while a message waits, %d are counted; want 1", limit, n)
+				t.Errorf("%+v: while a message waits, %d are counted; want 1", limit, n)
 			}
 			time.Sleep(time.Minute)
 			if n := g.controller.Waiting() + g.Waiting(); n != 0 {
-				t.Errorf("%s: after the wait, %d are counted; want 0", limit, n)
+				t.Errorf("%+v: after the wait, %d are counted; want 0", limit, n)
 			}
 		})
 	}
