@@ -19,55 +19,47 @@ import (
 
 const module = "github.com/penstock/penstock"
 
-// mayImport lists what each package may import besides the standard library. Packages of this
-// module have their path in the module ("." is the root). Other packages have their full path. A
-// package may import only packages of earlier rows. Packages in internal/testing have no rows: they
-// may import all others, and only tests may import them.
-var mayImport = []struct {
-	pkg     string
-	imports []string
-}{
-	{"algorithm", nil},
-	{".", []string{"algorithm"}},
-	{"internal/directsocket", nil},
-	{"internal/lazy", nil},
-	{"internal/boundedfile", nil},
-	{"internal/bearer", nil},
-	{"internal/linkedfolders", nil},
-	{"internal/wording", []string{"algorithm"}},
-	{"internal/workers", nil},
-	{"internal/piggyback", []string{"."}},
-	{"internal/panicked", []string{"."}},
-	{"internal/many", []string{".", "internal/panicked"}},
-	{"internal/hashslot", nil},
-	{"internal/loadaverage", nil},
-	{"storetest", []string{".", "algorithm"}},
-	{"memstore", []string{".", "algorithm"}},
-	{"redisstore/internal/luagen", []string{"algorithm"}},
-	{"redisstore/internal/coalesce", []string{".", "internal/lazy"}},
-	{"redisstore/internal/background", []string{"internal/panicked"}},
-	{"redisstore/internal/client", []string{".", "internal/directsocket", "internal/lazy", "redisstore/internal/background", "github.com/redis/rueidis"}},
-	{"redisstore", []string{".", "algorithm", "internal/boundedfile", "internal/hashslot", "internal/piggyback", "redisstore/internal/luagen", "redisstore/internal/coalesce", "redisstore/internal/client",
-		"redisstore/internal/background", "github.com/redis/rueidis", "internal/many"}},
-	{"guard/internal/deadline", []string{".", "internal/lazy", "internal/many"}},
-	{"guard/internal/divide", []string{"."}},
-	{"guard/internal/split", []string{".", "guard/internal/divide", "internal/many"}},
-	{"guard/internal/lease", []string{".", "algorithm", "guard/internal/deadline", "internal/panicked", "internal/many"}},
-	{"guard", []string{".", "guard/internal/deadline", "guard/internal/divide", "guard/internal/lease", "guard/internal/split", "internal/panicked", "memstore", "internal/many"}},
-	{"redisguard", []string{".", "guard", "redisstore"}},
-	{"policy", []string{".", "guard", "internal/wording"}},
-	{"policy/jwt", []string{"internal/boundedfile", "internal/panicked", "internal/wording", "policy", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset"}},
-	{"policy/describe", []string{".", "algorithm", "guard", "internal/wording", "policy"}},
-	{"policy/policyfile", []string{".", "algorithm", "guard", "internal/boundedfile", "internal/linkedfolders", "internal/panicked", "internal/wording", "policy", "policy/jwt", "policy/describe",
-		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
-	{"admission", []string{".", "algorithm", "internal/many", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
-	{"observe", []string{".", "admission", "guard", "policy"}},
-	{"internal/transport/clientaddress", nil},
-	{"internal/transport/quotaheaders", []string{".", "algorithm", "admission", "policy"}},
-	{"httplimit", []string{".", "admission", "guard", "internal/transport/clientaddress", "internal/transport/quotaheaders", "internal/wording", "policy"}},
-	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
-	{"resplimit", []string{".", "algorithm", "admission", "internal/panicked", "internal/workers", "policy", "internal/many"}},
-	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
+// mayImport lists what each package may import besides the standard library and leaves. Packages of
+// this module have their path in the module ("." is the root). Other packages have their full path.
+// A package may import only packages of earlier rows.
+//
+// Two kinds of packages have no rows:
+//   - The leaves are in internal. They import the root, algorithm and other leaves only.
+//   - Those in internal/testing may import all others, and only tests may import them.
+var mayImport = []struct{ pkg, imports string }{
+	{"algorithm", ""},
+	{".", "algorithm"},
+	{"storetest", ". algorithm"},
+	{"memstore", ". algorithm"},
+	{"redisstore/internal/luagen", "algorithm"},
+	{"redisstore/internal/coalesce", "."},
+	{"redisstore/internal/background", ""},
+	{"redisstore/internal/client", ". redisstore/internal/background github.com/redis/rueidis"},
+	{"redisstore", ". algorithm redisstore/internal/luagen redisstore/internal/coalesce redisstore/internal/client redisstore/internal/background github.com/redis/rueidis"},
+	{"guard/internal/deadline", "."},
+	{"guard/internal/divide", "."},
+	{"guard/internal/split", ". guard/internal/divide"},
+	{"guard/internal/lease", ". algorithm guard/internal/deadline"},
+	{"guard", ". guard/internal/deadline guard/internal/divide guard/internal/lease guard/internal/split memstore"},
+	{"redisguard", ". guard redisstore"},
+	{"policy", ". guard"},
+	{"policy/jwt", "policy github.com/golang-jwt/jwt/v5 github.com/MicahParks/jwkset"},
+	{"policy/describe", ". algorithm guard policy"},
+	{"policy/policyfile", ". algorithm guard policy policy/jwt policy/describe go.yaml.in/yaml/v4 github.com/fsnotify/fsnotify"},
+	{"admission", ". algorithm memstore guard policy"},
+	{"observe", ". admission guard policy"},
+	{"internal/transport/clientaddress", ""},
+	{"internal/transport/quotaheaders", ". algorithm admission policy"},
+	{"httplimit", ". admission guard internal/transport/clientaddress internal/transport/quotaheaders policy"},
+	{"httplimit/forwardauth", ". admission httplimit policy"},
+	{"resplimit", ". algorithm admission policy"},
+	{"httplimit/outbound", ". github.com/dunglas/httpsfv"},
+}
+
+// isLeaf reports whether a package is a leaf. Those in internal/transport are none: they stand
+// between admission and the transports that share them.
+func isLeaf(name string) bool {
+	return strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "internal/transport/") && !isForTests(name)
 }
 
 // isForTests reports whether a package exists for tests, and so may import package testing.
@@ -136,50 +128,42 @@ func output(t *testing.T, name string, args ...string) string {
 }
 
 func TestImportsOnlyPointDown(t *testing.T) {
-	var earlier []string // the packages of the rows so far
+	allowed := make(map[string][]string) // of the rows so far
 	for _, row := range mayImport {
-		for _, path := range row.imports {
-			// Paths of other modules begin with a host, which has a dot.
-			isOfThisModule := !strings.Contains(path, ".") || path == "."
-			if isOfThisModule && !slices.Contains(earlier, path) {
+		imports := strings.Fields(row.imports)
+		for _, path := range imports {
+			if _, isEarlier := allowed[path]; isOfThisModule(path) && !isEarlier {
 				t.Errorf("mayImport lets %s import %s, which has no earlier row; move the row of %[2]s up", row.pkg, path)
 			}
 		}
-		earlier = append(earlier, row.pkg)
+		allowed[row.pkg] = imports
 	}
 	for name, p := range packages(t) {
-		if strings.HasPrefix(name, "internal/testing/") {
+		may, hasRow := allowed[name]
+		switch {
+		case isLeaf(name):
+			may = []string{".", "algorithm"}
+		case strings.HasPrefix(name, "internal/testing/"):
 			continue
-		}
-		i := slices.Index(earlier, name)
-		if i < 0 {
+		case !hasRow:
 			t.Errorf("package %s has no row in mayImport; add what it may import", name)
 			continue
 		}
+		hasLeaves := name != "." && name != "algorithm" // leaves stand above these two
 		for _, path := range p.Imports {
 			firstElement, _, _ := strings.Cut(path, "/")
 			isStandard := !strings.Contains(firstElement, ".") // other paths begin with a host
-			if !isStandard && !slices.Contains(mayImport[i].imports, pathInModule(path)) {
-				t.Errorf("package %s imports %s; it may import the standard library and %v", name, path, mayImport[i].imports)
+			path = pathInModule(path)
+			if !isStandard && !slices.Contains(may, path) && !(hasLeaves && isLeaf(path)) {
+				t.Errorf("package %s imports %s; it may import the standard library, leaves and %v", name, path, may)
 			}
 		}
 	}
 }
 
-// The packages of internal are leaves. Those in internal/transport are not: transports of several
-// protocols share them, and they stand between admission and the transports.
-func TestInternalPackagesAreLeaves(t *testing.T) {
-	isLeaf := func(name string) bool {
-		return strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "internal/transport/")
-	}
-	for _, row := range mayImport {
-		for _, path := range row.imports {
-			if isLeaf(row.pkg) && !isLeaf(path) && path != "." && path != "algorithm" {
-				t.Errorf("mayImport lets %s import %s; a package of internal may import only the root, algorithm and other packages of internal", row.pkg, path)
-			}
-		}
-	}
-}
+// isOfThisModule reports whether a path of mayImport is in this module. Paths of other modules
+// begin with a host, which has a dot.
+func isOfThisModule(path string) bool { return path == "." || !strings.Contains(path, ".") }
 
 // Package admission knows no protocol, so any transport can use it. The same holds for the packages
 // that HTTP and gRPC share.
