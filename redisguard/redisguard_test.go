@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisguard"
 	"github.com/penstock/penstock/redisstore"

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/loadaverage"
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/scripts/internal/process"
 )
 

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/scripts/internal/process"
 )
 

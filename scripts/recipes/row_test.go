@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/scripts/internal/process"
 )
 

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/internal/testing/spellings"
 	"github.com/penstock/penstock/scripts/internal/process"
 )
 
