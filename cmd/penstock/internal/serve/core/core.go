@@ -281,6 +281,7 @@ func (c *Core) Observe(e *admission.Event) {
 	c.Metrics.ObserveRequest(e)
 	c.Activity.Observe(e)
 	c.Denials.Observe(e)
+	c.noteDecision(e)
 	if c.Spans != nil {
 		c.Spans.ObserveRequest(e)
 	}

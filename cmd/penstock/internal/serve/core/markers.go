@@ -6,11 +6,15 @@ import (
 	"encoding/hex"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 )
 
-// MarkerHeader is the header by which an instance marks the requests that it forwards. A request
-// that passes two instances with one store, prefix and policy is charged twice. The second
-// instance then warns. A marker never changes a decision, because clients could send one.
+// MarkerHeader is the header by which an instance marks the requests that it has charged and
+// forwards. A request that passes two instances with one store, prefix and policy is charged twice.
+// The second instance then warns. A marker never changes a decision, because clients could send
+// one.
 const MarkerHeader = "Penstock-Instance"
 
 const (
@@ -41,23 +45,69 @@ func (c *Core) Marker() []string {
 	return nil
 }
 
-// IsCharged reports whether a request with this marker was already charged by another instance
-// with the same store, prefix and policy. It never waits for the store, so it may recognize an
-// instance only after some seconds.
-func (c *Core) IsCharged(marker string) bool {
+// A chargeNote is what Observe notes in the context of a request that the proxy decides.
+type chargeNote struct {
+	isCharged    atomic.Bool // a limit has charged the request in the store
+	chargedTwice func()      // called if a limit decides the request in the store; nil: no other instance has charged it
+}
+
+// noteKey is the key of the chargeNote in a context.
+type noteKey struct{}
+
+// NoteCharges returns a context in which Observe notes what limits decide about the request. Then
+// IsCharged can be called with this context. markers are the values of MarkerHeader that the
+// request has. chargedTwice is called at most once, if another instance with the same store, prefix
+// and policy has charged the request, and a limit of this instance decides it too.
+//
+// NoteCharges never waits for the store, so it may recognize an instance only after some seconds.
+func (c *Core) NoteCharges(ctx context.Context, markers []string, chargedTwice func()) context.Context {
+	note := new(chargeNote)
+	if len(markers) == 1 && c.isOther(markers[0]) {
+		note.chargedTwice = chargedTwice
+	}
+	return context.WithValue(ctx, noteKey{}, note)
+}
+
+// IsCharged reports whether a limit has charged the request with this context in the store.
+func IsCharged(ctx context.Context) bool {
+	note, ok := ctx.Value(noteKey{}).(*chargeNote)
+	return ok && note.isCharged.Load()
+}
+
+// noteDecision notes the decision about a request for IsCharged. It reports a request that another
+// instance has charged. Requests that no enforced limit counts are charged nowhere. While a
+// fallback decides, instances do not share the counters.
+func (c *Core) noteDecision(e *admission.Event) {
+	if e.Context == nil || !isEnforcedDecision(e) {
+		return
+	}
+	switch e.Source {
+	case penstock.FromStore, penstock.FromLease, penstock.FromDenyCache:
+	default:
+		return
+	}
+	note, ok := e.Context.Value(noteKey{}).(*chargeNote)
+	if !ok {
+		return
+	}
+	if isFirst := !note.isCharged.Swap(true); isFirst && note.chargedTwice != nil {
+		c.markers.lastCharged.Store(time.Now().Unix())
+		note.chargedTwice()
+	}
+}
+
+// isOther reports whether a marker is that of another instance with the same policy. It asks for a
+// read of the other instances.
+func (c *Core) isOther(marker string) bool {
 	select {
 	case c.markers.isWanted <- struct{}{}:
 	default:
 	}
 	others := c.markers.others.Load()
-	if others == nil || !(*others)[marker] {
-		return false
-	}
-	c.markers.lastCharged.Store(time.Now().Unix())
-	return true
+	return others != nil && (*others)[marker]
 }
 
-// readMarkers reads the markers of the other instances when IsCharged has asked for it, until ctx
+// readMarkers reads the markers of the other instances when isOther has asked for it, until ctx
 // ends.
 func (c *Core) readMarkers(ctx context.Context) {
 	tick := time.NewTicker(markersEvery)

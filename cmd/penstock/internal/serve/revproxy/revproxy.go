@@ -39,9 +39,9 @@ type Options struct {
 	// because some upstreams treat trailers like headers. Default: rules read no header.
 	ReadsHeader func(name string) bool
 
-	// SetMarker changes the header that marks requests of this process for the upstream. Default:
-	// nothing.
-	SetMarker func(http.Header)
+	// SetMarker changes the header that marks requests of this process for the upstream. It gets the
+	// context of the request. Default: nothing.
+	SetMarker func(context.Context, http.Header)
 
 	// ConnectTimeout limits connecting, and separately the TLS handshake. 0: the system's limit.
 	ConnectTimeout time.Duration
@@ -110,7 +110,7 @@ func New(o Options) *Handler {
 		h.options.ReadsHeader = func(string) bool { return false }
 	}
 	if h.options.SetMarker == nil {
-		h.options.SetMarker = func(http.Header) {}
+		h.options.SetMarker = func(context.Context, http.Header) {}
 	}
 	if h.options.Trace == nil {
 		h.options.Trace = func(context.Context, http.Header) {}

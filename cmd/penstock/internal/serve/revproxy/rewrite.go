@@ -30,7 +30,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		pr.Out.Header.Del("Connection")
 		pr.Out.Header.Del("Http2-Settings")
 	}
-	h.options.SetMarker(pr.Out.Header)
+	h.options.SetMarker(pr.In.Context(), pr.Out.Header)
 	h.options.Trace(pr.In.Context(), pr.Out.Header)
 	pr.Out.Trailer = nil
 	if in, ok := pr.In.Body.(*body); ok {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -9,9 +10,9 @@ import (
 )
 
 // setMarker replaces the marker in the headers of a request for the upstream by that of this
-// instance.
-func (s *service) setMarker(h http.Header) {
-	if own := s.core.Marker(); own != nil {
+// instance. A request that no limit has charged gets none. ctx is the context of the request.
+func (s *service) setMarker(ctx context.Context, h http.Header) {
+	if own := s.core.Marker(); own != nil && core.IsCharged(ctx) {
 		h[core.MarkerHeader] = own
 	} else {
 		delete(h, core.MarkerHeader)
@@ -23,12 +24,15 @@ func (s *service) setMarker(h http.Header) {
 func (s *service) noteMarkers(next http.Handler) http.Handler {
 	count := s.metrics.AddChargedTwice()
 	line := &logthrottle.Line{Every: time.Hour}
+	chargedTwice := func() {
+		count()
+		if _, isDue := line.Due(); isDue {
+			s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get half of their limits; give one of the two its own rules or prefix")
+		}
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if marker := r.Header[core.MarkerHeader]; len(marker) == 1 && s.core.IsCharged(marker[0]) {
-			count()
-			if _, isDue := line.Due(); isDue {
-				s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get half of their limits; give one of the two its own rules or prefix")
-			}
+		if s.core.Marker() != nil {
+			r = r.WithContext(s.core.NoteCharges(r.Context(), r.Header[core.MarkerHeader], chargedTwice))
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -2,6 +2,9 @@ package service
 
 import (
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,10 +20,14 @@ import (
 const chargedTwice = "rate_limiter_charged_twice_total"
 
 // Two instances in a row with one store, prefix and policy charge each request twice. The second
-// one counts and logs that, and its summary has it for doctor.
+// one counts and logs that, and its summary has it for doctor. Requests that no enforced limit
+// counts are charged nowhere, so they have no marker and do not grow the count.
 func TestSecondInstanceInARowWarns(t *testing.T) {
 	redis := redistest.Start(t)
-	const policy = "rules:\n  - {name: api, per: ip, limits: [{rate: 100000/d}]}\n"
+	const policy = "allow: {header X-Team: ours}\n" +
+		"rules:\n  - {name: api, match: {path: /}, per: ip, limits: [{rate: 100000/d}]}\n" +
+		"  - {name: trial, match: {path: /trial/}, shadow: true, per: ip, limits: [{rate: 100000/d}]}\n" +
+		"  - {name: free, match: {path: /free/}, unlimited: true}\n"
 	var upstreamMarker atomic.Pointer[[]string]
 	upstream := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		marker := r.Header[core.MarkerHeader]
@@ -28,7 +35,15 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 	})
 	flags := map[string]string{"store": redis.URL()}
 	second := startLimited(t, upstream, policy, flags)
-	forward := limitedBy(t, policy, map[string]string{"store": redis.URL(), "upstream": "http://" + second.Listen})
+	var firstMarker atomic.Pointer[[]string] // of the latest request that the first instance has forwarded
+	toSecond := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: second.Listen})
+	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		marker := r.Header[core.MarkerHeader]
+		firstMarker.Store(&marker)
+		toSecond.ServeHTTP(w, r)
+	}))
+	defer between.Close()
+	forward := limitedBy(t, policy, map[string]string{"store": redis.URL(), "upstream": between.URL})
 	first := startBeside(t, nil, forward)
 
 	second.mustSend("GET", "/", core.MarkerHeader+": forged", "X-A: b")
@@ -73,8 +88,17 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 		second.mustSend("GET", "/", core.MarkerHeader+": "+passed[0]) // its own marker
 		second.mustSend("GET", "/")
 	}
+	marker := core.MarkerHeader + ": " + (*firstMarker.Load())[0]
+	for _, request := range [][]string{{"/free/"}, {"/trial/"}, {"/", "X-Team: ours"}} {
+		path, headers := request[0], request[1:]
+		first.mustSend("GET", path, headers...)
+		if got := *firstMarker.Load(); len(got) != 0 {
+			t.Errorf("the first instance forwards %q with the marker %q; want none, because no limit charges it", request, got)
+		}
+		second.mustSend("GET", path, append(headers, marker)...)
+	}
 	if after := second.metric(chargedTwice); after != before {
-		t.Errorf("requests that passed no other instance grow the count from %s to %s; want no change", before, after)
+		t.Errorf("requests that one instance at most has charged grow the count from %s to %s; want no change", before, after)
 	}
 }
 
