@@ -167,7 +167,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	fallbacks := []string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}
 	if slices.Contains(fallbacks, found.Source) {
-		return withStatus(exitUnreachable, fmt.Errorf("%s has no connection to its store (%s), so nothing was reset", instance.address, printable.Line(found.Source)))
+		return withStatus(exitUnreachable, fmt.Errorf("%s decides without its store now (source: %s), so nothing was reset; penstock doctor --store URL --admin %s says why",
+			instance.address, printable.Line(found.Source), instance.address))
 	}
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)

@@ -596,7 +596,8 @@ func checkRefs(t *testing.T, p *process) {
 	}
 }
 
-// An instance that has lost its store resets nothing. Unexpected responses cause clear errors.
+// An instance that decides without its store resets nothing. Unexpected responses cause clear
+// errors.
 func TestResetWithUnexpectedAnswers(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
@@ -606,7 +607,7 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		code       int
 		text       string
 	}{
-		{key: `{"source": "fallback", "limits": [` + limit + `]}`, reset: `{}`, code: exitUnreachable, text: "has no connection to its store (fallback)"},
+		{key: `{"source": "fallback", "limits": [` + limit + `]}`, reset: `{}`, code: exitUnreachable, text: "decides without its store now (source: fallback), so nothing was reset; penstock doctor --store URL --admin 127.0.0.1:"},
 		{key: `{}`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
 		{key: `[]`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
 		{key: `{"source": "store", "limits": [` + limit + `]}`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
