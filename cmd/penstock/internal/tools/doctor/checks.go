@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,7 +103,7 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	case errors.As(s.err, &unknownAuthority):
 		return "the certificate's authority is not known here", "write ca=FILE into the URL"
 	case isLoginRefused(s.err):
-		return "the user or the password is wrong", "correct the URL; " + d.cli(s, "ACL LIST") + " lists the users"
+		return "the user or the password is wrong", d.correctLogin(s)
 	case strings.Contains(text, "max number of clients"):
 		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")
 	case strings.Contains(text, "protected mode"):
@@ -117,6 +118,21 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the port may not expect TLS", "try redis:// instead of rediss://"
 	}
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
+}
+
+// correctLogin returns the remedy for a login that a server refuses. It has no command, because
+// the server would refuse that too.
+func (d *doctor) correctLogin(s *server) string {
+	option := "password_file"
+	if slices.Contains(d.sentinels, s) {
+		option = "sentinel_password_file"
+	}
+	_, query, _ := strings.Cut(d.URL, "?")
+	options, _ := url.ParseQuery(query) // a URL that cannot be parsed has ended the run before
+	if file := options.Get(option); file != "" {
+		return "correct the password in the file " + file + " (" + option + "), or the user in the URL"
+	}
+	return "correct the URL: its user and its password, or write " + option + "=FILE"
 }
 
 // shortText returns an error's text without the prefixes that do not matter in a report.

@@ -184,6 +184,30 @@ func TestHealthyClusterPassesAllChecks(t *testing.T) {
 	}
 }
 
+// The remedy for a wrong password names the file that has it. It has no command, because the server
+// would refuse its login too.
+func TestRemedyForAWrongPasswordNamesItsFile(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("wr0ng"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	single := redistest.Start(t)
+	do(t, single, "CONFIG SET requirepass other")
+	do(t, s.Sentinels[0], "ACL SETUSER watcher on >right ~* &* +@all")
+	for url, want := range map[string]string{
+		"redis://" + single.Addr + "?password_file=" + file:                              "in the file " + file + " (password_file)",
+		"redis://:wr0ng@" + single.Addr:                                                  "correct the URL: its user and its password, or write password_file=FILE",
+		sentinelURL(s, "") + "?sentinel_username=watcher&sentinel_password_file=" + file: "in the file " + file + " (sentinel_password_file)",
+	} {
+		c := examined(t, url).worst("reach")
+		if c.Status != Failed || !strings.Contains(c.Remedy, want) || strings.Contains(c.Remedy, "redis-cli") {
+			t.Errorf("with %s, the check reach is %+v; want a remedy with %q and without a command", url, c, want)
+		}
+	}
+}
+
 // A fault describes a broken server, and the check that must find it.
 type fault struct {
 	name    string
