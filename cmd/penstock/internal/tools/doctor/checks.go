@@ -344,6 +344,8 @@ func (d *doctor) checkPersistence(s *server) {
 		c.Why, c.Remedy = "all decisions wait while the server forks", d.cli(s, `CONFIG SET save ""`)+", or use a separate server for limits"
 	case s.info["aof_enabled"] == "1":
 		c.Summary = "the append-only file is written; a restart keeps the counters"
+	case s.info["rdb_saves"] == "0":
+		c.Summary = "no append-only file, and no snapshot since the server's start: a restart loses what clients have used since then"
 	default:
 		c.Summary = "no append-only file: a restart loses what clients have used since the latest snapshot"
 	}

@@ -126,6 +126,28 @@ func TestHealthyServerPassesAllChecks(t *testing.T) {
 	}
 }
 
+// A server may have saved no snapshot, so the report names none. It names the probe key only if the
+// key may have been written.
+func TestReportNamesOnlyWhatIsThere(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	do(t, s, "CONFIG SET appendonly no")
+	r := examined(t, s.URL())
+	const written = " commands were sent, besides those that open and close connections. Only ps1{doctor…}self-test was written.\n"
+	if c := r.worst("persistence"); c.Status != OK || !strings.Contains(c.Summary, "no snapshot since the server's start") || !strings.HasSuffix(r.text(), written) {
+		t.Errorf("the report is\n%s\nwant no snapshot, and the end %q", r.text(), written)
+	}
+	do(t, s, "SAVE")
+	if c := examined(t, s.URL()).worst("persistence"); !strings.Contains(c.Summary, "since the latest snapshot") {
+		t.Errorf("after SAVE the check is %+v; want the latest snapshot", c)
+	}
+	s.Kill()
+	const nothing = "\n0 commands were sent, besides those that open and close connections. Nothing was written.\n"
+	if r := examined(t, s.URL()); !strings.HasSuffix(r.text(), nothing) {
+		t.Errorf("the report of a server that is down is\n%s\nwant the end %q", r.text(), nothing)
+	}
+}
+
 // With TLS, the doctor verifies each server's own certificate.
 func TestClustersAndSentinelsAreExaminedOverTLS(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
@@ -21,9 +22,20 @@ func (r *Report) Print(out io.Writer) error {
 		r.printChecks(&b, name)
 	}
 	b.WriteString("\n" + conclusion(counts) + "\n")
-	printable.Fprintf(&b, "%d commands were sent, besides those that open and close connections. Only %s{doctor…}self-test was written.\n", r.Commands, r.Prefix)
+	written := "Nothing"
+	if slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == "decisions" }) {
+		written = "Only " + r.Prefix + "{doctor…}self-test"
+	}
+	printable.Fprintf(&b, "%s sent, besides those that open and close connections. %s was written.\n", wereSent(r.Commands), written)
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+func wereSent(commands int64) string {
+	if commands == 1 {
+		return "1 command was"
+	}
+	return count(commands, "command") + " were"
 }
 
 var kinds = map[string]string{"single": "one server", "sentinel": "behind Sentinel", "cluster": "a Cluster"}
