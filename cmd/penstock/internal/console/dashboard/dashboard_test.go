@@ -264,8 +264,17 @@ rules:
 		t.Errorf("a page has the numbers of another tier:\n%s\n%s", gold, other)
 	}
 	s.spend("key:friend", 10)
-	s.mustHave(s.text("key?key=key:friend", 200, operator), "Never limited. The client is on the allow list.")
-	s.mustHave(s.text("key?key=key:foe", 200, operator), "Always rejected. The client is on the deny list.")
+	friend := s.text("key?key=key:friend", 200, operator)
+	s.mustHave(friend, "Never limited. The client is on the allow list.", "The limits that are reset start again at zero.")
+	if strings.Contains(friend, "denied") {
+		t.Errorf("the page of a client that is never limited is %s; want no limit to deny it", friend)
+	}
+	s.spend("key:foe", 10)
+	foe := s.text("key?key=key:foe", 200, operator)
+	s.mustHave(foe, "Always rejected. The client is on the deny list.", "The deny list rejects the client even after a reset.")
+	if rejected := strings.Count(foe, " rejected "); strings.Contains(foe, "passes") || strings.Contains(foe, "admitted") || rejected != 2 { // one in each limit's row
+		t.Errorf("the page of a denied client is %s; want each limit to reject its request", foe)
+	}
 	s.mustHave(s.text("key?key=vip:v1", 200, operator), "Admitted now.")
 	if page := s.text("key?key=vip:v2", 200, operator); strings.Contains(page, "Admitted") || !strings.Contains(page, "No request counts under this key.") || !strings.Contains(page, "now not counted") {
 		t.Errorf("the page of a key that the policy does not list is %s; want it neither admitted nor denied", page)
