@@ -15,8 +15,10 @@ type Event struct {
 	Context context.Context
 
 	// Plan is the strictest limit of the decision. Without a decision, Plan is that of the first
-	// charge. Plan is nil for an empty batch and for a charge without a Plan.
+	// charge. Plan is nil for an empty batch and for a charge without a Plan. Key is the key of the
+	// same charge. It may be a secret.
 	Plan *penstock.Plan
+	Key  string
 
 	Charges int             // how many the batch has
 	Allowed bool            // false if there is no decision
@@ -106,12 +108,12 @@ func (o *observer) observe(ctx context.Context, charges []penstock.Charge, d *pe
 	} else {
 		e.Allowed, e.Source = d.Allowed, d.Source
 	}
-	if len(charges) == 1 {
-		e.Plan = charges[0].Plan
-	} else if err == nil && len(charges) == d.Len() {
-		e.Plan = charges[d.Strictest()].Plan
-	} else if len(charges) > 0 {
-		e.Plan = charges[0].Plan
+	if len(charges) > 0 {
+		of := &charges[0]
+		if len(charges) > 1 && err == nil && len(charges) == d.Len() {
+			of = &charges[d.Strictest()]
+		}
+		e.Plan, e.Key = of.Plan, of.Key
 	}
 	o.report(e)
 }

@@ -28,7 +28,7 @@ func TestEventHasTheCallersDecision(t *testing.T) {
 		inner := newFaulty()
 		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(inner)
 		wide, tight := compiled(t, penstock.PerHour(100)), compiled(t, penstock.PerDay(2))
-		batch := []penstock.Charge{{Key: "k", Plan: wide, Cost: 1}, {Key: "k", Plan: tight, Cost: 1}}
+		batch := []penstock.Charge{{Key: "hour", Plan: wide, Cost: 1}, {Key: "day", Plan: tight, Cost: 1}} // each key has the name of its limit
 		for range 3 {
 			decide(t, store, batch...)
 		}
@@ -65,7 +65,7 @@ func TestEventHasTheCallersDecision(t *testing.T) {
 			if e.Plan != nil {
 				name = e.Plan.Name()
 			}
-			if name != want.limit || e.Charges != want.charges || e.Allowed != want.allowed || e.Source != want.source ||
+			if name != want.limit || e.Key != want.limit || e.Charges != want.charges || e.Allowed != want.allowed || e.Source != want.source ||
 				e.Latency != want.latency || e.Err != want.err || e.Reason != want.reason {
 				t.Errorf("event %d: limit %q, %+v; want %+v", i, name, e, want)
 			}

@@ -46,11 +46,7 @@ func (r *Recorder) Log(mode string, log *slog.Logger, identities *redact.Identit
 }
 
 func (d *Denial) attributes(identities *redact.Identities) []any {
-	all := []any{"rule", d.Rule, "limit", d.Limit}
-	const isOperator = false // the log shows keys masked
-	if name := identities.Name(d.Key); identities.Show != redact.ShowOff {
-		all = append(all, "key", identities.Of(isOperator, name), "ref", identities.Ref(name))
-	}
+	all := append([]any{"rule", d.Rule, "limit", d.Limit}, identities.Attributes(d.Key)...)
 	all = append(all, "outcome", d.Outcome.String(), "source", d.DecidedBy())
 	switch {
 	case d.RetryAfter == penstock.Never:

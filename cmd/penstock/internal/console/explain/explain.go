@@ -258,7 +258,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	d, err := store.Decide(ctx, charges)
 	if err != nil {
 		for i := range r.Charges {
-			r.Charges[i].IsCorrupt = isCorrupt(err) && isCorruptKey(ctx, store, charges[i])
+			r.Charges[i].IsCorrupt = keylimits.IsCorrupt(err) && isCorruptKey(ctx, store, charges[i])
 		}
 		return err
 	}
@@ -277,12 +277,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 // isCorruptKey returns true if this charge's key prevents a decision.
 func isCorruptKey(ctx context.Context, store penstock.Store, charge penstock.Charge) bool {
 	_, err := store.Decide(ctx, []penstock.Charge{charge})
-	return isCorrupt(err)
-}
-
-func isCorrupt(err error) bool {
-	e := penstock.AsStoreError(err)
-	return e != nil && e.Reason == penstock.ReasonCorrupt
+	return keylimits.IsCorrupt(err)
 }
 
 // Print writes the report as text.

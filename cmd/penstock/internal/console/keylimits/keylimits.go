@@ -240,7 +240,7 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		}
 		d, err := store.Decide(ctx, charges)
 		if err != nil {
-			return source, fmt.Errorf("read %s: %w", names(batch), err)
+			return source, readError(ctx, store, batch, err)
 		}
 		source = max(source, d.Source)
 		for i, l := range batch {
@@ -253,6 +253,33 @@ func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.S
 		}
 	}
 	return source, nil
+}
+
+// readError returns the error for limits that could not be read because of err. It names the
+// corrupt keys, if there are any, and how to delete them.
+func readError(ctx context.Context, store penstock.Store, batch []*Limit, err error) error {
+	if !IsCorrupt(err) {
+		return fmt.Errorf("read %s: %w", names(batch), err)
+	}
+	var corrupt []*Limit
+	command := "redis-cli DEL"
+	for _, l := range batch {
+		if _, err := store.Decide(ctx, []penstock.Charge{l.Charge()}); IsCorrupt(err) {
+			corrupt = append(corrupt, l)
+			command += " '" + strings.ReplaceAll(l.Stored, "'", `'\''`) + "'" // as a word of the shell
+		}
+	}
+	if corrupt == nil || corrupt[0].Stored == "" { // the keys have been deleted since, or their names are not known
+		return fmt.Errorf("read %s: %w", names(batch), err)
+	}
+	return fmt.Errorf("read %s: %w; Penstock did not write this value, so delete it: %s", names(corrupt), err, command)
+}
+
+// IsCorrupt reports whether a store made no decision because a key has data that Penstock did not
+// write.
+func IsCorrupt(err error) bool {
+	e := penstock.AsStoreError(err)
+	return e != nil && e.Reason == penstock.ReasonCorrupt
 }
 
 // batches puts limits into as few batches as possible. Tiers share a state, and a batch must not

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
 	penstockotel "github.com/penstock/penstock/observe/otel"
@@ -51,6 +52,9 @@ type Options struct {
 
 	// Denials passes samples of denied requests to its readers. Default: it has no readers.
 	Denials *denials.Recorder
+
+	// Identities shows the keys in log lines. Default: log lines show no keys.
+	Identities *redact.Identities
 
 	// Spans makes a span of each decision within a sampled trace. Default: there are none.
 	Spans *penstockotel.Spans
@@ -114,6 +118,9 @@ func newCore(o Options) *Core {
 	}
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
+	}
+	if o.Identities == nil {
+		o.Identities = &redact.Identities{Show: redact.ShowOff}
 	}
 	c := &Core{
 		Options:           o,

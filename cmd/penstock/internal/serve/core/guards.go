@@ -25,7 +25,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 		Instances: int(c.Settings.MinInstances),
 		OnStoreError: func(e guard.Event) {
 			if e.Reason != "canceled" { // the caller of a canceled call has left; the store may work
-				c.storeFailed(e.Err)
+				c.storeFailed(e.Err, c.attributesOfCorrupt(&e)...)
 			}
 		},
 		OnLateReturns: c.returnedLate(),
@@ -52,16 +52,27 @@ func (c *Core) returnedLate() func(holds int) {
 	}
 }
 
-// storeFailed counts and logs a call for which the store made no decision.
-func (c *Core) storeFailed(err error) {
+// attributesOfCorrupt returns the attributes of a log line about a call that a corrupt key has made
+// fail: the rule, the limit, the masked key and the ref of its first charge. For other calls it
+// returns none.
+func (c *Core) attributesOfCorrupt(e *guard.Event) []any {
+	if e.Plan == nil || e.Reason != penstock.ReasonCorrupt.String() {
+		return nil
+	}
+	return append([]any{"rule", e.Plan.Group(), "limit", e.Plan.Name()}, c.Identities.Attributes(e.Key)...)
+}
+
+// storeFailed counts and logs a call for which the store made no decision. The log line gets the
+// attributes too.
+func (c *Core) storeFailed(err error, attributes ...any) {
 	c.Metrics.CountError(err)
-	c.noteFailure(err)
+	c.noteFailure(err, attributes...)
 }
 
 // noteFailure does the same as storeFailed for a call that Metrics has counted already.
-func (c *Core) noteFailure(err error) {
+func (c *Core) noteFailure(err error, attributes ...any) {
 	c.Activity.Store.Fail()
-	c.health.failed(err)
+	c.health.failed(err, attributes...)
 }
 
 func (c *Core) breakerChanged(node string, from, to guard.State) {

@@ -43,8 +43,8 @@ const (
 )
 
 // failed records a call for which the store made no decision. A call that an open breaker rejects
-// counts for the latest other failure.
-func (h *health) failed(err error) {
+// counts for the latest other failure. If the call is logged, its line gets the attributes.
+func (h *health) failed(err error, attributes ...any) {
 	reason := observe.Reason(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,6 +68,7 @@ func (h *health) failed(err error) {
 		return
 	}
 	line := withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)
+	line = append(line, attributes...)
 	if isFirst := r.lastLine.IsZero(); isFirst { // the reason is new in this outage
 		line = append(line, activity.EventAttribute, activity.StoreFails)
 	}

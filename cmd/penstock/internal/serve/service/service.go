@@ -199,6 +199,7 @@ func (s *service) open(runCtx context.Context) error {
 		Version:               s.Version,
 		Events:                &s.events,
 		Denials:               s.denials,
+		Identities:            s.Settings.Identities(s.sharedSecret),
 		Spans:                 s.telemetry.Spans(),
 		Check:                 s.checkRules,
 		WrapStore:             s.testHooks.store,

@@ -57,6 +57,17 @@ func (i *Identities) Of(isOperator bool, name string) string {
 // Ref returns a short text that stands for the name of a key. Equal names have equal refs.
 func (i *Identities) Ref(name string) string { return i.hash("ref", name)[:refDigits] }
 
+// Attributes returns the attributes of a log line about a key: the masked key and its ref. It
+// returns none if identities are not shown.
+func (i *Identities) Attributes(key string) []any {
+	if i.Show == ShowOff {
+		return nil
+	}
+	const isOperator = false // the log shows keys masked
+	name := i.Name(key)
+	return []any{"key", i.Of(isOperator, name), "ref", i.Ref(name)}
+}
+
 // hash returns the HMAC of a text. Each purpose gives a text another hash.
 func (i *Identities) hash(purpose, text string) string {
 	mac := hmac.New(sha256.New, i.Secret)
