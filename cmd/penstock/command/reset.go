@@ -101,7 +101,8 @@ type resetCommand struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
-	Unread []string `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, which are not reset
+	Unread []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, which are not reset
+	Held   []keylimits.Limit `json:"held,omitempty"`   // limits of requests in flight that hold slots, which are reset only by their names
 }
 
 func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
@@ -111,6 +112,11 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
 		return errNoSuchLimit(k.key, k.unread)
+	}
+	if r.limit == "" {
+		if _, err := keylimits.Read(c.Context(), k.store, k.limits); err != nil {
+			return err
+		}
 	}
 	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
 	if err != nil {
@@ -144,7 +150,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if err != nil {
 		return err
 	}
-	return r.print(c.OutOrStdout(), &resetReport{k.key, done, k.unread}, cachesOf(limits))
+	return r.print(c.OutOrStdout(), &resetReport{k.key, done, k.unread, r.held(k.limits)}, cachesOf(limits))
 }
 
 // resetAtInstance resets the key at a running instance.
@@ -176,7 +182,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return errNoSuchLimit(found.Identity, found.Unread)
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
-		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread}, "")
+		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread, r.held(found.Limits)}, "")
 	}
 	if err := r.confirm(c, found.Identity, limits); err != nil {
 		return err
@@ -196,7 +202,34 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return instance.errNotTheAPI()
 	}
 	const caches = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances.\n"
-	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread}, caches)
+	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread, r.held(found.Limits)}, caches)
+}
+
+// held returns the limits of requests in flight that hold slots, and that the command does not
+// name.
+func (r *resetCommand) held(limits []keylimits.Limit) []keylimits.Limit {
+	if r.limit != "" {
+		return nil
+	}
+	return keylimits.Held(limits)
+}
+
+// printHeld names the limits that were not reset because they hold slots.
+func printHeld(out io.Writer, held []keylimits.Limit) {
+	var names []string
+	for _, l := range held {
+		name := l.Name()
+		if l.IsDenied && l.Kind == keylimits.Enforced {
+			name += " (it denies)"
+		}
+		if !slices.Contains(names, name) { // tiers share a counter
+			names = append(names, name)
+		}
+	}
+	if names != nil {
+		printable.Fprintf(out, "Not reset, because requests in flight hold slots: %s. If they have ended, name the limit: --rule %s --limit %s\n",
+			strings.Join(names, ", "), held[0].Rule, held[0].Limit)
+	}
 }
 
 // errNoSuchLimit returns the error for a key without limits to reset. unread has the names of its
@@ -224,8 +257,12 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 	text.WriteString(caches)
 	if len(report.Reset.Reset) == 0 {
 		text.Reset()
-		printable.Fprintf(&text, "%s has used nothing; nothing was reset.\n", report.Identity)
+		if len(report.Held) == 0 {
+			printable.Fprintf(&text, "%s has used nothing; ", report.Identity)
+		}
+		text.WriteString("nothing was reset.\n")
 	}
+	printHeld(&text, report.Held)
 	text.WriteString(textOfUnread(report.Unread))
 	var err error
 	if r.output == "json" {

@@ -8,15 +8,19 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
 )
 
 const statusPolicy = `
@@ -593,6 +597,89 @@ func checkRefs(t *testing.T, p *process) {
 	}
 	if code, _, errors := command("status", "--ref", "0123456789abcdef", "--admin", p.admin); code != exitUsage || !strings.Contains(errors, "no offender of the last hour has this ref") {
 		t.Errorf("status of an unknown ref: exit status %d, %s; want %d with %q", code, errors, exitUsage, "no offender of the last hour has this ref")
+	}
+}
+
+// The runbook of a corrupt key finds it: from the log line by its ref to the client's key, and from
+// there to the key in Redis.
+func TestCorruptKeyIsFoundFromTheLog(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	f := &statusFixture{redis: redistest.Start(t)}
+	f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", statusPolicy)}
+	f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token, "--shown-identities=full")...)
+	if _, err := f.redis.Do("SET", "ps1{key:it's}login:day:slidinglog", "foreign"); err != nil {
+		t.Fatal(err)
+	}
+	f.request(t, "/login", "it's")
+	var line struct{ Msg, Reason, Rule, Limit, Key, Ref string }
+	for line.Msg != "the store made no decision" {
+		if !f.lines.Scan() {
+			t.Fatal("the log has no line about a call without a decision")
+		}
+		if err := json.Unmarshal(f.lines.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if line.Reason != "corrupt" || line.Rule != "login" || line.Limit == "" || strings.Contains(line.Key, "it's") {
+		t.Errorf("the line has %+v; want the reason corrupt, the rule login, its limit and a masked key", line)
+	}
+	code, out, errors := command("status", "--ref", line.Ref, "--admin", f.admin)
+	if code != exitOK || !strings.Contains(out, "key key:it's\n") {
+		t.Fatalf("status --ref %s: exit status %d, %s%s; want the key of the client", line.Ref, code, out, errors)
+	}
+	const remedy = `delete it: redis-cli DEL 'ps1{key:it'\''s}login:day:slidinglog'` + "\n"
+	code, out, errors = f.run("status", "key:it's")
+	if code != exitUnreachable || out != "" || !strings.HasSuffix(errors, remedy) || strings.Contains(errors, "login.hour") {
+		t.Errorf("status of the key: exit status %d, %s%s; want %d, and only %q", code, out, errors, exitUnreachable, remedy)
+	}
+}
+
+// Slots may still be in use, so a reset of all limits keeps them. It says so, because the client
+// may still be denied.
+func TestResetNamesTheLimitsThatHoldSlots(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	redis := redistest.Start(t)
+	const text = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}, {in_flight: 2}]}]"
+	config := writeFile(t, "rules.yaml", text)
+	store := []string{"--store", redis.URL(), "--config", config}
+	p := startProcess(t, append(store, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	rules, err := policyfile.Load(config, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rules.Close()
+	direct, err := redisstore.Open(redis.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	const held = "Not reset, because requests in flight hold slots: api.in-flight (it denies). If they have ended, name the limit: --rule api --limit in-flight\n"
+	for _, where := range [][]string{store, {"--admin", p.admin}} {
+		for _, limit := range rules.Rules.Rule("api").Limits {
+			charge := penstock.Charge{Key: "key:a", Plan: limit.Variants[0], Cost: 5, Holder: "h"}
+			if limit.Name == "in-flight" {
+				charge.Cost = 2
+			}
+			if _, err := direct.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reset := func(args ...string) (code int, out, errors string) {
+			return command(slices.Concat([]string{"reset", "key:a", "--reason", "r", "--yes"}, where, args)...)
+		}
+		if code, out, errors := reset(); code != exitOK || !strings.Contains(out, "api.hour was reset") || !strings.HasSuffix(out, held) {
+			t.Errorf("reset %q: exit status %d, %s%s; want %d, api.hour and %q", where, code, out, errors, exitOK, held)
+		}
+		if code, out, errors := reset(); code != exitDenied || !strings.HasPrefix(out, "nothing was reset.\n") || !strings.HasSuffix(out, held) {
+			t.Errorf("reset %q again: exit status %d, %s%s; want %d and %q", where, code, out, errors, exitDenied, held)
+		}
+		if code, out, errors := reset("--rule", "api", "--limit", "in-flight"); code != exitOK || strings.Contains(out, "Not reset") {
+			t.Errorf("reset %q of in-flight: exit status %d, %s%s; want %d, and that all was reset", where, code, out, errors, exitOK)
+		}
 	}
 }
 

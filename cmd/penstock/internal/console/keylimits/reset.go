@@ -46,6 +46,17 @@ func Resettable(limits []Limit, name string) (found []Limit) {
 	return found
 }
 
+// Held returns the limits of requests in flight that hold slots, as they were read. Without a name,
+// Resettable omits them.
+func Held(limits []Limit) (found []Limit) {
+	for _, l := range limits {
+		if l.needsHolder() && l.IsInUse() {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
 // needsHolder reports whether the limit counts requests in flight. A limit from JSON has only the
 // name of its algorithm.
 func (l *Limit) needsHolder() bool {
