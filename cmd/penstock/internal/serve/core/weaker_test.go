@@ -89,8 +89,8 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 	}
 }
 
-// checkReload reloads a policy, and checks that the weaker parts are in one warning. The file may be
-// loaded twice. The second load changes nothing.
+// checkReload reloads a policy, and checks that the weaker parts are in one warning. The file may
+// be loaded twice. The second load changes nothing.
 func checkReload(t *testing.T, before, after, weaker string) {
 	t.Helper()
 	log := logOfReload(t, before, after)
