@@ -1,5 +1,6 @@
 -- Checks a request with Penstock. The client gets a denial of Penstock unchanged.
-local url = "http://127.0.0.1:8181/auth/forward"
+local address = "127.0.0.1:8181"
+local timeout = 5 -- seconds; longer than any max_wait of the policy
 
 -- These headers of the client are not sent to Penstock.
 local dropped = {
@@ -9,7 +10,32 @@ local dropped = {
   "x-original-method", "x-original-uri", "x-original-url",
 }
 
-local timeout_ms = 5000 -- longer than any max_wait of the policy
+-- Sends one request, and returns the status, headers and body of the response, or nil if there
+-- is none. With HTTP/1.0, the response ends with the connection. HAProxy's own client,
+-- core.httpclient, is no alternative: it sends a request up to 4 times, each with the whole
+-- timeout. In HAProxy 2.6 it even crashes if a request has about 100 headers.
+local function ask(headers)
+  local lines = { "GET /auth/forward HTTP/1.0" }
+  for name, values in pairs(headers) do
+    for _, value in pairs(values) do table.insert(lines, name .. ": " .. value) end
+  end
+  local socket = core.tcp()
+  socket:settimeout(timeout)
+  local response
+  if socket:connect(address) and socket:send(table.concat(lines, "\r\n") .. "\r\n\r\n") then
+    response = socket:receive("*a")
+  end
+  socket:close()
+  local status, head, body = (response or ""):match("^HTTP/1%.%d (%d%d%d)[^\r\n]*\r\n(.-\r\n)\r\n(.*)$")
+  if not status then return nil end
+  local received = {}
+  for name, value in head:gmatch("([^:\r\n]+): *([^\r\n]*)\r\n") do
+    name = name:lower()
+    received[name] = received[name] or {}
+    table.insert(received[name], value)
+  end
+  return tonumber(status), received, body
+end
 
 core.register_action("penstock", { "http-req" }, function(txn)
   local headers = txn.http:req_get_headers()
@@ -20,20 +46,24 @@ core.register_action("penstock", { "http-req" }, function(txn)
   headers["x-forwarded-host"] = { host }
   headers["x-forwarded-for"] = { txn.f:src() }
 
-  local response = core.httpclient():get{ url = url, headers = headers, timeout = timeout_ms }
-  local status = response and response.status or 0
-  -- If HAProxy cannot connect, it makes a 5xx response itself. A 5xx of Penstock has Retry-After.
-  local is_made_by_haproxy = status >= 500 and not response.headers["retry-after"]
-  if status == 0 or is_made_by_haproxy then
+  local status, received, body = ask(headers)
+  if not status then
     txn:set_var("txn.penstock_down", true)
     return
   end
   -- HAProxy sets these headers itself.
-  for _, name in ipairs({ "connection", "content-length", "transfer-encoding" }) do response.headers[name] = nil end
+  for _, name in ipairs({ "connection", "content-length" }) do received[name] = nil end
   if status ~= 200 then
-    txn:done(txn:reply{ status = status, headers = response.headers, body = response.body })
+    txn:done(txn:reply{ status = status, headers = received, body = body })
   end
-  local ratelimit, ratelimit_policy = response.headers["ratelimit"], response.headers["ratelimit-policy"]
-  if ratelimit then txn:set_var("txn.ratelimit", ratelimit[0]) end
-  if ratelimit_policy then txn:set_var("txn.ratelimit_policy", ratelimit_policy[0]) end
+  txn:set_priv(received)
+end)
+
+-- Adds Penstock's headers about limits to the response of the application. They replace those of
+-- the application.
+core.register_action("penstock_headers", { "http-res" }, function(txn)
+  for name, values in pairs(txn:get_priv() or {}) do
+    if name:find("^ratelimit") or name:find("^x%-ratelimit") then txn.http:res_set_header(name, values[1]) end
+    if name == "access-control-expose-headers" then txn.http:res_add_header(name, values[1]) end
+  end
 end)

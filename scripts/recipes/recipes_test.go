@@ -102,9 +102,11 @@ type recipe struct {
 	// adapt changes a file so that the proxy runs without a system installation. nil: no change.
 	adapt func(text string) string
 
-	hasLimits  bool   // allowed responses have RateLimit headers
-	whenKilled string // status of requests while Penstock is killed
-	whenHung   string // status of requests while Penstock hangs
+	hasLimits     bool          // allowed responses have RateLimit headers
+	hasAllHeaders bool          // allowed responses have all headers of Penstock, which replace those of the application
+	whenKilled    string        // status of requests while Penstock is killed
+	whenHung      string        // status of requests while Penstock hangs
+	hungFor       time.Duration // timeout of the proxy for Penstock
 
 	// makeLenient changes the first file in the way that its comments describe. Then requests pass
 	// while Penstock is killed or hangs. nil: the proxy cannot do that.
@@ -118,7 +120,7 @@ type recipe struct {
 
 var recipes = []recipe{
 	{
-		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, whenKilled: "500", whenHung: "500",
+		program: "nginx", files: []string{"nginx.conf"}, hasLimits: true, hasAllHeaders: true, whenKilled: "500", whenHung: "500", hungFor: 5 * time.Second,
 		makeLenient: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
 		args: func(dir, _ string) []string {
 			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
@@ -132,14 +134,14 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, whenKilled: "503", whenHung: "503",
+		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, hasLimits: true, hasAllHeaders: true, whenKilled: "503", whenHung: "503", hungFor: 5 * time.Second,
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
 		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
 	},
 	{
-		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, whenKilled: "502", whenHung: "504",
+		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, whenKilled: "502", whenHung: "504", hungFor: 5 * time.Second,
 		makeLenient: func(text string) string {
 			before, commented, _ := strings.Cut(text, "	# handle_errors")
 			return before + "	handle_errors" + strings.ReplaceAll(commented, "	# ", "	")
@@ -150,20 +152,20 @@ var recipes = []recipe{
 		adapt: func(text string) string { return "{\n\tadmin off\n}\n" + text },
 	},
 	{
-		program: "traefik", files: []string{"traefik-dynamic.yml"}, whenKilled: "500", whenHung: "500",
+		program: "traefik", files: []string{"traefik-dynamic.yml"}, whenKilled: "500", whenHung: "500", hungFor: 30 * time.Second,
 		args: func(dir, address string) []string {
 			return []string{"--entrypoints.web.address=" + address, "--providers.file.filename=" + dir + "/traefik-dynamic.yml", "--global.checknewversion=false", "--global.sendanonymoususage=false"}
 		},
 	},
 	{
-		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
+		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
 		args: envoyArgs("envoy.yaml"),
 	},
 	{
-		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503",
+		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, hasAllHeaders: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
@@ -203,13 +205,15 @@ func checkContextExtensions(r *row) {
 
 // policy gets the addresses of the proxies for %s.
 const policy = `
-http: {trusted_proxies: %s}
+http: {trusted_proxies: %s, headers: [draft-11, x-ratelimit], cors: {origins: https://app.example, credentials: true}}
 deny: {header X-Api-Key: banned}
 rules:
   - {name: shop, match: {method: POST, host: shop.example, path: /api/**}, per: {key: header X-Api-Key}, limits: [{rate: 3/h, burst: 3}]}
   - {name: address, match: {path: /address}, per: ip, limits: [{rate: 2/h}]}
   - {name: token, match: {path: /token}, per: {key: query token}, limits: [{rate: 1/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: open}]}
+  - {name: own, match: {path: /own}, per: {key: header X-Api-Key}, limits: [{rate: 1/h}]}
+  - {name: hung, match: {path: /hung}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h}]}
   - {name: trial, match: {header X-Context-Plan: trial}, per: ip, limits: [{rate: 1/h}]}
   - {name: closed, match: {path: /closed}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: closed}]}
 `
@@ -291,20 +295,20 @@ func TestRecipes(t *testing.T) {
 	// All proxies wait for Penstock at the same time, because Traefik waits for 30 s.
 	var waiting sync.WaitGroup
 	for _, r := range rows {
-		waiting.Go(func() { r.hung, r.hungLenient = r.checkWithoutPenstock(r.recipe.whenHung) })
+		waiting.Go(func() { r.hung, r.hungLenient = r.checkWithoutPenstock(r.recipe.whenHung, r.recipe.hungFor) })
 	}
 	waiting.Wait()
 	penstock.Signal(syscall.SIGCONT)
 	penstock.End()
 	for _, r := range rows {
-		r.killed, r.killedLenient = r.checkWithoutPenstock(r.recipe.whenKilled)
+		r.killed, r.killedLenient = r.checkWithoutPenstock(r.recipe.whenKilled, 0)
 	}
 	printTable(rows)
 }
 
 // startApp starts the application behind the proxies, and returns its address. It responds with the
 // method, the URI and the body of the request. Its header X-App-Key is the API key that an
-// application behind CGI sees.
+// application behind CGI sees. At /own it sends headers about limits of its own.
 func startApp(t *testing.T) (address string) {
 	return process.ServeHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, values := range r.Header {
@@ -316,6 +320,10 @@ func startApp(t *testing.T) (address string) {
 		if err != nil {
 			w.WriteHeader(http.StatusBadRequest)
 			return
+		}
+		if r.URL.Path == "/own" {
+			w.Header().Set("RateLimit", `"app";r=5;t=1`)
+			w.Header().Set("RateLimit-Policy", `"app";q=9;w=1`)
 		}
 		fmt.Fprintf(w, "app %s %s %s", r.Method, r.RequestURI, body)
 	}))

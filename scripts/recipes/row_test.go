@@ -102,6 +102,7 @@ func (r *row) checkWhileUp() {
 	r.checkNames()
 	r.checkAddresses()
 	r.expect(r.rejectedForged == r.allForged, "%d of %d forged requests were rejected; want all", r.rejectedForged, r.allForged)
+	r.checkHeaders()
 	r.checkOthers()
 	if r.recipe.checks != nil {
 		r.recipe.checks(r)
@@ -149,6 +150,29 @@ func (r *row) checkLimit() {
 	contentType := a.header.Get("Content-Type")
 	r.expect(contentType == "application/problem+json" && strings.Contains(a.body, `"status":429`),
 		"a denial has the body %q of type %q; want application/problem+json with status 429", a.body, contentType)
+}
+
+// checkHeaders checks that clients get all headers of Penstock, and none twice. The application
+// sends RateLimit too.
+func (r *row) checkHeaders() {
+	for _, want := range []struct{ status, origin, credentials, vary string }{
+		{status: "200"}, // the application decides which pages may read its response
+		{status: "429", origin: "https://app.example", credentials: "true", vary: "Origin"},
+	} {
+		a := r.send("GET", "/own", "shop.example", "X-Api-Key", "own-"+r.recipe.key(), "Origin", "https://app.example")
+		r.expect(a.status == want.status, "%s got status %s; want %s", a.request, a.status, want.status)
+		if a.status == "200" && !r.recipe.hasAllHeaders {
+			continue
+		}
+		for name, prefix := range map[string]string{
+			"Ratelimit": `"own.hour";r=0;`, "Ratelimit-Policy": `"own.hour";q=1;`, "X-Ratelimit-Limit": "1", "X-Ratelimit-Remaining": "0", "X-Ratelimit-Reset": "1",
+			"Access-Control-Allow-Origin": want.origin, "Access-Control-Allow-Credentials": want.credentials, "Vary": want.vary, "Access-Control-Expose-Headers": "RateLimit",
+		} {
+			values := a.header[name]
+			isRight := len(values) == 1 && strings.HasPrefix(values[0], prefix)
+			r.expect(isRight || prefix == "" && values == nil, "a response with %s has %s %q; want one that begins with %q", want.status, name, values, prefix)
+		}
+	}
 }
 
 // checkForged sends requests over the limit. It checks that none passes, however its path is
@@ -244,7 +268,7 @@ func (r *row) checkOthers() {
 
 // checkLenient checks that the lenient proxy applies Penstock's rejections while Penstock answers.
 func (r *row) checkLenient() {
-	for _, a := range []answer{
+	answers := []answer{
 		r.lenient.post("/api/things"),
 		r.lenient.post("/api%2Fthings"),
 		r.lenient.post("/api/things", "X-Api-Key", "banned"),
@@ -252,7 +276,16 @@ func (r *row) checkLenient() {
 		r.lenient.post("/api/things", "X-Original-Uri", "/free"),
 		// Headers of 21,000 bytes are too large.
 		r.lenient.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)),
-	} {
+	}
+	// HAProxy accepts at most 101 headers. A script must not crash shortly before this bound.
+	var many []string
+	for i := range 101 {
+		many = append(many, fmt.Sprintf("X-%d", i), "a")
+		if i >= 90 {
+			answers = append(answers, r.lenient.post("/api/things", many...))
+		}
+	}
+	for _, a := range answers {
 		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "with the lenient recipe, %s got status %s; want 400, 403, 429 or 431", a.request, a.status)
 	}
 }
@@ -282,15 +315,27 @@ func (r *row) checkWithoutStore() (open, closed string) {
 }
 
 // checkWithoutPenstock sends requests while Penstock does not answer. It returns the statuses of
-// the proxy and of the lenient proxy. Without a lenient proxy, the second status is "-".
-func (r *row) checkWithoutPenstock(want string) (status, lenient string) {
-	status, lenient = r.post("/api/things").status, "-"
-	r.expect(status == want, "without Penstock, a request got status %s; want %s", status, want)
-	if r.lenient != nil {
-		lenient = r.lenient.post("/api/things").status
-		r.expect(lenient == "200", "without Penstock, a request got status %s with the lenient recipe; want 200", lenient)
+// the proxy and of the lenient proxy. Without a lenient proxy, the second status is "-". The proxy
+// must answer after the time that the documentation names.
+func (r *row) checkWithoutPenstock(want string, after time.Duration) (status, lenient string) {
+	const delay = 2 * time.Second // of a busy machine
+	send := func(r *row) (status string, isInTime bool) {
+		start := time.Now()
+		return r.sendWhenHung().status, time.Since(start) < after+delay
 	}
+	status, isInTime := send(r)
+	r.expect(status == want && isInTime, "without Penstock, a request got status %s (in time: %t); want %s after %v", status, isInTime, want, after)
+	if r.lenient == nil {
+		return status, "-"
+	}
+	lenient, isInTime = send(r.lenient)
+	r.expect(lenient == "200" && isInTime, "without Penstock, a request got status %s (in time: %t) with the lenient recipe; want 200 after %v", lenient, isInTime, after)
 	return status, lenient
+}
+
+// sendWhenHung sends a request that the rule hung limits, with the row's own key.
+func (r *row) sendWhenHung() answer {
+	return r.send("GET", "/hung", "shop.example", "X-Api-Key", r.recipe.key())
 }
 
 // expect fails the test if a check is not true.
@@ -302,7 +347,7 @@ func (r *row) expect(isTrue bool, format string, args ...any) {
 
 // An answer is the response that a client gets.
 type answer struct {
-	request string // method, target and headers of the request
+	request string // method, target and the first headers of the request
 	status  string // number, or the error if there is no response
 	body    string
 	header  http.Header
@@ -341,7 +386,9 @@ func (r *row) sendBody(method, target, host string, body io.Reader, header ...st
 	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
-		request += fmt.Sprintf(" %s: %.40s", header[i], header[i+1])
+		if i < 8 {
+			request += fmt.Sprintf(" %s: %.40s", header[i], header[i+1])
+		}
 	}
 	response, err := r.client.Do(req)
 	if err != nil {
