@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -135,6 +137,12 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 		}
 		for _, h := range p.Hints {
 			r.found = append(r.found, finding{Severity: "hint", File: h.File, Line: h.Line, Column: h.Column, Message: h.Message})
+		}
+		// serve may get its listeners by flags, so this is no error. The first line is about the
+		// first such limit.
+		if err := forwardauth.Check(p.Rules); err != nil {
+			reason, _, _ := strings.Cut(strings.TrimPrefix(textOf(err), "forwardauth: "), "\n")
+			r.found = append(r.found, finding{Severity: "hint", File: file, Message: "serve --api does not load this policy: " + reason})
 		}
 		n := len(p.Rules.Rules())
 		r.isValid, r.description = true, describe.Spec(p.Rules.Spec())

@@ -92,6 +92,23 @@ func TestStoresThatServeRejectsAreNotValid(t *testing.T) {
 	}
 }
 
+func TestValidateHintsAtLimitsThatForwardAuthCannotEnforce(t *testing.T) {
+	const trusting = "http: {trusted_proxies: 10.0.0.1, case_sensitive: true, trailing_slash: keep}\n"
+	for _, c := range []struct{ limits, http, want string }{
+		{limits: "[{rate: 10/s}, {in_flight: 5}]", http: trusting, want: "rule a, limit in-flight: in_flight needs the end of the request"},
+		{limits: "[{rate: 10/s, on_status: 401}]", http: trusting, want: "rule a, limit second: on_status needs the status"},
+		{limits: "[{rate: 10/s}]", http: trusting},
+		{limits: "[{in_flight: 5}]"},
+	} {
+		file := writeFile(t, "policy.yaml", "rules: [{name: a, match: {path: /a}, per: global, limits: "+c.limits+"}]\n"+c.http)
+		code, out, _ := command("validate", "--strict", file)
+		const hint = "hint: serve --api does not load this policy: "
+		if code != exitOK || strings.Contains(out, hint) != (c.want != "") || c.want != "" && !strings.Contains(out, hint+c.want) {
+			t.Errorf("%s with %q: exit status %d:\n%s\nwant %d, and a hint only about %q", c.limits, c.http, code, out, exitOK, c.want)
+		}
+	}
+}
+
 // findings is the output of validate -o json.
 type findings struct {
 	Valid    *bool
