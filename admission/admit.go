@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -17,8 +18,8 @@ import (
 type Admission struct {
 	controller *Controller
 	request    Request
-	call       call
-	*scratch   // nil after Done
+	ctx        context.Context // of the request
+	*scratch                   // nil after Done
 
 	decision  penstock.Decision
 	isLimited bool // a limit applies, so there is a decision
@@ -45,6 +46,8 @@ type scratch struct {
 	event       Event
 	rejection   Rejection
 	newIdentity [1]penstock.Charge // the charge in an event of the outcome DeniedNewIdentity
+	batch       batches.Batch      // what the store decides
+	list        [1]*batches.Batch  // the batch, as a list
 }
 
 // A Rejection describes why a request was rejected.
@@ -260,7 +263,8 @@ func (a *Admission) setHolder() {
 // decideBeforeAuth decides the charges of the rules with before_auth. If they are granted, they
 // stay charged. Clients do not see these limits.
 func (a *Admission) decideBeforeAuth() (Outcome, error) {
-	d, latency, err := a.decideInStore()
+	latency := a.decideInStore(nil)
+	d, err := a.batch.Decision, a.batch.Err
 	if err != nil {
 		if outcome, err := a.applyError(err, latency); !outcome.IsAdmitted() {
 			return outcome, err
@@ -276,30 +280,36 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	return Allowed, nil
 }
 
-// decideInStore sends the charges to the store. For a peek, it makes them charges of mode Peek.
-func (a *Admission) decideInStore() (d penstock.Decision, latency time.Duration, err error) {
+// decideInStore sends the charges to the store, with shadows that it may decide in the same call. For
+// a peek, it makes them charges of mode Peek.
+func (a *Admission) decideInStore(shadows []*batches.Batch) (latency time.Duration) {
 	charges := a.evaluation.Charges
 	if a.request.Peek {
 		for i := range charges {
 			charges[i].Mode, charges[i].Patience = penstock.Peek, 0
 		}
 	}
-	a.call.storeErr = nil
+	a.batch, a.list[0] = batches.Batch{Charges: charges, Shadows: shadows}, &a.batch
 	start := time.Now()
-	d, err = a.controller.store.Decide(&a.call, charges)
-	return d, time.Since(start), err
+	a.controller.store(a.ctx, a.list[:])
+	return time.Since(start)
 }
 
 // decide sends the charges to the store. If the request's turn comes later, decide waits for the
 // turn.
-func (a *Admission) decide(shadows *shadows) (Outcome, error) {
-	d, latency, err := a.decideInStore()
-	a.endPiggybacked(shadows)
-	return a.applyDecision(d, latency, err)
+func (a *Admission) decide(s *shadows) (Outcome, error) {
+	var sharing []*batches.Batch
+	if s != nil {
+		sharing = s.sharing
+	}
+	latency := a.decideInStore(sharing)
+	a.endSharing(s)
+	return a.applyDecision(latency)
 }
 
-// applyDecision finds the outcome that follows from the store's decision.
-func (a *Admission) applyDecision(d penstock.Decision, latency time.Duration, err error) (Outcome, error) {
+// applyDecision finds the outcome that follows from the store's decision about the batch.
+func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
+	d, err := a.batch.Decision, a.batch.Err
 	switch {
 	case a.idCharges > 0 && err == nil:
 		a.removeIDCharges(&d)
@@ -360,7 +370,7 @@ func (a *Admission) rejectBy(l *policy.Limit, retryAfter time.Duration) {
 // ended, the request is abandoned. If the store failed and no fallback decided, the request is
 // admitted only if all of its limits fail open.
 func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error) {
-	v, ctx := &a.evaluation, a.call.Context
+	v, ctx := &a.evaluation, a.ctx
 	a.noteHolds(v.Charges, v.Limits)
 	a.isLimited = true
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
@@ -423,7 +433,7 @@ func (a *Admission) observeDecision(o Outcome, latency time.Duration) Outcome {
 	i := a.decision.Strictest()
 	a.event = eventOf(a.evaluation.Limits[i], &a.evaluation.Charges[i])
 	e := &a.event
-	e.Outcome, e.Source, e.Latency, e.Err = o, a.decision.Source, latency, a.call.storeErr
+	e.Outcome, e.Source, e.Latency, e.Err = o, a.decision.Source, latency, a.batch.Cause
 	e.Decision, e.Charges = &a.decision, a.evaluation.Charges
 	return a.emit()
 }
@@ -440,7 +450,7 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 // a.event.
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
-	a.event.Context = a.call.Context
+	a.event.Context = a.ctx
 	if o.IsAdmitted() {
 		a.event.SkippedRule = a.skippedRule
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -45,7 +46,7 @@ type Options struct {
 // transports of the process: it has the known identities, and it counts what waits. Many goroutines
 // may use one Controller at the same time.
 type Controller struct {
-	store   penstock.Store
+	store   batches.Func
 	rules   func() *policy.Rules
 	options Options
 	now     func() time.Time
@@ -192,7 +193,7 @@ type Request struct {
 	IsRefundable bool
 
 	// Into is memory for the Admission. It must be a zero Admission. Do not use it for a second
-	// request: guards may use the context in it even after Done. Default: new memory.
+	// request, because goroutines of the first may still use it after Done. Default: new memory.
 	Into *Admission
 }
 
@@ -217,7 +218,7 @@ func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 	if r.Rules == nil {
 		r.Rules = c.rules()
 	}
-	a.controller, a.request, a.call.Context = c, r, ctx
+	a.controller, a.request, a.ctx = c, r, ctx
 	a.scratch = c.scratches.Get().(*scratch)
 	return a
 }

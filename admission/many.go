@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // An Admittance is a request, and what Admit returns for it.
@@ -20,11 +20,10 @@ type Admittance struct {
 // Direct can be listed, and only if they have no shadows, no ID and no Patience, and are not a
 // Peek. The other requests are decided one by one, after the list.
 func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
-	memory := make([]many.Call, len(list))      // one allocation for all calls
-	calls := make([]*many.Call, 0, len(list))   // what is sent to the store
-	listed := make([]*Admittance, 0, len(list)) // the request of each call
+	sent := make([]*batches.Batch, 0, len(list)) // what the store decides
+	listed := make([]*Admittance, 0, len(list))  // the request of each of these batches
 	var alone []*Admittance
-	for i, item := range list {
+	for _, item := range list {
 		if !item.Request.canBeListed() {
 			alone = append(alone, item)
 			continue
@@ -38,24 +37,18 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 		case len(a.evaluation.Charges) == 0:
 			item.Outcome = a.end(a.observe(Unlimited))
 		default:
-			memory[i].Charges = a.evaluation.Charges
-			calls, listed = append(calls, &memory[i]), append(listed, item)
+			a.batch = batches.Batch{Charges: a.evaluation.Charges}
+			sent, listed = append(sent, &a.batch), append(listed, item)
 		}
 	}
-	storeCtx := ctx
-	if len(listed) == 1 {
-		// A list of one is decided by Decide, which records the store's error in this context.
-		storeCtx = &listed[0].Admission.call
+	start := time.Now() // for the latency, which is always real time
+	if len(sent) > 0 {
+		batches.Try(ctx, c.store, sent)
 	}
-	sent := time.Now() // for the latency, which is always real time
-	many.Decide(storeCtx, c.store, calls)
-	latency := time.Since(sent)
-	for i, item := range listed {
-		a, call := item.Admission, calls[i]
-		if call.Cause != nil {
-			a.call.storeErr = call.Cause
-		}
-		outcome, err := a.applyDecision(call.Decision, latency, call.Err)
+	latency := time.Since(start)
+	for _, item := range listed {
+		a := item.Admission
+		outcome, err := a.applyDecision(latency)
 		item.Outcome, item.Err = a.end(outcome), err
 	}
 	for _, item := range alone {

@@ -183,7 +183,7 @@ func (a *Admission) firstReceipts() []int64 {
 		c.Mode, c.Cost, c.Patience = penstock.Refund, 0, 0
 		batch = append(batch, c)
 	}
-	d, err := panicked.Decide(&a.call, a.controller.store, batch)
+	d, err := panicked.Decide(a.ctx, a.controller.store, batch)
 	if err != nil || isWithoutStore(d.Source) {
 		return receipts
 	}

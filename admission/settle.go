@@ -246,7 +246,7 @@ func (a *Admission) correct(all corrections) {
 	if all.isEmpty() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.call.Context), correctTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), correctTimeout)
 	defer cancel()
 	for batch := range slices.Chunk(all.inStore, penstock.MaxCharges) {
 		panicked.Decide(ctx, a.controller.store, batch)

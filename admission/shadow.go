@@ -5,89 +5,96 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/policy"
 )
 
 // A shadow is the decision about the batch of a shadow rule, a shadow limit or a candidate. It
 // changes nothing for the request. If the shadow cannot be decided, that is not reported.
 type shadow struct {
-	piggyback.Batch
-	event      Event
-	sent       time.Time // for the latency, which is always real time
-	hasOwnCall bool      // to the store; if false, the call of the enforced batch may decide the shadow
+	batches.Batch
+	event   Event
+	sent    time.Time // for the latency, which is always real time
+	isAlone bool      // decideAlone decides it
 }
 
 // shadows are decided independently of each other.
 type shadows struct {
-	running     sync.WaitGroup
-	list        []shadow          // in the order of Evaluation.Shadows
-	piggybacked piggyback.Batches // the shadows that the call of the enforced batch may decide
+	running sync.WaitGroup
+	list    []shadow // in the order of Evaluation.Shadows
+	sharing []*batches.Batch
 }
 
 // beginShadows starts to decide the shadows, at the same time as the enforced limits. Shadows are
-// also decided for requests that the enforced limits deny. A shadow with the enforced batch's
-// sequence of algorithms is decided in the call of that batch, if the store can do that. For each
-// of the other shadows, beginShadows starts a call to the store.
+// also decided for requests that the enforced limits deny. The call of the enforced batch may decide
+// the shadows in sharing. For each of the other shadows, beginShadows starts a call to the store.
 func (a *Admission) beginShadows() *shadows {
-	batches := a.evaluation.Shadows
-	if len(batches) == 0 {
+	found := a.evaluation.Shadows
+	if len(found) == 0 {
 		return nil
 	}
-	s := &shadows{list: make([]shadow, len(batches))}
-	s.piggybacked.Enforced = a.evaluation.Charges
-	ctx := a.call.Context
-	for i := range batches {
+	s := &shadows{list: make([]shadow, len(found))}
+	for i := range found {
 		item := &s.list[i]
 		item.sent = time.Now()
-		item.Charges = batches[i].Charges
-		a.request.markRefundable(item.Charges, batches[i].Limits)
-		item.DecideAlone = func() {
-			item.hasOwnCall = true
-			s.running.Go(func() {
-				defer panicked.Recover("a shadow is observed")
-				item.Decision, item.Err = panicked.Decide(ctx, a.controller.store, item.Charges)
-				a.observeShadow(&batches[i], item)
-			})
-		}
-		if haveSameAlgorithms(item.Charges, a.evaluation.Charges) {
-			s.piggybacked.Shadows = append(s.piggybacked.Shadows, &item.Batch)
+		item.Charges, item.Err = found[i].Charges, batches.ErrLeft
+		a.request.markRefundable(item.Charges, found[i].Limits)
+		if canShareScript(item.Charges, a.evaluation.Charges) {
+			s.sharing = append(s.sharing, &item.Batch)
 		} else {
-			item.DecideAlone()
+			a.decideAlone(s, i)
 		}
 	}
-	a.call.shadows.Store(&s.piggybacked)
 	return s
 }
 
-// haveSameAlgorithms reports whether two batches have the same sequence of algorithms.
-func haveSameAlgorithms(a, b []penstock.Charge) bool {
+// canShareScript reports whether a store may decide two batches in one script. Each of them has one
+// key and one group, and both have the same sequence of algorithms, whose state is small. If a store
+// cannot share a script anyway, it leaves the shadow, and the shadow's own call is delayed.
+func canShareScript(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false
 	}
 	for i := range a {
-		if a[i].Plan.Algorithm().Name() != b[i].Plan.Algorithm().Name() {
+		if a[i].Plan.Algorithm().Name() != b[i].Plan.Algorithm().Name() || !isLike(&a[i], &a[0]) || !isLike(&b[i], &b[0]) {
 			return false
 		}
 	}
 	return true
 }
 
-// endPiggybacked reports the shadows that the call of the enforced batch has decided. For each
-// other shadow it starts a call of its own. A shadow needs one if a guard has decided the enforced
-// batch, or if the store decides only one batch in a call.
-func (a *Admission) endPiggybacked(s *shadows) {
+// isLike reports whether a charge has the key and the group of the first of its batch, and needs
+// neither a collection nor a count of denied requests.
+func isLike(c, first *penstock.Charge) bool {
+	isSimple := !c.Plan.Algorithm().IsCollection() && !c.Plan.CountsDenied()
+	return isSimple && c.Key == first.Key && c.Plan.Group() == first.Plan.Group()
+}
+
+// decideAlone starts a call to the store for shadow i.
+func (a *Admission) decideAlone(s *shadows, i int) {
+	item, ctx := &s.list[i], a.ctx
+	item.isAlone = true
+	s.running.Go(func() {
+		defer panicked.Recover("a shadow is observed")
+		item.Decision, item.Err = panicked.Decide(ctx, a.controller.store, item.Charges)
+		a.observeShadow(&a.evaluation.Shadows[i], item)
+	})
+}
+
+// endSharing reports the shadows that the call of the enforced batch has decided. For each shadow
+// that it has left it starts a call. A guard may have decided the enforced batch, or the store may
+// decide only one batch in a call.
+func (a *Admission) endSharing(s *shadows) {
 	if s == nil {
 		return
 	}
-	a.call.shadows.Store(nil)
 	for i := range s.list {
 		item := &s.list[i]
 		switch {
-		case item.hasOwnCall: // which reports the shadow
-		case item.Take(): // the call of the enforced batch has not decided it
-			item.DecideAlone()
+		case item.isAlone: // decideAlone reports it
+		case item.Err == batches.ErrLeft:
+			a.decideAlone(s, i)
 		default:
 			a.observeShadow(&a.evaluation.Shadows[i], item)
 		}
@@ -126,7 +133,7 @@ func (a *Admission) observeShadow(batch *policy.Shadow, s *shadow) {
 	if isOver := a.request.IsOver; !d.Allowed || isOver != nil && isOver(batch.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
-	e.Context = a.call.Context
+	e.Context = a.ctx
 	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.sent), d, batch.Charges
 	a.controller.options.Observe(e)
 }

@@ -32,10 +32,10 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 			return a.denyWaiting(slotRetryAfter, latency, a.hasSlot), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
-	case <-a.call.Done():
+	case <-a.ctx.Done():
 		a.observeDecision(Abandoned, latency)
 		a.returnWaiting()
-		return Abandoned, context.Cause(a.call.Context)
+		return Abandoned, context.Cause(a.ctx)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -73,7 +73,7 @@ type BreakerOptions struct {
 // count as neither, because the store may not have received the call: the caller's own
 // cancellation, penstock.ErrInvalid, and errors whose IsStoreFault is false.
 func Breaker(o BreakerOptions) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store { return newBreaker(next, o) }
+	return func(next penstock.Store) penstock.Store { return batches.Func(newBreaker(next, o).decide) }
 }
 
 func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
@@ -87,7 +87,7 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 		o.MaxPause = 8 * time.Second
 	}
 	o.MaxPause = max(o.MaxPause, o.Pause)
-	b := &breaker{options: o, next: next}
+	b := &breaker{options: o, next: batches.Of(next)}
 	b.overflow = newCircuit(b, "")
 	b.circuits.Store(&map[string]*circuit{"": b.overflow})
 	return b
@@ -112,7 +112,7 @@ const (
 
 type breaker struct {
 	options  BreakerOptions
-	next     penstock.Store
+	next     batches.Func
 	overflow *circuit // for a store without Node, and for nodes beyond maxCircuits
 
 	circuits atomic.Pointer[map[string]*circuit] // the map never changes: it is replaced
@@ -134,43 +134,19 @@ func (b *breaker) startWatching() (end func()) {
 	}
 }
 
-func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if b.options.Node == nil {
-		return b.overflow.decide(ctx, charges)
-	}
-	return b.circuit(b.options.Node(charges)).decide(ctx, charges)
-}
-
-// DecideMany decides independent batches.
-func (b *breaker) DecideMany(ctx context.Context, calls []*many.Call) {
+func (b *breaker) decide(ctx context.Context, list []*batches.Batch) {
 	c := b.overflow
 	if node := b.options.Node; node != nil {
-		name := node(calls[0].Charges)
-		for _, other := range calls[1:] {
+		name := node(list[0].Charges)
+		for _, other := range list[1:] {
 			if node(other.Charges) != name {
-				many.Each(ctx, b, calls)
+				batches.Each(ctx, b.decide, list)
 				return
 			}
 		}
 		c = b.circuit(name)
 	}
-	c.markUsed()
-	t, ok := c.beginClosed()
-	if !ok { // an open breaker rejects calls, and a half-open one counts them, so each is decided alone
-		many.Each(ctx, b, calls)
-		return
-	}
-	hasReturned := false
-	defer func() {
-		if !hasReturned {
-			c.end(t, errPanicked)
-		}
-	}()
-	many.Decide(ctx, c.next, calls)
-	hasReturned = true
-	for _, call := range calls {
-		c.endAndWatch(ctx, t, call.Charges, call.Err)
-	}
+	c.decide(ctx, list)
 }
 
 func (b *breaker) circuit(node string) *circuit {
@@ -224,7 +200,7 @@ func (b *breaker) states() map[string]State {
 type circuit struct {
 	breaker      *breaker
 	node         string
-	next         penstock.Store
+	next         batches.Func
 	options      *BreakerOptions
 	pause        atomic.Pointer[pause] // nil while closed
 	isWatched    atomic.Bool           // a watcher runs
@@ -267,17 +243,28 @@ func newCircuit(b *breaker, node string) *circuit {
 	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seenAt: now, start: now}
 }
 
-func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+func (c *circuit) decide(ctx context.Context, list []*batches.Batch) {
 	c.markUsed()
-	p := c.pause.Load()
-	if p == nil {
-		return c.call(ctx, charges)
+	n := len(list)
+	if p := c.pause.Load(); p != nil {
+		if n = c.allow(p, n); n < len(list) {
+			batches.Fail(list[n:], p.rejection(ctx))
+		}
 	}
-	isForWatcher := p.succeeded.Load() == 0 && c.isOnlyProbed.Load()
-	if isForWatcher || !p.allow() {
-		return d, p.rejection(ctx)
+	if n > 0 {
+		c.call(ctx, list[:n])
 	}
-	return c.call(ctx, charges)
+}
+
+// allow returns how many of n callers may pass in a pause.
+func (c *circuit) allow(p *pause, n int) int {
+	for passing := range n {
+		isForWatcher := p.succeeded.Load() == 0 && c.isOnlyProbed.Load()
+		if isForWatcher || !p.allow() {
+			return passing
+		}
+	}
+	return n
 }
 
 // markUsed records that a call came. markUsed writes only if needed, because a write costs more
@@ -288,22 +275,29 @@ func (c *circuit) markUsed() {
 	}
 }
 
-// call calls the store, and records whether the call failed.
-func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	t, ok := c.begin()
-	if !ok { // the state has changed since the caller read it
-		return d, c.pause.Load().rejection(ctx)
+// call calls the store, and records which batches failed.
+func (c *circuit) call(ctx context.Context, list []*batches.Batch) {
+	t, n := c.begin(len(list))
+	if n < len(list) { // the state has changed since the caller read it
+		batches.Fail(list[n:], c.pause.Load().rejection(ctx))
 	}
+	if n == 0 {
+		return
+	}
+	list = list[:n]
 	hasReturned := false
 	defer func() {
 		if !hasReturned {
-			c.end(t, errPanicked)
+			for range list {
+				c.end(t, errPanicked)
+			}
 		}
 	}()
-	d, err = c.next.Decide(ctx, charges)
+	c.next(ctx, list)
 	hasReturned = true
-	c.endAndWatch(ctx, t, charges, err)
-	return d, err
+	for _, b := range list {
+		c.endAndWatch(ctx, t, b.Charges, b.Err)
+	}
 }
 
 // endAndWatch records the result of a call. If that opens the circuit, the circuit is watched.
@@ -336,7 +330,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 		defer c.isOnlyProbed.Store(false)
 		for p := c.pause.Load(); p != nil; p = c.pause.Load() {
 			if p.allow() {
-				_, err := c.call(b.watchCtx, peeks)
+				_, err := batches.Func(c.call).Decide(b.watchCtx, peeks)
 				if err == nil {
 					continue
 				}
@@ -357,29 +351,22 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	})
 }
 
-// begin returns a ticket for a call. ok is false if the call may not pass.
-func (c *circuit) begin() (t ticket, ok bool) {
+// begin returns a ticket for a list of n calls, and how many of them may pass.
+func (c *circuit) begin(n int) (t ticket, passing int) {
 	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == StateOpen && time.Since(c.pause.Load().until) >= 0 {
 		c.changeStateLocked(StateHalfOpen)
 	}
-	if c.state == StateOpen || c.state == StateHalfOpen && c.inFlight >= probesToClose {
-		return ticket{}, false
+	switch c.state {
+	case StateOpen:
+		n = 0
+	case StateHalfOpen:
+		n = min(n, probesToClose-c.inFlight)
+		c.inFlight += n
 	}
-	if c.state == StateHalfOpen {
-		c.inFlight++
-	}
-	return ticket{c.generation, slot, c.counted}, true
-}
-
-// beginClosed returns a ticket for any number of calls. ok is false if the circuit is not closed.
-func (c *circuit) beginClosed() (t ticket, ok bool) {
-	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return ticket{c.generation, slot, c.counted}, c.state == StateClosed
+	return ticket{c.generation, slot, c.counted}, n
 }
 
 // end records the result of a call, as classify returned it.

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // A downStore fails until it is repaired, and notes its calls.
@@ -67,7 +67,7 @@ func TestWatcherPeeksAtTheEndOfEachPause(t *testing.T) {
 		b := newBreaker(store, BreakerOptions{Pause: 10 * time.Second, MaxPause: 40 * time.Second})
 		defer b.startWatching()()
 		for range 5 {
-			if _, err := b.Decide(t.Context(), chargeOfOne()); err == nil {
+			if _, err := batches.Func(b.decide).Decide(t.Context(), chargeOfOne()); err == nil {
 				t.Fatal("a call of a store that is down has no error; want one")
 			}
 		}
@@ -110,7 +110,7 @@ func TestInconclusiveProbeEndsTheWatch(t *testing.T) {
 		b := newBreaker(store, BreakerOptions{})
 		defer b.startWatching()()
 		for range 5 {
-			b.Decide(t.Context(), chargeOfOne())
+			batches.Func(b.decide).Decide(t.Context(), chargeOfOne())
 		}
 		store.change(false, penstock.ErrInvalid)
 		time.Sleep(time.Second)
@@ -119,7 +119,7 @@ func TestInconclusiveProbeEndsTheWatch(t *testing.T) {
 		if len(calls) != 6 || b.overflow.isWatched.Load() || b.overflow.isOnlyProbed.Load() {
 			t.Errorf("the store was called %d times, and the circuit is watched: %t; want 6 calls, and no watcher", len(calls), b.overflow.isWatched.Load())
 		}
-		if _, err := b.Decide(t.Context(), chargeOfOne()); err != penstock.ErrInvalid {
+		if _, err := batches.Func(b.decide).Decide(t.Context(), chargeOfOne()); err != penstock.ErrInvalid {
 			t.Errorf("the next caller gets %v; want the error of the store", err)
 		}
 	})
@@ -131,7 +131,7 @@ func TestCircuitsWithoutCallsAreRemoved(t *testing.T) {
 		node := "a"
 		b := newBreaker(&downStore{isUp: true}, BreakerOptions{Node: func([]penstock.Charge) string { return node }})
 		call := func() {
-			if _, err := b.Decide(t.Context(), chargeOfOne()); err != nil {
+			if _, err := batches.Func(b.decide).Decide(t.Context(), chargeOfOne()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -335,8 +335,8 @@ func TestListAfterItsDeadlineIsNotSent(t *testing.T) {
 			if isLate {
 				time.Sleep(250 * time.Millisecond)
 			}
-			calls := []*many.Call{{Charges: charges}, {Charges: charges}}
-			many.Decide(ctx, TimeoutOptions{}.timeout(set)(store), calls)
+			calls := []*batches.Batch{{Charges: charges}, {Charges: charges}}
+			batches.Of(TimeoutOptions{}.timeout(set)(store))(ctx, calls)
 			if (calls[0].Err == nil) != (calls[1].Err == nil) {
 				t.Errorf("the errors of a list are %v and %v; want the same", calls[0].Err, calls[1].Err)
 			}
@@ -365,7 +365,7 @@ func TestOnStoreErrorReportsEachBatchOfAList(t *testing.T) {
 		}))
 		down := chargeOfOne()
 		down[0].Key = "down"
-		many.Decide(t.Context(), store, []*many.Call{{Charges: down}, {Charges: chargeOfOne()}})
+		batches.Of(store)(t.Context(), []*batches.Batch{{Charges: down}, {Charges: chargeOfOne()}})
 		if len(events) != 1 || events[0].Err != error(errUnreachable) || events[0].Latency != time.Second || events[0].Plan != down[0].Plan {
 			t.Errorf("the events are %+v; want one of the batch that failed, after a second", events)
 		}
@@ -380,8 +380,8 @@ func TestListOfACanceledCallerHasNoFallback(t *testing.T) {
 	store := &downStore{isUp: true}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	calls := []*many.Call{{Charges: chargeOfOne()}, {Charges: chargeOfOne()}}
-	many.Decide(ctx, Fallback(FallbackOptions{})(store), calls)
+	calls := []*batches.Batch{{Charges: chargeOfOne()}, {Charges: chargeOfOne()}}
+	batches.Of(Fallback(FallbackOptions{})(store))(ctx, calls)
 	if calls[0].Err != context.Canceled || calls[1].Err != context.Canceled || len(store.calls) != 0 {
 		t.Errorf("the errors are %v and %v after %d calls; want context.Canceled without a call", calls[0].Err, calls[1].Err, len(store.calls))
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // DenyOptions of a DenyCache. The zero value is useful.
@@ -98,7 +98,8 @@ func Deny(o DenyOptions) penstock.Decorator {
 // has replied wait for that reply, until their contexts end. If the reply denies these requests
 // too, they get it. If it does not, they are sent to the store.
 type DenyCache struct {
-	next               penstock.Store
+	door
+	next               batches.Func
 	maxAge             time.Duration
 	limits             func(*penstock.Plan) Settings
 	canLearnFromGrants bool          // DenyOptions.Grants
@@ -117,85 +118,103 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
+	d := &DenyCache{next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
+	d.door = batches.NewDoor(d, d.decide)
+	return d
 }
 
 // Decide implements penstock.Store.
 func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := penstock.Check(charges); err != nil {
-		return penstock.Decision{}, err
-	}
-	d.demands.learn(charges)
-	switch routeOf(charges) {
-	case changing:
-		return d.change(ctx, charges)
-	case passThrough:
-		return d.next.Decide(ctx, charges)
-	}
-	var q denyQuery
-	d.prepare(&q, charges)
-	if q.known == nil || !q.known.covers(&q, charges, d.demands) {
-		return d.decide(ctx, &q, charges)
-	}
-	if q.sentAt >= q.known.validUntil {
-		return d.refreshOnce(ctx, &q, charges)
-	}
-	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, err
-	}
-	if answer, ok := q.known.answer(q.sentAt, charges); ok {
-		return answer, nil
-	}
-	return d.decide(ctx, &q, charges)
+	return batches.Func(d.decide).Decide(ctx, charges)
 }
 
-// DecideMany decides independent batches.
-func (d *DenyCache) DecideMany(ctx context.Context, calls []*many.Call) {
-	sent := d.now()
-	var alone []*many.Call
-	together, queries := make([]*many.Call, 0, len(calls)), make([]denyQuery, 0, len(calls)) // of the same length
-	for _, c := range calls {
-		if c.Err = penstock.Check(c.Charges); c.Err != nil {
-			continue
-		}
-		d.demands.learn(c.Charges)
-		q := denyQuery{sentAt: sent, route: routeOf(c.Charges)}
-		if q.route != cacheable {
-			together, queries = append(together, c), append(queries, q)
-			continue
-		}
-		q.key, q.version = d.table.keyOf(c.Charges)
-		q.known = d.table.find(q.key)
-		isCovered := q.known != nil && q.known.covers(&q, c.Charges, d.demands)
-		if isCovered && q.sentAt >= q.known.validUntil {
-			alone = append(alone, c) // it may have to wait for another request
-			continue
-		}
-		if isCovered {
-			if c.Err = ctx.Err(); c.Err != nil {
-				continue
-			}
-			if c.Decision, isCovered = q.known.answer(q.sentAt, c.Charges); isCovered {
-				continue
-			}
-		}
-		together, queries = append(together, c), append(queries, q)
+func (d *DenyCache) decide(ctx context.Context, list []*batches.Batch) {
+	if len(list) > 1 {
+		d.decideSeveral(ctx, list)
+		return
 	}
-	many.DecideDivided(ctx, d, alone, func(ctx context.Context, calls []*many.Call) {
-		defer func() { // also after a panic
-			for i, c := range calls {
-				if queries[i].route == changing {
-					d.table.forget(c.Charges)
-				}
-			}
-		}()
-		many.Decide(ctx, d.next, calls)
-		for i, c := range calls {
-			if q := &queries[i]; q.route == cacheable {
-				d.learn(q, c.Charges, &c.Decision, c.Err)
+	var query [1]denyQuery
+	switch d.lookUp(ctx, &query[0], list[0]) {
+	case toSend:
+		d.send(ctx, query[:], list)
+	case toRefresh:
+		d.refreshOnce(ctx, query[:], list)
+	}
+}
+
+// decideSeveral decides the batches that have to be sent to the store as one list. Batches that may
+// have to wait for another request are decided alone.
+func (d *DenyCache) decideSeveral(ctx context.Context, list []*batches.Batch) {
+	var refreshed []*batches.Batch
+	sent, queries := make([]*batches.Batch, 0, len(list)), make([]denyQuery, 0, len(list)) // of the same length
+	now := d.now()
+	for _, b := range list {
+		q := denyQuery{sentAt: now}
+		switch d.lookUp(ctx, &q, b) {
+		case toSend:
+			sent, queries = append(sent, b), append(queries, q)
+		case toRefresh:
+			refreshed = append(refreshed, b)
+		}
+	}
+	send := func(ctx context.Context, sent []*batches.Batch) { d.send(ctx, queries, sent) }
+	batches.Divide(ctx, batches.Of(d), refreshed, send, sent)
+}
+
+// A step is what is to be done after a look-up.
+type step uint8
+
+const (
+	isDecided step = iota // nothing
+	toSend                // send the batch to the store
+	toRefresh             // call refreshOnce, because the cached denial has ended
+)
+
+// lookUp decides a batch if its cached denial or its context does, and prepares its query
+// otherwise.
+func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) step {
+	if b.Err = penstock.Check(b.Charges); b.Err != nil {
+		return isDecided
+	}
+	d.demands.learn(b.Charges)
+	q.route = routeOf(b.Charges)
+	if q.route != cacheable {
+		return toSend
+	}
+	d.prepare(q, b.Charges)
+	if q.known == nil || !q.known.covers(q, b.Charges, d.demands) {
+		return toSend
+	}
+	if q.sentAt >= q.known.validUntil {
+		return toRefresh
+	}
+	if b.Err = ctx.Err(); b.Err != nil {
+		return isDecided
+	}
+	answer, ok := q.known.answer(q.sentAt, b.Charges)
+	if !ok {
+		return toSend
+	}
+	b.Decision = answer
+	return isDecided
+}
+
+// send sends a list to the store, and caches denials. It drops the denials of the counters that a
+// Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an error.
+func (d *DenyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
+	defer func() { // also after a panic
+		for i, b := range list {
+			if queries[i].route == changing {
+				d.table.forget(b.Charges)
 			}
 		}
-	}, together)
+	}()
+	d.next(ctx, list)
+	for i, b := range list {
+		if queries[i].route == cacheable {
+			d.learn(&queries[i], b.Charges, &b.Decision, b.Err)
+		}
+	}
 }
 
 // DenyStats are counts of a DenyCache. To count its answers, count decisions with the Source
@@ -216,9 +235,9 @@ func (d *DenyCache) Stats() DenyStats {
 // A denyQuery is what a look-up of a batch needs, taken before the batch is sent to the store.
 type denyQuery struct {
 	key     denialKey
-	version uint64  // sum of the counters' versions; Refund, Reset and Force change it
-	sentAt  int64   // no later than when the batch is sent, in ns of the cache's clock
-	route   route   // of a batch in a list
+	version uint64 // sum of the counters' versions; Refund, Reset and Force change it
+	sentAt  int64  // no later than when the batch is sent, in ns of the cache's clock; 0: prepare reads the clock
+	route   route
 	known   *denial // with this key, or nil
 }
 
@@ -226,13 +245,9 @@ type denyQuery struct {
 func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
 	q.known = d.table.find(q.key)
-	q.sentAt = d.now()
-}
-
-func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
-	decision, err := d.next.Decide(ctx, charges)
-	d.learn(q, charges, &decision, err)
-	return decision, err
+	if q.sentAt == 0 {
+		q.sentAt = d.now()
+	}
 }
 
 // learn caches a decision that is a denial. It also caches a grant after which the same batch would
@@ -281,10 +296,10 @@ func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 	}, true
 }
 
-// refreshOnce sends the first request after a denial has ended to the store. The others wait for
-// its answer.
-func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
-	ended := q.known
+// refreshOnce decides a list of one batch whose denial has ended. The first such request is sent to
+// the store. The others wait for its answer.
+func (d *DenyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*batches.Batch) {
+	ended, b := query[0].known, one[0]
 	if d.deadlines != nil {
 		bounded, isOwn := d.deadlines.Of(ctx)
 		if isOwn {
@@ -296,29 +311,26 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 	if isFirst {
 		defer close(answered)
 		defer d.table.remove(ended)
-		return d.decide(ctx, q, charges)
+		d.send(ctx, query, one)
+		return
 	}
 	d.waited.Add(1)
 	if !deadline.Await(ctx, answered) {
-		if err := deadline.CallerErr(ctx); err != nil {
-			return penstock.Decision{}, err
+		if b.Err = deadline.CallerErr(ctx); b.Err == nil {
+			d.send(ctx, query, one) // the deadline has passed, so a Fallback below answers
 		}
-		return d.decide(ctx, q, charges) // the deadline has passed, so a Fallback below answers
+		return
 	}
-	d.prepare(q, charges)
-	if known := q.known; known != nil && q.sentAt < known.validUntil && known.covers(q, charges, d.demands) {
-		if answer, ok := known.answer(q.sentAt, charges); ok {
-			return answer, nil
+	q := &query[0]
+	q.sentAt = 0
+	d.prepare(q, b.Charges)
+	if known := q.known; known != nil && q.sentAt < known.validUntil && known.covers(q, b.Charges, d.demands) {
+		if answer, ok := known.answer(q.sentAt, b.Charges); ok {
+			b.Decision = answer
+			return
 		}
 	}
-	return d.decide(ctx, q, charges)
-}
-
-// change passes a Refund, Reset or Force to the store. It drops the denials of the charged counters
-// before the caller gets the answer, even if the answer is an error.
-func (d *DenyCache) change(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	defer d.table.forget(charges)
-	return d.next.Decide(ctx, charges)
+	d.send(ctx, query, one)
 }
 
 func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {

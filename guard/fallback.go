@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/guard/internal/divide"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -89,26 +89,28 @@ func Fallback(o FallbackOptions) penstock.Decorator { return o.fallback(nil) }
 // fallback returns a Fallback that tells holds which charges its callers do not get. holds may be
 // nil.
 func (o FallbackOptions) fallback(h *holds) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store { return batches.Func(newFallback(next, o, h).decide) }
+}
+
+func newFallback(next penstock.Store, o FallbackOptions, h *holds) *fallback {
 	if o.OnFailure == FailDefault {
 		o.OnFailure = FailLocal
 	}
 	if o.MaxCounters <= 0 {
 		o.MaxCounters = 1_000_000
 	}
-	return func(next penstock.Store) penstock.Store {
-		return &fallback{
-			options:    o,
-			next:       next,
-			holds:      h,
-			local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters}),
-			emptyStore: memstore.New(memstore.Options{Locks: 1}),
-		}
+	return &fallback{
+		options:    o,
+		next:       batches.Of(next),
+		holds:      h,
+		local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters}),
+		emptyStore: memstore.New(memstore.Options{Locks: 1}),
 	}
 }
 
 type fallback struct {
 	options    FallbackOptions
-	next       penstock.Store
+	next       batches.Func
 	holds      *holds // nil without Standard
 	local      *memstore.Store
 	emptyStore *memstore.Store // has no counters; only fits uses it
@@ -118,43 +120,33 @@ type fallback struct {
 // defaultRetryAfter is the RetryAfter of denials for which no other is known.
 const defaultRetryAfter = time.Second
 
-func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+func (f *fallback) decide(ctx context.Context, list []*batches.Batch) {
 	if err := deadline.CallerErr(ctx); err != nil {
-		return penstock.Decision{}, err // checked first: after the call, a passed deadline may be the store's fault
-	}
-	d, err := f.next.Decide(ctx, charges)
-	return f.finish(ctx, charges, d, err)
-}
-
-// DecideMany decides independent batches.
-func (f *fallback) DecideMany(ctx context.Context, calls []*many.Call) {
-	if err := deadline.CallerErr(ctx); err != nil {
-		many.Fail(calls, err)
+		batches.Fail(list, err) // checked first: after the call, a passed deadline may be the store's fault
 		return
 	}
-	many.Decide(ctx, f.next, calls)
-	for _, c := range calls {
-		c.Decision, c.Err = f.finish(ctx, c.Charges, c.Decision, c.Err)
+	f.next(ctx, list)
+	for _, b := range list {
+		f.finish(ctx, b)
 	}
 }
 
-// finish returns the store's decision, or decides if there is none.
-func (f *fallback) finish(ctx context.Context, charges []penstock.Charge, d penstock.Decision, err error) (penstock.Decision, error) {
-	if err == nil {
-		if d.Allowed {
-			f.mirrorToLocal(charges, &d)
+// finish decides a batch if the store has not.
+func (f *fallback) finish(ctx context.Context, b *batches.Batch) {
+	if b.Err == nil {
+		if b.Decision.Allowed {
+			f.mirrorToLocal(b.Charges, &b.Decision)
 		}
-		return d, nil
+		return
 	}
 	switch {
-	case !errors.Is(err, penstock.ErrUnavailable):
+	case !errors.Is(b.Err, penstock.ErrUnavailable):
 	case deadline.CallerErr(ctx) == context.Canceled:
-		err = context.Canceled
+		b.Err = context.Canceled
 	default:
-		d, err = f.answer(charges, err)
+		b.Decision, b.Err = f.answer(b.Charges, b.Err)
 	}
-	f.holds.noteUndecided(charges, err == nil && d.Allowed)
-	return d, err
+	f.holds.noteUndecided(b.Charges, b.Err == nil && b.Decision.Allowed)
 }
 
 // mirrorToLocal charges the store's grants to the local memory.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -63,8 +63,8 @@ const (
 // A return or a retake is tried until it succeeds. If the store grants the holder a charge, neither
 // is needed any more. Charges without holds take neither time nor memory.
 type holds struct {
-	next       penstock.Store
-	background penstock.Store // next, with a deadline for each call
+	next       batches.Func
+	background batches.Func // next, with a deadline for each call
 	report     func(returned int)
 
 	unreturned   atomic.Int64 // holds with the task toReturn; written while mu is held
@@ -130,36 +130,24 @@ func newHolds(report func(returned int)) *holds {
 // around is a penstock.Decorator.
 func (s *holds) around(deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		s.next, s.background = next, deadlines.Within(next)
-		return s
+		s.next, s.background = batches.Of(next), batches.Of(deadlines.Within(next))
+		return batches.Apart(hasHold, s.decide, s.next)
 	}
 }
 
-func (s *holds) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if !haveHolds(charges) {
-		return s.next.Decide(ctx, charges)
-	}
-	return s.decide(ctx, charges)
-}
+func hasHold(b *batches.Batch) bool { return haveHolds(b.Charges) }
 
-// DecideMany decides independent batches.
-func (s *holds) DecideMany(ctx context.Context, calls []*many.Call) {
-	for _, c := range calls {
-		if haveHolds(c.Charges) {
-			many.Each(ctx, s, calls)
-			return
-		}
+// decide decides a list of one batch.
+func (s *holds) decide(ctx context.Context, one []*batches.Batch) {
+	b := one[0]
+	if !hasHold(b) {
+		s.next(ctx, one)
+		return
 	}
-	many.Decide(ctx, s.next, calls)
-}
-
-// decide decides a batch with holds.
-func (s *holds) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	begun := s.begin(ctx, charges)
-	err = errPanicked
-	defer func() { s.end(charges, begun, &d, err) }()
-	d, err = s.next.Decide(ctx, charges)
-	return d, err
+	begun, err := s.begin(ctx, b.Charges), errPanicked
+	defer func() { s.end(b.Charges, begun, &b.Decision, err) }()
+	s.next(ctx, one)
+	err = b.Err
 }
 
 // haveHolds reports whether a batch has a charge of a hold.
@@ -469,11 +457,11 @@ func (s *holds) endIfIdle() bool {
 // tryDue tries up to triesPerPass returns and retakes that are due by a time. It returns how many
 // these are.
 func (s *holds) tryDue(ctx context.Context, by time.Time) int {
-	due, calls := s.takeDue(by)
+	due, list := s.takeDue(by)
 	if len(due) == 0 {
 		return 0
 	}
-	many.Try(ctx, s.background, calls)
+	batches.Try(ctx, s.background, list)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -481,16 +469,16 @@ func (s *holds) tryDue(ctx context.Context, by time.Time) int {
 		close(h.done)
 		h.done = nil
 		if h.isRetaking {
-			s.noteRetakeLocked(h, calls[i], now)
+			s.noteRetakeLocked(h, list[i], now)
 		} else {
-			s.noteReturnLocked(h, calls[i], now)
+			s.noteReturnLocked(h, list[i], now)
 		}
 	}
 	return len(due)
 }
 
-// takeDue returns holds whose return or retake is now in flight, and the calls that make these.
-func (s *holds) takeDue(by time.Time) (due []*hold, calls []*many.Call) {
+// takeDue returns holds whose return or retake is now in flight, and the batches that make these.
+func (s *holds) takeDue(by time.Time) (due []*hold, list []*batches.Batch) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -510,14 +498,14 @@ func (s *holds) takeDue(by time.Time) (due []*hold, calls []*many.Call) {
 		}
 		h.done = make(chan struct{})
 		s.scheduleLocked(h)
-		due, calls = append(due, h), append(calls, &many.Call{Charges: []penstock.Charge{c}})
+		due, list = append(due, h), append(list, &batches.Batch{Charges: []penstock.Charge{c}})
 	}
-	return due, calls
+	return due, list
 }
 
 // noteReturnLocked records the result of a return.
-func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
-	if c.Err == nil && c.Decision.Status(0).Granted > 0 { // the store had the hold
+func (s *holds) noteReturnLocked(h *hold, b *batches.Batch, now time.Time) {
+	if b.Err == nil && b.Decision.Status(0).Granted > 0 { // the store had the hold
 		s.returnedLate.Add(1)
 		s.unreported++
 	}
@@ -525,7 +513,7 @@ func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
 	case s.byKey[h.holdKey] != h: // it was forgotten
 	case h.task != toReturn: // its holder has it again
 		s.scheduleLocked(h)
-	case c.Err != nil:
+	case b.Err != nil:
 		s.returnLocked(h, now.Add(retryPause))
 	default:
 		s.refundLocked(h, now)
@@ -534,21 +522,21 @@ func (s *holds) noteReturnLocked(h *hold, c *many.Call, now time.Time) {
 
 // noteRetakeLocked records the result of a retake. If the hold was refunded meanwhile, it is
 // returned now.
-func (s *holds) noteRetakeLocked(h *hold, c *many.Call, now time.Time) {
+func (s *holds) noteRetakeLocked(h *hold, b *batches.Batch, now time.Time) {
 	h.isRetaking = false
 	switch {
 	case s.byKey[h.holdKey] != h: // it was forgotten
 		return
-	case c.Err == nil:
+	case b.Err == nil:
 		h.isStored = true
 		h.keepUntil(now.Add(h.plan.Limit().Period))
-	case isOutcomeUnknown(c.Err):
+	case isOutcomeUnknown(b.Err):
 		h.noteUnknown(now)
 	}
 	switch {
 	case h.task != toRetake:
 		s.scheduleLocked(h)
-	case c.Err == nil:
+	case b.Err == nil:
 		s.setTaskLocked(h, noTask, time.Time{})
 	default:
 		s.setTaskLocked(h, toRetake, now.Add(retryPause))

@@ -6,7 +6,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/lease"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // LeaseOptions configure NewLease. Without Limits nothing is leased.
@@ -98,11 +98,16 @@ type LeaseOptions struct {
 // stopped waiting, for example when a server hangs. The return then adds the units that it
 // restores: at most a block. Clocks that stop while the machine is suspended do not count that
 // time.
-type Lease struct{ engine *lease.Store }
+type Lease struct {
+	door
+	engine *lease.Store
+}
 
 // NewLease puts a Lease around store.
 func NewLease(store penstock.Store, o LeaseOptions) *Lease {
-	return &Lease{lease.New(store, o.engine())}
+	l := &Lease{engine: lease.New(store, o.engine())}
+	l.door = batches.NewDoor(l, l.engine.Func)
+	return l
 }
 
 func (o LeaseOptions) engine() lease.Options {
@@ -118,9 +123,6 @@ func (o LeaseOptions) engine() lease.Options {
 func (l *Lease) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	return l.engine.Decide(ctx, charges)
 }
-
-// DecideMany decides independent batches.
-func (l *Lease) DecideMany(ctx context.Context, calls []*many.Call) { l.engine.DecideMany(ctx, calls) }
 
 // Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
 // to the store. If the context ends first, Close returns its error.

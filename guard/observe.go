@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // An Event is one decision, as Observe reports it.
@@ -35,73 +35,46 @@ type Event struct {
 // Observe calls report for every decision, before the caller gets it. Several goroutines may call
 // report at the same time, and each call must be fast. Put Observe outermost, so that it sees what
 // the caller sees.
-func Observe(report func(Event)) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store {
-		if report == nil {
-			return next
-		}
-		return &observer{next, report, time.Now()}
-	}
-}
+func Observe(report func(Event)) penstock.Decorator { return observer{report: report}.around }
 
 // onStoreError calls report for every batch that ends with an error.
 func onStoreError(report func(Event)) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store {
-		if report == nil {
-			return next
-		}
-		return &errorObserver{observer{next, report, time.Now()}}
-	}
-}
-
-// An errorObserver reads the clock a second time only after an error.
-type errorObserver struct{ observer }
-
-func (o *errorObserver) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	sent := time.Since(o.start)
-	d, err := o.next.Decide(ctx, charges)
-	if err != nil {
-		o.observe(ctx, charges, &d, err, time.Since(o.start)-sent)
-	}
-	return d, err
-}
-
-// DecideMany decides independent batches.
-func (o *errorObserver) DecideMany(ctx context.Context, calls []*many.Call) {
-	sent := time.Since(o.start)
-	many.Decide(ctx, o.next, calls)
-	for _, c := range calls {
-		if c.Err != nil {
-			o.observe(ctx, c.Charges, &c.Decision, c.Err, time.Since(o.start)-sent)
-		}
-	}
+	return observer{report: report, isOnlyForErrors: true}.around
 }
 
 type observer struct {
-	next   penstock.Store
-	report func(Event)
-	start  time.Time // time.Since(start) takes half as long as time.Now
+	report          func(Event)
+	isOnlyForErrors bool
+	next            batches.Func
+	start           time.Time // time.Since(start) takes half as long as time.Now
 }
 
-func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	sent := time.Since(o.start)
-	d, err := o.next.Decide(ctx, charges)
-	o.observe(ctx, charges, &d, err, time.Since(o.start)-sent)
-	return d, err
+func (o observer) around(next penstock.Store) penstock.Store {
+	if o.report == nil {
+		return next
+	}
+	o.next, o.start = batches.Of(next), time.Now()
+	return batches.Func(o.decide)
 }
 
-// DecideMany decides independent batches.
-func (o *observer) DecideMany(ctx context.Context, calls []*many.Call) {
+func (o *observer) decide(ctx context.Context, list []*batches.Batch) {
 	sent := time.Since(o.start)
-	many.Decide(ctx, o.next, calls)
-	latency := time.Since(o.start) - sent
-	for _, c := range calls {
-		o.observe(ctx, c.Charges, &c.Decision, c.Err, latency)
+	o.next(ctx, list)
+	latency := time.Duration(-1) // the clock is read a second time only if it is needed
+	for _, b := range list {
+		if o.isOnlyForErrors && b.Err == nil {
+			continue
+		}
+		if latency < 0 {
+			latency = time.Since(o.start) - sent
+		}
+		o.observe(ctx, b, latency)
 	}
 }
 
 // observe reports a decision.
-func (o *observer) observe(ctx context.Context, charges []penstock.Charge, d *penstock.Decision, err error, latency time.Duration) {
+func (o *observer) observe(ctx context.Context, b *batches.Batch, latency time.Duration) {
+	charges, d, err := b.Charges, &b.Decision, b.Err
 	e := Event{Context: ctx, Charges: len(charges), Latency: latency}
 	if err != nil {
 		e.Err, e.Reason = err, reasonOf(ctx, err)

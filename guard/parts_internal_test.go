@@ -236,12 +236,14 @@ func TestCountsDoNotAgeInAnOutage(t *testing.T) {
 }
 
 func TestDefaultsOfTimeouts(t *testing.T) {
-	store := Timeout(TimeoutOptions{})(&downStore{}).(*timeout)
-	if store.maxInFlight != 4096 || store.deadlines.After != 250*time.Millisecond || !strings.Contains(store.errShed.Error(), "4096 decisions are in flight") {
-		t.Errorf("the defaults are %d, %v and %v; want 4096 decisions in flight of 250 ms", store.maxInFlight, store.deadlines.After, store.errShed)
+	if store := newTimeout(nil, TimeoutOptions{}, nil); store.maxInFlight != 4096 || !strings.Contains(store.errShed.Error(), "4096 decisions are in flight") {
+		t.Errorf("the defaults are %d and %v; want 4096 decisions in flight", store.maxInFlight, store.errShed)
 	}
-	if store := Timeout(TimeoutOptions{InFlight: 1, After: time.Second})(&downStore{}).(*timeout); store.maxInFlight != 1 || store.deadlines.After != time.Second {
-		t.Errorf("the options are %d and %v; want 1 and a second", store.maxInFlight, store.deadlines.After)
+	if store := newTimeout(nil, TimeoutOptions{InFlight: 1}, nil); store.maxInFlight != 1 {
+		t.Errorf("the option InFlight is %d; want 1", store.maxInFlight)
+	}
+	if one, none := (TimeoutOptions{After: time.Second}).after(), (TimeoutOptions{}).after(); one != time.Second || none != 250*time.Millisecond {
+		t.Errorf("the option After is %v, and its default %v; want 1 s and 250 ms", one, none)
 	}
 	cause := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("cause"))
 	wrapped := fmt.Errorf("outer: %w", cause)
@@ -302,7 +304,7 @@ func TestSmallestOptionsAreUsed(t *testing.T) {
 		}
 	}
 	for n, want := range map[FailureMode]FailureMode{FailDefault: FailLocal, FailOpen: FailOpen, FailClosed: FailClosed} {
-		if got := Fallback(FallbackOptions{OnFailure: n})(&downStore{}).(*fallback).options.OnFailure; got != want {
+		if got := newFallback(nil, FallbackOptions{OnFailure: n}, nil).options.OnFailure; got != want {
 			t.Errorf("the mode %v is %v; want %v", n, got, want)
 		}
 	}

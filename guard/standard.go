@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // A Server reports the nodes and the instances of a store to the guards. A *redisstore.Store is
@@ -73,6 +73,7 @@ type Options struct {
 // A Guarded is a store with all guards around it. Standard makes one.
 type Guarded struct {
 	penstock.Store
+	door
 	floor        int              // Options.Instances
 	hasSettings  bool             // Options.Limits is set
 	counter      *InstanceCounter // nil without a Server
@@ -82,6 +83,9 @@ type Guarded struct {
 	breaker      *breaker
 	stopWatching func() // ends the goroutines that probe for the breaker
 }
+
+// The door of an exported type is unexported, so that the documentation does not show it.
+type door = batches.Door
 
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
 // Fallback, OnStoreError, Split, Breaker and Timeout. The error wraps penstock.ErrInvalid if
@@ -131,6 +135,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		g.withBreaker(o.Breaker),
 		o.Timeout.timeout(deadlines),
 	)
+	g.door = batches.NewDoor(g, batches.Of(g.Store))
 	return g, nil
 }
 
@@ -163,13 +168,8 @@ func (g *Guarded) withBreaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		g.breaker = newBreaker(next, o)
 		g.stopWatching = g.breaker.startWatching()
-		return g.breaker
+		return batches.Func(g.breaker.decide)
 	}
-}
-
-// DecideMany decides independent batches, as concurrent calls of Decide would, at less cost.
-func (g *Guarded) DecideMany(ctx context.Context, calls []*many.Call) {
-	many.Decide(ctx, g.Store, calls)
 }
 
 // Instances returns the number of instances that share the store, as last counted or configured.

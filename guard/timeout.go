@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // TimeoutOptions configure Timeout. The zero value is useful.
@@ -45,13 +45,15 @@ func Timeout(o TimeoutOptions) penstock.Decorator {
 }
 
 func (o TimeoutOptions) timeout(d *deadline.Set) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store { return batches.Func(newTimeout(next, o, d).decide) }
+}
+
+func newTimeout(next penstock.Store, o TimeoutOptions, d *deadline.Set) *timeout {
 	if o.InFlight <= 0 {
 		o.InFlight = 4096
 	}
-	return func(next penstock.Store) penstock.Store {
-		return &timeout{next: next, deadlines: d, maxInFlight: int64(o.InFlight), errShed: penstock.NewStoreError(penstock.ReasonShed,
-			fmt.Errorf("%d decisions are in flight; raise TimeoutOptions.InFlight, or find out why the store is slow", o.InFlight))}
-	}
+	return &timeout{next: batches.Of(next), deadlines: d, maxInFlight: int64(o.InFlight), errShed: penstock.NewStoreError(penstock.ReasonShed,
+		fmt.Errorf("%d decisions are in flight; raise TimeoutOptions.InFlight, or find out why the store is slow", o.InFlight))}
 }
 
 // defaultAfter is long enough for a process that shares its core with eight others:
@@ -66,23 +68,31 @@ func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAf
 func AnswerBy(ctx context.Context, at time.Time) context.Context { return deadline.AnswerBy(ctx, at) }
 
 type timeout struct {
-	next        penstock.Store
+	next        batches.Func
 	deadlines   *deadline.Set
 	maxInFlight int64
 	errShed     error
 	inFlight    atomic.Int64
 }
 
-func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	defer t.inFlight.Add(-1)
-	if t.inFlight.Add(1) > t.maxInFlight {
-		if err := deadline.CallerErr(ctx); err != nil {
-			return penstock.Decision{}, err
-		}
-		return penstock.Decision{}, t.errShed
+func (t *timeout) decide(ctx context.Context, list []*batches.Batch) {
+	n := int64(len(list))
+	if over := min(t.inFlight.Add(n)-t.maxInFlight, n); over > 0 {
+		t.inFlight.Add(-over)
+		n -= over
+		batches.Fail(list[n:], cmp.Or(deadline.CallerErr(ctx), t.errShed))
 	}
+	defer t.inFlight.Add(-n)
+	if n > 0 {
+		t.send(ctx, list[:n])
+	}
+}
+
+// send passes a list on, with a deadline.
+func (t *timeout) send(ctx context.Context, list []*batches.Batch) {
 	if t.deadlines.After < 0 {
-		return t.next.Decide(ctx, charges)
+		t.next(ctx, list)
+		return
 	}
 	bounded, isOwn := t.deadlines.Of(ctx)
 	if isOwn {
@@ -91,34 +101,12 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	}
 	left := bounded.Left()
 	if left <= 0 {
-		return penstock.Decision{}, errTooLate
-	}
-	d, err := t.next.Decide(ctx, charges)
-	return d, t.errorOf(ctx, bounded, left, err)
-}
-
-// DecideMany decides independent batches, which share the deadline of ctx.
-func (t *timeout) DecideMany(ctx context.Context, calls []*many.Call) {
-	bounded := deadline.From(ctx)
-	if t.deadlines.After < 0 || bounded == nil {
-		many.Each(ctx, t, calls)
+		batches.Fail(list, errTooLate)
 		return
 	}
-	n := int64(len(calls))
-	if t.inFlight.Add(n) > t.maxInFlight { // each call is counted by itself, so that some may pass
-		t.inFlight.Add(-n)
-		many.Each(ctx, t, calls)
-		return
-	}
-	defer t.inFlight.Add(-n)
-	left := bounded.Left()
-	if left <= 0 {
-		many.Fail(calls, errTooLate)
-		return
-	}
-	many.Decide(ctx, t.next, calls)
-	for _, c := range calls {
-		c.Err = t.errorOf(ctx, bounded, left, c.Err)
+	t.next(ctx, list)
+	for _, b := range list {
+		b.Err = t.errorOf(ctx, bounded, left, b.Err)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -69,13 +68,7 @@ func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var background sync.WaitGroup
 	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		other := []penstock.Charge{charges[0]}
-		background.Go(func() {
-			_ = ctx.Err()
-			if shadows := piggyback.Offered(ctx, other); shadows != nil {
-				t.Errorf("%d shadows are offered with another batch; want none", len(shadows))
-			}
-		})
+		background.Go(func() { _, _ = ctx.Err(), ctx.Value(0) })
 		return memory.Decide(ctx, charges)
 	}), `
 tokens: {secret: "0123456789abcdef0123456789abcdef", audience: a, issuer: i}

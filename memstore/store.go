@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // Options of a Store. The zero value is useful.
@@ -45,6 +46,7 @@ type Options struct {
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: the decisions
 // themselves remove counters that are no longer needed, a few at a time.
 type Store struct {
+	door
 	optionsNow   func() time.Time // Options.Now, or nil
 	clock        *clock
 	hashSeeds    [2]maphash.Seed // of the two halves of a hash
@@ -55,6 +57,9 @@ type Store struct {
 
 	reclaimFailedAt atomic.Int64 // when reclaim failed last, in µs since the epoch
 }
+
+// The door of a Store is unexported, so that the documentation of Store does not show it.
+type door = batches.Door
 
 // New makes a Store.
 func New(o Options) *Store {
@@ -68,7 +73,7 @@ func New(o Options) *Store {
 	if o.MaxCounters <= 0 {
 		o.MaxCounters = 10_000_000
 	}
-	return &Store{
+	s := &Store{
 		optionsNow:   o.Now,
 		clock:        newClock(),
 		hashSeeds:    [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
@@ -76,6 +81,8 @@ func New(o Options) *Store {
 		maxCounters:  int64(o.MaxCounters),
 		lingerMicros: o.Linger.Microseconds(),
 	}
+	s.door = batches.NewDoor(s, s.decideList)
+	return s
 }
 
 // Len returns the number of counters, including those that are no longer needed but not removed
@@ -106,6 +113,13 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 		return d, err
 	}
 	return s.decideAll(charges, now)
+}
+
+// decideList decides one batch after another: that is faster than a goroutine for each.
+func (s *Store) decideList(ctx context.Context, list []*batches.Batch) {
+	for _, b := range list {
+		b.Decision, b.Err = s.Decide(ctx, b.Charges)
+	}
 }
 
 // now returns the time in µs since the epoch.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -25,8 +26,12 @@ type Options struct {
 // Settings of the policy.Rules.
 type Store struct {
 	*guard.Guarded
+	door
 	redis *redisstore.Store
 }
+
+// The door of a Store is unexported, so that the documentation of Store does not show it.
+type door = batches.Door
 
 // Open makes a Store for the server or servers that a URL names; see redisstore.ParseURL for its
 // forms. It does not wait for a connection: until Redis answers, each limit is decided by its
@@ -59,7 +64,9 @@ func New(client redisstore.Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{guarded, redis}, nil
+	s := &Store{Guarded: guarded, redis: redis}
+	s.door = batches.NewDoor(s, batches.Of(guarded))
+	return s, nil
 }
 
 // Ping returns nil if Redis answers. A program that must not start without Redis calls Ping first.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore/internal/client"
 )
 
@@ -218,13 +219,14 @@ func (s *Store) runGroup(ctx context.Context, group []int, charges []penstock.Ch
 	for _, i := range group {
 		c.ownCharges = append(c.ownCharges, charges[i])
 	}
-	c.charges = c.ownCharges
-	d, err := s.run(ctx, c)
-	if err != nil {
-		return err
+	c.ownBatch = batches.Batch{Charges: c.ownCharges}
+	c.batches = append(c.batches, &c.ownBatch)
+	s.run(ctx, c, true)
+	if c.ownBatch.Err != nil {
+		return c.ownBatch.Err
 	}
 	for n, i := range group {
-		statuses[i] = d.Status(n)
+		statuses[i] = c.ownBatch.Decision.Status(n)
 	}
 	c.forget()
 	s.calls.Put(c)

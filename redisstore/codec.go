@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 	"github.com/penstock/penstock/redisstore/internal/luagen"
@@ -27,8 +28,10 @@ type call struct {
 
 	extensions []byte // of the batch that is being packed for uniform.lua
 
-	waiter  coalesce.Waiter
-	shadows []shadowBatch // shadows that the same script decides
+	batches  []*batches.Batch   // what the caller wants decided: a list, and shadows that share its scripts
+	waiters  []coalesce.Waiter  // of each of these batches
+	entering []*coalesce.Waiter // the same waiters
+	ownBatch batches.Batch      // of ownCharges, for runGroup
 }
 
 // The sizes, in bytes, of the parts of packed arguments and of replies.

@@ -5,94 +5,121 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// coalescer returns the coalescer of the call's charges: one for a single server, one for each slot
-// of a Cluster. It returns nil if the store does not coalesce. On a Cluster, coalescer also sends
-// the shadows of other slots separately, because a script can only use keys of one slot.
-func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, error) {
-	isSharded, err := s.client.Sharded(ctx)
-	if err != nil {
-		return nil, err
+// run decides the call's batches, and the shadows that can share their script. If few scripts are in
+// flight and one script can decide them all, it does so immediately. Otherwise they join flights,
+// which decide the batches of several callers in one script. On a Cluster, the call has one batch,
+// because a script can only use keys of one slot.
+func (s *Store) run(ctx context.Context, c *call, isSharded bool) {
+	if s.isUncoalesced {
+		s.decideNow(ctx, c)
+		return
 	}
+	coalescer := s.serverCoalescer
 	if isSharded {
-		s.topology.isCluster.Store(true)
+		coalescer = s.slotCoalescers.Of(s.slotOfKey(c.batches[0].Charges[0].Key))
 	}
-	switch {
-	case s.isUncoalesced:
-		return nil, nil
-	case !isSharded:
-		return s.serverCoalescer, nil
-	}
-	slot := s.slotOfKey(c.charges[0].Key)
-	s.sendShadowsOfOtherSlots(c, slot)
-	return s.slotCoalescers.Of(slot), nil
-}
-
-// coalesce decides the call's charges immediately if few scripts are in flight. If many are in
-// flight, it adds the charges to a flight, which decides the charges of several callers in one
-// script.
-func (s *Store) coalesce(ctx context.Context, coalescer *coalesce.Coalescer, c *call) (penstock.Decision, error) {
-	c.prepareWaiter()
-	if coalescer.Enter(ctx, &c.waiter) {
+	s.addShadows(c, isSharded)
+	c.prepareWaiters()
+	if coalescer.Enter(ctx, c.entering) {
 		defer coalescer.Exit()
-		if len(c.shadows) > 0 {
-			return s.decideWithShadows(ctx, c)
-		}
-		return s.decideNow(ctx, c)
+		s.decideNow(ctx, c)
+		return
 	}
-	c.sendShadowsThatDoNotFit()
-	return s.await(ctx, coalescer, c)
+	for i, b := range c.batches {
+		b.Decision, b.Err = s.await(ctx, coalescer, &c.waiters[i])
+	}
 }
 
-// await returns the decision about a call that was queued.
-func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, c *call) (penstock.Decision, error) {
-	isSent, err := coalescer.Wait(ctx, &c.waiter)
+// addShadows adds the shadows that a uniform script can decide together with their batch. The others
+// are left.
+func (s *Store) addShadows(c *call, isSharded bool) {
+	for _, b := range c.batches {
+		for _, shadow := range b.Shadows {
+			if s.canShare(b.Charges, shadow.Charges, isSharded) {
+				c.batches = append(c.batches, shadow)
+			}
+		}
+	}
+}
+
+// canShare reports whether a uniform script can decide a batch and its shadow.
+func (s *Store) canShare(charges, shadow []penstock.Charge, isSharded bool) bool {
+	if !isCompact(charges) || penstock.Check(shadow) != nil || !isCompact(shadow) {
+		return false
+	}
+	if isSharded && s.slotOfKey(charges[0].Key) != s.slotOfKey(shadow[0].Key) {
+		return false
+	}
+	return s.scripts.find(uniform, charges).canDecide(shadow)
+}
+
+// prepareWaiters makes a waiter for each batch of the call.
+func (c *call) prepareWaiters() {
+	n := len(c.batches)
+	if cap(c.waiters) < n {
+		c.waiters = make([]coalesce.Waiter, n)
+	}
+	c.waiters, c.entering = c.waiters[:n], c.entering[:0]
+	for i, b := range c.batches {
+		c.waiters[i].Charges = b.Charges
+		c.entering = append(c.entering, &c.waiters[i])
+	}
+}
+
+// decideNow decides the call's batches in a script of their own.
+func (s *Store) decideNow(ctx context.Context, c *call) {
+	if len(c.batches) == 1 {
+		b := c.batches[0]
+		b.Decision, b.Err = s.decideAlone(ctx, c, b.Charges)
+		return
+	}
+	f := coalesce.NewFlight(decider{s}.ScriptFor(c.batches[0].Charges))
+	defer f.Release()
+	for _, w := range c.entering {
+		f.Join(w)
+	}
+	_ = s.decideFlight(ctx, c, f) // which sets the error of each waiter
+	for i, b := range c.batches {
+		b.Decision, b.Err = s.resultOf(ctx, &c.waiters[i])
+	}
+}
+
+// decideAlone decides one batch in a script of its own.
+func (s *Store) decideAlone(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
+	kind := mixed
+	if isCompact(charges) {
+		kind = single
+	}
+	c.charges, c.batchSizes = charges, append(c.batchSizes[:0], len(charges))
+	reply, err := s.eval(ctx, c, s.scripts.find(kind, charges))
+	if err != nil {
+		return penstock.Decision{}, s.unavailable(ctx, err)
+	}
+	return decode(reply, charges), nil
+}
+
+// await returns the decision about a waiter that was queued.
+func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, w *coalesce.Waiter) (penstock.Decision, error) {
+	isSent, err := coalescer.Wait(ctx, w)
 	switch {
 	case err != nil && !isSent:
 		return penstock.Decision{}, s.unavailable(ctx, client.TooLate(err))
 	case err != nil:
 		return penstock.Decision{}, s.unavailable(ctx, err)
-	case c.waiter.Err != nil:
-		return penstock.Decision{}, s.unavailable(ctx, c.waiter.Err)
 	}
-	return c.waiter.Decision, nil
+	return s.resultOf(ctx, w)
 }
 
-// DecideMany decides independent batches as concurrent calls of Decide would. On a single server,
-// the batches share scripts and wait together.
-func (s *Store) DecideMany(ctx context.Context, batches []*many.Call) {
-	isSharded, err := s.client.Sharded(ctx)
-	canShare := err == nil && !isSharded && !s.isUncoalesced && s.now == nil && ctx.Err() == nil
-	if !canShare {
-		many.Each(ctx, s, batches) // by Decide, which handles these cases
-		return
+// resultOf returns the decision about a waiter whose script has ended.
+func (s *Store) resultOf(ctx context.Context, w *coalesce.Waiter) (penstock.Decision, error) {
+	if w.Err != nil {
+		return penstock.Decision{}, s.unavailable(ctx, w.Err)
 	}
-	calls, waiters := make([]*call, len(batches)), make([]*coalesce.Waiter, 0, len(batches))
-	for i, batch := range batches {
-		batch.Decision, batch.Err = penstock.Decision{}, penstock.Check(batch.Charges)
-		if batch.Err != nil {
-			continue
-		}
-		c := s.calls.Get().(*call)
-		c.charges, c.waiter.Charges = batch.Charges, batch.Charges
-		calls[i], waiters = c, append(waiters, &c.waiter)
-	}
-	s.serverCoalescer.EnterAll(ctx, waiters)
-	for i, c := range calls {
-		if c == nil { // the batch is invalid
-			continue
-		}
-		batches[i].Decision, batches[i].Err = s.await(ctx, s.serverCoalescer, c)
-		if batches[i].Err != nil {
-			continue // the client may still use the memory of the call
-		}
-		c.forget()
-		s.calls.Put(c)
-	}
+	return w.Decision, nil
 }
 
 // ScriptsInFlight returns how many scripts of decisions are in flight, and how many are queued. A

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/piggyback"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
@@ -21,18 +20,25 @@ import (
 // A shadowedCall is a call in flight that has a shadow.
 type shadowedCall struct {
 	*pendingCall
-	batch         piggyback.Batch
-	separateCalls atomic.Int64 // how often the shadow needed a call of its own
+	shadow batches.Batch
+}
+
+// withShadow returns a list of one batch with a shadow.
+func withShadow(enforced []penstock.Charge, shadow *batches.Batch) []*batches.Batch {
+	shadow.Err = batches.ErrLeft
+	return []*batches.Batch{{Charges: enforced, Shadows: []*batches.Batch{shadow}}}
 }
 
 // callWithShadow makes an enforced charge, with another charge as its shadow.
 func (g *coalescingTest) callWithShadow(enforced, shadow penstock.Charge) *shadowedCall {
-	call := &shadowedCall{batch: piggyback.Batch{Charges: []penstock.Charge{shadow}}}
-	call.batch.DecideAlone = func() { call.separateCalls.Add(1) }
-	charges := []penstock.Charge{enforced}
 	ctx, cancel := context.WithCancel(context.Background())
-	ctx = context.WithValue(ctx, piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{&call.batch}})
-	call.pendingCall = g.callIn(ctx, cancel, charges...)
+	call := &shadowedCall{pendingCall: &pendingCall{cancel: cancel, done: make(chan struct{})}, shadow: batches.Batch{Charges: []penstock.Charge{shadow}}}
+	list := withShadow([]penstock.Charge{enforced}, &call.shadow)
+	go func() {
+		defer close(call.done)
+		batches.Of(g.store)(ctx, list)
+		call.decision, call.err = list[0].Decision, list[0].Err
+	}()
 	return call
 }
 
@@ -44,13 +50,12 @@ func looserLimit(g *coalescingTest) *penstock.Plan {
 	return l.MustCompile()
 }
 
-// wait returns when the call has ended. If the store did not take the shadow, Take still returns
-// true, and wait fails the test.
+// wait returns when the call has ended. If the store has left the shadow, wait fails the test.
 func (call *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
 	<-call.done
-	if call.batch.Take() {
-		g.Error("the store has not taken the shadow; want it decided")
+	if call.shadow.Err == batches.ErrLeft {
+		g.Error("the store has left the shadow; want it decided")
 	}
 }
 
@@ -62,13 +67,13 @@ func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 		call := g.callWithShadow(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looserLimit(g), Cost: 1})
 		g.client.pass(1)
 		call.wait(g)
-		if call.err != nil || call.batch.Err != nil || call.separateCalls.Load() != 0 {
-			t.Fatalf("the enforced batch: %v; the shadow: %v, %d calls of its own; want no error and no call of its own", call.err, call.batch.Err, call.separateCalls.Load())
+		if call.err != nil || call.shadow.Err != nil {
+			t.Fatalf("the enforced batch: %v; the shadow: %v; want no error", call.err, call.shadow.Err)
 		}
 		if call.decision.Allowed {
 			allowed++
 		}
-		if call.batch.Decision.Allowed {
+		if call.shadow.Decision.Allowed {
 			allowedShadows++
 		}
 	}
@@ -104,10 +109,10 @@ func TestShadowsOfWaitingCallersNeedNoScript(t *testing.T) {
 		}
 		allowedShadows := 0
 		for _, call := range shadowed {
-			if call.batch.Err != nil || call.separateCalls.Load() != 0 {
-				t.Errorf("the shadow: %v, %d calls of its own; want no error and no call of its own", call.batch.Err, call.separateCalls.Load())
+			if call.shadow.Err != nil {
+				t.Errorf("the shadow: %v; want no error", call.shadow.Err)
 			}
-			if call.batch.Decision.Allowed {
+			if call.shadow.Decision.Allowed {
 				allowedShadows++
 			}
 		}
@@ -135,9 +140,9 @@ func TestShadowsOfManyKeysShareTheirScripts(t *testing.T) {
 		t.Errorf("%d of %d calls were granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
 	}
 	for i, call := range shadowed {
-		isGranted := call.batch.Decision.Allowed && call.batch.Decision.Remaining() == 49
-		if call.batch.Err != nil || call.separateCalls.Load() != 0 || !isGranted {
-			t.Errorf("shadow %d: %+v, %v, %d calls of its own; want a grant with 49 left, and no call of its own", i, call.batch.Decision, call.batch.Err, call.separateCalls.Load())
+		isGranted := call.shadow.Decision.Allowed && call.shadow.Decision.Remaining() == 49
+		if call.shadow.Err != nil || !isGranted {
+			t.Errorf("shadow %d: %+v, %v; want a grant with 49 left", i, call.shadow.Decision, call.shadow.Err)
 		}
 	}
 }
@@ -165,9 +170,10 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 				return []penstock.Charge{{Key: fmt.Sprint(random.IntN(2)), Plan: algorithm(l).MustCompile(), Cost: random.Int64N(8)}}
 			}
 			enforcedCharges, shadowCharges := charge("limit", 20), charge("candidate", 5+random.Int64N(40))
-			batch := &piggyback.Batch{Charges: shadowCharges, DecideAlone: func() { t.Error("the shadow needed a call of its own; want it in the script of the batch") }}
-			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: enforcedCharges, Shadows: []*piggyback.Batch{batch}})
-			got, err := store.Decide(ctx, enforcedCharges)
+			batch := &batches.Batch{Charges: shadowCharges}
+			list := withShadow(enforcedCharges, batch)
+			batches.Of(store)(t.Context(), list)
+			got, err := list[0].Decision, list[0].Err
 			if err != nil || batch.Err != nil {
 				t.Fatalf("seed %d, step %d: the enforced batch: %v; the shadow: %v; want two decisions", seed, step, err, batch.Err)
 			}
@@ -182,9 +188,9 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 	}
 }
 
-// A foreign value under a shadow's key fails the shadow, but not the enforced batch. A foreign
-// value under the key of the enforced batch fails both.
-func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
+// A foreign value under a shadow's key fails the shadow, but not the enforced batch, and the other
+// way round.
+func TestForeignValueFailsOnlyItsOwnBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, isQueued := range []bool{false, true} {
 		g := newCoalescingTest(t, dial(server.URL())(t))
@@ -211,16 +217,16 @@ func TestCorruptShadowsDoNotAffectTheEnforcedBatch(t *testing.T) {
 		call.wait(g)
 		g.countGranted(calls)
 		var failure *penstock.StoreError
-		isShadowCorrupt := errors.As(call.batch.Err, &failure) && failure.Reason == penstock.ReasonCorrupt
+		isShadowCorrupt := errors.As(call.shadow.Err, &failure) && failure.Reason == penstock.ReasonCorrupt
 		if call.err != nil || !call.decision.Allowed || !isShadowCorrupt {
-			t.Errorf("queued %t: the enforced batch: %+v, %v; the shadow: %v; want a grant, and an error of reason corrupt", isQueued, call.decision, call.err, call.batch.Err)
+			t.Errorf("queued %t: the enforced batch: %+v, %v; the shadow: %v; want a grant, and an error of reason corrupt", isQueued, call.decision, call.err, call.shadow.Err)
 		}
 		corrupt := g.callWithShadow(bad, good)
 		g.client.pass(1)
 		corrupt.wait(g)
 		isCorrupt := errors.As(corrupt.err, &failure) && failure.Reason == penstock.ReasonCorrupt
-		if !isCorrupt || corrupt.batch.Err == nil {
-			t.Errorf("queued %t: the enforced batch: %v; the shadow: %v; want two errors, the first of reason corrupt", isQueued, corrupt.err, corrupt.batch.Err)
+		if !isCorrupt || corrupt.shadow.Err != nil || !corrupt.shadow.Decision.Allowed {
+			t.Errorf("queued %t: the enforced batch: %v; the shadow: %+v, %v; want an error of reason corrupt, and a grant", isQueued, corrupt.err, corrupt.shadow.Decision, corrupt.shadow.Err)
 		}
 	}
 }
@@ -238,8 +244,8 @@ func TestShadowsFailWithTheScript(t *testing.T) {
 	call.wait(g)
 	var failure *penstock.StoreError
 	hasFailed := errors.As(call.err, &failure) && failure.MayBeCharged
-	if !hasFailed || call.batch.Err == nil || call.separateCalls.Load() != 0 {
-		t.Errorf("the enforced batch: %v; the shadow: %v, %d calls of its own; want the script's error twice, and no call of its own", call.err, call.batch.Err, call.separateCalls.Load())
+	if !hasFailed || call.shadow.Err == nil {
+		t.Errorf("the enforced batch: %v; the shadow: %v; want the script's error twice", call.err, call.shadow.Err)
 	}
 }
 
@@ -255,8 +261,8 @@ func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	g.awaitWaiters(0)
 	g.client.pass(2)
 	g.countGranted(calls)
-	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil || g.client.scripts.Load() != 2 {
-		t.Errorf("the enforced batch: %v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", call.err, call.batch.Err, g.client.scripts.Load())
+	if !errors.Is(call.err, context.Canceled) || call.shadow.Err == nil || g.client.scripts.Load() != 2 {
+		t.Errorf("the enforced batch: %v; the shadow: %v; %d scripts; want context.Canceled, an error and 2 scripts", call.err, call.shadow.Err, g.client.scripts.Load())
 	}
 }
 
@@ -278,14 +284,13 @@ func TestScriptsWithShadowsAreCanceled(t *testing.T) {
 	<-ended
 	call.wait(g)
 	g.countGranted(others)
-	if !errors.Is(call.err, context.Canceled) || call.batch.Err == nil {
-		t.Errorf("the enforced batch: %v; the shadow: %v; want context.Canceled and an error", call.err, call.batch.Err)
+	if !errors.Is(call.err, context.Canceled) || call.shadow.Err == nil {
+		t.Errorf("the enforced batch: %v; the shadow: %v; want context.Canceled and an error", call.err, call.shadow.Err)
 	}
 }
 
-// A shadow that does not fit into the script gets a call of its own. Shadows only join the call of
-// their enforced batch.
-func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
+// A shadow that one script cannot decide together with its batch is left.
+func TestShadowsThatDoNotFitAreLeft(t *testing.T) {
 	server := redistest.Shared(t)
 	cluster := redistest.SharedCluster(t)
 	limit := penstock.PerHour(30)
@@ -296,36 +301,29 @@ func TestShadowsThatDoNotFitGetTheirOwnCall(t *testing.T) {
 		url           string
 		isUncoalesced bool
 		shadow        penstock.Charge
-		separateCalls int64 // how many calls of its own the shadow gets
+		isLeft        bool
 	}{
 		"another key":            {url: server.URL(), shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}},
-		"another algorithm":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: window.MustCompile(), Cost: 1}, separateCalls: 1},
-		"a collection":           {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: log.MustCompile(), Cost: 1}, separateCalls: 1},
-		"an invalid charge":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: -1}, separateCalls: 1},
-		"no coalescing":          {url: server.URL(), isUncoalesced: true, shadow: enforced, separateCalls: 1},
+		"another algorithm":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: window.MustCompile(), Cost: 1}, isLeft: true},
+		"a collection":           {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: log.MustCompile(), Cost: 1}, isLeft: true},
+		"an invalid charge":      {url: server.URL(), shadow: penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: -1}, isLeft: true},
+		"no coalescing":          {url: server.URL(), isUncoalesced: true, shadow: enforced, isLeft: true},
 		"one slot of a Cluster":  {url: clusterURL, shadow: enforced},
-		"two slots of a Cluster": {url: clusterURL, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, separateCalls: 1},
+		"two slots of a Cluster": {url: clusterURL, shadow: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, isLeft: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore(t, dial(test.url)(t), redisstore.Options{Prefix: newPrefix()})
 			if test.isUncoalesced {
 				redisstore.DisableCoalescing(store)
 			}
-			separateCalls := int64(0)
-			batch := &piggyback.Batch{Charges: []penstock.Charge{test.shadow}, DecideAlone: func() { separateCalls++ }}
-			charges := []penstock.Charge{enforced}
-			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
-			// The charges of the call are another slice than Enforced, so the store is offered no shadows.
-			if _, err := store.Decide(ctx, []penstock.Charge{enforced}); err != nil || separateCalls != 0 || batch.Decision.Allowed {
-				t.Errorf("another batch: %v; the shadow: %+v, %d calls of its own; want that it is not decided", err, batch.Decision, separateCalls)
+			shadow := &batches.Batch{Charges: []penstock.Charge{test.shadow}}
+			list := withShadow([]penstock.Charge{enforced}, shadow)
+			batches.Of(store)(t.Context(), list)
+			if b := list[0]; b.Err != nil || !b.Decision.Allowed {
+				t.Errorf("the enforced batch: %+v, %v; want a grant", b.Decision, b.Err)
 			}
-			d, err := store.Decide(ctx, charges)
-			if err != nil || !d.Allowed {
-				t.Errorf("the enforced batch: %+v, %v; want a grant", d, err)
-			}
-			isInScript := test.separateCalls == 0
-			if batch.Err != nil || batch.Decision.Allowed != isInScript || separateCalls != test.separateCalls {
-				t.Errorf("the shadow: %+v, %v, %d calls of its own; want allowed %t, no error and %d calls of its own", batch.Decision, batch.Err, separateCalls, isInScript, test.separateCalls)
+			if isLeft := shadow.Err == batches.ErrLeft; isLeft != test.isLeft || !isLeft && (shadow.Err != nil || !shadow.Decision.Allowed) {
+				t.Errorf("the shadow: %+v, %v; want it left: %t, or a grant", shadow.Decision, shadow.Err, test.isLeft)
 			}
 			for i := range 10 { // these calls use the memory of the ones before
 				d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: log.MustCompile(), Cost: 1}})

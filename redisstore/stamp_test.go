@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -52,9 +52,9 @@ func TestReplyOfAnotherCallIsUnknown(t *testing.T) {
 	for name, plan := range map[string]*penstock.Plan{"uniform": limit.MustCompile(), "mixed, coalesced": limit.With(penstock.SlidingLog).MustCompile()} {
 		store := newStore(t, &lateClient{Client: client}, redisstore.Options{Prefix: newPrefix()})
 		for i := range 3 {
-			batches := []*many.Call{{Charges: []penstock.Charge{spend("k", plan, 1)}}, {Charges: []penstock.Charge{spend("l", plan, 1)}}}
-			store.DecideMany(t.Context(), batches)
-			for _, b := range batches {
+			list := []*batches.Batch{{Charges: []penstock.Charge{spend("k", plan, 1)}}, {Charges: []penstock.Charge{spend("l", plan, 1)}}}
+			batches.Of(store)(t.Context(), list)
+			for _, b := range list {
 				wantUnknown(t, fmt.Sprint(name, " ", i), b.Err)
 			}
 		}

@@ -8,7 +8,6 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -18,7 +17,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/piggyback"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore/internal/background"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
@@ -57,6 +56,7 @@ func (o Options) Validate() error {
 
 // A Store is a penstock.Store on Redis.
 type Store struct {
+	door
 	client  Client
 	prefix  string
 	secret  []byte
@@ -77,6 +77,9 @@ type Store struct {
 	work      *background.Group // work that outlasts calls
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
 }
+
+// The door of a Store is unexported, so that the documentation of Store does not show it.
+type door = batches.Door
 
 // New makes a Store that uses a Client. New does not wait for a connection. Call Ping to check that
 // the server answers. An error wraps penstock.ErrInvalid.
@@ -101,6 +104,7 @@ func newStore(o Options) (*Store, error) {
 	}
 	o.Prefix = cmp.Or(o.Prefix, "ps")
 	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
+	s.door = batches.NewDoor(s, s.decide)
 	s.stamps.Store(rand.Uint32()) // other than that of a second store with the same client
 	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
 	return s, nil
@@ -157,70 +161,63 @@ func (s *Store) Close() error {
 // refunded in the background, within a second. Up to 256 batches can be refunded in this way at the
 // same time.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	c := s.calls.Get().(*call)
-	d, err := s.decide(ctx, c, charges)
-	if err != nil {
-		s.topology.requestRefresh(s)
-	}
-	if err == nil || errors.Is(err, penstock.ErrInvalid) {
-		c.forget()
-		s.calls.Put(c) // not after other errors: the client may still read the call's memory
-	}
-	return d, err
+	return batches.Func(s.decide).Decide(ctx, charges)
 }
 
-func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := penstock.Check(charges); err != nil {
-		return penstock.Decision{}, err
+// decide decides a list of independent batches.
+func (s *Store) decide(ctx context.Context, list []*batches.Batch) {
+	c := s.calls.Get().(*call)
+	for _, b := range list {
+		if b.Err = penstock.Check(b.Charges); b.Err == nil {
+			c.batches = append(c.batches, b)
+		}
 	}
+	if len(c.batches) > 0 {
+		s.decideValid(ctx, c)
+	}
+	for _, b := range c.batches {
+		if b.Err != nil {
+			s.topology.requestRefresh(s)
+			return // the client may still read the call's memory, so it is not reused
+		}
+	}
+	c.forget()
+	s.calls.Put(c)
+}
+
+// decideValid decides the call's batches. On a single server, they share scripts.
+func (s *Store) decideValid(ctx context.Context, c *call) {
+	first := c.batches[0]
+	switch isSharded, err := s.prepare(ctx); {
+	case err != nil:
+		batches.Fail(c.batches, err)
+	case len(c.batches) > 1 && (isSharded || s.isUncoalesced):
+		batches.Each(ctx, s.decide, c.batches)
+	case isSharded && hasSeveralKeys(first.Charges):
+		first.Decision, first.Err = s.decideMultiSlot(ctx, first.Charges)
+	default:
+		s.run(ctx, c, isSharded)
+	}
+}
+
+// prepare reports whether the server is a Cluster. It returns an error if nothing can be decided
+// now.
+func (s *Store) prepare(ctx context.Context) (isSharded bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, s.unavailable(ctx, client.TooLate(err))
+		return false, s.unavailable(ctx, client.TooLate(err))
 	}
 	if s.now != nil {
 		if err := algorithm.CheckTime(s.fixedNow()); err != nil {
-			return penstock.Decision{}, fmt.Errorf("%w: redisstore: Options.Now: %w", penstock.ErrInvalid, err)
+			return false, fmt.Errorf("%w: redisstore: Options.Now: %w", penstock.ErrInvalid, err)
 		}
 	}
-	if hasSeveralKeys(charges) {
-		isSharded, err := s.client.Sharded(ctx)
-		if err != nil {
-			return penstock.Decision{}, s.unavailable(ctx, err)
-		}
-		if isSharded {
-			return s.decideMultiSlot(ctx, charges)
-		}
+	if isSharded, err = s.client.Sharded(ctx); err != nil {
+		return false, s.unavailable(ctx, err)
 	}
-	c.charges = charges
-	if offered := piggyback.Offered(ctx, charges); len(offered) > 0 {
-		return s.runWithShadows(ctx, c, offered)
+	if isSharded {
+		s.topology.isCluster.Store(true)
 	}
-	return s.run(ctx, c)
-}
-
-// run decides the call's charges as one batch, in one script.
-func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
-	coalescer, err := s.coalescer(ctx, c)
-	if err != nil {
-		return penstock.Decision{}, s.unavailable(ctx, err)
-	}
-	if coalescer == nil {
-		return s.decideNow(ctx, c)
-	}
-	return s.coalesce(ctx, coalescer, c)
-}
-
-// decideNow decides the call's charges in a script of their own.
-func (s *Store) decideNow(ctx context.Context, c *call) (penstock.Decision, error) {
-	kind := mixed
-	if isCompact(c.charges) {
-		kind = single
-	}
-	c.batchSizes = append(c.batchSizes[:0], len(c.charges))
-	reply, err := s.eval(ctx, c, s.scripts.find(kind, c.charges))
-	if err != nil {
-		return penstock.Decision{}, s.unavailable(ctx, err)
-	}
-	return decode(reply, c.charges), nil
+	return isSharded, nil
 }
 
 // eval decides the call's batches in one script. It returns the script's reply: a status per
@@ -248,10 +245,9 @@ func (s *Store) fixedNow() int64 {
 func (c *call) forget() {
 	clear(c.ownCharges)
 	clear(c.args)
-	c.charges = nil
-	c.waiter.Reset()
-	for i := range c.shadows {
-		c.shadows[i].forget()
+	clear(c.batches)
+	c.charges, c.batches = nil, c.batches[:0]
+	for i := range c.waiters {
+		c.waiters[i].Reset()
 	}
-	c.shadows = c.shadows[:0]
 }

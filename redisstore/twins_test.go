@@ -165,7 +165,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 	serial := &serialDecider{decider: decider{s}}
 	c := coalesce.New(serial)
 	for range 2 { // while two scripts are in flight, all other batches wait
-		if !c.Enter(ctx, new(coalesce.Waiter)) {
+		if !c.Enter(ctx, []*coalesce.Waiter{new(coalesce.Waiter)}) {
 			return nil, nil, errors.New("the coalescer is not idle")
 		}
 	}
@@ -179,7 +179,7 @@ func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge,
 		for j := range batch {
 			waiters[i].Charges[j].Mode += addedMode(&batch[j])
 		}
-		c.Enter(ctx, &waiters[i])
+		c.Enter(ctx, []*coalesce.Waiter{&waiters[i]})
 		index[&waiters[i]] = i
 	}
 	c.Exit()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
@@ -20,8 +20,8 @@ type batch struct {
 	lastByKey map[string]int // the index of the last job of each key so far, while linkJobs runs
 	ready     []int          // indexes of jobs that wait for no earlier job of their key, in the order of their decisions
 
-	calls []many.Call  // of the jobs that are decided as a list
-	list  []*many.Call // pointers to calls
+	listed []batches.Batch  // of the jobs that are decided as a list
+	list   []*batches.Batch // the same batches
 }
 
 // A job is a command that needs a decision.
@@ -59,7 +59,7 @@ func (b *batch) release() {
 	if b.bytes = b.bytes[:0]; cap(b.bytes) > maxKeptReplyBytes {
 		b.bytes = nil
 	}
-	batches.Put(b)
+	batchPool.Put(b)
 }
 
 // add returns a new job. The job is valid until the next job is added.
@@ -84,7 +84,7 @@ func (c *client) decide(b *batch) {
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
 		}
-	case s.listStore == nil || b.hasNamedCheck():
+	case s.decideStore == nil || b.hasNamedCheck():
 		s.decideInParallel(b)
 	default:
 		s.decideLists(b)
@@ -135,26 +135,26 @@ func (s *Server) reserve(n int) int {
 
 // decideList has the store decide jobs as one list. indexes are their places in b.jobs.
 func (s *Server) decideList(b *batch, indexes []int) {
-	b.calls, b.list = slices.Grow(b.calls[:0], len(indexes))[:len(indexes)], b.list[:0]
+	b.listed, b.list = slices.Grow(b.listed[:0], len(indexes))[:len(indexes)], b.list[:0]
 	for i, index := range indexes {
 		j := &b.jobs[index]
 		if j.charges == nil {
 			j.charges = j.single[:]
 		}
-		b.calls[i] = many.Call{Charges: j.charges}
-		b.list = append(b.list, &b.calls[i])
+		b.listed[i] = batches.Batch{Charges: j.charges}
+		b.list = append(b.list, &b.listed[i])
 	}
 	start := time.Now()
-	many.Try(s.ctx, s.listStore, b.list)
+	batches.Try(s.ctx, s.decideStore, b.list)
 	latency := time.Since(start)
 	for i, index := range indexes {
 		j := &b.jobs[index]
-		j.decision, j.err = b.calls[i].Decision, b.calls[i].Err
+		j.decision, j.err = b.listed[i].Decision, b.listed[i].Err
 		if s.isObserved(j) {
 			s.observe(j, latency)
 		}
 	}
-	clear(b.calls)
+	clear(b.listed)
 	clear(b.list)
 }
 

@@ -60,7 +60,7 @@ func (c *client) serve() {
 		return
 	}
 	for c.receive() == nil {
-		b := batches.Get().(*batch)
+		b := batchPool.Get().(*batch)
 		isOpen := c.answer(b)
 		err := c.send(b)
 		b.release()
@@ -142,5 +142,5 @@ func (c *client) send(b *batch) error {
 	return err
 }
 
-// batches is a pool. A client takes a batch from it only while it executes commands.
-var batches = sync.Pool{New: func() any { return &batch{lastByKey: make(map[string]int)} }}
+// A client takes a batch from batchPool only while it executes commands.
+var batchPool = sync.Pool{New: func() any { return &batch{lastByKey: make(map[string]int)} }}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/workers"
 )
 
@@ -96,7 +96,7 @@ func (o *Options) setDefaults() {
 // A Server serves Redis clients. Make one with New. Several goroutines may use it at the same time.
 type Server struct {
 	store       penstock.Store
-	listStore   many.Store // the store, if it decides lists; else nil
+	decideStore batches.Func // of the store, if it decides lists; else nil
 	controller  *admission.Controller
 	options     Options
 	credentials credentials
@@ -142,7 +142,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, startedAt: time.Now(),
 		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
 	}
-	s.listStore, _ = store.(many.Store)
+	s.decideStore = batches.Find(store)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.workers = workers.New(o.MaxParallel, func(help func()) { help() })
 	return s, nil

@@ -18,7 +18,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -137,12 +137,8 @@ func (g *gatheringStore) Decide(ctx context.Context, charges []penstock.Charge) 
 	return g.Store.Decide(ctx, charges)
 }
 
-// A listStore decides lists.
-type listStore struct{ penstock.Store }
-
-func (l listStore) DecideMany(ctx context.Context, calls []*many.Call) {
-	many.Each(ctx, l.Store, calls)
-}
+// inLists returns a store that decides lists.
+func inLists(s penstock.Store) penstock.Store { return batches.Of(s) }
 
 func TestAPipelineIsDecidedTogether(t *testing.T) {
 	const n = 32
@@ -192,7 +188,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, listStore{store}, nil, Options{Parallel: 64, MaxParallel: 4}) // a list has 5 jobs: its first, and 4 others
+	s, addr := serve(t, inLists(store), nil, Options{Parallel: 64, MaxParallel: 4}) // a list has 5 jobs: its first, and 4 others
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
@@ -214,7 +210,11 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 
 // A panic in a store that decides lists gives each command an error.
 func TestPanicOfAListIsContained(t *testing.T) {
-	_, addr := serve(t, panickingStore{memstore.New(memstore.Options{})}, nil, Options{})
+	store := batches.Func(func(_ context.Context, list []*batches.Batch) {
+		list[0].Err = nil // as if the first batch were decided
+		panic("for the test")
+	})
+	_, addr := serve(t, store, nil, Options{})
 	client := connect(t, addr)
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("ECHO", "end"))
 	for range 2 {
@@ -225,14 +225,6 @@ func TestPanicOfAListIsContained(t *testing.T) {
 	if got := client.reply(); got != "end" {
 		t.Errorf("the last reply is %q; want that of ECHO", got)
 	}
-}
-
-// A panickingStore panics when it decides a list.
-type panickingStore struct{ penstock.Store }
-
-func (panickingStore) DecideMany(_ context.Context, calls []*many.Call) {
-	calls[0].Err = nil // as if the first call were decided
-	panic("for the test")
 }
 
 // An exclusiveStore fails the test if two decisions of one key overlap.
@@ -258,7 +250,7 @@ func (e *exclusiveStore) Decide(ctx context.Context, charges []penstock.Charge) 
 func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
 	for _, wrap := range []func(penstock.Store) penstock.Store{
 		func(s penstock.Store) penstock.Store { return s },
-		func(s penstock.Store) penstock.Store { return listStore{s} },
+		inLists,
 	} {
 		testOrder(t, wrap(&exclusiveStore{Store: memstore.New(memstore.Options{Now: newClock().Now}), t: t}))
 	}

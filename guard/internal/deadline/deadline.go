@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/lazy"
-	"github.com/penstock/penstock/internal/many"
 )
 
 // A Set gives decisions their deadlines. Its clock stops while this process does not run.
@@ -17,36 +17,21 @@ type Set struct {
 	lateness lateness
 }
 
-// Within gives each decision of a store one deadline. The deadline covers all calls that the guards
-// below make for the decision, and the time in which they wait for other decisions. A Timeout below
-// uses this deadline.
+// Within gives each decision of a store one deadline, and the batches of a list one together. The
+// deadline covers all calls that the guards below make for the decision, and the time in which they
+// wait for other decisions. A Timeout below uses this deadline.
 func (t *Set) Within(next penstock.Store) penstock.Store {
 	if t.After < 0 {
 		return next
 	}
-	return &within{t, next}
-}
-
-type within struct {
-	set  *Set
-	next penstock.Store
-}
-
-func (w *within) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	bounded, isOwn := w.set.Of(ctx)
-	if isOwn {
-		defer bounded.End()
-	}
-	return w.next.Decide(bounded, charges)
-}
-
-// DecideMany decides independent batches, which have one deadline together.
-func (w *within) DecideMany(ctx context.Context, calls []*many.Call) {
-	bounded, isOwn := w.set.Of(ctx)
-	if isOwn {
-		defer bounded.End()
-	}
-	many.Decide(bounded, w.next, calls)
+	decide := batches.Of(next)
+	return batches.Func(func(ctx context.Context, list []*batches.Batch) {
+		bounded, isOwn := t.Of(ctx)
+		if isOwn {
+			defer bounded.End()
+		}
+		decide(bounded, list)
+	})
 }
 
 // Of returns the decision's deadline. If there is none yet, it makes one: then isOwn is true, and

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -82,28 +83,30 @@ func (p *pool) canPrefetch(now time.Duration) bool {
 	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil
 }
 
-// decideFromLease decides a batch from what is leased. If the leased units do not suffice, it
-// starts a draw, or sends the batch to the store.
-func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
-	if err := deadline.CallerErr(ctx); err != nil {
-		return d, err
+// decideFromLease decides a list of one batch from what is leased. If the leased units do not
+// suffice, it starts a draw, or sends the batch to the store.
+func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, one []*batches.Batch, plans []*penstock.Plan) {
+	b := one[0]
+	if b.Err = deadline.CallerErr(ctx); b.Err != nil {
+		return
 	}
-	cost := charges[0].Cost
+	cost := b.Charges[0].Cost
 	k.mu.Lock()
 	now := l.now() // after locking, which may take long
-	p := k.poolLocked(l, charges, plans, now)
+	p := k.poolLocked(l, b.Charges, plans, now)
 	if p == nil {
 		k.mu.Unlock()
-		return l.next.Decide(ctx, charges)
+		l.next(ctx, one)
+		return
 	}
 	p.measureDemand(l.life, now, cost)
 	if k.trySpendLocked(p, now, cost) {
-		d = p.makeDecision(now, cost)
+		b.Decision = p.makeDecision(now, cost)
 		if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, 0) == nil {
 			p.noPrefetchUntil = now + l.life/prefetchPauses
 		}
 		k.mu.Unlock()
-		return d, nil
+		return
 	}
 	pending := p.draw
 	if pending == nil {
@@ -114,7 +117,8 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 		own = pending.addWaiterLocked(p, cost)
 	}
 	if own == nil {
-		return l.passAndUnlock(ctx, k, p, now, charges)
+		l.passAndUnlock(ctx, k, p, now, one)
+		return
 	}
 	k.mu.Unlock()
 
@@ -122,13 +126,15 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 		k.mu.Lock()
 		own.removeWaiterLocked(k, cost)
 		k.mu.Unlock()
-		return l.decideLate(ctx, charges)
+		l.decideLate(ctx, one)
+		return
 	}
-	if pending.err != nil {
-		return d, pending.err
+	if b.Err = pending.err; b.Err != nil {
+		return
 	}
 	if pending.isDenied && cost == 1 { // the RetryAfter of a denied Draw is that of one unit
-		return pending.denial, nil
+		b.Decision = pending.denial
+		return
 	}
 	k.mu.Lock()
 	now = pending.endedAt
@@ -136,53 +142,51 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 		now = l.now()
 	}
 	if !own.spendLocked(k, p, now, cost) {
-		return l.passAndUnlock(ctx, k, p, now, charges)
+		l.passAndUnlock(ctx, k, p, now, one)
+		return
 	}
-	d = p.makeDecision(now, cost)
+	b.Decision = p.makeDecision(now, cost)
 	k.mu.Unlock()
-	return d, nil
 }
 
-// passAndUnlock sends a batch to the store. If the store probably has too few units left, it first
-// returns those that are held here.
-func (l *Store) passAndUnlock(
-	ctx context.Context, k *leasedKey, p *pool, now time.Duration, charges []penstock.Charge,
-) (penstock.Decision, error) {
+// passAndUnlock sends a list of one batch to the store. If the store probably has too few units
+// left, it first returns those that are held here.
+func (l *Store) passAndUnlock(ctx context.Context, k *leasedKey, p *pool, now time.Duration, one []*batches.Batch) {
+	b := one[0]
 	isHeld := p.left() > 0
 	var refunds []refund
-	if isHeld && p.isShortOf(charges[0].Cost) {
+	if isHeld && p.isShortOf(b.Charges[0].Cost) {
 		refunds = l.removePoolLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
 	if l.sendRefunds(ctx, k, refunds) != nil {
-		return l.decideLate(ctx, charges)
+		l.decideLate(ctx, one)
+		return
 	}
 	sent := l.now()
-	d, err := l.next.Decide(ctx, charges)
-	if err != nil {
-		return d, err
+	l.next(ctx, one)
+	if b.Err != nil {
+		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if d.Source == penstock.FromStore {
+	if b.Decision.Source == penstock.FromStore {
 		now := l.now()
-		p.updateRemaining(&d, sent, now)
+		p.updateRemaining(&b.Decision, sent, now)
 		if p.isScarce() {
 			p.bypassUntil = now + p.windowLeft(l.life/2, now)
 		}
 	} else {
 		p.bypassUntil = l.now() + l.life // the answer came from a fallback, not from the store
 	}
-	return d, nil
 }
 
-// decideLate answers a batch whose deadline has passed, or whose caller has left. If the caller has
-// not left, the store below returns the error.
-func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := deadline.CallerErr(ctx); err != nil {
-		return penstock.Decision{}, err
+// decideLate answers a list of one batch whose deadline has passed, or whose caller has left. If
+// the caller has not left, the store below returns the error.
+func (l *Store) decideLate(ctx context.Context, one []*batches.Batch) {
+	if one[0].Err = deadline.CallerErr(ctx); one[0].Err == nil {
+		l.next(ctx, one)
 	}
-	return l.next.Decide(ctx, charges)
 }
 
 // drawLocked starts a draw that fills the pool up to a block. It returns nil if so few units are
@@ -486,9 +490,10 @@ func (l *Store) sendRefunds(ctx context.Context, k *leasedKey, refunds []refund)
 	}
 }
 
-// decideRefund sends a Refund or Reset to the store. Before, it returns the units that are leased
-// under its keys.
-func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// decideRefund sends a Refund or Reset to the store: a list of one batch. Before, it returns the
+// units that are leased under its keys.
+func (l *Store) decideRefund(ctx context.Context, one []*batches.Batch) {
+	charges := one[0].Charges
 	for i := range charges {
 		c := &charges[i]
 		if c.Mode != penstock.Refund && c.Mode != penstock.Reset || c.Plan == nil {
@@ -510,10 +515,11 @@ func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (pe
 			k.mu.Unlock()
 		}()
 		if l.returnUnused(ctx, k) != nil {
-			return l.decideLate(ctx, charges)
+			l.decideLate(ctx, one)
+			return
 		}
 	}
-	return l.next.Decide(ctx, charges)
+	l.next(ctx, one)
 }
 
 // returnUnused returns the leased units of a key, and waits until no draw and no refund of the key

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // Options configure New.
@@ -33,8 +33,9 @@ type Options struct {
 
 // A Store draws units in blocks and spends them locally. See guard.Lease.
 type Store struct {
+	batches.Func
 	options  Options
-	next     penstock.Store
+	next     batches.Func
 	start    time.Time // the origin of all times
 	life     time.Duration
 	seed     maphash.Seed
@@ -86,53 +87,45 @@ func New(store penstock.Store, o Options) *Store {
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000
 	}
-	l := &Store{options: o, next: store, start: time.Now(), life: o.Life, seed: maphash.MakeSeed()}
+	l := &Store{options: o, next: batches.Of(store), start: time.Now(), life: o.Life, seed: maphash.MakeSeed()}
 	for i := range l.stripes {
 		l.stripes[i].keys = make(map[keyName]*leasedKey)
 	}
+	l.Func = batches.Apart(l.isApart, l.decide, l.next)
 	return l
 }
 
-// Decide implements penstock.Store.
-func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if l.options.Block == nil || l.isClosed.Load() {
-		return l.next.Decide(ctx, charges)
-	}
+// decide decides a list of one batch.
+func (l *Store) decide(ctx context.Context, one []*batches.Batch) {
 	var planBuffer [4]*penstock.Plan
-	plans, shape := shapeOf(charges, planBuffer[:0])
-	switch shape {
-	case refunding:
-		return l.decideRefund(ctx, charges)
-	case spending:
-		if k := l.findKey(charges[0].Key, plans); k != nil {
-			return l.decideFromLease(ctx, k, charges, plans)
-		}
+	switch plans, shape, k := l.routeOf(one[0].Charges, planBuffer[:0]); {
+	case shape == refunding:
+		l.decideRefund(ctx, one)
+	case k != nil:
+		l.decideFromLease(ctx, k, one, plans)
+	default:
+		l.next(ctx, one)
 	}
-	return l.next.Decide(ctx, charges)
 }
 
-// DecideMany decides independent batches.
-func (l *Store) DecideMany(ctx context.Context, calls []*many.Call) {
-	// Usually no call must be decided alone. Then calls itself is the list, and no slice is allocated.
-	var alone, together []*many.Call
-	canLease := l.options.Block != nil && !l.isClosed.Load()
-	for i, c := range calls {
-		var planBuffer [4]*penstock.Plan
-		plans, shape := shapeOf(c.Charges, planBuffer[:0])
-		isAlone := canLease && (shape == refunding || shape == spending && l.findKey(c.Charges[0].Key, plans) != nil)
-		switch {
-		case isAlone && alone == nil:
-			alone, together = append(alone, c), append(together, calls[:i]...)
-		case isAlone:
-			alone = append(alone, c)
-		case alone != nil:
-			together = append(together, c)
-		}
+// isApart reports whether a batch does not simply go to the store.
+func (l *Store) isApart(b *batches.Batch) bool {
+	var planBuffer [4]*penstock.Plan
+	_, shape, k := l.routeOf(b.Charges, planBuffer[:0])
+	return shape == refunding || k != nil
+}
+
+// routeOf returns the shape of a batch. If a lease may answer it, routeOf also returns the plans of
+// its limits, which it appends to plans, and its leasedKey.
+func (l *Store) routeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, shape, *leasedKey) {
+	if l.options.Block == nil || l.isClosed.Load() {
+		return nil, passThrough, nil
 	}
-	if alone == nil {
-		together = calls
+	plans, shape := shapeOf(charges, plans)
+	if shape != spending {
+		return nil, shape, nil
 	}
-	many.DecideDivided(ctx, l, alone, func(ctx context.Context, calls []*many.Call) { many.Decide(ctx, l.next, calls) }, together)
+	return plans, shape, l.findKey(charges[0].Key, plans)
 }
 
 // Close returns what is leased, and waits for draws that are in flight. After Close, all batches go

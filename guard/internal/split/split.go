@@ -13,51 +13,47 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/divide"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 )
 
 // New returns a store that splits limits. shardsOf returns how many counters a limit has. 0 and 1
 // mean one.
 func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store {
-	s := &store{shardsOf: shardsOf, next: next}
-	s.batches.New = func() any { return new(splitBatch) }
-	return s
+	s := &store{shardsOf: shardsOf, next: batches.Of(next)}
+	s.pool.New = func() any { return new(splitBatch) }
+	return batches.Apart(s.isSplit, s.decide, s.next)
 }
 
 const maxParts = 32 // of a limit
 
 type store struct {
 	shardsOf func(*penstock.Plan) int
-	next     penstock.Store
+	next     batches.Func
 	parts    divide.Cache[*Parts]
-	batches  sync.Pool
+	pool     sync.Pool // of *splitBatch
 }
 
-func (s *store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	first, parts := s.firstSplit(charges)
+func (s *store) isSplit(b *batches.Batch) bool {
+	_, parts := s.firstSplit(b.Charges)
+	return parts != nil
+}
+
+// decide decides a list of one batch.
+func (s *store) decide(ctx context.Context, one []*batches.Batch) {
+	b := one[0]
+	first, parts := s.firstSplit(b.Charges)
 	if parts == nil {
-		return s.next.Decide(ctx, charges)
+		s.next(ctx, one)
+		return
 	}
-	if err := penstock.Check(charges); err != nil {
-		return penstock.Decision{}, err
+	if b.Err = penstock.Check(b.Charges); b.Err != nil {
+		return
 	}
-	b := s.batches.Get().(*splitBatch)
-	b.begin(s, charges, first, parts)
-	d, err := b.decide(ctx)
-	b.end()
-	s.batches.Put(b)
-	return d, err
-}
-
-// DecideMany decides independent batches.
-func (s *store) DecideMany(ctx context.Context, calls []*many.Call) {
-	for _, c := range calls {
-		if _, parts := s.firstSplit(c.Charges); parts != nil {
-			many.Each(ctx, s, calls)
-			return
-		}
-	}
-	many.Decide(ctx, s.next, calls)
+	split := s.pool.Get().(*splitBatch)
+	split.begin(s, b.Charges, first, parts)
+	b.Decision, b.Err = split.decide(ctx)
+	split.end()
+	s.pool.Put(split)
 }
 
 // firstSplit returns the index and the parts of the first charge whose limit is split. The parts
@@ -85,7 +81,7 @@ func (s *store) partsOf(plan *penstock.Plan) *Parts {
 
 // A splitBatch is a batch with a split charge while it is decided.
 type splitBatch struct {
-	next    penstock.Store
+	next    batches.Func
 	charges []penstock.Charge
 	states  []chargeState // of each charge
 	source  penstock.Source

@@ -72,37 +72,43 @@ const maxFlights = 64
 // New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
 
-// If Enter returns true, the caller must decide the waiter's batch itself, and then call Exit. If
-// Enter returns false, the waiter is queued, and the caller must call Wait. The extras of a queued
-// waiter are queued too if the flight has room for them; HasJoined of an extra reports this.
-func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (shouldDecide bool) {
+// Enter takes the waiters of one caller, who may have several batches. If Enter returns true, the
+// caller must decide them itself in one script, and then call Exit. If it returns false, they are
+// queued, and the caller must call Wait for each.
+func (c *Coalescer) Enter(ctx context.Context, list []*Waiter) (shouldDecide bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.inFlight < 2 && len(c.flights) == 0 && len(c.queue) == 0 {
+	isIdle := c.inFlight < 2 && len(c.flights) == 0 && len(c.queue) == 0
+	if isIdle && c.fitOneScript(list) {
 		c.inFlight++
 		return true
 	}
-	w.prepare(ctx)
-	c.joinLocked(w)
-	if c.shouldSendLocked(c.inFlight) {
+	for _, w := range list {
+		w.prepare(ctx)
+		c.joinLocked(w)
+	}
+	// The next caller more likely has the same first batch than the same last one.
+	list[0].flight.recentRequest = list[0].request
+	for c.shouldSendLocked(c.inFlight) {
 		c.inFlight++
 		go c.run(c.takeLocked())
 	}
 	return false
 }
 
-// EnterAll queues the waiters of a list, as Enter does for one. The caller calls Wait for each.
-func (c *Coalescer) EnterAll(ctx context.Context, list []*Waiter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// fitOneScript reports whether one script can decide all waiters of a caller.
+func (c *Coalescer) fitOneScript(list []*Waiter) bool {
+	if len(list) == 1 {
+		return true
+	}
+	script, cost := c.decider.ScriptFor(list[0].Charges), 0
 	for _, w := range list {
-		w.prepare(ctx)
-		c.joinLocked(w)
+		cost += requestCost + len(w.Charges)
+		if cost > maxCost || script == nil || c.decider.ScriptFor(w.Charges) != script {
+			return false
+		}
 	}
-	for c.shouldSendLocked(c.inFlight) {
-		c.inFlight++
-		go c.run(c.takeLocked())
-	}
+	return true
 }
 
 // Exit ends a decision that the caller made itself after Enter.
@@ -140,14 +146,9 @@ func (c *Coalescer) Flights() (inFlight, queued int) {
 
 // joinLocked adds a waiter to a flight in the queue.
 func (c *Coalescer) joinLocked(w *Waiter) {
-	hasJoined := false
-	if n := len(c.queue); n > 0 && c.queue[n-1].hasRoomFor(w) {
-		hasJoined = c.queue[n-1].joinRecent(w)
-	}
-	if !hasJoined {
+	if n := len(c.queue); n == 0 || !c.queue[n-1].joinRecent(w) {
 		c.joinFlightLocked(w)
 	}
-	w.flight.joinExtras(w)
 	if w.lazy != nil {
 		c.armTimerLocked(w.deadline)
 	}
@@ -159,7 +160,7 @@ func (c *Coalescer) joinFlightLocked(w *Waiter) {
 	script := c.decider.ScriptFor(w.Charges)
 	for i := len(c.queue) - 1; i >= 0; i-- {
 		if f := c.queue[i]; f.Script == script { // earlier flights of this script are full
-			if f.hasRoomFor(w) && f.Join(w) {
+			if f.Join(w) {
 				return
 			}
 			break
@@ -179,13 +180,7 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	f := w.flight
 	if slices.Contains(c.flights, f) && f.hasWaiter(w) {
 		w.lazy = nil // the caller may reuse its context when it returns
-		f.departed++
-		for _, extra := range w.Extras {
-			if extra.HasJoined() {
-				f.departed++
-			}
-		}
-		if f.departed == f.waiters {
+		if f.departed++; f.departed == f.waiters {
 			f.cancel()
 		}
 		return true
@@ -193,11 +188,6 @@ func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	i := slices.Index(c.queue, f)
 	if i < 0 || !f.remove(w) {
 		return true // the script has ended
-	}
-	for _, extra := range w.Extras {
-		if extra.HasJoined() {
-			f.remove(extra)
-		}
 	}
 	if f.waiters == 0 {
 		c.queue = slices.Delete(c.queue, i, i+1)

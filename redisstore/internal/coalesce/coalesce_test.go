@@ -72,11 +72,13 @@ func inBubble(t *testing.T, test func(s *setup)) {
 	})
 }
 
+func listOf(waiters ...*Waiter) []*Waiter { return waiters }
+
 // occupy keeps two scripts in flight until the test calls release. Meanwhile, all other callers
 // wait.
 func (s *setup) occupy() (release func()) {
 	for range 2 {
-		if !s.coalescer.Enter(s.Context(), new(Waiter)) {
+		if !s.coalescer.Enter(s.Context(), listOf(new(Waiter))) {
 			s.Fatal("a caller waits while fewer than two scripts are in flight; want that it decides itself")
 		}
 	}
@@ -94,7 +96,7 @@ type result struct {
 // decide decides a waiter's batch.
 func (s *setup) decide(ctx context.Context, w *Waiter) result {
 	begin := time.Now()
-	if s.coalescer.Enter(ctx, w) {
+	if s.coalescer.Enter(ctx, listOf(w)) {
 		defer s.coalescer.Exit()
 		d, err := s.store.Decide(ctx, w.Charges)
 		time.Sleep(scriptTime)
@@ -109,12 +111,8 @@ func (s *setup) decide(ctx context.Context, w *Waiter) result {
 
 // call decides charges in the background.
 func (s *setup) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
-	return s.callWaiter(ctx, &Waiter{Charges: charges})
-}
-
-func (s *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
 	results := make(chan result, 1)
-	go func() { results <- s.decide(ctx, w) }()
+	go func() { results <- s.decide(ctx, &Waiter{Charges: charges}) }()
 	synctest.Wait()
 	return results
 }
@@ -523,22 +521,23 @@ func (c *borrowedContext) Deadline() (time.Time, bool) {
 
 // The context of a waiter that has left is not used again, although its batch is still in flight.
 func TestContextOfADepartedWaiterIsNotUsed(t *testing.T) {
-	for _, hasExtra := range []bool{false, true} {
+	for _, n := range []int{1, 2} { // waiters of the caller that leaves
 		inBubble(t, func(s *setup) {
 			release := s.occupy()
 			ctx, cancel := context.WithCancel(s.Context())
 			borrowed := &borrowedContext{Context: ctx, deadline: time.Now().Add(100 * time.Millisecond)}
-			w := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
-			if hasExtra {
-				w.Extras = []*Waiter{{Charges: []penstock.Charge{spend("l", 1)}}}
+			leaving := listOf(&Waiter{Charges: []penstock.Charge{spend("k", 1)}}, &Waiter{Charges: []penstock.Charge{spend("l", 1)}})[:n]
+			if s.coalescer.Enter(borrowed, leaving) {
+				t.Fatal("a caller decides itself while two scripts are in flight; want that it waits")
 			}
-			leaves := s.callWaiter(borrowed, w)
 			stays := s.callWithin(time.Hour, spend("k", 1))
 			release()
 			synctest.Wait()
 			cancel()
-			if r := <-leaves; !errors.Is(r.err, context.Canceled) || !r.isSent {
-				t.Errorf("the waiter that left: %+v; want context.Canceled, and that the batch was sent", r)
+			for _, w := range leaving {
+				if isSent, err := s.coalescer.Wait(borrowed, w); !errors.Is(err, context.Canceled) || !isSent {
+					t.Errorf("the waiter that left: %v, sent %t; want context.Canceled, and that the batch was sent", err, isSent)
+				}
 			}
 			borrowed.isReturned.Store(true)
 			if r := <-stays; r.err != nil || !r.decision.Allowed {
@@ -621,30 +620,56 @@ func TestFlightsHaveOneScript(t *testing.T) {
 	})
 }
 
-// Extras join the flight of their waiter, and leave the queue with it.
-func TestExtrasGoWithTheirWaiter(t *testing.T) {
-	for _, shouldLeave := range []bool{false, true} {
+// The caller of an idle store decides its batches itself if one script can do so, and waits for
+// flights otherwise.
+func TestListIsDecidedInOneScriptIfItFits(t *testing.T) {
+	held := penstock.Charge{Key: "k", Plan: penstock.InFlight(100, time.Hour).MustCompile(), Cost: 1, Holder: "h"}
+	window := penstock.Charge{Key: "k", Plan: penstock.PerHour(5).WithName("other").MustCompile(), Cost: 1}
+	for name, row := range map[string]struct {
+		n       int // batches of the list
+		charge  func(i int) penstock.Charge
+		flights []int // waiters of each; nil: the caller decides
+	}{
+		"a small list":         {n: 64, charge: func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }},
+		"a large list":         {n: 65, charge: func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, flights: []int{64, 1}},
+		"two scripts":          {n: 2, charge: func(i int) penstock.Charge { return []penstock.Charge{spend("k", 1), window}[i] }, flights: []int{1, 1}},
+		"without a script":     {n: 2, charge: func(int) penstock.Charge { return held }, flights: []int{2}},
+		"one without a script": {n: 2, charge: func(i int) penstock.Charge { return []penstock.Charge{spend("k", 1), held}[i] }, flights: []int{1, 1}},
+	} {
 		inBubble(t, func(s *setup) {
-			release := s.occupy()
-			extra := &Waiter{Charges: []penstock.Charge{spend("extra", 1)}}
-			ctx, cancel := context.WithCancel(s.Context())
-			defer cancel()
-			call := s.callWaiter(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
-			if !extra.HasJoined() {
-				t.Error("the extra has not joined a flight; want that of its waiter")
+			var list []*Waiter
+			for i := range row.n {
+				list = append(list, &Waiter{Charges: []penstock.Charge{row.charge(i)}})
 			}
-			want := int64(1)
-			if shouldLeave {
-				cancel()
-				<-call
-				want = 0
+			if s.coalescer.Enter(s.Context(), list) {
+				if s.coalescer.Exit(); row.flights != nil {
+					t.Errorf("%s: the caller decides; want flights of %v waiters", name, row.flights)
+				}
+				return
 			}
-			release()
-			time.Sleep(time.Minute)
-			s.wantUsed("k", want)
-			s.wantUsed("extra", want)
+			for _, w := range list {
+				if _, err := s.coalescer.Wait(s.Context(), w); err != nil || w.Err != nil {
+					t.Errorf("%s: %v, %v; want no error", name, err, w.Err)
+				}
+			}
+			s.wantFlights(row.flights...)
 		})
 	}
+}
+
+// While lists with the same first batch wait, all of them join its request.
+func TestListsJoinTheRequestsOfTheListBefore(t *testing.T) {
+	inBubble(t, func(s *setup) {
+		defer s.occupy()()
+		for range 3 {
+			list := listOf(&Waiter{Charges: []penstock.Charge{spend("k", 1)}}, &Waiter{Charges: []penstock.Charge{spend("shadow", 1)}})
+			s.coalescer.Enter(s.Context(), list)
+		}
+		f := s.coalescer.queue[0]
+		if len(f.requests) != 2 || f.waiters != 6 || f.recentRequest != 0 {
+			t.Errorf("three lists have %d requests of %d waiters, and the next is expected to join request %d; want 2 of 6, and 0", len(f.requests), f.waiters, f.recentRequest)
+		}
+	})
 }
 
 func TestSlotsDoNotWaitForEachOther(t *testing.T) {
@@ -655,13 +680,13 @@ func TestSlotsDoNotWaitForEachOther(t *testing.T) {
 			t.Fatal("two slots share a Coalescer, or one slot has two; want one for each slot")
 		}
 		for range 2 {
-			one.Enter(s.Context(), new(Waiter))
+			one.Enter(s.Context(), listOf(new(Waiter)))
 		}
 		waiter := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
-		if one.Enter(s.Context(), waiter) || slots.Waiting() != 1 {
+		if one.Enter(s.Context(), listOf(waiter)) || slots.Waiting() != 1 {
 			t.Errorf("%d callers wait after the third call of a slot; want 1", slots.Waiting())
 		}
-		if !other.Enter(s.Context(), new(Waiter)) {
+		if !other.Enter(s.Context(), listOf(new(Waiter))) {
 			t.Error("a caller of an idle slot waits; want that it decides itself")
 		}
 		other.Exit()

@@ -16,7 +16,7 @@ type Flight struct {
 
 	requests      []Request
 	firstOfSeries map[series]int // the index of the first request of each series
-	recentRequest int            // the index of the request that was joined last
+	recentRequest int            // the index of the request that the next waiter probably has too
 	waiters       int            // how many there are
 	cost          int            // at most maxCost
 
@@ -136,8 +136,8 @@ func (f *Flight) Join(w *Waiter) bool {
 	return i >= 0
 }
 
-// joinRecent adds a waiter if its batch equals that of the waiter that joined last, and if the
-// flight has room. If not, it returns false.
+// joinRecent adds a waiter if its batch equals the recent request, and if the flight has room. If
+// not, it returns false.
 func (f *Flight) joinRecent(w *Waiter) bool {
 	if f.Script == nil {
 		return false
@@ -186,7 +186,7 @@ func (f *Flight) joinRequest(w *Waiter, i int) bool {
 
 // add records a waiter of the request at index i, and the cost of the waiter.
 func (f *Flight) add(w *Waiter, i, cost int) {
-	w.flight = f
+	w.flight, w.request = f, i
 	f.requests[i].Waiters = append(f.requests[i].Waiters, w)
 	f.recentRequest = i
 	f.waiters++
@@ -199,35 +199,6 @@ func (f *Flight) add(w *Waiter, i, cost int) {
 	if w.lazy != nil {
 		f.earliestDeadline = earlier(f.earliestDeadline, w.deadline)
 	}
-}
-
-// JoinAll adds a waiter and, as far as there is room, its extras.
-func (f *Flight) JoinAll(w *Waiter) {
-	f.Join(w)
-	f.joinExtras(w)
-}
-
-// joinExtras adds a waiter's extras, as far as there is room.
-func (f *Flight) joinExtras(w *Waiter) {
-	recent := f.recentRequest // the next waiter will more likely have the same batch as w than as an extra
-	for _, extra := range w.Extras {
-		extra.lazy, extra.deadline = nil, w.deadline // the timer of w serves both
-		f.Join(extra)
-	}
-	f.recentRequest = recent
-}
-
-// hasRoomFor reports whether a waiter and all its extras fit. Without extras it returns true,
-// because Join checks the room for the waiter.
-func (f *Flight) hasRoomFor(w *Waiter) bool {
-	if len(w.Extras) == 0 {
-		return true
-	}
-	extraCost := 0
-	for _, extra := range w.Extras {
-		extraCost += requestCost + len(extra.Charges)
-	}
-	return f.cost+requestCost+maxUniformCharges+extraCost <= maxCost // w has at most maxUniformCharges charges
 }
 
 // start gives the flight a context. The context's deadline is the latest of the waiters' deadlines,

@@ -12,12 +12,12 @@ import (
 // A Waiter is a batch that waits to be decided. The memory of a Waiter can be reused.
 type Waiter struct {
 	Charges []penstock.Charge
-	Extras  []*Waiter // batches that the same script may decide; they never delay this one
 
 	Decision penstock.Decision // valid if Err is nil
 	Err      error
 
 	flight     *Flight
+	request    int // the index of its request in flight
 	wakeup     *wakeup
 	canceled   <-chan struct{} // the context's; nil: it never ends by itself
 	lazy       lazy.Context    // the context, if it has no timer for its deadline
@@ -25,12 +25,9 @@ type Waiter struct {
 	hasExpired atomic.Bool     // the deadline of lazy has passed
 }
 
-// HasJoined reports whether the waiter is in a flight. An extra is not if the flight had no room.
-func (w *Waiter) HasJoined() bool { return w.flight != nil }
-
 // Reset drops the waiter's references.
 func (w *Waiter) Reset() {
-	w.Charges, w.Extras, w.flight, w.wakeup, w.lazy = nil, w.Extras[:0], nil, nil, nil
+	w.Charges, w.flight, w.wakeup, w.lazy = nil, nil, nil, nil
 }
 
 // prepare records how long a waiter may wait.

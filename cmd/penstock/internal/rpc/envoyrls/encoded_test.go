@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -76,19 +76,12 @@ type heldStore struct {
 	listSizes []int
 }
 
-func (s *heldStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := s.hold(ctx, 1); err != nil {
-		return penstock.Decision{}, err
-	}
-	return s.Store.Decide(ctx, charges)
-}
-
-func (s *heldStore) DecideMany(ctx context.Context, calls []*many.Call) {
-	if err := s.hold(ctx, len(calls)); err != nil {
-		many.Fail(calls, err)
+func (s *heldStore) decide(ctx context.Context, list []*batches.Batch) {
+	if err := s.hold(ctx, len(list)); err != nil {
+		batches.Fail(list, err)
 		return
 	}
-	many.Each(ctx, s.Store, calls)
+	batches.Of(s.Store)(ctx, list)
 }
 
 // hold records the size of a list, and waits for the release.
@@ -108,7 +101,7 @@ func (s *heldStore) hold(ctx context.Context, size int) error {
 func inBubble(t *testing.T, o envoyrls.Options, test func(t *testing.T, service *encodedService, store *heldStore)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{Store: memstore.New(memstore.Options{}), release: make(chan struct{})}
-		g, err := guard.Standard(store, guard.Options{Instances: 1})
+		g, err := guard.Standard(batches.Func(store.decide), guard.Options{Instances: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,24 +15,12 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
-
-// A listStore decides lists, and counts the batches in them.
-type listStore struct {
-	penstock.Store
-	batches int
-}
-
-func (l *listStore) DecideMany(ctx context.Context, calls []*many.Call) {
-	l.batches += len(calls)
-	many.Each(ctx, l.Store, calls)
-}
 
 // Messages of a list get the same responses as single messages, and cause the same events.
 func TestListsGetTheResponsesOfSingleMessages(t *testing.T) {
@@ -51,7 +39,13 @@ descriptors:
 		seed := effort.Seed()
 		synctest.Test(t, func(t *testing.T) {
 			o := envoyrls.Options{Mode: mode}
-			store := &listStore{Store: memstore.New(memstore.Options{})}
+			memory, inLists := batches.Of(memstore.New(memstore.Options{})), 0 // batches in lists of several
+			store := batches.Func(func(ctx context.Context, list []*batches.Batch) {
+				if len(list) > 1 {
+					inLists += len(list)
+				}
+				memory(ctx, list)
+			})
 			g, err := guard.Standard(store, guard.Options{Instances: 1, Limits: o.Settings})
 			if err != nil {
 				t.Fatal(err)
@@ -95,7 +89,7 @@ descriptors:
 				listed.events, single.events = nil, nil
 			}
 			// One list in 30 has one message. That all 100 have one has a chance of 30^-100.
-			if store.batches == 0 {
+			if inLists == 0 {
 				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}
 			if events == 0 {

@@ -17,7 +17,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	if c.scripts == nil { // the store is memory
 		return c.backend.Store, nil
 	}
-	g, err := guard.Standard(c.scripts, guard.Options{
+	g, err := guard.Standard(c.scripts.around(c.scripts.Store), guard.Options{
 		Server:    &instanceReporter{Server: c.scripts.Store, losses: c.scripts.Losses, core: c, line: logthrottle.Line{Every: time.Minute}},
 		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
 		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},

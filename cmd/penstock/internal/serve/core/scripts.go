@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A scriptLoader is a store that loads the scripts of the policy. If Redis is down at the start,
-// the scriptLoader sends it no batch before the scripts are loaded.
+// A scriptLoader loads the scripts of the policy into the store. If Redis is down at the start, no
+// batch passes the scriptLoader before the scripts are loaded.
 type scriptLoader struct {
 	*redisstore.Store
 	log   *slog.Logger
@@ -38,20 +38,16 @@ const (
 	scriptsPause   = 200 * time.Millisecond // time between two attempts
 )
 
-func (s *scriptLoader) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if s.isRejecting.Load() {
-		return penstock.Decision{}, s.unavailable()
-	}
-	return s.Store.Decide(ctx, charges)
-}
-
-// DecideMany decides independent batches.
-func (s *scriptLoader) DecideMany(ctx context.Context, calls []*many.Call) {
-	if s.isRejecting.Load() {
-		many.Fail(calls, s.unavailable())
-		return
-	}
-	s.Store.DecideMany(ctx, calls)
+// around is a penstock.Decorator of the Store.
+func (s *scriptLoader) around(store penstock.Store) penstock.Store {
+	decide := batches.Of(store)
+	return batches.Func(func(ctx context.Context, list []*batches.Batch) {
+		if s.isRejecting.Load() {
+			batches.Fail(list, s.unavailable())
+			return
+		}
+		decide(ctx, list)
+	})
 }
 
 // unavailable returns the error for calls while decisions are rejected: the cause of the latest

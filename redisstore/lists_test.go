@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
@@ -35,9 +35,9 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 	}
 	decided := 0
 	for range effort.Of(40, 2000) {
-		var calls []*many.Call
+		var list []*batches.Batch
 		for key := range 1 + rng.IntN(100) {
-			c := &many.Call{}
+			b := &batches.Batch{}
 			for i := range plans {
 				if rng.IntN(2) == 0 {
 					continue
@@ -46,20 +46,20 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 				if rng.IntN(8) == 0 {
 					mode = []penstock.Mode{penstock.Peek, penstock.Force, penstock.Refund, penstock.Reset, penstock.Draw}[rng.IntN(5)]
 				}
-				c.Charges = append(c.Charges, penstock.Charge{Key: fmt.Sprint(key), Plan: plans[i], Cost: rng.Int64N(4), Mode: mode})
+				b.Charges = append(b.Charges, penstock.Charge{Key: fmt.Sprint(key), Plan: plans[i], Cost: rng.Int64N(4), Mode: mode})
 			}
-			calls = append(calls, c) // some have no charge, which is an error
+			list = append(list, b) // some have no charge, which is an error
 		}
-		store.DecideMany(t.Context(), calls)
-		for _, c := range calls {
-			want, err := model.Decide(t.Context(), c.Charges)
-			if (err == nil) != (c.Err == nil) || errors.Is(err, penstock.ErrInvalid) != errors.Is(c.Err, penstock.ErrInvalid) {
-				t.Fatalf("seed %d: the charges %v got the error %v; want %v, as alone", effort.Seed(), c.Charges, c.Err, err)
+		batches.Of(store)(t.Context(), list)
+		for _, b := range list {
+			want, err := model.Decide(t.Context(), b.Charges)
+			if (err == nil) != (b.Err == nil) || errors.Is(err, penstock.ErrInvalid) != errors.Is(b.Err, penstock.ErrInvalid) {
+				t.Fatalf("seed %d: the charges %v got the error %v; want %v, as alone", effort.Seed(), b.Charges, b.Err, err)
 			}
-			for i := range c.Charges {
-				got, want := c.Decision.Status(i), want.Status(i)
+			for i := range b.Charges {
+				got, want := b.Decision.Status(i), want.Status(i)
 				if got.Granted != want.Granted || got.Remaining != want.Remaining || (got.RetryAfter > 0) != (want.RetryAfter > 0) {
-					t.Fatalf("seed %d: charge %d of %+v got %+v; want %+v, as alone", effort.Seed(), i, c.Charges, got, want)
+					t.Fatalf("seed %d: charge %d of %+v got %+v; want %+v, as alone", effort.Seed(), i, b.Charges, got, want)
 				}
 			}
 			decided++
@@ -78,16 +78,16 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	}
 	defer store.Close()
 	plan := penstock.PerDay(5).MustCompile()
-	list := func() (calls []*many.Call) {
+	list := func() (calls []*batches.Batch) {
 		for i := range 10 {
-			calls = append(calls, &many.Call{Charges: []penstock.Charge{{Key: fmt.Sprint(i), Plan: plan, Cost: 1}}})
+			calls = append(calls, &batches.Batch{Charges: []penstock.Charge{{Key: fmt.Sprint(i), Plan: plan, Cost: 1}}})
 		}
 		return calls
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	calls := list()
-	store.DecideMany(ended, calls)
+	batches.Of(store)(ended, calls)
 	for _, c := range calls {
 		if e := penstock.AsStoreError(c.Err); c.Err == nil || e != nil && e.MayBeCharged {
 			t.Errorf("after the context has ended: %v; want the context's error", c.Err)
@@ -100,7 +100,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 	late, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	calls = list()
-	store.DecideMany(late, calls)
+	batches.Of(store)(late, calls)
 	server.Resume()
 	for _, c := range calls {
 		if c.Err == nil {
@@ -108,7 +108,7 @@ func TestListsEndWithTheirContext(t *testing.T) {
 		}
 	}
 	calls = list()
-	store.DecideMany(t.Context(), calls)
+	batches.Of(store)(t.Context(), calls)
 	for _, c := range calls {
 		if c.Err != nil || !c.Decision.Allowed {
 			t.Errorf("after the server continues: %v, %v; want a grant", c.Decision, c.Err)

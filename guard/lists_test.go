@@ -11,33 +11,35 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/many"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
-// A listStore is a store that also decides lists of calls. It counts these lists and their calls.
+// A listStore decides lists, and counts those of several batches, and their batches.
 type listStore struct {
 	penstock.Store
-	lists, calls int
-	fail         func(ctx context.Context) error // returns the error of each call of a list; nil: the Store decides
+	lists, batches int
+	fail           func(ctx context.Context) error // returns the error of each batch of such a list; nil: the Store decides
 }
 
-func (l *listStore) DecideMany(ctx context.Context, calls []*many.Call) {
-	l.lists++
-	l.calls += len(calls)
-	if l.fail != nil {
-		many.Fail(calls, l.fail(ctx))
-		return
+func (l *listStore) decide(ctx context.Context, list []*batches.Batch) {
+	if len(list) > 1 {
+		l.lists++
+		l.batches += len(list)
+		if l.fail != nil {
+			batches.Fail(list, l.fail(ctx))
+			return
+		}
 	}
-	many.Each(ctx, l.Store, calls)
+	batches.Of(l.Store)(ctx, list)
 }
 
 // standardWithLists puts guard.Standard around a store of one instance. The store is not traced,
 // so it gets lists.
-func standardWithLists(t *testing.T, store penstock.Store, o guard.Options) *guard.Guarded {
+func standardWithLists(t *testing.T, store *listStore, o guard.Options) *guard.Guarded {
 	o.Instances = 1
-	g, err := guard.Standard(store, o)
+	g, err := guard.Standard(batches.Func(store.decide), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,11 +47,11 @@ func standardWithLists(t *testing.T, store penstock.Store, o guard.Options) *gua
 	return g
 }
 
-func callsOf(charges ...penstock.Charge) (calls []*many.Call) {
+func listOf(charges ...penstock.Charge) (list []*batches.Batch) {
 	for _, c := range charges {
-		calls = append(calls, &many.Call{Charges: []penstock.Charge{c}})
+		list = append(list, &batches.Batch{Charges: []penstock.Charge{c}})
 	}
-	return calls
+	return list
 }
 
 // Each batch of a list gets the decision that it would get alone. The deny caches of both stores
@@ -86,8 +88,8 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 					}
 					charges = append(charges, c)
 				}
-				calls := callsOf(charges...)
-				many.Decide(t.Context(), together, calls)
+				calls := listOf(charges...)
+				batches.Of(together)(t.Context(), calls)
 				for i, call := range calls {
 					want, err := alone.Decide(t.Context(), charges[i:i+1])
 					got := call.Decision
@@ -140,9 +142,9 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 			g := standardWithLists(t, store, guard.Options{})
 			limit := compiled(t, penstock.PerHour(1))
 			begin := time.Now()
-			calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1},
+			calls := listOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1},
 				penstock.Charge{Key: "c", Plan: limit, Cost: 2}, penstock.Charge{Key: "d", Plan: limit, Cost: 1}, penstock.Charge{Key: "e", Plan: limit, Cost: 1})
-			many.Decide(t.Context(), g, calls)
+			batches.Of(g)(t.Context(), calls)
 			for i, c := range calls {
 				if c.Err != nil || c.Decision.Source != penstock.FromFallback || c.Decision.Allowed != (i != 2) {
 					t.Errorf("%s: call %d: %v by %v, error %v; want a decision by the fallback, denied only for cost 2", name, i, c.Decision, c.Decision.Source, c.Err)
@@ -155,13 +157,13 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 				if state := g.Stats().Breakers[""]; state != guard.StateClosed {
 					t.Errorf("%s: after %d failed lists the breaker is %v; want closed", name, store.lists, state)
 				}
-				many.Decide(t.Context(), g, callsOf(calls[0].Charges[0], calls[1].Charges[0]))
+				batches.Of(g)(t.Context(), listOf(calls[0].Charges[0], calls[1].Charges[0]))
 			}
 			if state := g.Stats().Breakers[""]; state != guard.StateOpen {
 				t.Errorf("%s: after %d failed lists the breaker is %v; want open", name, store.lists, state)
 			}
-			second := callsOf(calls[0].Charges[0], calls[1].Charges[0])
-			many.Decide(t.Context(), g, second)
+			second := listOf(calls[0].Charges[0], calls[1].Charges[0])
+			batches.Of(g)(t.Context(), second)
 			for i, c := range second {
 				if c.Err != nil || c.Decision.Source != penstock.FromFallback {
 					t.Errorf("%s: call %d while the breaker is open: a decision by %v, error %v; want one by the fallback", name, i, c.Decision.Source, c.Err)
@@ -176,10 +178,10 @@ func TestListsGoThroughAnOutage(t *testing.T) {
 
 func TestEachBatchOfAListGoesThroughTheBreakerOfItsNode(t *testing.T) {
 	store := &listStore{Store: memstore.New(memstore.Options{})}
-	breaker := guard.Breaker(guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})(store)
+	breaker := guard.Breaker(guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})(batches.Func(store.decide))
 	limit := compiled(t, penstock.PerHour(1))
-	calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 2})
-	many.Decide(t.Context(), breaker, calls)
+	calls := listOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 2})
+	batches.Of(breaker)(t.Context(), calls)
 	for i, isAllowed := range []bool{true, false} {
 		if c := calls[i]; c.Err != nil || c.Decision.Len() != 1 || c.Decision.Allowed != isAllowed {
 			t.Errorf("call %d: %v, error %v; want allowed: %v", i, c.Decision, c.Err, isAllowed)
@@ -190,7 +192,7 @@ func TestEachBatchOfAListGoesThroughTheBreakerOfItsNode(t *testing.T) {
 	}
 }
 
-// A list of more batches than may be in flight is not sent as a list.
+// Of a list of more batches than may be in flight, only as many are sent.
 func TestListsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listStore{Store: penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
@@ -209,9 +211,9 @@ func TestListsAreBounded(t *testing.T) {
 				denied++
 			}
 		})(g)
-		many.Decide(t.Context(), observed, callsOf(charges...))
-		if denied != 5 || store.lists != 0 {
-			t.Errorf("%d of 5 calls were denied by the fallback, and the store got %d lists; want 5 and 0", denied, store.lists)
+		batches.Of(observed)(t.Context(), listOf(charges...))
+		if denied != 5 || store.lists != 1 || store.batches != 3 {
+			t.Errorf("%d of 5 batches were denied by the fallback, and the store got %d lists with %d batches; want 5, and 1 with 3", denied, store.lists, store.batches)
 		}
 	})
 }
@@ -221,8 +223,8 @@ func TestPanicOfAListIsContained(t *testing.T) {
 	g := standardWithLists(t, &listStore{Store: memstore.New(memstore.Options{}), fail: func(context.Context) error { panic("for the test") }}, guard.Options{})
 	limit := compiled(t, penstock.PerHour(1))
 	for range 5 {
-		calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1})
-		many.Try(t.Context(), g, calls)
+		calls := listOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "b", Plan: limit, Cost: 1})
+		batches.Try(t.Context(), batches.Of(g), calls)
 		for _, c := range calls {
 			if !errors.Is(c.Err, penstock.ErrUnavailable) {
 				t.Errorf("after a panic, the error of a call is %v; want one that wraps ErrUnavailable", c.Err)
@@ -239,8 +241,8 @@ func TestListsWithoutACommonDeadlineAreDecided(t *testing.T) {
 	for _, after := range []time.Duration{0, -1} {
 		store := guard.Timeout(guard.TimeoutOptions{After: after})(memstore.New(memstore.Options{}))
 		limit := compiled(t, penstock.PerHour(1))
-		calls := callsOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "a", Plan: limit, Cost: 2})
-		many.Decide(t.Context(), store, calls)
+		calls := listOf(penstock.Charge{Key: "a", Plan: limit, Cost: 1}, penstock.Charge{Key: "a", Plan: limit, Cost: 2})
+		batches.Of(store)(t.Context(), calls)
 		for i, c := range calls {
 			if c.Err != nil || c.Decision.Allowed != (i == 0) || c.Decision.Len() != 1 {
 				t.Errorf("with After %v, call %d: %v, error %v; want a decision, denied only for cost 2", after, i, c.Decision, c.Err)

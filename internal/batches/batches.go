@@ -1,0 +1,178 @@
+// Package batches decides lists of independent batches in one pass. A transport that has received
+// many requests passes them on as one list. Then the guards and the store share locks, timers and
+// goroutines.
+//
+// A store of this module has two doors. Decide of penstock.Store decides one batch. Behind it, a
+// Func decides a list, and Decide is a list of one. Of finds the Func of a store.
+package batches
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A Batch is charges that are all made or none, and the decision on them.
+type Batch struct {
+	Charges []penstock.Charge
+
+	// Shadows are batches that the store may decide in the call of this one. Guards neither see nor
+	// decide them. Their Err is ErrLeft until the store decides them. It stays ErrLeft if a guard
+	// decides the batch, or if the store cannot decide both in one call.
+	Shadows []*Batch
+
+	Decision penstock.Decision // valid if Err is nil
+	Err      error
+	Cause    error // if a fallback made the decision: why the store gave no answer
+}
+
+// ErrLeft is the Err of a shadow that was not decided.
+var ErrLeft = errors.New("the shadow was not decided in the call of its batch")
+
+// A Func decides the batches of a list as concurrent calls of Decide would. No two batches of a
+// list depend on each other. A Func sets Err of each batch, and Decision if Err is nil. It does not
+// change the list. After it returns, it keeps neither the list nor the batches.
+type Func func(ctx context.Context, list []*Batch)
+
+// A single is a list of one batch. Its memory is reused: a variable would be allocated for each
+// decision, because its address is passed to a Func.
+type single struct {
+	batch Batch
+	list  [1]*Batch
+}
+
+var singles = sync.Pool{New: func() any {
+	s := new(single)
+	s.list[0] = &s.batch
+	return s
+}}
+
+// Decide implements penstock.Store.
+func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+	s := singles.Get().(*single)
+	s.batch.Charges = charges
+	f(ctx, s.list[:])
+	if err = s.batch.Err; err == nil {
+		d = s.batch.Decision
+	}
+	s.batch = Batch{}
+	singles.Put(s)
+	return d, err
+}
+
+// A Door leads Of to the Func of an exported type. The type embeds a Door by an unexported name, so
+// its documentation does not show it. The method door is promoted, and only this package can call
+// it.
+type Door struct {
+	owner  penstock.Store
+	decide Func
+}
+
+// NewDoor returns the Door of the owner, whose Decide must be that of the Func.
+func NewDoor(owner penstock.Store, decide Func) Door { return Door{owner, decide} }
+
+func (d *Door) door() *Door { return d }
+
+// Of returns the Func of a store. If the store has only Decide, the Func calls Decide for each
+// batch of a list concurrently. Decorators of users are such stores.
+func Of(store penstock.Store) Func {
+	if decide := Find(store); decide != nil {
+		return decide
+	}
+	decideOne := func(ctx context.Context, one []*Batch) {
+		one[0].Decision, one[0].Err = store.Decide(ctx, one[0].Charges)
+	}
+	return func(ctx context.Context, list []*Batch) { Each(ctx, decideOne, list) }
+}
+
+// Find returns the Func of a store, or nil if the store has only Decide.
+func Find(store penstock.Store) Func {
+	switch s := store.(type) {
+	case Func:
+		return s
+	case interface{ door() *Door }:
+		// Another owner is embedded in the store, which may have a Decide of its own.
+		if d := s.door(); d.owner == store {
+			return d.decide
+		}
+	}
+	return nil
+}
+
+// Apart returns a Func that decides some batches alone: those for which isApart returns true, each
+// by a call of alone. The others are passed to together as one list. A list of one is always passed
+// to alone, which must decide any batch.
+func Apart(isApart func(*Batch) bool, alone, together Func) Func {
+	return func(ctx context.Context, list []*Batch) {
+		if len(list) == 1 {
+			alone(ctx, list)
+			return
+		}
+		first := slices.IndexFunc(list, isApart)
+		if first < 0 {
+			together(ctx, list)
+			return
+		}
+		apart, others := []*Batch{list[first]}, slices.Clone(list[:first])
+		for _, b := range list[first+1:] {
+			if isApart(b) {
+				apart = append(apart, b)
+			} else {
+				others = append(others, b)
+			}
+		}
+		Divide(ctx, alone, apart, together, others)
+	}
+}
+
+// Divide decides two lists at the same time: the batches of apart each by a call of alone, and
+// those of others as one list.
+func Divide(ctx context.Context, alone Func, apart []*Batch, together Func, others []*Batch) {
+	if len(apart) > 0 {
+		var done sync.WaitGroup
+		defer done.Wait()
+		for i := range apart {
+			done.Go(func() { Try(ctx, alone, apart[i:i+1]) })
+		}
+	}
+	if len(others) > 0 {
+		together(ctx, others)
+	}
+}
+
+// Each decides the batches of a list concurrently, each by a call of decide. If the decision on one
+// of several batches panics, that batch gets an error that wraps penstock.ErrUnavailable.
+func Each(ctx context.Context, decide Func, list []*Batch) {
+	if len(list) == 1 {
+		decide(ctx, list)
+		return
+	}
+	Divide(ctx, decide, list, nil, nil)
+}
+
+// Try decides a list. If that panics, all batches get an error that wraps penstock.ErrUnavailable.
+func Try(ctx context.Context, decide Func, list []*Batch) {
+	isDone := false
+	defer func() {
+		if !isDone {
+			Fail(list, errPanic)
+		}
+	}()
+	defer panicked.Recover("a store decides")
+	decide(ctx, list)
+	isDone = true
+}
+
+var errPanic = fmt.Errorf("%w: panic", penstock.ErrUnavailable)
+
+// Fail sets the error of all batches.
+func Fail(list []*Batch, err error) {
+	for _, b := range list {
+		b.Decision, b.Err = penstock.Decision{}, err
+	}
+}
