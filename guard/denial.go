@@ -69,27 +69,27 @@ func (e *denial) isNever() bool {
 	return false
 }
 
-// answer returns the decision on charges that the denial covers, counted down to now, which is in
-// ns of DenyCache.now. ok is false if they would be granted by now.
-func (e *denial) answer(now int64, charges []penstock.Charge) (decision penstock.Decision, ok bool) {
+// answer writes the decision on charges that the denial covers to *d, counted down to now, which is
+// in ns of DenyCache.now. It returns false if they would be granted by now.
+func (e *denial) answer(now int64, charges []penstock.Charge, d *penstock.Decision) (ok bool) {
 	elapsed := time.Duration(now - e.answeredAt).Truncate(time.Microsecond)
 	if len(e.charges) == 1 {
 		status, ok := e.charges[0].after(elapsed, &charges[0])
 		if !ok {
-			return decision, false
+			return false
 		}
-		decision = penstock.Single(status)
+		*d = penstock.Single(status)
 	} else {
 		statuses := make([]penstock.Status, len(e.charges))
 		for i := range e.charges {
 			if statuses[i], ok = e.charges[i].after(elapsed, &charges[i]); !ok {
-				return decision, false
+				return false
 			}
 		}
-		decision = penstock.NewDecision(statuses)
+		*d = penstock.NewDecision(statuses)
 	}
-	decision.Source = penstock.FromDenyCache
-	return decision, true
+	d.Source = penstock.FromDenyCache
+	return true
 }
 
 // after returns the status that a charge gets when this time has passed since the store's answer.

@@ -125,7 +125,13 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 
 // Decide implements penstock.Store.
 func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	return batches.Func(d.decide).Decide(ctx, charges)
+	b := batches.Batch{Charges: charges} // on the stack: a cached denial takes no memory from a pool
+	var query [1]denyQuery
+	next := d.lookUp(ctx, &query[0], &b)
+	if next == isDecided {
+		return b.Decision, b.Err
+	}
+	return batches.Func(func(ctx context.Context, one []*batches.Batch) { d.do(ctx, next, query[:], one) }).Decide(ctx, charges)
 }
 
 func (d *DenyCache) decide(ctx context.Context, list []*batches.Batch) {
@@ -134,11 +140,16 @@ func (d *DenyCache) decide(ctx context.Context, list []*batches.Batch) {
 		return
 	}
 	var query [1]denyQuery
-	switch d.lookUp(ctx, &query[0], list[0]) {
+	d.do(ctx, d.lookUp(ctx, &query[0], list[0]), query[:], list)
+}
+
+// do does with a list of one batch what its look-up has found.
+func (d *DenyCache) do(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
+	switch next {
 	case toSend:
-		d.send(ctx, query[:], list)
+		d.send(ctx, query, one)
 	case toRefresh:
-		d.refreshOnce(ctx, query[:], list)
+		d.refreshOnce(ctx, query, one)
 	}
 }
 
@@ -191,11 +202,9 @@ func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 	if b.Err = ctx.Err(); b.Err != nil {
 		return isDecided
 	}
-	answer, ok := q.known.answer(q.sentAt, b.Charges)
-	if !ok {
+	if !q.known.answer(q.sentAt, b.Charges, &b.Decision) {
 		return toSend
 	}
-	b.Decision = answer
 	return isDecided
 }
 
@@ -324,13 +333,11 @@ func (d *DenyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*b
 	q := &query[0]
 	q.sentAt = 0
 	d.prepare(q, b.Charges)
-	if known := q.known; known != nil && q.sentAt < known.validUntil && known.covers(q, b.Charges, d.demands) {
-		if answer, ok := known.answer(q.sentAt, b.Charges); ok {
-			b.Decision = answer
-			return
-		}
+	known := q.known
+	isCovered := known != nil && q.sentAt < known.validUntil && known.covers(q, b.Charges, d.demands)
+	if !isCovered || !known.answer(q.sentAt, b.Charges, &b.Decision) {
+		d.send(ctx, query, one)
 	}
-	d.send(ctx, query, one)
 }
 
 func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {

@@ -102,7 +102,8 @@ func TestOneCallerClaimsADenial(t *testing.T) {
 			for i := range charges {
 				charges[i].Cost = c.cost
 			}
-			d, ok := made.answer(int64(c.now), charges[:n])
+			var d penstock.Decision
+			ok := made.answer(int64(c.now), charges[:n], &d)
 			if ok != c.ok || d.Source != penstock.FromDenyCache || d.Len() != n || d.Status(n-1).RetryAfter != c.want {
 				t.Errorf("%d charges of %d units after %v: %+v, %t; want the RetryAfter %v from the cache", n, c.cost, c.now, d, ok, c.want)
 			}
@@ -111,8 +112,8 @@ func TestOneCallerClaimsADenial(t *testing.T) {
 			charges[i].Cost = 0
 		}
 		made.charges[n-1].status.Remaining = 1 // so a charge of no units would be granted
-		if d, ok := made.answer(0, charges[:n]); ok {
-			t.Errorf("%d charges that would be granted are answered by %+v; want no answer", n, d)
+		if made.answer(0, charges[:n], new(penstock.Decision)) {
+			t.Errorf("%d charges that would be granted are answered; want no answer", n)
 		}
 	}
 	if hasGranted(new(penstock.Decision)) {

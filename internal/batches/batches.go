@@ -55,12 +55,13 @@ var singles = sync.Pool{New: func() any {
 // Decide implements penstock.Store.
 func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	s := singles.Get().(*single)
-	s.batch.Charges = charges
+	b := &s.batch
+	b.Charges = charges
 	f(ctx, s.list[:])
-	if err = s.batch.Err; err == nil {
-		d = s.batch.Decision
+	if err = b.Err; err == nil {
+		d = b.Decision
 	}
-	s.batch = Batch{}
+	b.Charges, b.Err = nil, nil
 	singles.Put(s)
 	return d, err
 }
@@ -84,10 +85,16 @@ func Of(store penstock.Store) Func {
 	if decide := Find(store); decide != nil {
 		return decide
 	}
-	decideOne := func(ctx context.Context, one []*Batch) {
-		one[0].Decision, one[0].Err = store.Decide(ctx, one[0].Charges)
+	var decide Func
+	decide = func(ctx context.Context, list []*Batch) {
+		if len(list) > 1 {
+			Each(ctx, decide, list)
+			return
+		}
+		b := list[0]
+		b.Decision, b.Err = store.Decide(ctx, b.Charges)
 	}
-	return func(ctx context.Context, list []*Batch) { Each(ctx, decideOne, list) }
+	return decide
 }
 
 // Find returns the Func of a store, or nil if the store has only Decide.
