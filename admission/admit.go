@@ -280,8 +280,8 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 	return Allowed, nil
 }
 
-// decideInStore sends the charges to the store, with shadows that it may decide in the same call. For
-// a peek, it makes them charges of mode Peek.
+// decideInStore sends the charges to the store, with shadows that it may decide in the same call.
+// For a peek, it makes them charges of mode Peek.
 func (a *Admission) decideInStore(shadows []*batches.Batch) (latency time.Duration) {
 	charges := a.evaluation.Charges
 	if a.request.Peek {

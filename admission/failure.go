@@ -25,11 +25,12 @@ func (c *Controller) withFallback(store penstock.Store) batches.Func {
 	return batches.Of(guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings})(batches.Func(withCauses)))
 }
 
-// addLastResort returns a store around decide that also decides if the fallback within decide fails.
-// Then limits that fail open admit the request, up to their ceiling. All other limits reject it.
+// addLastResort returns a store around decide that also decides if the fallback within decide
+// fails. Then limits that fail open admit the request, up to their ceiling. All other limits reject
+// it.
 //
-// A guard.Fallback around the store would do this too, but would also count each of its grants. This
-// count is not needed here, and would make decisions in memory a tenth slower.
+// A guard.Fallback around the store would do this too, but would also count each of its grants.
+// This count is not needed here, and would make decisions in memory a tenth slower.
 func (c *Controller) addLastResort(decide batches.Func) batches.Func {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable

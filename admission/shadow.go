@@ -27,8 +27,9 @@ type shadows struct {
 }
 
 // beginShadows starts to decide the shadows, at the same time as the enforced limits. Shadows are
-// also decided for requests that the enforced limits deny. The call of the enforced batch may decide
-// the shadows in sharing. For each of the other shadows, beginShadows starts a call to the store.
+// also decided for requests that the enforced limits deny. The call of the enforced batch may
+// decide the shadows in sharing. For each of the other shadows, beginShadows starts a call to the
+// store.
 func (a *Admission) beginShadows() *shadows {
 	found := a.evaluation.Shadows
 	if len(found) == 0 {
@@ -50,8 +51,8 @@ func (a *Admission) beginShadows() *shadows {
 }
 
 // canShareScript reports whether a store may decide two batches in one script. Each of them has one
-// key and one group, and both have the same sequence of algorithms, whose state is small. If a store
-// cannot share a script anyway, it leaves the shadow, and the shadow's own call is delayed.
+// key and one group, and both have the same sequence of algorithms, whose state is small. If a
+// store cannot share a script anyway, it leaves the shadow, and the shadow's own call is delayed.
 func canShareScript(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false

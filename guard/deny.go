@@ -209,7 +209,8 @@ func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 }
 
 // send sends a list to the store, and caches denials. It drops the denials of the counters that a
-// Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an error.
+// Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an
+// error.
 func (d *DenyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
 	defer func() { // also after a panic
 		for i, b := range list {

@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// run decides the call's batches, and the shadows that can share their script. If few scripts are in
-// flight and one script can decide them all, it does so immediately. Otherwise they join flights,
-// which decide the batches of several callers in one script. On a Cluster, the call has one batch,
-// because a script can only use keys of one slot.
+// run decides the call's batches, and the shadows that can share their script. If few scripts are
+// in flight and one script can decide them all, it does so immediately. Otherwise they join
+// flights, which decide the batches of several callers in one script. On a Cluster, the call has
+// one batch, because a script can only use keys of one slot.
 func (s *Store) run(ctx context.Context, c *call, isSharded bool) {
 	if s.isUncoalesced {
 		s.decideNow(ctx, c)
@@ -34,8 +34,8 @@ func (s *Store) run(ctx context.Context, c *call, isSharded bool) {
 	}
 }
 
-// addShadows adds the shadows that a uniform script can decide together with their batch. The others
-// are left.
+// addShadows adds the shadows that a uniform script can decide together with their batch. The
+// others are left.
 func (s *Store) addShadows(c *call, isSharded bool) {
 	for _, b := range c.batches {
 		for _, shadow := range b.Shadows {
