@@ -83,31 +83,38 @@ func (p *pool) canPrefetch(now time.Duration) bool {
 	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil
 }
 
-// decideFromLease decides a list of one batch from what is leased. If the leased units do not
-// suffice, it starts a draw, or sends the batch to the store.
-func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, one []*batches.Batch, plans []*penstock.Plan) {
-	b := one[0]
+// beginLeased decides a batch of a.key from what is leased. If the leased units do not suffice, it
+// sets a.pool and leaves a.key.mu locked.
+func (l *Store) beginLeased(ctx context.Context, b *batches.Batch, plans []*penstock.Plan, a *attempt) {
 	if b.Err = deadline.CallerErr(ctx); b.Err != nil {
+		a.isDecided = true
 		return
 	}
-	cost := b.Charges[0].Cost
+	k, cost := a.key, b.Charges[0].Cost
 	k.mu.Lock()
 	now := l.now() // after locking, which may take long
 	p := k.poolLocked(l, b.Charges, plans, now)
 	if p == nil {
 		k.mu.Unlock()
-		l.next(ctx, one)
 		return
 	}
 	p.measureDemand(l.life, now, cost)
-	if k.trySpendLocked(p, now, cost) {
-		b.Decision = p.makeDecision(now, cost)
-		if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, 0) == nil {
-			p.noPrefetchUntil = now + l.life/prefetchPauses
-		}
-		k.mu.Unlock()
+	if !k.trySpendLocked(p, now, cost) {
+		a.pool, a.now = p, now
 		return
 	}
+	b.Decision, a.isDecided = p.makeDecision(now, cost), true
+	if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, 0) == nil {
+		p.noPrefetchUntil = now + l.life/prefetchPauses
+	}
+	k.mu.Unlock()
+}
+
+// drawAndUnlock decides a list of one batch for which too little is leased: it waits for a draw, or
+// sends the batch to the store.
+func (l *Store) drawAndUnlock(ctx context.Context, k *leasedKey, p *pool, now time.Duration, one []*batches.Batch) {
+	b := one[0]
+	cost := b.Charges[0].Cost
 	pending := p.draw
 	if pending == nil {
 		pending = l.drawLocked(ctx, k, p, now, cost)

@@ -95,14 +95,51 @@ func New(store penstock.Store, o Options) *Store {
 	return l
 }
 
+// Decide implements penstock.Store. Its batch is on the stack, so a decision of a lease takes no
+// memory from a pool.
+func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	var planBuffer [4]*penstock.Plan
+	b := batches.Batch{Charges: charges}
+	a := l.begin(ctx, &b, planBuffer[:0])
+	if a.isDecided {
+		return b.Decision, b.Err
+	}
+	return batches.Func(func(ctx context.Context, one []*batches.Batch) { l.finish(ctx, a, one) }).Decide(ctx, charges)
+}
+
 // decide decides a list of one batch.
 func (l *Store) decide(ctx context.Context, one []*batches.Batch) {
 	var planBuffer [4]*penstock.Plan
-	switch plans, shape, k := l.routeOf(one[0].Charges, planBuffer[:0]); {
-	case shape == refunding:
+	if a := l.begin(ctx, one[0], planBuffer[:0]); !a.isDecided {
+		l.finish(ctx, a, one)
+	}
+}
+
+// An attempt is the state of a batch between begin and finish.
+type attempt struct {
+	isDecided bool
+	shape     shape
+	key       *leasedKey
+	pool      *pool // of key, whose mu is locked; nil: no lease may answer the batch
+	now       time.Duration
+}
+
+// begin decides a batch if enough is leased. plans is memory for the plans of its limits.
+func (l *Store) begin(ctx context.Context, b *batches.Batch, plans []*penstock.Plan) (a attempt) {
+	plans, a.shape, a.key = l.routeOf(b.Charges, plans)
+	if a.key != nil {
+		l.beginLeased(ctx, b, plans, &a)
+	}
+	return a
+}
+
+// finish decides a list of one batch that begin has not decided.
+func (l *Store) finish(ctx context.Context, a attempt, one []*batches.Batch) {
+	switch {
+	case a.shape == refunding:
 		l.decideRefund(ctx, one)
-	case k != nil:
-		l.decideFromLease(ctx, k, one, plans)
+	case a.pool != nil:
+		l.drawAndUnlock(ctx, a.key, a.pool, a.now, one)
 	default:
 		l.next(ctx, one)
 	}
