@@ -125,6 +125,58 @@ func TestInconclusiveProbeEndsTheWatch(t *testing.T) {
 	})
 }
 
+// After its pause, a breaker lets as many batches of a list pass as it would let calls pass: 1, 2, 4
+// and 8. It rejects the others, and all of the list in the pause.
+func TestHalfOpenBreakerLetsPartsOfListsPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &downStore{err: errUnreachable, began: time.Now()}
+		b := newBreaker(store, BreakerOptions{Pause: time.Second, MaxPause: time.Second})
+		var list []*batches.Batch
+		for range 9 {
+			list = append(list, &batches.Batch{Charges: chargeOfOne()})
+		}
+		for range 5 {
+			b.decide(t.Context(), list[:1])
+		}
+		sent := func() int {
+			before, _ := store.made()
+			b.decide(t.Context(), list)
+			after, _ := store.made()
+			passed := 0
+			for i, batch := range list {
+				if batch.Err == nil {
+					passed++
+				} else if e := penstock.AsStoreError(batch.Err); e == nil || e.Reason != penstock.ReasonBreakerOpen {
+					t.Errorf("batch %d: %v; want no error, or that of an open breaker", i, batch.Err)
+				}
+			}
+			if n := len(after) - len(before); n != passed {
+				t.Errorf("%d batches were sent, and %d have a decision; want the same", n, passed)
+			}
+			return passed
+		}
+		store.change(true, nil)
+		if n := sent(); n != 0 {
+			t.Errorf("in the pause, %d batches were sent; want none", n)
+		}
+		time.Sleep(time.Until(b.overflow.pause.Load().until))
+		for _, want := range []int{1, 2, 4, 8, 9} {
+			if n := sent(); n != want {
+				t.Errorf("%d of 9 batches were sent; want %d", n, want)
+			}
+			if want < 8 {
+				if n := sent(); n != 0 {
+					t.Errorf("%d batches were sent at the same time as %d; want none", n, want)
+				}
+			}
+			time.Sleep(probeEvery)
+		}
+		if b.overflow.state != StateClosed || b.overflow.inFlight != 0 {
+			t.Errorf("the breaker is %v with %d calls in flight; want it closed, with none", b.overflow.state, b.overflow.inFlight)
+		}
+	})
+}
+
 // A circuit without calls for a minute is removed. One circuit stays.
 func TestCircuitsWithoutCallsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
