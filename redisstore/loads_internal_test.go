@@ -280,3 +280,25 @@ func TestRefundsOfABatch(t *testing.T) {
 		s.Close()
 	}
 }
+
+// The memory of a call that failed is not reused, because the client may still read it.
+func TestMemoryOfAFailedCallIsNotReused(t *testing.T) {
+	s, err := New(&forgetfulClient{left: 99, text: "not a reply"}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	made := 0
+	s.calls.New = func() any {
+		made++
+		return new(call)
+	}
+	for range 9 {
+		if _, err := s.Decide(t.Context(), oneCharge()); err == nil {
+			t.Error("a reply that is malformed is a decision; want an error")
+		}
+	}
+	if made != 9 {
+		t.Errorf("9 calls that failed had the memory of %d; want 9", made)
+	}
+}
