@@ -14,8 +14,8 @@ import (
 )
 
 // The store may decide a shadow in the call of the enforced batch if one script could do so. If it
-// leaves the shadow, a call for the shadow follows. Other shadows get their call at the same time as
-// the enforced batch, so that no request waits for two round trips.
+// leaves the shadow, a call for the shadow follows. Other shadows get their call at the same time
+// as the enforced batch, so that no request waits for two round trips.
 func TestCallsOfShadows(t *testing.T) {
 	const roundTrip = time.Second
 	for name, row := range map[string]struct {

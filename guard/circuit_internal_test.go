@@ -125,8 +125,8 @@ func TestInconclusiveProbeEndsTheWatch(t *testing.T) {
 	})
 }
 
-// After its pause, a breaker lets as many batches of a list pass as it would let calls pass: 1, 2, 4
-// and 8. It rejects the others, and all of the list in the pause.
+// After its pause, a breaker lets as many batches of a list pass as it would let calls pass: 1, 2,
+// 4 and 8. It rejects the others, and all of the list in the pause.
 func TestHalfOpenBreakerLetsPartsOfListsPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &downStore{err: errUnreachable, began: time.Now()}
