@@ -212,13 +212,11 @@ func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 // Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an
 // error.
 func (d *DenyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
-	defer func() { // also after a panic
-		for i, b := range list {
-			if queries[i].route == changing {
-				d.table.forget(b.Charges)
-			}
+	for i, b := range list {
+		if queries[i].route == changing {
+			defer d.table.forget(b.Charges) // also after a panic
 		}
-	}()
+	}
 	d.next(ctx, list)
 	for i, b := range list {
 		if queries[i].route == cacheable {

@@ -64,6 +64,7 @@ const (
 // is needed any more. Charges without holds take neither time nor memory.
 type holds struct {
 	next       batches.Func
+	several    batches.Func // decides lists of several batches
 	background batches.Func // next, with a deadline for each call
 	report     func(returned int)
 
@@ -131,22 +132,26 @@ func newHolds(report func(returned int)) *holds {
 func (s *holds) around(deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		s.next, s.background = batches.Of(next), batches.Of(deadlines.Within(next))
-		return batches.Apart(hasHold, s.decide, s.next)
+		s.several = batches.Apart(hasHold, s.decide, s.next)
+		return batches.Func(s.decide)
 	}
 }
 
 func hasHold(b *batches.Batch) bool { return haveHolds(b.Charges) }
 
-// decide decides a list of one batch.
-func (s *holds) decide(ctx context.Context, one []*batches.Batch) {
-	b := one[0]
+func (s *holds) decide(ctx context.Context, list []*batches.Batch) {
+	if len(list) > 1 {
+		s.several(ctx, list)
+		return
+	}
+	b := list[0]
 	if !hasHold(b) {
-		s.next(ctx, one)
+		s.next(ctx, list)
 		return
 	}
 	begun, err := s.begin(ctx, b.Charges), errPanicked
 	defer func() { s.end(b.Charges, begun, &b.Decision, err) }()
-	s.next(ctx, one)
+	s.next(ctx, list)
 	err = b.Err
 }
 

@@ -111,15 +111,10 @@ func Find(store penstock.Store) Func {
 	return nil
 }
 
-// Apart returns a Func that decides some batches alone: those for which isApart returns true, each
-// by a call of alone. The others are passed to together as one list. A list of one is always passed
-// to alone, which must decide any batch.
+// Apart returns a Func for lists of several batches. It decides some batches alone: those for which
+// isApart returns true, each by a call of alone. It passes the others to together as one list.
 func Apart(isApart func(*Batch) bool, alone, together Func) Func {
 	return func(ctx context.Context, list []*Batch) {
-		if len(list) == 1 {
-			alone(ctx, list)
-			return
-		}
 		first := slices.IndexFunc(list, isApart)
 		if first < 0 {
 			together(ctx, list)

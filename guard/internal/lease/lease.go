@@ -36,7 +36,8 @@ type Store struct {
 	batches.Func
 	options  Options
 	next     batches.Func
-	start    time.Time // the origin of all times
+	several  batches.Func // decides lists of several batches
+	start    time.Time    // the origin of all times
 	life     time.Duration
 	seed     maphash.Seed
 	stripes  [stripeCount]stripe
@@ -91,7 +92,7 @@ func New(store penstock.Store, o Options) *Store {
 	for i := range l.stripes {
 		l.stripes[i].keys = make(map[keyName]*leasedKey)
 	}
-	l.Func = batches.Apart(l.isApart, l.decide, l.next)
+	l.Func, l.several = l.decide, batches.Apart(l.isApart, l.decide, l.next)
 	return l
 }
 
@@ -100,18 +101,22 @@ func New(store penstock.Store, o Options) *Store {
 func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	var planBuffer [4]*penstock.Plan
 	b := batches.Batch{Charges: charges}
-	a := l.begin(ctx, &b, planBuffer[:0])
-	if a.isDecided {
+	var a attempt
+	if l.begin(ctx, &b, planBuffer[:0], &a); a.isDecided {
 		return b.Decision, b.Err
 	}
-	return batches.Func(func(ctx context.Context, one []*batches.Batch) { l.finish(ctx, a, one) }).Decide(ctx, charges)
+	return batches.Func(func(ctx context.Context, one []*batches.Batch) { l.finish(ctx, &a, one) }).Decide(ctx, charges)
 }
 
-// decide decides a list of one batch.
-func (l *Store) decide(ctx context.Context, one []*batches.Batch) {
+func (l *Store) decide(ctx context.Context, list []*batches.Batch) {
+	if len(list) > 1 {
+		l.several(ctx, list)
+		return
+	}
 	var planBuffer [4]*penstock.Plan
-	if a := l.begin(ctx, one[0], planBuffer[:0]); !a.isDecided {
-		l.finish(ctx, a, one)
+	var a attempt
+	if l.begin(ctx, list[0], planBuffer[:0], &a); !a.isDecided {
+		l.finish(ctx, &a, list)
 	}
 }
 
@@ -125,16 +130,15 @@ type attempt struct {
 }
 
 // begin decides a batch if enough is leased. plans is memory for the plans of its limits.
-func (l *Store) begin(ctx context.Context, b *batches.Batch, plans []*penstock.Plan) (a attempt) {
+func (l *Store) begin(ctx context.Context, b *batches.Batch, plans []*penstock.Plan, a *attempt) {
 	plans, a.shape, a.key = l.routeOf(b.Charges, plans)
 	if a.key != nil {
-		l.beginLeased(ctx, b, plans, &a)
+		l.beginLeased(ctx, b, plans, a)
 	}
-	return a
 }
 
 // finish decides a list of one batch that begin has not decided.
-func (l *Store) finish(ctx context.Context, a attempt, one []*batches.Batch) {
+func (l *Store) finish(ctx context.Context, a *attempt, one []*batches.Batch) {
 	switch {
 	case a.shape == refunding:
 		l.decideRefund(ctx, one)

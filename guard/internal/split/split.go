@@ -21,7 +21,8 @@ import (
 func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store {
 	s := &store{shardsOf: shardsOf, next: batches.Of(next)}
 	s.pool.New = func() any { return new(splitBatch) }
-	return batches.Apart(s.isSplit, s.decide, s.next)
+	s.several = batches.Apart(s.isSplit, s.decide, s.next)
+	return batches.Func(s.decide)
 }
 
 const maxParts = 32 // of a limit
@@ -29,6 +30,7 @@ const maxParts = 32 // of a limit
 type store struct {
 	shardsOf func(*penstock.Plan) int
 	next     batches.Func
+	several  batches.Func // decides lists of several batches
 	parts    divide.Cache[*Parts]
 	pool     sync.Pool // of *splitBatch
 }
@@ -38,12 +40,15 @@ func (s *store) isSplit(b *batches.Batch) bool {
 	return parts != nil
 }
 
-// decide decides a list of one batch.
-func (s *store) decide(ctx context.Context, one []*batches.Batch) {
-	b := one[0]
+func (s *store) decide(ctx context.Context, list []*batches.Batch) {
+	if len(list) > 1 {
+		s.several(ctx, list)
+		return
+	}
+	b := list[0]
 	first, parts := s.firstSplit(b.Charges)
 	if parts == nil {
-		s.next(ctx, one)
+		s.next(ctx, list)
 		return
 	}
 	if b.Err = penstock.Check(b.Charges); b.Err != nil {
