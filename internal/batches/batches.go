@@ -61,7 +61,7 @@ func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock
 	if err = b.Err; err == nil {
 		d = b.Decision
 	}
-	b.Charges, b.Err = nil, nil
+	b.Charges, b.Err, b.Cause = nil, nil, nil
 	singles.Put(s)
 	return d, err
 }
