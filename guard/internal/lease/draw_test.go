@@ -207,7 +207,48 @@ func TestTimeLeftOfTheWindow(t *testing.T) {
 		if got := p.windowLeft(time.Millisecond, now); got != time.Millisecond {
 			t.Errorf("at %v, at most 1 ms is asked for, and %v are left; want 1 ms", now, got)
 		}
+		// The answer may take two round trips, and units that arrive later cannot be spent.
+		p.roundTrip = 2 * time.Second
+		if got := p.spendableFor(time.Minute, now); got != max(want-4*time.Second, 0) {
+			t.Errorf("at %v, with a round trip of 2 s, units may be spent for %v; want %v", now, got, max(want-4*time.Second, 0))
+		}
 	}
+}
+
+// A pool is idle if nothing is held or in flight, and no request has come for a while.
+func TestPoolIsIdleWithoutUnitsAndDraws(t *testing.T) {
+	for _, row := range []struct {
+		pool   pool
+		isIdle bool
+	}{
+		{pool{lastUsed: 2 * time.Second}, true},
+		{pool{lastUsed: 2*time.Second + 1}, false},
+		{pool{blocks: [2]block{{left: 1}, {}}}, false},
+		{pool{blocks: [2]block{{}, {left: 1}}}, false},
+		{pool{returning: 1}, false},
+		{pool{draw: new(draw)}, false},
+	} {
+		if got := row.pool.isIdle(5*time.Second, 3*time.Second); got != row.isIdle {
+			t.Errorf("the pool %+v is idle: %v; want %v", row.pool, got, row.isIdle)
+		}
+	}
+}
+
+// A caller that waits for a draw gets the times of the moment when the draw has ended.
+func TestTimesCountFromTheEndOfADraw(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(100 * time.Millisecond)
+			return penstock.Single(penstock.Status{Granted: charges[0].Cost, Remaining: 1000, ResetAfter: time.Hour}), nil
+		}))
+		d, err := l.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: p.limits[0].plan, Cost: 1}})
+		if want := time.Hour - 100*time.Millisecond; err != nil || d.Source != penstock.FromLease || d.Status(0).ResetAfter != want {
+			t.Errorf("the decision is %+v, %v; want one of the lease, with a ResetAfter of %v", d, err, want)
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Units may be spent between the beginning of a draw and its call. The draw brings them too, so
