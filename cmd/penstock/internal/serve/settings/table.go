@@ -190,7 +190,7 @@ var Table = []Row{
 	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, canBeZero, pb),
 		Help: "maximum size of a request's body; larger ones get 413. 0 is no limit: bodies are streamed, and the upstream can limit them"},
 	{Name: "max-connections", Default: "10000", Value: "number", set: count(func(s *Settings) *int64 { return &s.MaxConnections }, 1e6),
-		Help: "maximum number of client connections; a further one takes the place of the one that has been idle longest, or waits until one is closed or idle"},
+		Help: "maximum number of client connections. At HTTP addresses, a further one takes the place of the one that has been idle longest. Otherwise it waits until one is closed"},
 
 	{Name: "log-format", Default: "text", Value: "text|json",
 		set:  choice(func(s *Settings) *string { return &s.LogFormat }, "text", "json"),
