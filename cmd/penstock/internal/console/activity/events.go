@@ -36,12 +36,13 @@ const (
 	LimitedAgain  EventKind = "limited_again"  // no more requests pass unlimited
 	ServerChanged EventKind = "server_changed" // a failover or a restart
 	KeysLost      EventKind = "keys_lost"
+	ChargedTwice  EventKind = "charged_twice" // another instance had already charged the requests
 )
 
 // IsBad reports whether the event is a sign of trouble.
 func (k EventKind) IsBad() bool {
 	switch k {
-	case Weakened, ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost:
+	case Weakened, ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost, ChargedTwice:
 		return true
 	}
 	return false

@@ -300,7 +300,7 @@ type TimelineEvent struct {
 	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
 	Instance string            `json:"instance" doc:"the host and the process ID of the instance, if they are known"`
 	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
-	Kind     string            `json:"kind" doc:"started, reloaded, weakened, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed or keys_lost"`
+	Kind     string            `json:"kind" doc:"started, reloaded, weakened, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed, keys_lost or charged_twice"`
 	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`
 	Text     string            `json:"text" doc:"the message of the log line"`
 	Details  map[string]string `json:"details" doc:"attributes of the log line; most of them only with the token"`

@@ -2,6 +2,7 @@ package core
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ func compareParts(a, b part) int {
 
 // policyChanges returns the log attributes added, removed and changed, which name what a reload has
 // changed. Each names at most maxNamed rules and maxNamed limits. A part has changed if its
-// description has. So a change of a value that descriptions hide, such as an API key, is not named.
+// description has, or a value that descriptions hide, such as an API key.
 func policyChanges(before, after *policy.Rules) (attributes []any) {
 	old, next := partsOf(before), partsOf(after)
 	isMissing := func(p part, in map[part]string) bool { // the limits of a missing rule are not named
@@ -64,7 +65,10 @@ func partsOf(rules *policy.Rules) map[part]string {
 	spec := rules.Spec()
 	all, common := make(map[part]string), spec
 	common.Rules, common.Name = nil, ""
-	all[part{}] = describe.Spec(common)
+	all[part{}] = describe.Spec(common) + valuesOf(spec.Deny...) + valuesOf(spec.Allow...)
+	for _, t := range spec.Tiers {
+		all[part{}] += t.Name + valuesOf(t.AnyOf...)
+	}
 	tiers := make([]policy.Tier, len(spec.Tiers)) // only their names: who has a tier is a setting outside the rules
 	for i := range tiers {
 		tiers[i].Name = spec.Tiers[i].Name
@@ -75,10 +79,34 @@ func partsOf(rules *policy.Rules) map[part]string {
 	for _, rule := range spec.Rules {
 		bare := *rule
 		bare.Limits = nil
-		all[part{rule: rule.Name}] = describeRule(&bare)
+		all[part{rule: rule.Name}] = describeRule(&bare) + valuesOf(rule.Match.Where)
 		for _, limit := range rule.Limits {
-			all[part{rule.Name, limit.Name}] = describeRule(&policy.Rule{Name: rule.Name, Limits: []*policy.Limit{limit}})
+			all[part{rule.Name, limit.Name}] = describeRule(&policy.Rule{Name: rule.Name, Limits: []*policy.Limit{limit}}) + valuesOfIdentity(limit.Key)
 		}
 	}
 	return all
+}
+
+// valuesOf returns the values of all tests, for comparisons only: they may be secret.
+func valuesOf(conditions ...policy.Condition) string {
+	var b strings.Builder
+	for _, c := range conditions {
+		for i := range c {
+			fmt.Fprintf(&b, "%q", c[i].Values())
+		}
+		b.WriteByte(';')
+	}
+	return b.String()
+}
+
+// valuesOfIdentity returns the values that an identity and its parts list.
+func valuesOfIdentity(id *policy.Identity) string {
+	var text string
+	if id.Only != nil {
+		text = valuesOf(policy.Condition{*id.Only})
+	}
+	for _, one := range id.Parts() {
+		text += valuesOfIdentity(one)
+	}
+	return text
 }

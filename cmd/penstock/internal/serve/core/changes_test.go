@@ -48,6 +48,10 @@ func TestReloadNamesItsChanges(t *testing.T) {
 		{all, strings.Replace(all, ", {rate: 99/h}", ", {name: day, rate: 99/d}", 1), "[added limit a.day removed limit a.hour]"},
 		{all, strings.Replace(all, "192.0.2.7", "192.0.2.8", 1), "[changed settings outside the rules]"},
 		{all, strings.Replace(all, deny, "", 1), "[changed settings outside the rules]"},
+		{strings.Replace(all, deny, "deny: {header X-Key: k1}\n", 1), strings.Replace(all, deny, "deny: {header X-Key: k2}\n", 1), "[changed settings outside the rules]"},
+		{strings.Replace(all, "gold: {ip: 192.0.2.7}", "gold: {header X-Key: k1}", 1), strings.Replace(all, "gold: {ip: 192.0.2.7}", "gold: {header X-Key: k2}", 1), "[changed settings outside the rules]"},
+		{strings.Replace(all, "path: /b}", "path: /b, header X-Key: k1}", 1), strings.Replace(all, "path: /b}", "path: /b, header X-Key: k2}", 1), "[changed rule a.b]"},
+		{strings.Replace(all, "per: ip", "per: {key: {header X-Key: [k1]}}", 1), strings.Replace(all, "per: ip", "per: {key: {header X-Key: [k2]}}", 1), "[changed limit a.b.second]"},
 		{all, strings.NewReplacer("192.0.2.1}", "192.0.2.2}", "path: /a", "path: /x", "8/s", "7/s").Replace(all), "[changed settings outside the rules; rule a; limit a.b.second]"},
 		{rulesOf(many[0]), rulesOf(many...), "[added rules r01, r02, r03, r04, r05, r06, r07, r08, r09, r10 and 3 more]"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 )
@@ -27,7 +28,8 @@ func (s *service) noteMarkers(next http.Handler) http.Handler {
 	chargedTwice := func() {
 		count()
 		if _, isDue := line.Due(); isDue {
-			s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get half of their limits; give one of the two its own rules or prefix")
+			s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get at most half of their limits; give one of the two its own rules or prefix",
+				activity.EventAttribute, activity.ChargedTwice)
 		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -59,7 +59,7 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 	if own := first.metric(chargedTwice); own != "0" {
 		t.Errorf("the first instance counts %s requests as charged twice; want 0", own)
 	}
-	if second.log.Lines("level=WARN", "already charged by another instance") == nil {
+	if second.log.Lines("level=WARN", "already charged by another instance", "event=charged_twice") == nil {
 		t.Error("the second instance logs nothing about requests that were charged twice")
 	}
 	if len(passed) != 1 || len(passed[0]) != 32 || strings.Contains(redis.URL(), passed[0]) {

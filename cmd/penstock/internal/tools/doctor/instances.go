@@ -91,7 +91,7 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 		warn("the instances have different versions: "+listed(versions), "during an upgrade this is normal", "finish the upgrade")
 	}
 	if i := slices.IndexFunc(all, func(i Instance) bool { return i.IsChargedTwice }); i >= 0 {
-		warn(fmt.Sprintf("an instance on %q gets requests that another instance with the same policy has already charged", all[i].Host), "each request is charged twice, so clients get half of their limits",
+		warn(fmt.Sprintf("an instance on %q gets requests that another instance with the same policy has already charged", all[i].Host), "each request is charged twice, so clients get at most half of their limits",
 			"send requests through one of the instances only, or give the other one its own rules or prefix; see docs/howto/hybrid.md")
 	}
 	for _, i := range all {
