@@ -246,6 +246,34 @@ func (t *Test) Values() []string {
 	return values
 }
 
+// Covers reports whether the test has the source and all values of another test. A network has the
+// addresses and networks within it.
+func (t *Test) Covers(other *Test) bool {
+	if t.Source.Kind != other.Source.Kind || t.Source.Name != other.Source.Name || other.Any && !t.Any {
+		return false
+	}
+	if x, y := t.Source.Identity, other.Source.Identity; x != nil && y != nil && x.Kind != y.Kind {
+		return false
+	}
+	if t.Any {
+		return true
+	}
+	for text := range other.texts {
+		if _, ok := t.texts[text]; !ok {
+			return false
+		}
+	}
+	for _, set := range other.networks {
+		for network := range set {
+			if !t.networks.covers(network) {
+				return false
+			}
+		}
+	}
+	isMissing := func(domain string) bool { return !slices.Contains(t.domains, domain) }
+	return !slices.ContainsFunc(other.domains, isMissing)
+}
+
 // IsEmpty reports whether no value passes the test.
 func (t *Test) IsEmpty() bool { return !t.Any && t.Len() == 0 }
 
@@ -327,8 +355,13 @@ func (n networks) add(p netip.Prefix) {
 
 func (n networks) contains(a netip.Addr) bool {
 	a = foldAddress(a)
+	return n.covers(netip.PrefixFrom(a, a.BitLen()))
+}
+
+// covers reports whether one of the networks contains a whole network.
+func (n networks) covers(inner netip.Prefix) bool {
 	for bits, set := range n {
-		if p, err := a.Prefix(bits); err == nil {
+		if p, err := inner.Addr().Prefix(bits); err == nil && bits <= inner.Bits() {
 			if _, ok := set[p]; ok {
 				return true
 			}

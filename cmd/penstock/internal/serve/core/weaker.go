@@ -2,7 +2,6 @@ package core
 
 import (
 	"fmt"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -105,62 +104,11 @@ func isSameText(a, b string) bool { return a == b }
 // show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
-		if !slices.ContainsFunc(a, func(t policy.Test) bool { return isWithin(&t, &b[i]) }) {
+		if !slices.ContainsFunc(a, func(t policy.Test) bool { return b[i].Covers(&t) }) {
 			return false
 		}
 	}
 	return true
-}
-
-// isWithin reports whether test b has the source of test a, and all values of a.
-func isWithin(a, b *policy.Test) bool {
-	if a.Source.Kind != b.Source.Kind || a.Source.Name != b.Source.Name || a.Any && !b.Any {
-		return false
-	}
-	if x, y := a.Source.Identity, b.Source.Identity; x != nil && y != nil && x.Kind != y.Kind {
-		return false
-	}
-	if b.Any {
-		return true
-	}
-	values := b.Values() // sorted
-	networks := networksOf(b)
-	return !slices.ContainsFunc(a.Values(), func(value string) bool {
-		_, isFound := slices.BinarySearch(values, value)
-		return !isFound && !isInNetwork(value, networks)
-	})
-}
-
-// networksOf returns the networks of a test, by the length of their prefix. It returns none for a
-// test of something else than an address.
-func networksOf(t *policy.Test) map[int]map[netip.Prefix]bool {
-	if t.Source.Kind != policy.KindAddress {
-		return nil
-	}
-	networks := make(map[int]map[netip.Prefix]bool)
-	for _, value := range t.Values() {
-		if p, ok := policy.ParseNetwork(value); ok {
-			if networks[p.Bits()] == nil {
-				networks[p.Bits()] = make(map[netip.Prefix]bool)
-			}
-			networks[p.Bits()][p] = true
-		}
-	}
-	return networks
-}
-
-// isInNetwork reports whether an address or network is within one of the networks.
-func isInNetwork(value string, networks map[int]map[netip.Prefix]bool) bool {
-	inner, ok := policy.ParseNetwork(value)
-	if !ok {
-		return false
-	}
-	for bits, set := range networks {
-		if outer, err := inner.Addr().Prefix(bits); err == nil && bits <= inner.Bits() && set[outer] {
-			return true
-		}
-	}
-	return false
 }
 
 // maxNamed is how many rules, how many limits and how many tiers a log attribute names.
