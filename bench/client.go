@@ -178,7 +178,7 @@ func (c *caller) runPaced(goroutines int, pace, d time.Duration, names []string)
 					c.admitted[i%len(names)].Add(1)
 				}
 				answered := time.Since(begin)
-				if len(latencies) < cap(latencies) {
+				if (turns == nil || sent > paceWarmup) && len(latencies) < cap(latencies) {
 					latencies = append(latencies, int64(answered-sent))
 				}
 				sent = answered // from here on, the next request counts

@@ -2,5 +2,8 @@
 
 package main
 
-// pin does nothing: the benchmarks bind processes to cores only on Linux.
+// The benchmarks bind processes to cores only on Linux.
+
 func pin(pid, core int) {}
+
+func unpin(pid int) {}

@@ -114,6 +114,7 @@ func (b *servicesBench) end() {
 		b.redis.Close()
 	}
 	os.RemoveAll(b.dir)
+	unpin(os.Getpid())
 	runtime.GOMAXPROCS(b.procs)
 }
 
