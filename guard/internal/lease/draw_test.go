@@ -44,6 +44,22 @@ func TestKeyIsRememberedForThisLifeAndTheNext(t *testing.T) {
 	}
 }
 
+// A caller may have found a key just before the key was removed. Units of its pool would be counted
+// nowhere.
+func TestRemovedKeyGetsNoPool(t *testing.T) {
+	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
+	plans := []*penstock.Plan{p.limits[0].plan}
+	charges := []penstock.Charge{{Key: "k", Plan: plans[0], Cost: 1}}
+	if !k.markGoneIfIdle(l, time.Hour) {
+		t.Fatal("the key was not idle; want it removed")
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.poolLocked(l, charges, plans, time.Hour) != nil {
+		t.Error("a removed key has a pool; want none")
+	}
+}
+
 // A process that was stopped may use its lease before a timer has run.
 func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
