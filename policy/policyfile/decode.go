@@ -499,7 +499,7 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 		}
 		field, ok := known[name]
 		if !ok {
-			hint := cmp.Or(suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
+			hint := cmp.Or(suggestRemoval(p, name), suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
 			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
 			d.suggestions[p] = append(d.suggestions[p], hint)
 			continue

@@ -71,6 +71,15 @@ var (
 	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
 )
 
+// suggestRemoval returns what to do about a field that the section p had in an earlier version. It
+// returns "" for any other field.
+func suggestRemoval(p any, name string) string {
+	if s, ok := p.(interface{ Removed(field string) string }); ok {
+		return s.Removed(name)
+	}
+	return ""
+}
+
 // suggestRate returns how to write an unknown field of a limit as a rate. For any other field it
 // returns "".
 func suggestRate(name string, value *yaml.Node, known map[string]int) string {

@@ -9,7 +9,8 @@ import (
 // A Section is a part of the file that another package defines and uses, such as http of package
 // httplimit. A Section is a pointer to a struct. The tags of its fields name the keys (yaml) and
 // describe them for editors (jsonschema). The values of the struct are the defaults: each file is
-// read into a copy of the struct.
+// read into a copy of the struct. A Section may also have a method Removed(field string) string. It
+// returns what to do about a field of an earlier version, and "" for any other field.
 type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string

@@ -50,7 +50,6 @@ var targets = []target{
 	{"httplimit/outbound/*.go", []string{"./httplimit/outbound"}},
 	{"resplimit/*.go", []string{"./resplimit"}},
 	{"cmd/penstock/internal/rpc/envoyrls/*.go", []string{"./cmd/penstock/internal/rpc/envoyrls"}},
-	{"cmd/penstock/internal/rpc/fastgrpc/*.go", []string{"./cmd/penstock/internal/rpc/fastgrpc"}},
 	{"cmd/penstock/internal/rpc/checkapi/*.go", []string{"./cmd/penstock/internal/rpc/checkapi"}},
 	{"cmd/penstock/internal/console/adminapi/*.go", []string{"./cmd/penstock/internal/console/adminapi", "./cmd/penstock/internal/console/dashboard"}},
 	{"cmd/penstock/internal/console/*/*.go", []string{"./cmd/penstock/internal/console/...", "./cmd/penstock/internal/serve/..."}},

@@ -29,9 +29,10 @@ func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// nameAdminFlag names --admin in the error for --admin-listen, which only serve has. For serve it
-// does the opposite. It returns other errors as they are.
-func nameAdminFlag(c *cobra.Command, err error) error {
+// explainFlagError names --admin in the error for --admin-listen, which only serve has. For serve it
+// does the opposite. Of a flag of earlier versions, it says what to do. It returns other errors as
+// they are.
+func explainFlagError(c *cobra.Command, err error) error {
 	unknown, _ := strings.CutPrefix(err.Error(), "unknown flag: --")
 	has := func(name string) bool { return c.Flags().Lookup(name) != nil }
 	switch {
@@ -39,6 +40,8 @@ func nameAdminFlag(c *cobra.Command, err error) error {
 		return errors.New("only serve has --admin-listen, the address at which it listens; write --admin ADDRESS to reach a running instance there")
 	case unknown == "admin" && has("admin-listen"):
 		return errors.New("--admin is the address of a running instance, for commands such as status; write --admin-listen ADDRESS for the address at which this one listens")
+	case settings.Removed(unknown) != "":
+		return fmt.Errorf("there is no --%s any more; %s", unknown, settings.Removed(unknown))
 	}
 	return err
 }

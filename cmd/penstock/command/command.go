@@ -53,7 +53,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate(thisBuild().line())
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitUsage, nameAdminFlag(c, err)) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitUsage, explainFlagError(c, err)) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
 		newTest(algorithms), newInit(), newSize(algorithms))

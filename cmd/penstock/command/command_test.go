@@ -55,10 +55,8 @@ func missingIn(text string, wanted ...string) (missing []string) {
 }
 
 func TestExitCodeDependsOnTheFailure(t *testing.T) {
-	broken := filepath.Join(t.TempDir(), "broken.yaml")
-	if err := os.WriteFile(broken, []byte("server: [\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	broken := writeFile(t, "broken.yaml", "server: [\n")
+	outdated := writeFile(t, "outdated.yaml", "server: {grpc_server: standard}\nrules: [{name: a, unlimited: true}]\n")
 	for _, c := range []struct {
 		args string
 		code int
@@ -78,6 +76,8 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		{args: "serve --demo --print-settings", code: exitOK},
 		{args: "unknown", code: exitUsage, text: `penstock: unknown command "unknown"`},
 		{args: "serve --unknown", code: exitUsage, text: `Run "penstock serve --help" for usage.`},
+		{args: "serve --grpc-server standard", code: exitUsage, text: "there is no --grpc-server any more; delete it: "},
+		{args: "serve --demo --config " + outdated, code: exitInvalid, text: `outdated.yaml:1:10: there is no field "grpc_server" here; delete it: `},
 		{args: "serve extra", code: exitUsage, text: "penstock serve --help"},
 		{args: "version extra", code: exitUsage, text: "penstock version --help"},
 		{args: "serve --listen", code: exitUsage, text: "flag needs an argument: --listen"},

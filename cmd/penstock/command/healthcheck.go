@@ -35,7 +35,7 @@ func newHealthcheck() *cobra.Command {
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitInternal, nameAdminFlag(c, err)) })
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitInternal, explainFlagError(c, err)) })
 	address.add(c, "admin address of the service (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	return c

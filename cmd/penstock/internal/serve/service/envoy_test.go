@@ -53,10 +53,7 @@ func envoyFolder(t *testing.T, content string) string {
 func TestEnvoyGetsDecisionsByGRPCAndJSON(t *testing.T) {
 	for name, store := range map[string]string{"memory": "memory", "redis": redistest.Start(t).URL()} {
 		t.Run(name, func(t *testing.T) {
-			withBothGRPCServers(t, func(t *testing.T, server string) {
-				prefix := name + server // each subtest has counters of its own
-				testEnvoyGetsDecisions(t, map[string]string{"store": store, "prefix": prefix, "grpc-server": server})
-			})
+			testEnvoyGetsDecisions(t, map[string]string{"store": store})
 		})
 	}
 }
@@ -151,11 +148,9 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	awaitLog("the folder of envoy-config has no limits")
 }
 
-func TestEnvoyNeedsTheToken(t *testing.T) { withBothGRPCServers(t, testEnvoyNeedsTheToken) }
-
-func testEnvoyNeedsTheToken(t *testing.T, server string) {
+func TestEnvoyNeedsTheToken(t *testing.T) {
 	const token = "0123456789abcdef"
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a token the error is %v; want Unauthenticated", err)

@@ -43,13 +43,9 @@ var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 }
 
 const (
-	// maxStreams is how many calls of one connection may be in flight with grpc_server: fast. It is
-	// above the 1,024 that Envoy sends at once by default.
-	maxStreams = 2048
-
-	// maxStandardStreams is the same with grpc_server: standard. A call without a message takes 12 KB
-	// there. If more calls are in flight, Envoy opens another connection, and grpc-go waits.
-	maxStandardStreams = 128
+	// maxStreams is how many calls of one connection may be in flight. A call without a message takes
+	// 12 KB. If more calls are in flight, Envoy opens another connection, and clients of grpc-go wait.
+	maxStreams = 128
 
 	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and so reach new
 	// instances too. Calls in flight may continue for maxConnectionAgeGrace.
@@ -76,10 +72,10 @@ const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService",
 
 // newGRPC makes the server for gRPC clients.
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
-	calls := &grpcCalls{service: s, ending: make(chan struct{})}
+	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, ending: make(chan struct{})}
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
-		grpc.MaxConcurrentStreams(maxStandardStreams),
+		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(uint32(s.Settings.MaxHeader)),
 		grpc.ReadBufferSize(readBuffer),
@@ -91,14 +87,11 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 			Timeout:               s.Settings.StallTimeout,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(envoyrls.Codec()),
 		grpc.UnaryInterceptor(calls.interceptUnary),
 		grpc.StreamInterceptor(calls.interceptStream),
-	}
-	if s.Settings.GRPCServer == settings.GRPCStandard {
-		options = append(options, grpc.NumStreamWorkers(streamWorkers))
-		calls.messageTimeout = s.Settings.HeaderTimeout
 	}
 	var authenticate authenticator // nil: all callers are accepted
 	if len(s.Settings.CallerToken) > 0 {
@@ -128,10 +121,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	result := &server{setting: l.Name, announceEnd: healthServer.Shutdown}
 	calls.counts = s.metrics.AddGRPC(append(names, healthService), allCodes, func() int { return result.listener.connections() })
-	if s.Settings.GRPCServer == settings.GRPCFast {
-		return result, s.serveFast(result, grpcServer, calls, authenticate, config)
-	}
-	serveStandard(result, grpcServer, calls)
+	serveGRPC(result, grpcServer, calls)
 	return result, nil
 }
 
@@ -153,8 +143,8 @@ func (s *service) newHealth(services []string) *health.Server {
 	return server
 }
 
-// serveStandard makes result serve a gRPC listener by grpc-go.
-func serveStandard(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
+// serveGRPC makes result serve a gRPC listener.
+func serveGRPC(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
 	drain := sync.OnceValue(func() (drained <-chan struct{}) {
 		done := make(chan struct{})
 		go func() { // GracefulStop returns after stop at the latest
@@ -183,8 +173,7 @@ type grpcCalls struct {
 	counts  *metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
 
-	// messageTimeout is how long a client may take to send its message; 0: package fastgrpc bounds it.
-	messageTimeout time.Duration
+	messageTimeout time.Duration // how long a client may take to send its message
 }
 
 // isRestricted reports whether a connection may have only a few calls of a method open: health
@@ -198,8 +187,7 @@ func isRestricted(method string) bool {
 // reflectionServices is the prefix of the names of all versions of the reflection service.
 const reflectionServices = "grpc.reflection."
 
-// maxRestricted is how many calls of restricted methods a connection may have open. Package
-// fastgrpc has a bound of its own.
+// maxRestricted is how many calls of restricted methods a connection may have open.
 const maxRestricted = 16
 
 // openRestricted counts the open calls of restricted methods of each connection, by the address of
@@ -259,9 +247,6 @@ func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInH
 // limitMessage returns the context of a call that is cancelled unless messageArrived is called
 // within messageTimeout.
 func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
-	if c.messageTimeout == 0 {
-		return ctx
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	timer := time.AfterFunc(c.messageTimeout, cancel)
 	context.AfterFunc(ctx, func() { timer.Stop() }) // the client may have reset the call

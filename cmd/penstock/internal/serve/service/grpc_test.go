@@ -27,7 +27,6 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
-	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/telemetry"
 	"github.com/penstock/penstock/cmd/penstock/internal/testing/logbuffer"
 	"github.com/penstock/penstock/internal/testing/effort"
@@ -77,13 +76,6 @@ func (r *testService) grpcClient(config *tls.Config, options ...grpc.DialOption)
 	return conn
 }
 
-// withBothGRPCServers runs a test with each setting of grpc-server.
-func withBothGRPCServers(t *testing.T, test func(t *testing.T, server string)) {
-	for _, server := range []string{settings.GRPCFast, settings.GRPCStandard} {
-		t.Run(server, func(t *testing.T) { test(t, server) })
-	}
-}
-
 // callContext returns a context for one call.
 func callContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -101,11 +93,7 @@ func say(ctx context.Context, conn *grpc.ClientConn, text string) (string, error
 func capitalize(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil }
 
 func TestHealthAndReflectionOverGRPC(t *testing.T) {
-	withBothGRPCServers(t, testHealthAndReflectionOverGRPC)
-}
-
-func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
 	for name, want := range map[string]codes.Code{"": codes.OK, "penstock.test.Echo": codes.OK, "nobody": codes.NotFound} {
 		answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name})
@@ -135,17 +123,13 @@ func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
 // Clients keep streams of health checks and reflection open. Each connection may have at most
 // maxRestricted of them, with a token or without.
 func TestOpenHealthChecksAndReflectionAreBounded(t *testing.T) {
-	withBothGRPCServers(t, testOpenHealthChecksAndReflectionAreBounded)
-}
-
-func testOpenHealthChecksAndReflectionAreBounded(t *testing.T, server string) {
 	for name, token := range map[string]string{"without a token": "", "with a token": "some-token-of-callers"} {
-		t.Run(name, func(t *testing.T) { testOpenStreamsAreBounded(t, server, token) })
+		t.Run(name, func(t *testing.T) { testOpenStreamsAreBounded(t, token) })
 	}
 }
 
-func testOpenStreamsAreBounded(t *testing.T, server, token string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, withEcho(capitalize))
+func testOpenStreamsAreBounded(t *testing.T, token string) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "caller-token": token}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
 	watch := func(ctx context.Context) error {
 		stream, err := healthpb.NewHealthClient(conn).Watch(ctx, new(healthpb.HealthCheckRequest))
@@ -187,21 +171,17 @@ func testOpenStreamsAreBounded(t *testing.T, server, token string) {
 	eventually.True(t, "room for another stream", func() bool { return watch(callContext(t)) == nil })
 }
 
-func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
-
-func testGRPCOverUnixSocket(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, withEcho(capitalize))
+func TestGRPCOverUnixSocket(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, withEcho(capitalize))
 	if answer, err := say(callContext(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
 		t.Errorf("the response is %q (error %v); want HELLO", answer, err)
 	}
 }
 
-func TestGRPCCallsNeedTheToken(t *testing.T) { withBothGRPCServers(t, testGRPCCallsNeedTheToken) }
-
-func testGRPCCallsNeedTheToken(t *testing.T, server string) {
+func TestGRPCCallsNeedTheToken(t *testing.T) {
 	const token = "0123456789abcdef"
 	reached := 0
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, withEcho(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "caller-token": token}, withEcho(func(context.Context, string) (string, error) {
 		reached++
 		return "", nil
 	}))
@@ -263,10 +243,8 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 	}
 }
 
-func TestPanicEndsOneGRPCCallOnly(t *testing.T) { withBothGRPCServers(t, testPanicEndsOneGRPCCallOnly) }
-
-func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(func(_ context.Context, text string) (string, error) {
+func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(func(_ context.Context, text string) (string, error) {
 		if text == "panic" {
 			panic("no such limit")
 		}
@@ -308,11 +286,7 @@ func TestPanicBeforeTheHandlerIsAnError(t *testing.T) {
 }
 
 func TestLargeGRPCMessagesAreRefused(t *testing.T) {
-	withBothGRPCServers(t, testLargeGRPCMessagesAreRefused)
-}
-
-func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
 	if _, err := say(callContext(t), conn, strings.Repeat("x", maxMessage)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a message above the limit returned %v; want ResourceExhausted", err)
@@ -328,11 +302,9 @@ func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
 
 // Calls in flight complete before the service stops. Health checks report NOT_SERVING immediately.
 // Open health checks and reflection streams do not keep the service from stopping.
-func TestGRPCCallsAreDrained(t *testing.T) { withBothGRPCServers(t, testGRPCCallsAreDrained) }
-
-func testGRPCCallsAreDrained(t *testing.T, server string) {
+func TestGRPCCallsAreDrained(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "1m"}, withEcho(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "1m"}, withEcho(func(context.Context, string) (string, error) {
 		close(entered)
 		<-leave
 		return "done", nil
@@ -394,12 +366,8 @@ func testGRPCCallsAreDrained(t *testing.T, server string) {
 
 // A call that does not end is cut off at the drain timeout.
 func TestGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T) {
-	withBothGRPCServers(t, testGRPCCallIsCutOffAtTheDrainTimeout)
-}
-
-func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 	entered := make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, withEcho(func(ctx context.Context, _ string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, withEcho(func(ctx context.Context, _ string) (string, error) {
 		close(entered)
 		<-ctx.Done()
 		return "", ctx.Err()
@@ -418,11 +386,7 @@ func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 }
 
 func TestConnectedGRPCClientsAreCounted(t *testing.T) {
-	withBothGRPCServers(t, testConnectedGRPCClientsAreCounted)
-}
-
-func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "max-connections": "3"})
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": "3"})
 	const series = "rate_limiter_grpc_connections"
 	var conns []net.Conn
 	for range 3 {
@@ -454,11 +418,7 @@ func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
 // Connections that do not use gRPC end after the header timeout, or the idle timeout. Other clients
 // are served meanwhile.
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
-	withBothGRPCServers(t, testHostileGRPCConnectionsAreClosed)
-}
-
-func testHostileGRPCConnectionsAreClosed(t *testing.T, server string) {
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "header-timeout": "1s", "idle-timeout": "2s", "max-connections": "100"}, withEcho(capitalize))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s", "idle-timeout": "2s", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	// A frame begins with its length (3 bytes), type (1), flags (1) and stream (4).
 	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -499,13 +459,9 @@ func testHostileGRPCConnectionsAreClosed(t *testing.T, server string) {
 // A call whose message does not come ends after header_timeout. A call whose message has come may
 // last longer.
 func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
-	withBothGRPCServers(t, testGRPCCallsWithoutAMessageEnd)
-}
-
-func testGRPCCallsWithoutAMessageEnd(t *testing.T, server string) {
 	const calls = 300 // more than one connection may have at grpc-go, so some wait
 	ended := make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
 		select {
 		case <-ended: // after the calls without a message
 			return text, nil

@@ -25,7 +25,6 @@ type Section struct {
 	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances to assume. They share the limits while the store is down; default 1."`
 	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, of the check API in JSON, and of forward-auth for other proxies; default none."`
 	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, for gRPC clients; default none."`
-	GRPCServer             string `yaml:"grpc_server" jsonschema:"What serves HTTP/2 at grpc: standard or fast; default standard."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, for Redis clients; default none."`
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
 	EnvoyXDS               string `yaml:"envoy_xds" jsonschema:"Host:port of a control plane that sends Envoy's limits; default none."`

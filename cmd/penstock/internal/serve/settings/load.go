@@ -34,7 +34,7 @@ func Load(from Sources) (Settings, error) {
 	env := environment(from.Environ)
 	s.Unknown = unknownVariables(env)
 
-	var errs []error
+	errs := removedVariables(env)
 	var file map[string]string // values of the file, by key
 	var fileName string
 	for _, row := range Table {

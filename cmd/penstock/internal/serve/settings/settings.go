@@ -47,8 +47,6 @@ type Settings struct {
 	AllowOpenCallers, AllowStatedLimits         bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
-	GRPCServer string // GRPCFast or GRPCStandard
-
 	APIWithoutTLS bool
 
 	EnvoyXDS, EnvoyXDSNode, EnvoyXDSMetadata, EnvoyXDSServerName string // EnvoyXDS: "" is off
@@ -289,9 +287,3 @@ func (s *Settings) checkListeners(report func(name, format string, args ...any))
 		}
 	}
 }
-
-// The values of GRPCServer.
-const (
-	GRPCFast     = "fast"
-	GRPCStandard = "standard"
-)

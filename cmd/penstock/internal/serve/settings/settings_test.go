@@ -35,7 +35,6 @@ var samples = map[string]sample{
 
 	"api":                   {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"grpc":                  {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
-	"grpc-server":           {"standard", "fast", "standard"},
 	"resp":                  {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"api-without-tls":       {"true", "true", "true"},
 	"envoy-config":          {"a", "b/c", "/d"},
@@ -466,6 +465,13 @@ func TestUnknownVariablesAreReported(t *testing.T) {
 		"PENSTOCK_PORT_80_TCP_ADDR=10.0.0.1", "PENSTOCK_SERVICE_HOST=10.0.0.1", "PENSTOCK_LISTEN_FILE=x")
 	if err != nil || !slices.Equal(s.Unknown, []string{"PENSTOCK_LISTEN_FILE", "PENSTOCK_UPSTEAM"}) {
 		t.Errorf("the unknown variables are %v (error %v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
+	}
+}
+
+func TestVariableOfARemovedSettingIsAnError(t *testing.T) {
+	const want = "there is no variable PENSTOCK_GRPC_SERVER any more; delete it: "
+	if _, err := load(map[string]string{}, "PENSTOCK_GRPC_SERVER=standard"); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %v; want %q in it, and ErrInvalid", err, want)
 	}
 }
 

@@ -77,8 +77,6 @@ var Table = []Row{
 		Help: "address of the check API in JSON, and of forward-auth for other proxies; host:port or unix:/path/of.sock"},
 	{Name: "grpc", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.GRPC })),
 		Help: "address for gRPC clients; host:port or unix:/path/of.sock"},
-	{Name: "grpc-server", Default: GRPCStandard, Value: GRPCStandard + "|" + GRPCFast, set: choice(func(s *Settings) *string { return &s.GRPCServer }, GRPCStandard, GRPCFast),
-		Help: "what serves HTTP/2 at grpc: standard is grpc-go's server, fast answers Envoy's rate limit service at a quarter of its cost by a server of Penstock's own"},
 	{Name: "resp", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.RESP })),
 		Help: "address for Redis clients, such as for CL.THROTTLE; host:port or unix:/path/of.sock"},
 	{Name: "envoy-config", Value: "folder", set: text(func(s *Settings) *string { return &s.EnvoyConfig }),

@@ -1,7 +1,7 @@
 // Command bareserver sends a constant response to each call, and makes no decisions. The services
 // section of the bench program starts it, to show how much time a protocol takes at least.
 //
-//	PENSTOCK_LISTEN=ADDRESS bareserver grpc-go|fastgrpc|http|resp
+//	PENSTOCK_LISTEN=ADDRESS bareserver grpc-go|http|resp
 package main
 
 import (
@@ -13,23 +13,19 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/penstock/penstock/cmd/penstock/internal/rpc/fastgrpc"
 )
 
 // servers are the servers by their names on the command line.
 var servers = map[string]func(net.Listener) error{
-	"grpc-go":  serveGRPC,
-	"fastgrpc": serveFast,
-	"http":     serveHTTP,
-	"resp":     serveRESP,
+	"grpc-go": serveGRPC,
+	"http":    serveHTTP,
+	"resp":    serveRESP,
 }
 
 func main() {
 	log.SetFlags(0)
 	if len(os.Args) != 2 || servers[os.Args[1]] == nil {
-		log.Fatal("name one server: grpc-go, fastgrpc, http or resp")
+		log.Fatal("name one server: grpc-go, http or resp")
 	}
 	l, err := net.Listen("tcp", os.Getenv("PENSTOCK_LISTEN"))
 	if err != nil {
@@ -57,21 +53,6 @@ func (rateLimits) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.
 func serveGRPC(l net.Listener) error {
 	s := grpc.NewServer()
 	rls.RegisterRateLimitServiceServer(s, rateLimits{})
-	return s.Serve(l)
-}
-
-func serveFast(l net.Listener) error {
-	encoded, err := proto.Marshal(response)
-	if err != nil {
-		return err
-	}
-	s, err := fastgrpc.New(fastgrpc.Options{Methods: map[string]fastgrpc.Handler{rls.RateLimitService_ShouldRateLimit_FullMethodName: func(_ context.Context, call *fastgrpc.Call) error {
-		call.Response = append(call.Response, encoded...)
-		return nil
-	}}})
-	if err != nil {
-		return err
-	}
 	return s.Serve(l)
 }
 

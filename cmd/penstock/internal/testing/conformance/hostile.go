@@ -103,8 +103,8 @@ func withConfigs(text string, run func(*startConfig) error) error {
 	return run(&startConfig{dir: configs})
 }
 
-// compareHostile sends the hostile messages to envoyproxy/ratelimit and to both gRPC servers of
-// Penstock. Penstock must reject messages that it cannot count, and continue to serve.
+// compareHostile sends the hostile messages to envoyproxy/ratelimit and to Penstock. Penstock must
+// reject messages that it cannot count, and continue to serve.
 func (p *program) compareHostile() error {
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
 		var started []*loneService
@@ -113,25 +113,21 @@ func (p *program) compareHostile() error {
 				s.stop()
 			}
 		}()
-		for _, server := range []string{"fast", "standard"} {
-			s, err := p.startAlone(conf, "penstock-"+server, p.penstockStarter("exact", server))
-			if err != nil {
-				return err
-			}
-			started = append(started, s)
+		ours, err := p.startAlone(conf, "penstock", p.penstockStarter("exact"))
+		if err != nil {
+			return err
 		}
-		fast, standard := started[0], started[1]
+		started = append(started, ours)
 		var failed error
 		var theirs *loneService
 		for _, c := range hostileCases() {
 			if theirs == nil || theirs.hasEnded() { // a message may have ended the process
-				var err error
 				if theirs, err = p.startAlone(conf, "ratelimit", p.oracle.start); err != nil {
 					return err
 				}
 				started = append(started, theirs)
 			}
-			failed = errors.Join(failed, theirs.check(c, c.theirs), fast.check(c, c.ours), standard.check(c, c.ours))
+			failed = errors.Join(failed, theirs.check(c, c.theirs), ours.check(c, c.ours))
 			fmt.Printf("  %-50s envoyproxy/ratelimit: %-18s penstock: %s\n", c.name, nameOf(c.theirs), nameOf(c.ours))
 		}
 		return failed
@@ -194,7 +190,7 @@ func (s *service) awaitEnd() {
 // and its checker reads the files in examples/envoy.
 func (p *program) runTools() error {
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
-		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact", "fast"))
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact"))
 		if err != nil {
 			return err
 		}

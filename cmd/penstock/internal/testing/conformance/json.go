@@ -104,11 +104,11 @@ func differencesOfJSON(theirs, ours *jsonResponse) (fields []string) {
 // are hard to parse.
 func (p *program) compareJSON() error {
 	c := &comparison{rightRules: exactRules, wrap: newJSONClient}
-	if err := p.compare(c, p.penstockStarter("exact", "fast")); err != nil {
+	if err := p.compare(c, p.penstockStarter("exact")); err != nil {
 		return err
 	}
 	return withConfigs(bodiesConfig, func(conf *startConfig) error {
-		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact", "fast"))
+		left, right, stop, err := startPair(conf, launchRedis, p.oracle.start, p.penstockStarter("exact"))
 		if err != nil {
 			return err
 		}

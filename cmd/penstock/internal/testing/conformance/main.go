@@ -12,7 +12,6 @@
 //   - self-clocked: the same, with a clock that the program sets before each request, often to the
 //     end of a window
 //   - exact: penstock serve in mode exact
-//   - exact-standard: mode exact with grpc-go's server instead of the fast one
 //   - exact-clocked: mode exact with a clock that the program sets
 //   - atomic: penstock serve in its default mode, atomic; a model predicts its differences
 //   - json: POST /json in mode exact
@@ -72,7 +71,6 @@ var sections = []section{
 	{"self", (*program).compareSelf},
 	{"self-clocked", (*program).compareSelfClocked},
 	{"exact", (*program).compareExact},
-	{"exact-standard", (*program).compareExactStandard},
 	{"exact-clocked", (*program).compareExactClocked},
 	{"atomic", (*program).compareAtomic},
 	{"json", (*program).compareJSON},

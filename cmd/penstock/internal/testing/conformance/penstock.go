@@ -22,9 +22,8 @@ func (p *program) buildPenstock() error {
 	return nil
 }
 
-// penstockStarter returns a starter of penstock serve. mode is exact or atomic. server is one of
-// its gRPC servers: fast, which is the default, or standard.
-func (p *program) penstockStarter(mode, server string) starter {
+// penstockStarter returns a starter of penstock serve. mode is exact or atomic.
+func (p *program) penstockStarter(mode string) starter {
 	return func(name string, conf *startConfig, redis string) (*service, error) {
 		if err := p.buildPenstock(); err != nil {
 			return nil, err
@@ -34,7 +33,7 @@ func (p *program) penstockStarter(mode, server string) starter {
 			return nil, err
 		}
 		args := []string{
-			"serve", "--envoy-config", conf.dir, "--envoy-mode", mode, "--grpc", addresses[0], "--grpc-server", server, "--api", addresses[1], "--admin-listen", "off",
+			"serve", "--envoy-config", conf.dir, "--envoy-mode", mode, "--grpc", addresses[0], "--api", addresses[1], "--admin-listen", "off",
 			"--store", "redis://" + redis, "--store-timeout", answerTimeout.String(), // so that a busy machine causes no fallback
 		}
 		for _, flag := range []struct {
@@ -57,21 +56,16 @@ func (p *program) penstockStarter(mode, server string) starter {
 
 // compareExact compares mode exact. Its responses may have only the differences of exactRules.
 func (p *program) compareExact() error {
-	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact", "fast"))
-}
-
-// compareExactStandard is compareExact with grpc-go's server.
-func (p *program) compareExactStandard() error {
-	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact", "standard"))
+	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact"))
 }
 
 // compareExactClocked is compareExact with a clock that is set before each request.
 func (p *program) compareExactClocked() error {
-	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstockStarter("exact", "fast"))
+	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstockStarter("exact"))
 }
 
 // compareAtomic compares the default mode. Its responses may have only the differences of
 // atomicRules.
 func (p *program) compareAtomic() error {
-	return p.compare(&comparison{rightRules: atomicRules}, p.penstockStarter("atomic", "fast"))
+	return p.compare(&comparison{rightRules: atomicRules}, p.penstockStarter("atomic"))
 }

@@ -123,7 +123,6 @@ func forms() map[string]*schema {
 			"ES256", "ES384", "ES512", "EdDSA")),
 
 		"server.log_format":       words("text", "json"),
-		"server.grpc_server":      words("standard", "fast"),
 		"server.envoy_mode":       words("atomic", "exact"),
 		"server.envoy_algorithm":  words("fixed-window", "token-bucket", "sliding-window", "sliding-log"),
 		"server.envoy_reports":    words("force", "spend"),

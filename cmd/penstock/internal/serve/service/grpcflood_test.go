@@ -1,0 +1,218 @@
+package service
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"net"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/penstock/penstock/internal/testing/eventually"
+)
+
+// A frameClient is a client of the gRPC listener that writes its frames itself.
+type frameClient struct {
+	*testing.T
+	net.Conn
+	*http2.Framer
+	buffer  *bufio.Writer // of Framer; see flush
+	encoder *hpack.Encoder
+	block   bytes.Buffer // of encoder
+}
+
+// frames connects a client that writes its frames itself.
+func (r *testService) frames() *frameClient {
+	r.Helper()
+	conn, err := net.Dial("tcp", r.GRPC)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(patience))
+	buffer := bufio.NewWriterSize(conn, 64<<10)
+	c := &frameClient{T: r.T, Conn: conn, Framer: http2.NewFramer(buffer, conn), buffer: buffer}
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	buffer.WriteString(http2.ClientPreface)
+	c.WriteSettings()
+	return c
+}
+
+// begin writes the headers of a call, and not its message. more are names and values.
+func (c *frameClient) begin(id uint32, method string, more ...string) {
+	c.block.Reset()
+	encodeRequest(c.encoder, "POST", method)
+	more = append([]string{"content-type", "application/grpc", "te", "trailers"}, more...)
+	for i := 0; i < len(more); i += 2 {
+		c.encoder.WriteField(hpack.HeaderField{Name: more[i], Value: more[i+1]})
+	}
+	c.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block.Bytes(), EndHeaders: true}) // fails if the service has closed the connection
+}
+
+// flush sends what was written. It fails if the service has closed the connection, so its error
+// means nothing.
+func (c *frameClient) flush() { c.buffer.Flush() }
+
+// outcome reads frames until the call ends, and returns how: "closed" for the end of the
+// connection, "goaway CODE", "reset CODE", or the status of gRPC.
+func (c *frameClient) outcome(id uint32) string {
+	for {
+		frame, err := c.ReadFrame()
+		if err != nil {
+			return "closed"
+		}
+		switch f := frame.(type) {
+		case *http2.GoAwayFrame:
+			return "goaway " + f.ErrCode.String()
+		case *http2.RSTStreamFrame:
+			if f.StreamID == id {
+				return "reset " + f.ErrCode.String()
+			}
+		case *http2.MetaHeadersFrame:
+			for _, field := range f.Fields {
+				if f.StreamID == id && field.Name == "grpc-status" {
+					return field.Value
+				}
+			}
+		}
+	}
+}
+
+// inUse returns how many bytes the heap and the stacks of this process use.
+func inUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}
+
+// A client may send 2,000 calls without a message on each of ten connections. Each connection has
+// at most maxStreams of them open, so they take little memory. Other clients are served.
+func TestHalfOpenGRPCCallsTakeLittleMemory(t *testing.T) {
+	const connections, calls = 10, 2000
+	const bound = 40 << 20 // bytes of all of them, in the service and in the clients
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	if answer, err := say(callContext(t), r.grpcClient(nil), "x"); answer != "X" {
+		t.Fatalf("the response to the first call is %q (error %v); want X", answer, err)
+	}
+	before := inUse()
+	refused := 0
+	for range connections {
+		c := r.frames()
+		for i := range calls {
+			c.begin(uint32(1+2*i), echoMethod)
+		}
+		c.flush()
+		for i := maxStreams; i < calls; i++ { // the first calls are open
+			if got := c.outcome(uint32(1 + 2*i)); got != "reset REFUSED_STREAM" {
+				t.Fatalf("call %d without a message ends with %q; want it refused", i+1, got)
+			}
+			refused++
+		}
+	}
+	used := inUse() - before
+	if answer, err := say(callContext(t), r.grpcClient(nil), "y"); answer != "Y" {
+		t.Errorf("beside half-open calls, the response is %q (error %v); want Y", answer, err)
+	}
+	t.Logf("counted: %d half-open gRPC calls (%d refused, the others take %d KB)", connections*calls, refused, used>>10)
+	if used > bound {
+		t.Errorf("%d half-open calls take %d bytes; want at most %d", connections*calls, used, bound)
+	}
+}
+
+// Some calls are answered before their message has come. If the client never ends such a call, its
+// place is free all the same.
+func TestGRPCCallsThatAreAnsweredEarlyFreeTheirPlaces(t *testing.T) {
+	const token = "0123456789abcdef"
+	const calls = 3 * maxStreams
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "caller-token": token}, withEcho(capitalize))
+	for name, call := range map[string]struct {
+		method, authorization, want string
+	}{
+		"without a token":      {method: echoMethod, authorization: "Bearer " + token[1:], want: "16"},
+		"of an unknown method": {method: "/a.B/C", authorization: "Bearer " + token, want: "12"},
+	} {
+		c := r.frames()
+		for i := range uint32(calls) {
+			c.begin(1+2*i, call.method, "authorization", call.authorization)
+			c.flush()
+			if got := c.outcome(1 + 2*i); got != call.want {
+				t.Fatalf("call %d %s has the outcome %q; want status %s", i+1, name, got, call.want)
+			}
+		}
+	}
+}
+
+// A client may cancel each call right after it was sent. The call still counts for maxStreams while
+// its handler runs.
+func TestRapidResetsKeepFewGRPCCallsInFlight(t *testing.T) {
+	const calls = 2000
+	var running, most atomic.Int64 // handlers
+	release := make(chan struct{})
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(func(context.Context, string) (string, error) {
+		now := running.Add(1)
+		defer running.Add(-1)
+		// This raises most to now.
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); {
+			before = most.Load()
+		}
+		<-release
+		return "", nil
+	}))
+	c := r.frames()
+	for id := uint32(1); id < 2*calls; id += 2 {
+		c.begin(id, echoMethod)
+		c.WriteData(id, true, make([]byte, 5)) // an empty message
+		c.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	c.flush()
+	eventually.True(t, "all places of the connection to be taken", func() bool { return running.Load() >= maxStreams })
+	close(release)
+	eventually.True(t, "all handlers to end", func() bool { return running.Load() == 0 })
+	if n := most.Load(); n > maxStreams {
+		t.Errorf("%d handlers ran at the same time; want at most %d", n, maxStreams)
+	}
+}
+
+// A client may send frames that are no calls, and read nothing. The service keeps little for it,
+// and serves others meanwhile.
+func TestGRPCFloodsTakeLittleMemory(t *testing.T) {
+	const frames = 50_000
+	const bound = 24 << 20 // bytes that one flood takes, in the service and in the client
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	other := r.grpcClient(nil)
+	if answer, err := say(callContext(t), other, "x"); answer != "X" {
+		t.Fatalf("the response to the first call is %q (error %v); want X", answer, err)
+	}
+	for name, send := range map[string]func(c *frameClient, i uint32){
+		"pings":          func(c *frameClient, _ uint32) { c.WritePing(false, [8]byte{}) },
+		"settings":       func(c *frameClient, _ uint32) { c.WriteSettings() },
+		"windows":        func(c *frameClient, _ uint32) { c.WriteWindowUpdate(0, 1) },
+		"unknown frames": func(c *frameClient, _ uint32) { c.WriteRawFrame(0x77, 0, 0, nil) },
+		"resets": func(c *frameClient, i uint32) {
+			c.begin(1+2*i, echoMethod)
+			c.WriteRSTStream(1+2*i, http2.ErrCodeCancel)
+		},
+	} {
+		before := inUse()
+		c := r.frames()
+		for i := range uint32(frames) {
+			send(c, i)
+		}
+		c.flush()
+		if answer, err := say(callContext(t), other, "x"); answer != "X" {
+			t.Errorf("beside a flood of %s, the response is %q (error %v); want X", name, answer, err)
+		}
+		if used := inUse() - before; used > bound {
+			t.Errorf("a flood of %s takes %d bytes; want at most %d", name, used, bound)
+		}
+		c.Close()
+	}
+}
