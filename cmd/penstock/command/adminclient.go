@@ -29,9 +29,9 @@ func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// explainFlagError names --admin in the error for --admin-listen, which only serve has. For serve it
-// does the opposite. Of a flag of earlier versions, it says what to do. It returns other errors as
-// they are.
+// explainFlagError names --admin in the error for --admin-listen, which only serve has. For serve
+// it does the opposite. For a flag of earlier versions, it says what to do. It returns other errors
+// as they are.
 func explainFlagError(c *cobra.Command, err error) error {
 	unknown, _ := strings.CutPrefix(err.Error(), "unknown flag: --")
 	has := func(name string) bool { return c.Flags().Lookup(name) != nil }

@@ -70,5 +70,5 @@ func handleEncoded(server any, ctx context.Context, decode func(any) error, inte
 	if interceptor == nil {
 		return handler(ctx, request)
 	}
-	return interceptor(ctx, request, &grpc.UnaryServerInfo{Server: server, FullMethod: Method}, handler)
+	return interceptor(ctx, request, &grpc.UnaryServerInfo{Server: server, FullMethod: methodName}, handler)
 }

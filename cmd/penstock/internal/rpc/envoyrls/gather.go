@@ -67,7 +67,7 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 	case 0: // another call has decided this one
 	case 1:
 		defer g.startNext()
-		return g.engine.DecideMessage(ctx, request, nil)
+		return g.engine.DecideMessage(ctx, request)
 	default:
 		g.decideList(list)
 	}

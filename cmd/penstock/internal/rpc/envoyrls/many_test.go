@@ -75,7 +75,7 @@ descriptors:
 				listed.DecideMessages(t.Context(), list)
 				for i := range list {
 					m := &list[i]
-					want, wantErr := single.DecideMessage(t.Context(), m.Request, nil)
+					want, wantErr := single.DecideMessage(t.Context(), m.Request)
 					if status.Convert(m.Err).String() != status.Convert(wantErr).String() || m.Err == nil && string(m.Response) != string(want) {
 						t.Fatalf("PENSTOCK_SEED=%d, mode %v, round %d, message %d: %x, %v; want %x, %v as for a single message", seed, mode, round, i, m.Response, m.Err, want, wantErr)
 					}

@@ -18,30 +18,30 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// Method is the name of the only method of the service.
-const Method = "/" + ServiceName + "/ShouldRateLimit"
+// methodName is the full name of the only method of the service.
+const methodName = "/" + ServiceName + "/ShouldRateLimit"
 
-// DecideMessage decides an encoded RateLimitRequest, and appends the encoded RateLimitResponse to
-// response. The response equals that of the service of [Register]. DecideMessage takes less time
-// than that service, because it does not use the generated messages. An error is a gRPC status.
-func (e *Engine) DecideMessage(ctx context.Context, request, response []byte) ([]byte, error) {
+// DecideMessage decides an encoded RateLimitRequest, and returns the encoded RateLimitResponse. The
+// response equals that of the service of [Register]. DecideMessage takes less time than that
+// service, because it does not use the generated messages. An error is a gRPC status.
+func (e *Engine) DecideMessage(ctx context.Context, request []byte) ([]byte, error) {
 	x := exchanges.Get().(*exchange)
 	defer x.release()
 	if err := x.request.unmarshal(request); err != nil {
-		return response, err
+		return nil, err
 	}
 	if err := e.Decide(ctx, &x.request, &x.response); err != nil {
-		return response, grpcError(err)
+		return nil, grpcError(err)
 	}
-	answer, err := x.response.appendTo(response)
+	response, err := x.response.appendTo(nil)
 	if err != nil {
-		return response, grpcError(err)
+		return nil, grpcError(err)
 	}
-	return answer, nil
+	return response, nil
 }
 
-// A Message is an encoded request of a list, and its result: the response is appended to Response,
-// or Err is a gRPC status.
+// A Message is an encoded request of a list, and its result: Response, or Err, which is a gRPC
+// status.
 type Message struct {
 	Request, Response []byte
 	Err               error
@@ -114,7 +114,7 @@ func (m *Message) finish(c *call, x *exchange, err error) {
 	if err == nil {
 		x.response.prepare(len(x.request.Descriptors))
 		c.writeResponse(&x.response)
-		m.Response, err = x.response.appendTo(m.Response)
+		m.Response, err = x.response.appendTo(nil)
 	}
 	c.release()
 	x.release()

@@ -127,8 +127,8 @@ func TestHalfOpenGRPCCallsTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// Some calls are answered before their message has come. If the client never ends such a call, its
-// place is free all the same.
+// Some calls are answered before their message has come. A client that never ends such
+// a call does not keep its place.
 func TestGRPCCallsThatAreAnsweredEarlyFreeTheirPlaces(t *testing.T) {
 	const token = "0123456789abcdef"
 	const calls = 3 * maxStreams
