@@ -3,7 +3,6 @@ package policyfile
 import (
 	"errors"
 	"path/filepath"
-	"reflect"
 
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy/jwt"
@@ -55,9 +54,8 @@ func (c *compiler) tokenField(mistake error) any {
 	if !errors.As(mistake, &wrong) {
 		return c.config.Tokens
 	}
-	v := reflect.ValueOf(c.config.Tokens).Elem()
-	if field, ok := fieldsOf(v.Type())[wrong.Field]; ok && c.isWritten(v.Field(field).Addr().Interface()) {
-		return v.Field(field).Addr().Interface()
+	if f, ok := fieldsIn(c.config.Tokens)[wrong.Field]; ok && c.isWritten(f.value) {
+		return f.value
 	}
 	return c.config.Tokens
 }

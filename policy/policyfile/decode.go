@@ -392,7 +392,7 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.decodeValue(n, v.Interface())
 	case v.Kind() == reflect.Struct:
-		if d.requireMapping(n, v.Addr().Interface(), suggestFields(n, v.Type())) {
+		if d.requireMapping(n, v.Addr().Interface(), suggestFields(n, v.Addr().Interface())) {
 			d.decodeFields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
@@ -425,7 +425,7 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 		d.markUnreadable(p)
 	}
 	if n.Kind != yaml.SequenceNode {
-		d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, v.Type().Elem()))
+		d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, reflect.New(v.Type().Elem()).Interface()))
 		d.markUnreadable(p)
 		return
 	}
@@ -484,9 +484,7 @@ func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 
 // decodeFields decodes pairs of nodes into the fields of the struct that p points to.
 func (d *decoder) decodeFields(content []*yaml.Node, p any) {
-	v := reflect.ValueOf(p).Elem()
-	known := fieldsOf(v.Type())
-	options := optionsOf(v.Type())
+	known := fieldsIn(p)
 	var sections []Section
 	if c, ok := p.(*Config); ok {
 		sections = c.sections
@@ -504,15 +502,15 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 			d.suggestions[p] = append(d.suggestions[p], hint)
 			continue
 		}
-		d.currentOptions = options[name]
-		d.decodeValue(content[i+1], v.Field(field).Addr().Interface())
+		d.currentOptions = field.options
+		d.decodeValue(content[i+1], field.value)
 		d.currentOptions = fieldOptions{}
 	}
 }
 
 // decode decodes the policy and the sections.
 func (c *Config) decode(d *decoder, node *yaml.Node) {
-	names := slices.Collect(maps.Keys(fieldsOf(reflect.TypeFor[Config]())))
+	names := slices.Collect(maps.Keys(fieldsIn(c)))
 	for _, s := range c.sections {
 		names = append(names, s.SectionName())
 	}
@@ -546,41 +544,43 @@ type fieldOptions struct {
 	isHeaders  bool // headers: each text is a header field
 }
 
-// optionsOf returns the options of the fields of a struct, by their names in YAML.
-func optionsOf(t reflect.Type) map[string]fieldOptions {
-	all := make(map[string]fieldOptions)
-	for i := range t.NumField() {
-		words := strings.Split(t.Field(i).Tag.Get("yaml"), ",")
-		has := func(word string) bool { return slices.Contains(words[1:], word) }
-		all[words[0]] = fieldOptions{isSecret: has("secret"), canBeEmpty: has("empty"), isHeaders: has("headers")}
-	}
-	return all
+// A field is a value that a mapping may have.
+type field struct {
+	value   any // a pointer
+	options fieldOptions
 }
 
-// fieldsOf returns the fields of a struct by their names in YAML.
-func fieldsOf(t reflect.Type) map[string]int {
-	known := make(map[string]int)
-	for i := range t.NumField() {
-		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); name != "" && name != "-" {
-			known[name] = i
+// fieldsIn returns the fields of the struct that p points to, by their names in YAML.
+func fieldsIn(p any) map[string]field {
+	if t := textsOf(p); t != nil {
+		return t.fields()
+	}
+	known := make(map[string]field)
+	v := reflect.ValueOf(p).Elem()
+	for i := range v.NumField() {
+		words := strings.Split(v.Type().Field(i).Tag.Get("yaml"), ",")
+		if words[0] == "" || words[0] == "-" {
+			continue
 		}
+		has := func(word string) bool { return slices.Contains(words[1:], word) }
+		known[words[0]] = field{v.Field(i).Addr().Interface(), fieldOptions{isSecret: has("secret"), canBeEmpty: has("empty"), isHeaders: has("headers")}}
 	}
 	return known
 }
 
 // suggestPlace returns where an unknown field belongs, or which known field was probably meant.
 // sections are the sections of the file, if the fields are those of the file.
-func suggestPlace(name string, known map[string]int, sections []Section) string {
+func suggestPlace(name string, known map[string]field, sections []Section) string {
 	places := []struct {
 		field    string
-		contents reflect.Type
+		contents any // a pointer
 		isList   bool
 	}{
-		{field: "limits", contents: reflect.TypeFor[LimitConfig](), isList: true},
-		{field: "match", contents: reflect.TypeFor[MatchConfig]()},
-		{field: "rules", contents: reflect.TypeFor[RuleConfig](), isList: true},
-		{field: "cost", contents: reflect.TypeFor[CostConfig]()},
-		{field: "tokens", contents: reflect.TypeFor[jwt.Config]()},
+		{field: "limits", contents: new(LimitConfig), isList: true},
+		{field: "match", contents: new(MatchConfig)},
+		{field: "rules", contents: new(RuleConfig), isList: true},
+		{field: "cost", contents: new(CostConfig)},
+		{field: "tokens", contents: new(jwt.Config)},
 	}
 	names := make(map[string]bool)
 	for field := range known {
@@ -590,7 +590,7 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 		names[s.SectionName()] = true
 	}
 	for _, place := range places {
-		if _, ok := fieldsOf(place.contents)[name]; ok && names[place.field] {
+		if _, ok := fieldsIn(place.contents)[name]; ok && names[place.field] {
 			form := "%s: {%s: ...}"
 			if place.isList {
 				form = "%s: [{%s: ...}]"
@@ -599,7 +599,7 @@ func suggestPlace(name string, known map[string]int, sections []Section) string 
 		}
 	}
 	for _, s := range sections {
-		if _, ok := fieldsOf(reflect.TypeOf(s).Elem())[name]; ok {
+		if _, ok := fieldsIn(s)[name]; ok {
 			return fmt.Sprintf("it belongs in %s", s.SectionName())
 		}
 	}

@@ -301,3 +301,14 @@ func formatNumber(n int) string {
 	}
 	return formatNumber(n/1000) + fmt.Sprintf(",%03d", n%1000)
 }
+
+// fieldsOf returns the indices of the fields of a struct by their names in YAML.
+func fieldsOf(t reflect.Type) map[string]int {
+	known := make(map[string]int)
+	for i := range t.NumField() {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); name != "" && name != "-" {
+			known[name] = i
+		}
+	}
+	return known
+}

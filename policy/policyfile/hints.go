@@ -3,7 +3,6 @@ package policyfile
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,18 +12,19 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// suggestFields returns what to write in place of n where the fields of a struct are expected.
-func suggestFields(n *yaml.Node, t reflect.Type) string {
-	switch t {
-	case reflect.TypeFor[LimitConfig](), reflect.TypeFor[CandidateConfig]():
+// suggestFields returns what to write in place of n where the fields of the struct that p points to
+// are expected.
+func suggestFields(n *yaml.Node, p any) string {
+	switch p.(type) {
+	case *LimitConfig, *CandidateConfig:
 		if rate := rateIn(n); rate != "" {
 			return fmt.Sprintf("{rate: %s}", rate)
 		}
 		return "{rate: 100/s} with your numbers"
-	case reflect.TypeFor[RuleConfig]():
+	case *RuleConfig:
 		return "{name: search, per: ip, limits: [{rate: 100/s}]} with your values"
 	}
-	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
+	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsIn(p))), "or")
 }
 
 // suggestHeaders returns the right form of header fields that were written as names with values.
@@ -43,10 +43,14 @@ func suggestHeaders(n *yaml.Node) string {
 	return "[" + strings.Join(texts, ", ") + "]"
 }
 
-// suggestList returns what to write in place of n where a list is expected.
-func suggestList(n *yaml.Node, element reflect.Type) string {
-	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {
-		return "write [" + suggestFields(n, element) + "]"
+// suggestList returns what to write in place of n where a list is expected. element points to a
+// value of the list.
+func suggestList(n *yaml.Node, element any) string {
+	switch element.(type) {
+	case *LimitConfig, *RuleConfig:
+		if n.Kind == yaml.ScalarNode {
+			return "write [" + suggestFields(n, element) + "]"
+		}
 	}
 	return "put it into brackets, or a dash and a space before each item"
 }
@@ -74,15 +78,15 @@ var (
 // suggestRemoval returns what to do about a field that the section p had in an earlier version. It
 // returns "" for any other field.
 func suggestRemoval(p any, name string) string {
-	if s, ok := p.(interface{ Removed(field string) string }); ok {
-		return s.Removed(name)
+	if t := textsOf(p); t != nil {
+		return t.Removed[name]
 	}
 	return ""
 }
 
 // suggestRate returns how to write an unknown field of a limit as a rate. For any other field it
 // returns "".
-func suggestRate(name string, value *yaml.Node, known map[string]int) string {
+func suggestRate(name string, value *yaml.Node, known map[string]field) string {
 	_, isLimit := known["rate"] // true: the field is in a limit; false: the field may be in a rule
 	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {
 		return ""

@@ -7,10 +7,9 @@ import (
 )
 
 // A Section is a part of the file that another package defines and uses, such as http of package
-// httplimit. A Section is a pointer to a struct. The tags of its fields name the keys (yaml) and
-// describe them for editors (jsonschema). The values of the struct are the defaults: each file is
-// read into a copy of the struct. A Section may also have a method Removed(field string) string. It
-// returns what to do about a field of an earlier version, and "" for any other field.
+// httplimit. A Section is a pointer to a struct, which has fields or embeds Texts. The tags of its
+// fields name the keys (yaml) and describe them for editors (jsonschema). The values of the struct
+// are the defaults: each file is read into a copy of the struct.
 type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string
@@ -20,6 +19,38 @@ type Section interface {
 	// The message says what is wrong and how to fix it. Apply is also called if the file does not have
 	// the section.
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
+}
+
+// Texts are the values of a Section whose keys come from a list, not from the fields of a struct.
+type Texts struct {
+	Known   map[string]bool    // the keys that the file may have; true: the value is a secret
+	Removed map[string]string  // keys of earlier versions, and what to do about each
+	Values  map[string]*string // by key, for every known key; "": the file does not have it
+}
+
+func (t *Texts) texts() *Texts { return t }
+
+// textsOf returns the Texts that the struct p embeds, or nil.
+func textsOf(p any) *Texts {
+	if s, ok := p.(interface{ texts() *Texts }); ok {
+		return s.texts()
+	}
+	return nil
+}
+
+// fields returns the known keys as the fields of a mapping.
+func (t *Texts) fields() map[string]field {
+	if t.Values == nil {
+		t.Values = make(map[string]*string)
+		for key := range t.Known {
+			t.Values[key] = new(string)
+		}
+	}
+	fields := make(map[string]field)
+	for key, isSecret := range t.Known {
+		fields[key] = field{t.Values[key], fieldOptions{isSecret: isSecret}}
+	}
+	return fields
 }
 
 // newSections copies the sections for one file.
@@ -51,9 +82,8 @@ func (c *compiler) isWrittenIn(name, key string) bool {
 		if s.SectionName() != name {
 			continue
 		}
-		v := reflect.ValueOf(s).Elem()
-		field, ok := fieldsOf(v.Type())[key]
-		return ok && c.isWritten(v.Field(field).Addr().Interface())
+		f, ok := fieldsIn(s)[key]
+		return ok && c.isWritten(f.value)
 	}
 	return false
 }

@@ -50,7 +50,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 		if row.Value == "" {
 			flag.NoOptDefVal = "true" // a bool may be set by --name alone
 		}
-		if choices := strings.Split(row.Value, "|"); len(choices) > 1 { // such as "text|json"
+		if choices := row.Choices(); choices != nil {
 			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp))
 		}
 	}

@@ -2,6 +2,7 @@ package checkapi
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +16,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// StatedAlgorithms returns the algorithms that a limit may have if a caller states it.
+// StatedAlgorithms returns the algorithms that a limit may have if a caller states it. A leaky
+// bucket is not one of them: it returns units only to the holder that took them, and only a limit
+// with in_flight has holders.
 func StatedAlgorithms() []*algorithm.Algorithm {
-	return []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog, penstock.Concurrency}
+	return slices.DeleteFunc(algorithm.All(), func(a *algorithm.Algorithm) bool { return a.OwnsRefunds() && !a.NeedsHolder() })
 }
 
 // The bounds of limits that callers state.

@@ -15,7 +15,7 @@ import (
 // The guards of the service change no response. In particular, the deny cache must not answer a
 // check with the denial of a charge.
 func TestGuardsChangeNoResponse(t *testing.T) {
-	for _, a := range []*algorithm.Algorithm{penstock.FixedWindow, penstock.TokenBucket, penstock.SlidingWindow, penstock.SlidingLog} {
+	for _, a := range []*algorithm.Algorithm{penstock.FixedWindow, penstock.TokenBucket, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog} {
 		for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 			if mode == envoyrls.Exact && a != penstock.FixedWindow {
 				continue

@@ -161,8 +161,7 @@ func (o *Options) setDefaults() error {
 		return fmt.Errorf("%w: mode exact supports only fixed windows, and the algorithm is %s; omit the mode or the algorithm", penstock.ErrInvalid, o.Algorithm.Title())
 	// A leaky bucket owns its refunds: it returns units only to the Holder that took them.
 	case o.Algorithm.NeedsHolder() || o.Algorithm.OwnsRefunds() || o.Algorithm.IsCalendar():
-		return fmt.Errorf("%w: the algorithm %s cannot enforce Envoy's limits; write fixed-window, token-bucket, sliding-window or sliding-log",
-			penstock.ErrInvalid, o.Algorithm.Title())
+		return fmt.Errorf("%w: the algorithm %s cannot enforce Envoy's limits; use token-bucket or a window", penstock.ErrInvalid, o.Algorithm.Title())
 	}
 	for _, d := range o.Headers {
 		if !d.isValid() {

@@ -17,8 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
@@ -30,16 +28,10 @@ import (
 	"github.com/penstock/penstock/internal/bearer"
 )
 
-// envoyAlgorithms are the algorithms that can enforce Envoy's limits, by the values of
-// envoy-algorithm.
-var envoyAlgorithms = map[string]*algorithm.Algorithm{
-	"fixed-window": penstock.FixedWindow, "token-bucket": penstock.TokenBucket, "sliding-window": penstock.SlidingWindow, "sliding-log": penstock.SlidingLog,
-}
-
 // EnvoyOptions returns the options of the engine for Envoy's limits.
 func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 	o := envoyrls.Options{
-		Algorithm:     envoyAlgorithms[s.EnvoyAlgorithm],
+		Algorithm:     s.EnvoyAlgorithm,
 		ShadowMode:    s.EnvoyShadowMode,
 		QuotaMode:     s.EnvoyQuotaMode,
 		HasMetadata:   s.EnvoyMetadata,

@@ -37,7 +37,7 @@ func Load(from Sources) (Settings, error) {
 	errs := removedVariables(env)
 	var file map[string]string // values of the file, by key
 	var fileName string
-	for _, row := range Table {
+	for _, row := range s.rows() {
 		if from.Only != nil && row.Name != "config" && !slices.Contains(from.Only, row.Name) {
 			continue
 		}
@@ -46,7 +46,7 @@ func Load(from Sources) (Settings, error) {
 		switch {
 		case err != nil: // reported below
 		case value.text != "":
-			err = row.set(&s, value.text)
+			err = row.set(value.text)
 		case row.Default != "":
 			err = fmt.Errorf("it is empty; omit it for the default, %s", row.Default)
 		}

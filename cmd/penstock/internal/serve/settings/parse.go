@@ -13,136 +13,158 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A setter parses the text of a setting and stores its value. The functions below make setters for
-// fields of each kind.
-type setter = func(s *Settings, text string) error
+// A Form is the texts that a setting accepts. The functions below make the Forms of fields.
+type Form struct {
+	Value  string // for help: such as duration or text|json; "" for true and false
+	Bounds string // of a number, a size or a duration, for the docs: such as "0 to 1h"
 
-func text(field func(*Settings) *string) setter {
-	return func(s *Settings, text string) error {
-		*field(s) = text
-		return nil
-	}
+	set func(text string) error // parses a text, and sets the field
 }
 
-func choice(field func(*Settings) *string, choices ...string) setter {
-	return func(s *Settings, text string) error {
+// text accepts every text.
+func text(field *string, value string) Form {
+	return Form{Value: value, set: func(text string) error {
+		*field = text
+		return nil
+	}}
+}
+
+func choice(field *string, choices ...string) Form {
+	return Form{Value: strings.Join(choices, "|"), set: func(text string) error {
 		if !slices.Contains(choices, text) {
 			return fmt.Errorf("it is unknown; write %s", strings.Join(choices, " or "))
 		}
-		*field(s) = text
+		*field = text
 		return nil
-	}
+	}}
 }
 
-func toggle(field func(*Settings) *bool) setter {
-	return func(s *Settings, text string) (err error) {
-		if *field(s), err = strconv.ParseBool(text); err != nil {
-			return errors.New("it is neither true nor false; write one of them")
+func toggle(field *bool) Form {
+	return Form{set: func(text string) (err error) {
+		if *field, err = strconv.ParseBool(text); err != nil {
+			return errTruth
 		}
 		return nil
-	}
+	}}
 }
+
+var errTruth = errors.New("it is neither true nor false; write one of them")
 
 // Arguments of duration and size.
 const canBeZero, mustNotBeZero = true, false
 
-func duration(field func(*Settings) *time.Duration, isZeroValid bool, longest time.Duration) setter {
-	return func(s *Settings, text string) error {
-		d, err := time.ParseDuration(text)
+func duration(field *time.Duration, isZeroValid bool, longest string) Form {
+	return bounded(field, "duration", "100ms, 5s or 2m", isZeroValid, longest, time.ParseDuration)
+}
+
+func size(field *int64, isZeroValid bool, largest string) Form {
+	return bounded(field, "size", "512, 16KB or 8MB", isZeroValid, largest, parseSize)
+}
+
+// bounded accepts 0 or more, or more than 0, up to most. The examples show how to write a value.
+func bounded[T int64 | time.Duration](field *T, value, examples string, isZeroValid bool, most string, parse func(string) (T, error)) Form {
+	largest, err := parse(most)
+	if err != nil {
+		panic(err)
+	}
+	bounds := "above 0, up to " + most
+	if isZeroValid {
+		bounds = "0 to " + most
+	}
+	return Form{Value: value, Bounds: bounds, set: func(text string) error {
+		n, err := parse(text)
 		switch {
 		case err != nil:
-			return errors.New("it is not a duration; write it like 100ms, 5s or 2m")
-		case d == 0 && !isZeroValid:
-			return fmt.Errorf("it must not be 0; write a duration up to %v", longest)
-		case d < 0 || d > longest:
-			return fmt.Errorf("it is out of bounds; write a duration from 0 to %v", longest)
+			return fmt.Errorf("it is not a %s; write it like %s", value, examples)
+		case n == 0 && !isZeroValid:
+			return fmt.Errorf("it must not be 0; write a %s up to %s", value, most)
+		case n < 0 || n > largest:
+			return fmt.Errorf("it is out of bounds; write a %s from 0 to %s", value, most)
 		}
-		*field(s) = d
+		*field = n
 		return nil
-	}
+	}}
 }
 
 // units are the suffixes of sizes. Longer ones come first, because "KB" also ends in "B".
 var units = []struct {
 	name string
 	size int64
-}{{"GB", gb}, {"MB", mb}, {"KB", kb}, {"B", 1}, {"", 1}}
+}{{"GB", 1 << 30}, {"MB", 1 << 20}, {"KB", 1 << 10}, {"B", 1}, {"", 1}}
 
-func size(field func(*Settings) *int64, isZeroValid bool, largest int64) setter {
-	return func(s *Settings, text string) error {
-		for _, u := range units {
-			digits, ok := strings.CutSuffix(strings.ToUpper(text), u.name)
-			if !ok {
-				continue
-			}
-			n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 64)
-			switch {
-			case err != nil:
-				return errors.New("it is not a size; write it like 512, 16KB or 8MB")
-			case n == 0 && !isZeroValid:
-				return errors.New("it must not be 0; write a larger size")
-			case n < 0 || n > math.MaxInt64/u.size || n*u.size > largest:
-				return fmt.Errorf("it is out of bounds; write a size from 0 to %d", largest)
-			}
-			*field(s) = n * u.size
-			return nil
+// parseSize returns a size in bytes. A size that is too large becomes the largest one.
+func parseSize(text string) (int64, error) {
+	digits, factor := text, int64(1)
+	for _, u := range units {
+		if number, ok := strings.CutSuffix(strings.ToUpper(text), u.name); ok {
+			digits, factor = strings.TrimSpace(number), u.size
+			break
 		}
-		return nil // not reached: every text ends in ""
 	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if n > math.MaxInt64/factor {
+		return math.MaxInt64, err
+	}
+	return n * factor, err
 }
 
-func count(field func(*Settings) *int64, most int64) setter {
-	return func(s *Settings, text string) error {
+// count accepts whole numbers.
+func count(field *int64, least, most int64) Form {
+	return Form{Value: "number", Bounds: fmt.Sprintf("%d to %d", least, most), set: func(text string) error {
 		n, err := strconv.ParseInt(text, 10, 64)
 		switch {
 		case err != nil && !errors.Is(err, strconv.ErrRange):
-			return fmt.Errorf("it is not a whole number; write one from 1 to %d", most)
-		case n < 1 || n > most:
-			return fmt.Errorf("it is out of bounds; write a whole number from 1 to %d", most)
+			return fmt.Errorf("it is not a whole number; write one from %d to %d", least, most)
+		case n < least || n > most:
+			return fmt.Errorf("it is out of bounds; write a whole number from %d to %d", least, most)
 		}
-		*field(s) = n
+		*field = n
 		return nil
-	}
+	}}
 }
 
-// percent accepts whole numbers from least to 100.
-func percent(field func(*Settings) *int64, least int64) setter {
-	return func(s *Settings, text string) error {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || n < least || n > 100 {
-			return fmt.Errorf("it is not a percentage; write a whole number from %d to 100", least)
+// envoyAlgorithm accepts the algorithms that can enforce Envoy's limits. The others return units
+// only to the holder that took them, and Envoy names no holder.
+func envoyAlgorithm(field **algorithm.Algorithm) Form {
+	byTitle := make(map[string]*algorithm.Algorithm)
+	var titles []string
+	for _, a := range algorithm.All() {
+		if !a.OwnsRefunds() {
+			byTitle[a.Title()] = a
+			titles = append(titles, a.Title())
 		}
-		*field(s) = n
-		return nil
 	}
-}
-
-// optional makes a setter accept "", which turns the setting off.
-func optional(set setter) setter {
-	return func(s *Settings, text string) error {
-		if text == "" {
-			return nil
-		}
-		return set(s, text)
+	var title string
+	form := choice(&title, titles...)
+	set := form.set
+	form.set = func(text string) error {
+		err := set(text)
+		*field = byTitle[title]
+		return err
 	}
+	return form
 }
 
 // callerAddress accepts an address or the path of a Unix socket.
-func callerAddress(field func(*Settings) *string) setter {
-	return func(s *Settings, text string) error {
+func callerAddress(field *string) Form {
+	form := address(field)
+	set := form.set
+	form.set = func(text string) error {
 		path, isUnix := strings.CutPrefix(text, "unix:")
 		if !isUnix {
-			return address(field)(s, text)
+			return set(text)
 		}
 		if !strings.HasPrefix(path, "/") || len(path) > maxSocketPath {
 			return fmt.Errorf("a Unix socket needs an absolute path of at most %d characters; write unix:/run/penstock.sock", maxSocketPath)
 		}
-		*field(s) = text
+		*field = text
 		return nil
 	}
+	return form
 }
 
 // maxSocketPath is the longest path of a Unix socket in bytes that all systems accept.
@@ -154,21 +176,21 @@ const minTokenLength = 16
 // ErrShortToken is wrapped by the error for a token that is too short.
 var ErrShortToken = errors.New("it can be guessed")
 
-func token(field func(*Settings) *[]byte) setter {
-	return func(s *Settings, text string) error {
-		if text != "" && len(text) < minTokenLength {
+func token(field *[]byte) Form {
+	return Form{Value: "text", set: func(text string) error {
+		if len(text) < minTokenLength {
 			return fmt.Errorf("%w; write at least %d characters, such as the output of: openssl rand -hex 16", ErrShortToken, minTokenLength)
 		}
 		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return errors.New("it has characters that some clients cannot send; write letters and digits")
 		}
-		*field(s) = []byte(text)
+		*field = []byte(text)
 		return nil
-	}
+	}}
 }
 
-func address(field func(*Settings) *string) setter {
-	return func(s *Settings, text string) error {
+func address(field *string) Form {
+	return Form{Value: "host:port", set: func(text string) error {
 		_, port, err := net.SplitHostPort(text)
 		if err != nil {
 			return errors.New("it is not an address; write host:port, or :port for all addresses of the machine")
@@ -176,9 +198,9 @@ func address(field func(*Settings) *string) setter {
 		if !isPort(port) {
 			return errors.New("its port is not a number from 0 to 65535 (0: any free port)")
 		}
-		*field(s) = text
+		*field = text
 		return nil
-	}
+	}}
 }
 
 func isPort(text string) bool {
@@ -186,7 +208,7 @@ func isPort(text string) bool {
 	return err == nil
 }
 
-func setAdmin(s *Settings, text string) error {
+func (s *Settings) setAdmin(text string) error {
 	if text == "off" {
 		s.AdminListen = ""
 		return nil
@@ -194,14 +216,10 @@ func setAdmin(s *Settings, text string) error {
 	if strings.HasPrefix(text, ":") {
 		return fmt.Errorf("without a host, every machine could reach it; write 127.0.0.1%s, or 0.0.0.0%s to allow that", text, text)
 	}
-	return callerAddress(func(s *Settings) *string { return &s.AdminListen })(s, text)
+	return callerAddress(&s.AdminListen).set(text)
 }
 
-func setUpstream(s *Settings, text string) error {
-	if text == "" {
-		s.Upstream = nil
-		return nil
-	}
+func (s *Settings) setUpstream(text string) error {
 	if !strings.Contains(text, "://") && !strings.HasPrefix(text, "unix:") {
 		return fmt.Errorf("it has no scheme; write http://%s", withoutUser(text))
 	}
@@ -228,8 +246,8 @@ func setUpstream(s *Settings, text string) error {
 }
 
 // setStore checks the form of the URL. The files that it names are read when the store is opened.
-func setStore(s *Settings, text string) error {
-	if text == "memory" || text == "" {
+func (s *Settings) setStore(text string) error {
+	if text == "memory" {
 		s.Store = ""
 		return nil
 	}
@@ -241,9 +259,14 @@ func setStore(s *Settings, text string) error {
 	return withoutKind(redisstore.CheckURL(text))
 }
 
-func setPrefix(s *Settings, text string) error {
+func (s *Settings) setPrefix(text string) error {
 	s.Prefix = text
 	return withoutKind(redisstore.Options{Prefix: text}.Validate())
+}
+
+func (s *Settings) setKeyHashSecret(text string) error {
+	s.KeyHashSecret = []byte(text)
+	return nil
 }
 
 // withoutKind removes the prefix of penstock.ErrInvalid from an error's text, because errors about

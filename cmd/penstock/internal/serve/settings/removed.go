@@ -1,17 +1,11 @@
 package settings
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // removed has the names of settings of earlier versions, and what to do about each.
 var removed = map[string]string{
 	"grpc-server": "grpc-go's server answers all calls now",
 }
-
-// Removed returns what to do about a field of earlier versions, and "" for any other field.
-func (s *Section) Removed(field string) string { return Removed(strings.ReplaceAll(field, "_", "-")) }
 
 // Removed returns what to do about a setting of earlier versions, by the name of its flag, and ""
 // for any other name.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/algorithm"
 )
 
 // ErrInvalid is wrapped by errors about a setting that cannot be used.
@@ -53,9 +55,10 @@ type Settings struct {
 	EnvoyXDSCA, EnvoyXDSCert, EnvoyXDSKey                        string // files
 	EnvoyXDSOptional                                             bool
 
-	EnvoyConfig                                                           string // a folder; "" is off
-	EnvoyMode, EnvoyAlgorithm, EnvoyReports, EnvoyOnFailure, EnvoyHeaders string
-	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains     bool
+	EnvoyConfig                                                       string // a folder; "" is off
+	EnvoyMode, EnvoyReports, EnvoyOnFailure, EnvoyHeaders             string
+	EnvoyAlgorithm                                                    *algorithm.Algorithm
+	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
 
 	AdminListen                              string // "" is off
 	AdminTLSCert, AdminTLSKey, AdminClientCA string // files
@@ -183,7 +186,7 @@ func (s *Settings) check() error {
 	if s.EnvoyXDS != "" {
 		s.checkXDS(report)
 	}
-	if s.EnvoyMode == "exact" && s.EnvoyAlgorithm != "fixed-window" {
+	if s.EnvoyMode == "exact" && s.EnvoyAlgorithm != algorithm.FixedWindow {
 		report("envoy-algorithm", "mode exact has fixed windows only; omit --envoy-algorithm, or write --envoy-mode atomic")
 	}
 	s.checkListeners(report)

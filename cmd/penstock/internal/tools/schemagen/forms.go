@@ -121,33 +121,27 @@ func forms() map[string]*schema {
 		"tokens.cookie": like(token),
 		"tokens.algorithms": oneOrMore(words("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
 			"ES256", "ES384", "ES512", "EdDSA")),
-
-		"server.log_format":       words("text", "json"),
-		"server.envoy_mode":       words("atomic", "exact"),
-		"server.envoy_algorithm":  words("fixed-window", "token-bucket", "sliding-window", "sliding-log"),
-		"server.envoy_reports":    words("force", "spend"),
-		"server.envoy_on_failure": words("default", "local", "open", "closed", "error"),
-		"server.envoy_headers":    words("none", "plain", "draft-03", "draft-11"),
-		"server.shown_identities": words("off", "masked", "full"),
-		"server.denial_log":       words("off", "sampled", "all"),
-		"server.log_level":        words("debug", "info", "warn", "error"),
 	}
 	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {
 		byField[in+"rate"] = perTier(ref("rate"))
 		byField[in+"burst"] = perTier(ref("count"))
 		byField[in+"in_flight"] = perTier(ref("count"))
-		byField[in+"algorithm"] = words("token-bucket", "gcra", "leaky-bucket", "fixed-window", "anchored-window", "sliding-window", "sub-window", "sliding-log")
+		byField[in+"algorithm"] = algorithmWords()
 		byField[in+"sub_windows"] = number(1, algorithm.MaxParts)
 		byField[in+"timezone"] = withExamples(ref("text"), "UTC", "Europe/Berlin")
 	}
-	for _, name := range []string{"store_timeout", "header_timeout", "stall_timeout", "idle_timeout", "upstream_connect_timeout", "upstream_header_timeout",
-		"drain_delay", "drain_timeout"} {
-		byField["server."+name] = ref("duration")
-	}
-	for _, name := range []string{"min_body_rate", "max_header", "max_body"} {
-		byField["server."+name] = ref("bytes")
-	}
 	return byField
+}
+
+// algorithmWords accepts the algorithms of rates. gcra is another name of token-bucket.
+func algorithmWords() *schema {
+	list := []string{"gcra", algorithm.SubWindow(1).Title()}
+	for _, a := range algorithm.All() {
+		if !a.NeedsHolder() { // not in_flight
+			list = append(list, a.Title())
+		}
+	}
+	return words(list...)
 }
 
 // definitions returns the forms that others refer to by their name, with ref.

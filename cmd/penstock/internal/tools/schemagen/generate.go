@@ -25,11 +25,9 @@ type schema = jsonschema.Schema
 func generatePolicy() ([]byte, error) {
 	g := &generator{unused: forms()}
 	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
-	for _, section := range settings.PolicyOptions().Sections {
-		name := section.SectionName()
-		root.Properties[name] = describe(g.schemaOf(reflect.TypeOf(section)), sectionDescriptions[name])
-		root.PropertyOrder = append(root.PropertyOrder, name)
-	}
+	root.Properties["http"] = describe(g.schemaOf(reflect.TypeFor[httplimit.Config]()), "How HTTP requests are read and answered.")
+	root.Properties["server"] = describe(server(), "Settings of penstock serve; flags and the environment override them.")
+	root.PropertyOrder = append(root.PropertyOrder, "http", "server")
 	for _, name := range slices.Sorted(maps.Keys(g.unused)) {
 		g.errs = append(g.errs, fmt.Errorf("forms() describes %s, which is not a field of a policy; remove it", name))
 	}
@@ -66,10 +64,43 @@ func render(root *schema, title string) ([]byte, error) {
 	return pretty.Bytes(), err
 }
 
-// sectionDescriptions describes the sections that settings.PolicyOptions adds to a policy, by name.
-var sectionDescriptions = map[string]string{
-	"http":   "How HTTP requests are read and answered.",
-	"server": "Settings of penstock serve; flags and the environment override them.",
+// server returns the schema of the settings of penstock serve in a policy.
+func server() *schema {
+	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
+	for _, row := range settings.Table {
+		if row.IsNotInFile {
+			continue
+		}
+		description := row.Sentence()
+		if row.Bounds != "" {
+			description += " Bounds: " + row.Bounds + "."
+		}
+		switch {
+		case row.Default != "":
+			description += " Default: " + row.Default + "."
+		case row.IsSecret:
+			description += " Prefer " + row.Env() + "_FILE."
+		}
+		s.Properties[row.Key()] = describe(settingForm(row), description)
+		s.PropertyOrder = append(s.PropertyOrder, row.Key())
+	}
+	return s
+}
+
+// settingForm returns the form of a setting's value.
+func settingForm(row settings.Row) *schema {
+	switch row.Value {
+	case "":
+		return ref("truth")
+	case "number", "duration":
+		return ref(row.Value)
+	case "size":
+		return ref("bytes")
+	}
+	if choices := row.Choices(); choices != nil {
+		return words(choices...)
+	}
+	return ref("text")
 }
 
 // A generator makes the schemas of structs from their fields. A form is a schema that is written by
@@ -155,8 +186,6 @@ func nameOf(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[httplimit.Config]():
 		return "http"
-	case reflect.TypeFor[settings.Section]():
-		return "server"
 	case reflect.TypeFor[jwt.Config]():
 		return "tokens"
 	}

@@ -3,12 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/google/jsonschema-go/jsonschema"
-
-	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 )
 
 // Values are the values of the Helm chart in deploy/helm. The chart copies the fields of type
@@ -204,16 +201,16 @@ func generateValues() ([]byte, error) {
 	root.Properties["service"].Properties["externalTrafficPolicy"].Enum = []any{"", "Local", "Cluster"}
 	root.Properties["valkey"].Properties["maxmemory"].Pattern = "^[0-9]+(mb|gb)$"
 
-	g := &generator{unused: forms()}
-	server := describe(g.schemaOf(reflect.TypeFor[settings.Section]()), root.Properties["settings"].Description)
+	server := describe(server(), root.Properties["settings"].Description)
+	var errs []error
 	for _, name := range setFromOtherValues {
 		if server.Properties[name] == nil {
-			g.errs = append(g.errs, fmt.Errorf("%s is not a setting; remove it from setFromOtherValues", name))
+			errs = append(errs, fmt.Errorf("%s is not a setting; remove it from setFromOtherValues", name))
 		}
 		delete(server.Properties, name)
 	}
 	server.PropertyOrder = slices.DeleteFunc(server.PropertyOrder, func(name string) bool { return slices.Contains(setFromOtherValues, name) })
-	if err := errors.Join(g.errs...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	root.Properties["settings"] = server
