@@ -85,7 +85,7 @@ func (e *events) takeOutcomes() (outcomes []admission.Outcome) {
 func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text string) (*admission.Controller, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: hasFallback, Observe: seen.add})
+	c, err := admission.New(store, rules, admission.Options{HasFallback: hasFallback, Observe: seen.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func oneWaitingControllerOf(t testing.TB, text string) *admission.Controller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // A further message of a stream is charged, but takes no slot, because its stream has one already.
@@ -19,7 +18,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		{name: seen, always: true, shadow: true, per: global, limits: [{name: slots, in_flight: 1}]}]`)
 	store := memstore.New(memstore.Options{})
 	decidedShadows := 0
-	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
+	c, err := admission.New(store, rules, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied {
 			decidedShadows++
 		}
@@ -62,7 +61,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 func TestRequestsHaveAPatienceOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules := rulesOf(t, `rules: [{name: calls, per: global, limits: [{name: bucket, rate: 1/s}, {name: window, rate: 100/h, algorithm: fixed-window}]}]`)
-		c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+		c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
 		if err != nil {
 			t.Fatal(err)
 		}

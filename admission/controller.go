@@ -47,7 +47,7 @@ type Options struct {
 // may use one Controller at the same time.
 type Controller struct {
 	store   batches.Func
-	rules   func() *policy.Rules
+	rules   policy.RuleSource
 	options Options
 	now     func() time.Time
 
@@ -57,17 +57,16 @@ type Controller struct {
 	identities      *identities  // the known identities; they stay known when the rules are reloaded
 }
 
-// New makes a Controller that counts in the store. It calls rules for each request, so rules must
-// be quick, as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
-func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controller, error) {
+// New makes a Controller that counts in the store. An error wraps penstock.ErrInvalid.
+func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: admission: the store is nil; memstore.New makes one", penstock.ErrInvalid)
 	}
-	if rules == nil || rules() == nil {
+	if rules == nil || rules.Rules() == nil {
 		return nil, fmt.Errorf("%w: admission: there are no rules; load a policy first", penstock.ErrInvalid)
 	}
 	if s, ok := store.(interface{ IgnoresSettings() bool }); ok && s.IgnoresSettings() { // as *guard.Guarded and *redisguard.Store
-		if limit := limitWithSettings(rules()); limit != "" {
+		if limit := limitWithSettings(rules.Rules()); limit != "" {
 			return nil, fmt.Errorf("%w: admission: the guards of the store do not know on_failure, ceiling, lease, split_into and deny_cache_ttl of the limit %s; "+
 				"open the store with redisguard.Options{Guard: guard.Options{Limits: settings}}, where settings is the method Settings of these policy.Rules", penstock.ErrInvalid, limit)
 		}
@@ -79,7 +78,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 		o.TokenRejected = func(*policy.TokenError) {}
 	}
 	if o.Settings == nil {
-		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules().Settings(plan) }
+		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules.Rules().Settings(plan) }
 	}
 	c := &Controller{rules: rules, options: o, identities: newIdentities(o.Now), now: time.Now}
 	if o.Now != nil {
@@ -92,7 +91,7 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 
 // limitWithSettings returns the name of an enforced limit that has settings for guards, or "".
 func limitWithSettings(rules *policy.Rules) string {
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		for _, l := range rule.Limits {
 			s := l.Guard
 			if s.OnFailure == guard.FailLocal { // the usual default
@@ -107,7 +106,7 @@ func limitWithSettings(rules *policy.Rules) string {
 }
 
 // Rules returns the rules in force.
-func (c *Controller) Rules() *policy.Rules { return c.rules() }
+func (c *Controller) Rules() *policy.Rules { return c.rules.Rules() }
 
 // Waiting returns how many requests wait.
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
@@ -216,7 +215,7 @@ func (c *Controller) begin(ctx context.Context, r Request) *Admission {
 		a = new(Admission)
 	}
 	if r.Rules == nil {
-		r.Rules = c.rules()
+		r.Rules = c.rules.Rules()
 	}
 	a.controller, a.request, a.ctx = c, r, ctx
 	a.scratch = c.scratches.Get().(*scratch)

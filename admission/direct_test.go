@@ -36,7 +36,7 @@ func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *pol
 func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var events []admission.Event
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
 		HasFallback: true, Observe: func(e *admission.Event) { events = append(events, *e) },
 	})
 	if err != nil {
@@ -64,7 +64,7 @@ func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 
 func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	for onFailure, want := range map[guard.FailureMode]admission.Outcome{guard.FailOpen: admission.FailedOpen, guard.FailClosed: admission.FailedClosed} {
-		c, err := admission.New(unavailable, policy.Fixed(rules), admission.Options{
+		c, err := admission.New(unavailable, rules, admission.Options{
 			HasFallback: true, Settings: func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: onFailure} },
 		})
 		if err != nil {
@@ -109,7 +109,7 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
 	outcomes := make(map[admission.Outcome]int)
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
 		HasFallback: true, Observe: func(e *admission.Event) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -160,7 +160,7 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
 	var outcomes []admission.Outcome
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
 		HasFallback: true, Observe: func(e *admission.Event) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -34,7 +34,7 @@ func ExampleController_Admit() {
 		log.Fatal(err)
 	}
 	store := memstore.New(memstore.Options{}) // with a store in Redis, all workers share the limits
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{
+	controller, err := admission.New(store, rules, admission.Options{
 		HasFallback: true,
 		Observe:     func(e *admission.Event) { fmt.Println(e.Rule, e.Limit, e.Key, e.Outcome) },
 	})

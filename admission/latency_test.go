@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // The latency of an event is real time, also of a shadow, and also if Options.Now is another clock.
@@ -19,7 +18,7 @@ rules:
 `)
 	now := func() time.Time { return time.Unix(1_000_000_000, 0) }
 	seen := new(events)
-	c, err := admission.New(memstore.New(memstore.Options{Now: now}), policy.Fixed(rules), admission.Options{
+	c, err := admission.New(memstore.New(memstore.Options{Now: now}), rules, admission.Options{
 		HasFallback: true, Now: now, Observe: seen.add,
 	})
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/flaky"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 func TestEachRequestOfAListIsDecided(t *testing.T) {
@@ -29,7 +28,7 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 			{name: "memory", store: memstore.New(memstore.Options{}), want: [2]admission.Outcome{admission.Allowed, admission.Denied}},
 			{name: "no answer", store: down, want: [2]admission.Outcome{admission.FailedClosed, admission.FailedClosed}},
 		} {
-			controller, err := admission.New(c.store, policy.Fixed(rules), admission.Options{HasFallback: hasFallback, Settings: settings})
+			controller, err := admission.New(c.store, rules, admission.Options{HasFallback: hasFallback, Settings: settings})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +56,7 @@ func TestEventsOfAListHaveTheErrorOfTheStore(t *testing.T) {
 		for length := 1; length <= 3; length++ {
 			t.Run(fmt.Sprintf("HasFallback %t, %d requests", hasFallback, length), func(t *testing.T) {
 				seen := new(events)
-				c, err := admission.New(store, policy.Fixed(rules), admission.Options{
+				c, err := admission.New(store, rules, admission.Options{
 					HasFallback: hasFallback, Settings: settings, Observe: seen.add,
 				})
 				if err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // The store may decide a shadow in the call of the enforced batch if one script could do so. If it
@@ -49,7 +48,7 @@ func TestCallsOfShadows(t *testing.T) {
 					}
 				})
 				seen := new(events)
-				c, err := admission.New(store, policy.Fixed(rulesOf(t, "rules: "+row.rules)), admission.Options{HasFallback: true, Observe: seen.add})
+				c, err := admission.New(store, rulesOf(t, "rules: "+row.rules), admission.Options{HasFallback: true, Observe: seen.add})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -2,7 +2,7 @@
 //
 // On a server, a [Gate] has interceptors for grpc-go:
 //
-//	controller, err := admission.New(store, watcher.Rules, admission.Options{})
+//	controller, err := admission.New(store, watcher, admission.Options{})
 //	gate, err := grpclimit.New(controller, grpclimit.Options{})
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(gate.Unary),
 //		grpc.ChainStreamInterceptor(gate.Stream))

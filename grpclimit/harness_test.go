@@ -64,13 +64,13 @@ func valueOf(t testing.TB, source policy.Source, value string) policy.Condition 
 
 func byHeader(name string) *policy.Identity { return policy.By("key", policy.Header(name)) }
 
-func rulesOf(t testing.TB, spec policy.Spec) func() *policy.Rules {
+func rulesOf(t testing.TB, spec policy.Spec) *policy.Rules {
 	t.Helper()
 	rules, err := policy.New(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return policy.Fixed(rules)
+	return rules
 }
 
 // fixedClockStore returns a memory store whose clock does not advance.
@@ -79,7 +79,7 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
+func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o admission.Options) *admission.Controller {
 	t.Helper()
 	c, err := admission.New(store, rules, o)
 	if err != nil {

@@ -115,7 +115,7 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 			closed.Rules[0].Limits[0].Guard.OnFailure = guard.FailClosed
 			spec.Rules = append(spec.Rules, closed.Rules...)
 			rules := rulesOf(t, spec)
-			stack, err := guard.Standard(store, guard.Options{Instances: 1, Limits: rules().Settings, Timeout: guard.TimeoutOptions{After: 250 * time.Millisecond}})
+			stack, err := guard.Standard(store, guard.Options{Instances: 1, Limits: rules.Settings, Timeout: guard.TimeoutOptions{After: 250 * time.Millisecond}})
 			if err != nil {
 				t.Fatal(err)
 			}

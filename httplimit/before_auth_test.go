@@ -21,7 +21,7 @@ rules:
   - {name: api, per: {first_of: [{user: claim sub}, global]}, limits: [{rate: 100k/h}]}
 `)
 	checked := 0
-	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), rules, admission.Options{
 		TokenRejected: func(e *policy.TokenError) {
 			checked++
 			if e.Reason != "signature" {

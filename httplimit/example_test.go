@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisguard"
 )
@@ -32,7 +31,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: true})
+	controller, err := admission.New(store, rules, admission.Options{HasFallback: true})
 	if err != nil {
 		log.Fatal(err)
 	}

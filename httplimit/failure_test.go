@@ -44,7 +44,7 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 					defer guarded.Close()
 					gateStore = guarded
 				}
-				controller := controllerOf(t, gateStore, policy.Fixed(rules), admission.Options{HasFallback: isGuarded, Observe: seen.add})
+				controller := controllerOf(t, gateStore, rules, admission.Options{HasFallback: isGuarded, Observe: seen.add})
 				test(t, gateOn(t, controller), store, seen)
 			})
 		})
@@ -541,13 +541,18 @@ func TestOptionsDefineHowLimitsInCodeFail(t *testing.T) {
 	}
 }
 
+// changingRules are a source of rules that change.
+type changingRules struct{ atomic.Pointer[policy.Rules] }
+
+func (r *changingRules) Rules() *policy.Rules { return r.Load() }
+
 func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	const text = "rules: [{name: a, per: global, limits: [{rate: 1/h, on_failure: %s}]}]"
-	var current atomic.Pointer[policy.Rules]
+	current := new(changingRules)
 	current.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
 	store := newFlaky()
 	store.IsDown.Store(true)
-	h := gateOn(t, controllerOf(t, store, current.Load, admission.Options{})).Middleware(respond(200))
+	h := gateOn(t, controllerOf(t, store, current, admission.Options{})).Middleware(respond(200))
 	for _, c := range []struct {
 		mode string
 		want []int

@@ -126,7 +126,7 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	if err != nil {
 		return nil, err
 	}
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: o.HasFallback, Observe: o.Observe})
+	controller, err := admission.New(store, rules, admission.Options{HasFallback: o.HasFallback, Observe: o.Observe})
 	if err != nil {
 		return nil, err
 	}

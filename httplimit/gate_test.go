@@ -58,10 +58,10 @@ func gateWithoutFallback(t testing.TB, store penstock.Store, text string) (*http
 func gateWith(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	return gateOn(t, controllerOf(t, store, policy.Fixed(rules), admission.Options{HasFallback: hasFallback, Observe: seen.add})), seen
+	return gateOn(t, controllerOf(t, store, rules, admission.Options{HasFallback: hasFallback, Observe: seen.add})), seen
 }
 
-func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
+func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o admission.Options) *admission.Controller {
 	t.Helper()
 	c, err := admission.New(store, rules, o)
 	if err != nil {
@@ -83,7 +83,7 @@ func gateOn(t testing.TB, c *admission.Controller) *httplimit.Gate {
 // memoryController returns a Controller with a policy and a store in memory.
 func memoryController(t testing.TB, text string) *admission.Controller {
 	t.Helper()
-	return controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, text)), admission.Options{HasFallback: true})
+	return controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, text), admission.Options{HasFallback: true})
 }
 
 // events are the events of a gate.
@@ -564,7 +564,7 @@ http: {max_waiting: 3}
 func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := new(events)
-		controller := controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, queuePolicy)), admission.Options{HasFallback: true, Observe: seen.add})
+		controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, queuePolicy), admission.Options{HasFallback: true, Observe: seen.add})
 		gate := gateOn(t, controller)
 		start := time.Now()
 		var served []time.Duration

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // If the decision about a shadow panics, the request continues, and is limited.
@@ -33,7 +32,7 @@ func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 }
 
 func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
-	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rulesOf(t, otherAlgorithms)), admission.Options{Observe: func(e *admission.Event) {
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, otherAlgorithms), admission.Options{Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed {
 			panic("a bug in an observer")
 		}

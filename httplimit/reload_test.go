@@ -61,7 +61,7 @@ rules:
 		t.Fatal(err)
 	}
 	defer watcher.Close()
-	h := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), watcher.Rules, admission.Options{})).Middleware(respond(200))
+	h := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), watcher, admission.Options{})).Middleware(respond(200))
 
 	var load sync.WaitGroup
 	var stop atomic.Bool
@@ -120,9 +120,9 @@ func TestUnusableRulesAreCompiledOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var inForce atomic.Pointer[policy.Rules]
+	inForce := new(changingRules)
 	inForce.Store(good)
-	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), inForce.Load, admission.Options{}))
+	gate := gateOn(t, controllerOf(t, memstore.New(memstore.Options{}), inForce, admission.Options{}))
 	r := httptest.NewRequest("GET", "/", nil)
 	before := testing.AllocsPerRun(100, func() { gate.IsTrustedProxy(r) })
 	inForce.Store(bad)

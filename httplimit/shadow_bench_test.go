@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/redistest"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -37,7 +36,7 @@ func BenchmarkCandidate(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer guarded.Close()
-				gate := gateOn(b, controllerOf(b, guarded, policy.Fixed(rulesOf(b, text)), admission.Options{HasFallback: true}))
+				gate := gateOn(b, controllerOf(b, guarded, rulesOf(b, text), admission.Options{HasFallback: true}))
 				h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 				b.ResetTimer()
 				var all sync.WaitGroup

@@ -23,7 +23,7 @@ func RulesOf(rules *policy.Rules) (all []Rule) {
 	add := func(l *policy.Limit) {
 		all = append(all, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
 	}
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		if limit := rule.NewIdentities; limit != nil {
 			all = append(all, Rule{Name: rule.Name, Limit: limit.Name(), Algorithm: limit.Algorithm().Title()})
 		}

@@ -115,14 +115,22 @@ func (r *Rules) indexSettings() {
 	}
 }
 
-// Fixed returns a function that returns the rules, for rules that are never reloaded.
-func Fixed(rules *Rules) func() *Rules { return func() *Rules { return rules } }
+// A RuleSource has the rules in force. *Rules are the source of rules that are never reloaded, and a
+// *policyfile.Watcher is the source of those in a file.
+type RuleSource interface {
+	// Rules returns the rules in force. It is called for each request, so it must be quick. Many
+	// goroutines call it at the same time.
+	Rules() *Rules
+}
+
+// Rules implements RuleSource.
+func (r *Rules) Rules() *Rules { return r }
 
 // Spec returns the Spec of the Rules. The Spec must not be changed.
 func (r *Rules) Spec() Spec { return r.spec }
 
-// Rules returns the rules, in the order of the policy.
-func (r *Rules) Rules() []*Rule { return slices.Clone(r.spec.Rules) }
+// All returns the rules, in the order of the policy.
+func (r *Rules) All() []*Rule { return slices.Clone(r.spec.Rules) }
 
 // Rule returns the rule with this name, or nil.
 func (r *Rules) Rule(name string) *Rule { return r.byName[name] }

@@ -210,7 +210,7 @@ func controllerOf(t testing.TB, store penstock.Store, onFailure guard.FailureMod
 		t.Fatal(err)
 	}
 	_, isMemory := store.(*memstore.Store)
-	c, err := admission.New(store, policy.Fixed(rules), admission.Options{HasFallback: isMemory})
+	c, err := admission.New(store, rules, admission.Options{HasFallback: isMemory})
 	if err != nil {
 		t.Fatal(err)
 	}

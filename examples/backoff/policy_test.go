@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/command"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -42,7 +41,7 @@ func TestTheGateLimitsByTheAlgorithm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(file.Rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), file.Rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/fiberlimit/fiberv2"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -21,7 +20,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(file.Rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), file.Rules, admission.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

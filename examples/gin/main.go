@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/httplimit/ginlimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -22,7 +21,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(file.Rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), file.Rules, admission.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -49,7 +48,7 @@ func main() {
 	}
 
 	store := memstore.New(memstore.Options{}) // or a redisstore: then all copies share the limits
-	controller, err := admission.New(store, policy.Fixed(loaded.Rules), admission.Options{})
+	controller, err := admission.New(store, loaded.Rules, admission.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -141,7 +141,7 @@ func startPolicy(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
 func newAPI(t *testing.T, rules *policy.Rules, store penstock.Store) *api {
 	t.Helper()
 	a := &api{t: t, events: make(map[string]int)}
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{Observe: a.observe})
+	controller, err := admission.New(store, rules, admission.Options{Observe: a.observe})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,6 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/loadaverage"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -251,7 +250,7 @@ func proxy(file string, target *url.URL, transport http.RoundTripper) (http.Hand
 	if err != nil {
 		return nil, err
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(p.Rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), p.Rules, admission.Options{})
 	if err != nil {
 		return nil, err
 	}

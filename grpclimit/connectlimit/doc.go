@@ -2,7 +2,7 @@
 // Package grpclimit does the same for grpc-go. A [Gate] of connectlimit is an interceptor of
 // handlers:
 //
-//	controller, err := admission.New(store, watcher.Rules, admission.Options{})
+//	controller, err := admission.New(store, watcher, admission.Options{})
 //	gate, err := connectlimit.New(controller, connectlimit.Options{})
 //	path, handler := shopv1connect.NewOrdersHandler(orders, connect.WithInterceptors(gate))
 //

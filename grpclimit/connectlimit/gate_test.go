@@ -53,7 +53,7 @@ func gateOf(t *testing.T, store penstock.Store, spec policy.Spec, o connectlimit
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{})
+	controller, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

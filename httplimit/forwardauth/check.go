@@ -19,7 +19,7 @@ func Check(rules *policy.Rules) error {
 		return nil
 	}
 	var errs []error
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		if needsDescriptor(rule) {
 			continue // the rule matches no HTTP request
 		}

@@ -48,7 +48,7 @@ func newStoppedStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o admission.Options) *admission.Controller {
+func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o admission.Options) *admission.Controller {
 	t.Helper()
 	c, err := admission.New(store, rules, o)
 	if err != nil {
@@ -59,7 +59,7 @@ func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules
 
 func handlerOf(t testing.TB, store penstock.Store, text string, o admission.Options) *forwardauth.Handler {
 	t.Helper()
-	return handlerOn(t, controllerOf(t, store, policy.Fixed(rulesOf(t, text)), o), forwardauth.Options{})
+	return handlerOn(t, controllerOf(t, store, rulesOf(t, text), o), forwardauth.Options{})
 }
 
 func handlerOn(t testing.TB, c *admission.Controller, o forwardauth.Options) *forwardauth.Handler {
@@ -74,7 +74,7 @@ func handlerOn(t testing.TB, c *admission.Controller, o forwardauth.Options) *fo
 // gateOf returns an httplimit.Gate with the same rules, to which the Handler is compared.
 func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	t.Helper()
-	gate, err := httplimit.New(controllerOf(t, store, policy.Fixed(rulesOf(t, text)), admission.Options{HasFallback: true}), httplimit.Options{})
+	gate, err := httplimit.New(controllerOf(t, store, rulesOf(t, text), admission.Options{HasFallback: true}), httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 		for peer, name := range map[string]string{"198.51.100.7:4711": "198.51.100.7", "[2001:db8::7]:1": "2001:db8::7", "@": "unix", "": "unix", "198.51.100.8": "198.51.100.8"} {
 			var outcomes []admission.Outcome
 			var texts []string
-			controller := controllerOf(t, newStoppedStore(), policy.Fixed(rulesOf(t, ridePolicy)),
+			controller := controllerOf(t, newStoppedStore(), rulesOf(t, ridePolicy),
 				admission.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 			h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
@@ -524,7 +524,7 @@ func (forbiddenBody) Close() error { return nil }
 // The gate reads the body of a request that waits. The Handler must not read it.
 func TestNoBodyIsRead(t *testing.T) {
 	rules := rulesOf(t, "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}")
-	controller := controllerOf(t, memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true})
+	controller := controllerOf(t, memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
 	h := handlerOn(t, controller, forwardauth.Options{})
 	for endpoint := range encodings {
 		for range 20 {
@@ -623,13 +623,13 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rule login") || strings.Contains(err.Error(), "rule ok") {
 			t.Errorf("%s: Check returns %v; want %q for the rule login only", limits, err, want)
 		}
-		if _, err := forwardauth.New(controllerOf(t, newStoppedStore(), policy.Fixed(bad), admission.Options{}), forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		if _, err := forwardauth.New(controllerOf(t, newStoppedStore(), bad, admission.Options{}), forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: New returns %v; want an ErrInvalid", limits, err)
 		}
 
 		rules := good
 		var reported []string
-		controller := controllerOf(t, newStoppedStore(), func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+		controller := controllerOf(t, newStoppedStore(), rulesFunc(func() *policy.Rules { return rules }), admission.Options{HasFallback: true})
 		h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { reported = append(reported, err.Error()) }})
 		for i, step := range []struct {
 			rules *policy.Rules
@@ -653,6 +653,11 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 	}
 }
 
+// A rulesFunc is a source of rules that change.
+type rulesFunc func() *policy.Rules
+
+func (f rulesFunc) Rules() *policy.Rules { return f() }
+
 func TestRulesChangeUnderLoad(t *testing.T) {
 	versions := [3]*policy.Rules{}
 	for i, limits := range []string{"{rate: 1000000/h}", "{in_flight: 3}", "{rate: 2000000/h}"} {
@@ -660,12 +665,12 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 	}
 	var mu sync.Mutex
 	calls := 0
-	controller := controllerOf(t, memstore.New(memstore.Options{}), func() *policy.Rules {
+	controller := controllerOf(t, memstore.New(memstore.Options{}), rulesFunc(func() *policy.Rules {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
 		return versions[calls/100%3] // the next version after each 100 calls
-	}, admission.Options{HasFallback: true})
+	}), admission.Options{HasFallback: true})
 	h := handlerOn(t, controller, forwardauth.Options{})
 	var workers sync.WaitGroup
 	for range 4 {

@@ -44,7 +44,7 @@ func Example() {
 	metrics.SetRules(observe.RulesOf(rules)) // call this after each reload of the policy too
 	spans := penstockotel.NewSpans(penstockotel.SpansOptions{Provider: tracers})
 
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{
+	controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
 		Observe: func(e *admission.Event) {
 			metrics.ObserveRequest(e)
 			spans.ObserveRequest(e)

@@ -224,7 +224,7 @@ func (w *Watcher) loadIfChanged() {
 // reportLocked calls Notify with the result of a load.
 func (w *Watcher) reportLocked(err error) {
 	defer panicked.Recover("reporting a reload")
-	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
+	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().All()), Err: err})
 }
 
 // loadLocked loads the file. It uses the new rules only if none of their files changed during the

@@ -24,7 +24,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/scripts/internal/process"
 )
@@ -67,7 +66,7 @@ func serveEcho(t *testing.T) (address string, seen *outcomes) {
 		t.Fatal(err)
 	}
 	seen = &outcomes{byKey: make(map[string][]string)}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(p.Rules), admission.Options{Observe: seen.observe})
+	controller, err := admission.New(memstore.New(memstore.Options{}), p.Rules, admission.Options{Observe: seen.observe})
 	if err != nil {
 		t.Fatal(err)
 	}

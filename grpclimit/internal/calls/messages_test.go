@@ -24,7 +24,7 @@ func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

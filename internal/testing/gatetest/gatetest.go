@@ -253,7 +253,7 @@ type runningService struct {
 func start(t *testing.T, service Service, rules *policy.Rules) *runningService {
 	t.Helper()
 	now := time.Now()
-	controller, err := admission.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), policy.Fixed(rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -149,7 +149,7 @@ type Policies map[*penstock.Plan]*Policy
 // PoliciesOf makes the Policies of rules.
 func PoliciesOf(rules *policy.Rules) Policies {
 	all := make(Policies)
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		for _, limit := range rule.Limits {
 			for _, plan := range limit.Variants {
 				all[plan] = NewPolicy(limit.Policy, plan)

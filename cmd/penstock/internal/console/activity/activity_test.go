@@ -78,7 +78,7 @@ func newFixture(t testing.TB, text string, o Options) *fixture {
 	t.Helper()
 	f := &fixture{Recorder: New(o), rules: rulesOf(t, text)}
 	f.SetLimits(f.rules.Plans())
-	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return f.rules }, admission.Options{HasFallback: true, Observe: f.Recorder.Observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), f.rules, admission.Options{HasFallback: true, Observe: f.Recorder.Observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func noCounters(func(Series, uint64)) {}
 // A denial by new_identities has the name of its limit, as in the log.
 func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 	f := newFixture(t, "rules: [{name: api, per: {key: header X-Key}, new_identities: 1/h, limits: [{rate: 9/h}]}]", Options{Names: plainNames})
-	f.SetLimits(append(f.rules.Plans(), f.rules.Rules()[0].NewIdentities))
+	f.SetLimits(append(f.rules.Plans(), f.rules.All()[0].NewIdentities))
 	for _, key := range []string{"a", "b", "c"} {
 		f.decide(key)
 	}
@@ -345,7 +345,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 // decisions returns a function that decides a request of one of many keys.
 func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i int) {
 	rules := rulesOf(t, text)
-	c, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{HasFallback: true, Observe: observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true, Observe: observe})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // BenchmarkObserve measures what an event costs.
@@ -83,7 +82,7 @@ func BenchmarkRecorder(b *testing.B) {
 				r.Observe(e)
 			}
 		}
-		controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{Observe: observe})
+		controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: observe})
 		if err != nil {
 			b.Fatal(err)
 		}

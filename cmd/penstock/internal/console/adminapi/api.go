@@ -44,7 +44,7 @@ type Options struct {
 	MaskSecret []byte // the key of the hashes in masked identities and refs
 
 	Store     penstock.Store // with its guards
-	Rules     func() *policy.Rules
+	Policy    policy.RuleSource
 	Digest    func() string // of the policy
 	Recorder  *activity.Recorder
 	Fleet     func(context.Context) *activity.Fleet

@@ -25,7 +25,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -71,7 +70,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
 	recorder.SetLimits(p.Rules.Plans())
 	o := Options{
-		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: policy.Fixed(p.Rules),
+		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Policy: p.Rules,
 		Digest: func() string { return p.Digest }, Recorder: recorder,
 		Fleet: func(context.Context) *activity.Fleet {
 			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}
@@ -104,7 +103,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 func (f *fixture) spend(limit, key string, n int) {
 	f.t.Helper()
 	var plan *penstock.Plan // of the last tier
-	for _, p := range f.options.Rules().Plans() {
+	for _, p := range f.options.Policy.Rules().Plans() {
 		if p.Group()+"."+p.Name() == limit {
 			plan = p
 		}

@@ -24,7 +24,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		}
 	}
 	limits, skipped := h.limitsOf(key, q.Get("rule"))
-	newIdentities := keylimits.NewIdentities(h.Rules(), key, q.Get("rule"))
+	newIdentities := keylimits.NewIdentities(h.Policy.Rules(), key, q.Get("rule"))
 	if len(limits) == 0 && len(newIdentities) == 0 {
 		return nil, h.notCounted(key, q)
 	}
@@ -38,7 +38,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	all := limits
 	if key != keylimits.Global {
-		global, skipped := keylimits.Globals(h.Rules(), limits)
+		global, skipped := keylimits.Globals(h.Policy.Rules(), limits)
 		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
 	}
 	source, err := keylimits.Read(ctx, h.Store, all)
@@ -47,7 +47,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	found.Source, found.Results = source.String(), keylimits.Results(all)
 	found.DeniedBy = keylimits.DeniedBy(found.Results)
-	found.List = keylimits.ListOf(h.Rules(), limits)
+	found.List = keylimits.ListOf(h.Policy.Rules(), limits)
 	for i, l := range all {
 		isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"
 		isGlobal := i >= len(limits) // all begins with the limits of the key
@@ -66,17 +66,17 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 func (h *Handler) notCounted(key string, q url.Values) error {
 	rule := q.Get("rule")
 	switch {
-	case rule != "" && h.Rules().Rule(rule) == nil:
-		return refuse(http.StatusNotFound, "%v; %srules lists the rules", h.Rules().NoRule(rule), Prefix)
+	case rule != "" && h.Policy.Rules().Rule(rule) == nil:
+		return refuse(http.StatusNotFound, "%v; %srules lists the rules", h.Policy.Rules().NoRule(rule), Prefix)
 	case q.Has("ref"):
 		return refuse(http.StatusNotFound, "no limit counts under this key any more; %srules lists the limits", Prefix)
 	}
-	return refuse(http.StatusNotFound, "%s", keylimits.NotCounted(h.Rules(), key, rule))
+	return refuse(http.StatusNotFound, "%s", keylimits.NotCounted(h.Policy.Rules(), key, rule))
 }
 
 // limitsOf returns the limits of the policy and of Envoy's files that count under a key.
 func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped int) {
-	limits, skipped = keylimits.Find(h.Rules(), key, rule)
+	limits, skipped = keylimits.Find(h.Policy.Rules(), key, rule)
 	if h.EnvoyLimits != nil {
 		limits = append(limits, keylimits.Envoy(h.EnvoyLimits(key), rule)...)
 	}
@@ -101,7 +101,7 @@ func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 	case ref == "" && redact.IsMasked(key):
 		return "", refuse(http.StatusBadRequest, "this key is masked, so it names no client; use its ref, as in ?ref=REF; offenders, denials and the log have it beside each masked key")
 	case key != "" && ref == "":
-		return keylimits.Normalize(h.Rules(), key), nil
+		return keylimits.Normalize(h.Policy.Rules(), key), nil
 	case key != "" || ref == "":
 		return "", refuse(http.StatusBadRequest, "name one key by key or by ref, such as ?key=key:abc")
 	default:

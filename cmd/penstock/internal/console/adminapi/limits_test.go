@@ -42,7 +42,7 @@ func withRules(t testing.TB, text string) func(*Options) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	return func(o *Options) { o.Rules = policy.Fixed(p.Rules) }
+	return func(o *Options) { o.Policy = p.Rules }
 }
 
 // manyLimits returns a policy with n limits per address.
@@ -294,11 +294,11 @@ func TestRefsOfHashedAndForgottenKeys(t *testing.T) {
 	f := newFixture(t, nil)
 	f.spend("api.hour", "key:abc", 12)
 	ref := read[Offenders](f, "offenders").Offenders[0].Ref
-	f.Options.Rules = policy.Fixed(rulesWithoutKeys(t))
+	f.Options.Policy = rulesWithoutKeys(t)
 	if w := f.get("key?ref=" + ref); w.Code != 404 || !strings.Contains(w.Body.String(), "no limit counts under this key any more") || strings.Contains(w.Body.String(), "abc") {
 		t.Errorf("the ref of a key without limits returns %d %s; want 404 without the key", w.Code, w.Body)
 	}
-	f.Options.Rules = f.options.Rules
+	f.Options.Policy = f.options.Policy
 	f.Options.Key = func(string) (string, bool) { return "", false }
 	if w := f.get("key?ref=" + ref); w.Code != 409 || !strings.Contains(w.Body.String(), "only the hash of this key") {
 		t.Errorf("the ref of a hash returns %d %s; want 409", w.Code, w.Body)
@@ -311,7 +311,7 @@ func TestRefsOfHashedAndForgottenKeys(t *testing.T) {
 func rulesWithoutKeys(t *testing.T) *policy.Rules {
 	var o Options
 	withRules(t, "rules: [{name: all, per: global, limits: [{rate: 9/h}]}]")(&o)
-	return o.Rules()
+	return o.Policy.Rules()
 }
 
 // A key has the global limits beside its own, and limits of Envoy's files.
@@ -589,7 +589,7 @@ func TestRateOfDenials(t *testing.T) {
 			}()
 			synctest.Wait()
 			for i := range 120 {
-				charges := []penstock.Charge{{Key: "key:a", Plan: f.options.Rules().Plans()[i%limits], Cost: 1}}
+				charges := []penstock.Charge{{Key: "key:a", Plan: f.options.Policy.Rules().Plans()[i%limits], Cost: 1}}
 				d := penstock.Single(penstock.Status{})
 				f.options.Denials.Observe(&admission.Event{Rule: "api", Limit: "l", Key: "key:a", Outcome: admission.Denied, Charges: charges, Decision: &d})
 				synctest.Wait()

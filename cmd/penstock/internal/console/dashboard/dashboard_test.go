@@ -24,7 +24,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -68,7 +67,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
 	s.options = adminapi.Options{
-		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Rules: policy.Fixed(p.Rules),
+		Token: []byte(token), IsLocal: true, Identities: adminapi.ShowMasked, MaskSecret: []byte("m"), Store: store, Policy: p.Rules,
 		Digest: func() string { return p.Digest }, Recorder: recorder, Waiting: func() int { return 7 }, Upstream: func() string { return "http://127.0.0.1:3000" },
 		Fleet: func(context.Context) *activity.Fleet {
 			f := &activity.Fleet{Instances: []activity.Instance{{Name: "a", IsSelf: true, Summary: recorder.Summary()}}, Registered: 1}
@@ -100,7 +99,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 func (s *site) spend(key string, n int) {
 	s.Helper()
 	var plan *penstock.Plan
-	for _, p := range s.options.Rules().Plans() {
+	for _, p := range s.options.Policy.Rules().Plans() {
 		if p.Group() == "api" && p.Name() == "hour" {
 			plan = p
 		}
@@ -254,7 +253,7 @@ rules:
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	s := newSite(t, func(o *adminapi.Options) { o.Rules = func() *policy.Rules { return p.Rules } })
+	s := newSite(t, func(o *adminapi.Options) { o.Policy = p.Rules })
 	s.spend("key:gold-1", 10) // of the tier free, as another instance with an older policy may have counted
 	s.spend("key:other", 10)
 	gold, other := s.text("key?key=key:gold-1", 200, operator), s.text("key?key=key:other", 200, operator)

@@ -62,7 +62,7 @@ const Global = "global"
 // examples have that value.
 func examples(rules *policy.Rules, rule, text string) (keys []string) {
 	var identities []*policy.Identity
-	for _, r := range rules.Rules() {
+	for _, r := range rules.All() {
 		if rule != "" && r.Name != rule {
 			continue
 		}
@@ -143,7 +143,7 @@ func cut(all []Limit) (found []Limit, skipped int) {
 
 // findAll returns the limits of Find without a bound.
 func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
-	for _, r := range rules.Rules() {
+	for _, r := range rules.All() {
 		if rule != "" && r.Name != rule {
 			continue
 		}
@@ -184,7 +184,7 @@ func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	if !strings.HasPrefix(key, "ip:") {
 		return nil
 	}
-	for _, r := range rules.Rules() {
+	for _, r := range rules.All() {
 		if r.NewIdentities != nil && (rule == "" || r.Name == rule) {
 			names = append(names, r.Name+"."+r.NewIdentities.Name())
 		}

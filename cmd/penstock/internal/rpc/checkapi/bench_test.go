@@ -8,7 +8,6 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // BenchmarkCheck measures a decision in JSON with counters in memory. BenchmarkBareHandler is the
@@ -16,7 +15,7 @@ import (
 func BenchmarkCheck(b *testing.B) {
 	compiled := rulesOf(b, "rules: [{name: search, per: {user: header X-User}, limits: [{name: second, rate: 1000000/s}]}]")
 	store := memstore.New(memstore.Options{})
-	controller, err := admission.New(store, policy.Fixed(compiled), admission.Options{HasFallback: true})
+	controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // A failure says whether the charge may have been made, over HTTP and over gRPC.
@@ -290,7 +289,7 @@ func TestAllGRPCCallsNeedAToken(t *testing.T) {
 
 func TestNewServiceRefusesWrongOptions(t *testing.T) {
 	store := memstore.New(memstore.Options{})
-	controller, err := admission.New(store, policy.Fixed(rulesOf(t, rules)), admission.Options{HasFallback: true})
+	controller, err := admission.New(store, rulesOf(t, rules), admission.Options{HasFallback: true})
 	if err != nil {
 		t.Fatal(err)
 	}

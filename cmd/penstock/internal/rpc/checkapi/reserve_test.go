@@ -16,7 +16,6 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -517,7 +516,7 @@ func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer store.Close()
-		controller, err := admission.New(store, policy.Fixed(compiled), admission.Options{HasFallback: true})
+		controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
 		if err != nil {
 			t.Fatal(err)
 		}

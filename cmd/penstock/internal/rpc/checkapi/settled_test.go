@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -31,7 +30,7 @@ func guardedServices(t *testing.T, newStore func() penstock.Store) (two [2]*test
 			t.Fatal(err)
 		}
 		t.Cleanup(store.Close)
-		controller, err := admission.New(store, policy.Fixed(compiled), admission.Options{HasFallback: true})
+		controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -69,7 +69,7 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 		defer f.mu.Unlock()
 		f.events = append(f.events, fmt.Sprint(e.Rule, " ", e.Limit, " ", e.Outcome))
 	}
-	controller, err := admission.New(store, policy.Fixed(rules), admission.Options{Settings: o.Settings, Observe: observe})
+	controller, err := admission.New(store, rules, admission.Options{Settings: o.Settings, Observe: observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +386,7 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 		})
 	}
 	rules, _ := policy.New(policy.Spec{})
-	controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(rules), admission.Options{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // migrated returns the policy that is made of one of Envoy's files.
@@ -54,7 +53,7 @@ descriptors:
 	rules := loadRules(t, text)
 	synctest.Test(t, func(t *testing.T) {
 		files := newFixture(t, memstore.New(memstore.Options{}), yaml, envoyrls.Options{})
-		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Rules: policy.Fixed(rules)})
+		byPolicy := newFixture(t, memstore.New(memstore.Options{}), "domain: other", envoyrls.Options{Policy: rules})
 		random := rand.New(rand.NewPCG(1, 2))
 		descriptors := []string{"user=%s", "user=%s", "path=/a$b user=%s", "shadow=%s", "all=%s", "other=%s"}
 		over := 0

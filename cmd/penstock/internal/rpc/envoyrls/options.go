@@ -122,10 +122,10 @@ type Options struct {
 	// NewLimit must be quick. Default: none.
 	NewLimit func(EventName)
 
-	// Rules returns the policy that decides requests whose domain is not in the configuration. Only
+	// Policy has the rules that decide requests whose domain is not in the configuration. Only
 	// rules with a descriptor apply to them; see NeedsDescriptor and CheckRules. The allow and deny
 	// lists apply too. Default: no limit applies to such requests.
-	Rules func() *policy.Rules
+	Policy policy.RuleSource
 
 	// Now returns the time. Now is used only for the Reset of a window of which nothing is used.
 	// Default: time.Now.

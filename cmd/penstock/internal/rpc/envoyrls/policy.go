@@ -22,10 +22,10 @@ type ruleset struct {
 
 // rulesInForce returns the policy in force, or nil.
 func (e *Engine) rulesInForce() *ruleset {
-	if e.options.Rules == nil {
+	if e.options.Policy == nil {
 		return nil
 	}
-	rules := e.options.Rules()
+	rules := e.options.Policy.Rules()
 	if s := e.ruleset.Load(); s != nil && s.rules == rules {
 		return s
 	}
@@ -45,7 +45,7 @@ func NeedsDescriptor(r *policy.Rule) bool {
 // a request or on its status. Envoy does not report these. Without this check, a request of Envoy
 // to which such a limit applies fails. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
-	for _, r := range rules.Rules() {
+	for _, r := range rules.All() {
 		if !NeedsDescriptor(r) {
 			continue
 		}

@@ -76,7 +76,7 @@ func TestThePolicyDecidesOtherDomains(t *testing.T) {
 	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
 		rules := loadRules(t, descriptorRules)
 		synctest.Test(t, func(t *testing.T) {
-			f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Mode: mode, Rules: policy.Fixed(rules)})
+			f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Mode: mode, Policy: rules})
 			for _, row := range []struct{ request, want string }{
 				{"path=/search user=a", "ok: ok 3/minute 2 left 60s"},
 				{"2: path=/search user=a,path=/search user=b", "ok: ok 3/minute 0 left 60s, ok 3/minute 1 left 60s"},
@@ -125,7 +125,7 @@ rules:
   per: {user: descriptor user}
   limits: [{name: month, rate: 9 per calendar month}]
 `)
-	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectDraft03, envoyrls.DialectDraft11}, Rules: policy.Fixed(rules)})
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectDraft03, envoyrls.DialectDraft11}, Policy: rules})
 	r := request("path=/report user=a")
 	r.Domain = "other"
 	var to envoyrls.Response
@@ -145,7 +145,7 @@ rules:
 // product must not wrap to a smaller cost.
 func TestTheCostOfARuleTimesTheHitsDoesNotWrap(t *testing.T) {
 	rules := loadRules(t, "rules: [{name: a, match: {descriptor user: '*'}, per: {user: descriptor user}, limits: [{rate: 100000/day, cost: 8192}]}]")
-	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Rules: policy.Fixed(rules)})
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Policy: rules})
 	for _, hits := range []string{"2251799813685248", "2251799813685247", "274877906945"} {
 		r := request("user=a +" + hits)
 		r.Domain = "other"
@@ -180,7 +180,7 @@ rules:
 - {name: dry, match: {descriptor dry: "*"}, per: {dry: descriptor dry}, shadow: true, limits: [{in_flight: 1}]}
 `)
 	store := memstore.New(memstore.Options{})
-	f := newFixture(t, store, limits, envoyrls.Options{Rules: func() *policy.Rules { return rules }})
+	f := newFixture(t, store, limits, envoyrls.Options{Policy: rules})
 	for text, want := range map[string]string{"job=a": "an in_flight limit", "login=a": "on_status", "dry=a": ""} {
 		r := request(text)
 		r.Domain = "other"

@@ -49,7 +49,7 @@ func fixedClockStore() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
 }
 
-func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules) *admission.Controller {
+func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource) *admission.Controller {
 	t.Helper()
 	c, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
@@ -59,7 +59,7 @@ func controllerOf(t testing.TB, store penstock.Store, rules func() *policy.Rules
 }
 
 // serverOf makes a Server on a store without guards.
-func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) *extauthz.Server {
+func serverOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o forwardauth.Options) *extauthz.Server {
 	t.Helper()
 	s, err := extauthz.New(controllerOf(t, store, rules), o)
 	if err != nil {
@@ -97,7 +97,7 @@ func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
 func clientFor(t testing.TB, text string) authv3.AuthorizationClient {
 	t.Helper()
 	rules := rulesOf(t, text)
-	return serve(t, serverOf(t, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{}))
+	return serve(t, serverOf(t, fixedClockStore(), rules, forwardauth.Options{}))
 }
 
 // checkRequest returns Envoy's CheckRequest for a request of the client 192.0.2.1.
@@ -209,7 +209,7 @@ rules:
 				return penstock.Decision{}, penstock.ErrUnavailable
 			}
 			return store.Decide(ctx, charges)
-		}), func() *policy.Rules { return rules }, forwardauth.Options{}))
+		}), rules, forwardauth.Options{}))
 		for _, c := range []struct {
 			request *authv3.CheckRequest
 			status  int
@@ -238,7 +238,7 @@ rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{
 	rules := rulesOf(t, text)
 	n, counts := 0, make(map[int]int)
 	for _, target := range spellings.All() {
-		overHTTP, err := forwardauth.New(controllerOf(t, fixedClockStore(), policy.Fixed(rules)), forwardauth.Options{})
+		overHTTP, err := forwardauth.New(controllerOf(t, fixedClockStore(), rules), forwardauth.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -381,7 +381,7 @@ rules:
 func TestUntrustedPeersAreRefused(t *testing.T) {
 	var reasons []string
 	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
-	client := serve(t, serverOf(t, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	client := serve(t, serverOf(t, fixedClockStore(), rules, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
 		t.Errorf("an untrusted peer: %v; want 403 with PERMISSION_DENIED", answer)
 	}
@@ -390,6 +390,11 @@ func TestUntrustedPeersAreRefused(t *testing.T) {
 	}
 }
 
+// A rulesFunc is a source of rules that change.
+type rulesFunc func() *policy.Rules
+
+func (f rulesFunc) Rules() *policy.Rules { return f() }
+
 // While ext_authz cannot enforce the rules, Envoy gets an error.
 func TestRulesThatCannotBeEnforcedAreAnError(t *testing.T) {
 	var reasons []string
@@ -397,7 +402,7 @@ func TestRulesThatCannotBeEnforcedAreAnError(t *testing.T) {
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
 `)
-	client := serve(t, serverOf(t, fixedClockStore(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	client := serve(t, serverOf(t, fixedClockStore(), rulesFunc(func() *policy.Rules { return rules }), forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
 	for range 3 {
 		if answer := check(t, client, checkRequest("GET", "/api/a")); status(answer) != 500 {
 			t.Errorf("a request while the rules have in_flight: %v; want an error", answer)
@@ -431,14 +436,14 @@ func (s failingStore) Decide(ctx context.Context, _ []penstock.Charge) (penstock
 func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	for mode, want := range map[string]int{"open": 200, "closed": 503, "local": 200} {
 		rules := rulesOf(t, strings.Replace(hourly, "rate: 1/h", "rate: 1/h, on_failure: "+mode, 1))
-		client := serve(t, serverOf(t, failingStore{}, policy.Fixed(rules), forwardauth.Options{}))
+		client := serve(t, serverOf(t, failingStore{}, rules, forwardauth.Options{}))
 		answer := check(t, client, checkRequest("GET", "/api/a"))
 		if status(answer) != want || want == 503 && header(answer, "Retry-After") != "1" {
 			t.Errorf("on_failure %s: %v; want status %d, and for 503 Retry-After: 1", mode, answer, want)
 		}
 	}
 	rules := rulesOf(t, hourly)
-	s := serverOf(t, failingStore{isHanging: true}, policy.Fixed(rules), forwardauth.Options{})
+	s := serverOf(t, failingStore{isHanging: true}, rules, forwardauth.Options{})
 	client := serve(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -457,7 +462,7 @@ func FuzzCheck(f *testing.F) {
 		f.Add(text)
 	}
 	rules := rulesOf(f, strings.Replace(hourly, "127.0.0.1", "unix", 1))
-	s := serverOf(f, fixedClockStore(), policy.Fixed(rules), forwardauth.Options{})
+	s := serverOf(f, fixedClockStore(), rules, forwardauth.Options{})
 	f.Fuzz(func(t *testing.T, text []byte) {
 		q := new(authv3.CheckRequest)
 		if proto.Unmarshal(text, q) != nil {

@@ -169,7 +169,7 @@ func (c *Core) open(ctx context.Context) error {
 	if c.WrapStore != nil {
 		c.Store = c.WrapStore(c.Store)
 	}
-	c.Controller, err = admission.New(c.Store, c.Rules, admission.Options{
+	c.Controller, err = admission.New(c.Store, c, admission.Options{
 		HasFallback: true, Settings: c.LimitSettings, Observe: c.Observe, TokenRejected: c.TokenRejected,
 	})
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *Core) open(ctx context.Context) error {
 // LimitSettings returns how the guards treat a limit. The limit may be one that the current rules
 // do not have.
 func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
-	if s := c.rules.current().Settings(plan); s != (guard.Settings{}) {
+	if s := c.Rules().Settings(plan); s != (guard.Settings{}) {
 		return s
 	}
 	return c.SettingsOutsidePolicy(plan)
@@ -215,7 +215,7 @@ func (c *Core) Close() {
 func (c *Core) onClose(closer func()) { c.closers = append(c.closers, closer) }
 
 // Rules returns the current rules. They change with a reload.
-func (c *Core) Rules() *policy.Rules { return c.rules.current() }
+func (c *Core) Rules() *policy.Rules { return c.rules.current.Rules() }
 
 // Policy returns the description of the rules of the first load.
 func (c *Core) Policy() Policy { return c.rules.first }

@@ -40,7 +40,7 @@ func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 		File:      file.Files[0],
 		Digest:    file.Digest,
 		Rules:     observe.RulesOf(rules),
-		OnFailure: describe.FailureModes(rules.Rules()),
+		OnFailure: describe.FailureModes(rules.All()),
 		EmptyDeny: rules.EmptyDeny(),
 	}
 	p.server, _ = policy.SectionOf[*settings.Section](rules)

@@ -28,7 +28,7 @@ type rules struct {
 	metrics  *metrics.Metrics
 	log      *slog.Logger
 
-	current   func() *policy.Rules
+	current   policy.RuleSource
 	first     Policy              // of the first load
 	watcher   *policyfile.Watcher // nil without a policy file
 	reloading sync.WaitGroup
@@ -63,14 +63,14 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 			return nil, err
 		}
 		prepare(demo)
-		r.current = policy.Fixed(demo.Rules)
+		r.current = demo.Rules
 		r.recordFirst(demo)
 	case !c.Settings.NeedsPolicy():
 		none, err := policy.New(policy.Spec{})
 		if err != nil {
 			return nil, err
 		}
-		r.current = policy.Fixed(none)
+		r.current = none
 		r.recordFirst(&policyfile.Policy{Rules: none, Files: []string{""}})
 	default:
 		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)
@@ -82,7 +82,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 // denials are recorded too.
 func plansOf(rules *policy.Rules) []*penstock.Plan {
 	all := rules.Plans()
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		if rule.NewIdentities != nil {
 			all = append(all, rule.NewIdentities)
 		}
@@ -114,7 +114,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 	if err != nil {
 		return err
 	}
-	r.current = r.watcher.Rules
+	r.current = r.watcher
 	r.recordFirst(r.watcher.Policy())
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // if its path was /b and is /*. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, tiers, matches, algorithms, parts []string
-	for _, rule := range before.Rules() {
+	for _, rule := range before.All() {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
 		if next != nil {

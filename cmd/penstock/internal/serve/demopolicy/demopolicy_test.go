@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -30,7 +29,7 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 		if err != nil {
 			t.Fatalf("with traffic %v, Load returns %v; want no error", hasTraffic, err)
 		}
-		if n := len(p.Rules.Rules()); n != rules || p.Warnings != nil {
+		if n := len(p.Rules.All()); n != rules || p.Warnings != nil {
 			t.Errorf("with traffic %v, there are %d rules and the warnings %v; want %d rules and no warnings", hasTraffic, n, p.Warnings, rules)
 		}
 		if namesTraffic := strings.Contains(p.Files[0], "demo-traffic"); namesTraffic != hasTraffic {
@@ -46,7 +45,7 @@ func TestLoadTestFromOneAddressFindsItsLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		controller, err := admission.New(memstore.New(memstore.Options{}), policy.Fixed(p.Rules), admission.Options{})
+		controller, err := admission.New(memstore.New(memstore.Options{}), p.Rules, admission.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -71,7 +71,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		Identities: identities.Show,
 		MaskSecret: identities.Secret,
 		Store:      s.core.Store,
-		Rules:      s.core.Rules,
+		Policy:     s.core,
 		Digest:     s.core.Digest,
 		Recorder:   s.core.Activity,
 		Denials:    s.denials,

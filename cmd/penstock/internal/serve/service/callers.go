@@ -35,7 +35,7 @@ const throttleName = "cl.throttle"
 // rule has the name of a listener's own counters.
 func (s *service) checkRules(rules *policy.Rules) error {
 	canEnvoyCall := s.Settings.GRPC != "" || s.Settings.API != ""
-	for _, rule := range rules.Rules() {
+	for _, rule := range rules.All() {
 		if rule.Name == envoyrls.Group() && canEnvoyCall {
 			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}

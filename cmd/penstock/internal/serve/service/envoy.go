@@ -79,7 +79,7 @@ type envoy struct {
 func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-chan os.Signal) error {
 	e := &envoy{service: s, dir: s.Settings.EnvoyConfig}
 	o.NewLimit = e.addName
-	o.Rules = s.core.Rules
+	o.Policy = s.core
 	var err error
 	if e.engine, err = envoyrls.New(s.core.Controller, o); err != nil {
 		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)

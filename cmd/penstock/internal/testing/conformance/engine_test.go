@@ -41,7 +41,7 @@ func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProces
 	if err != nil {
 		return nil, err
 	}
-	controller, err := admission.New(memstore.New(memstore.Options{Now: now}), policy.Fixed(rules), admission.Options{Settings: o.Settings})
+	controller, err := admission.New(memstore.New(memstore.Options{Now: now}), rules, admission.Options{Settings: o.Settings})
 	if err != nil {
 		return nil, err
 	}

@@ -226,7 +226,7 @@ func (f *File) checkExpected(s *Step) {
 }
 
 func (f *File) ruleNames() (names []string) {
-	for _, r := range f.rules.Rules() {
+	for _, r := range f.rules.All() {
 		names = append(names, r.Name)
 	}
 	return names
