@@ -82,10 +82,10 @@ func (e *events) takeOutcomes() (outcomes []admission.Outcome) {
 }
 
 // controllerOf makes a Controller for a policy file with this text, and collects its events.
-func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text string) (*admission.Controller, *events) {
+func controllerOf(t testing.TB, store penstock.Store, text string) (*admission.Controller, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	c, err := admission.New(store, rules, admission.Options{HasFallback: hasFallback, Observe: seen.add})
+	c, err := admission.New(store, rules, admission.Options{Observe: seen.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +95,7 @@ func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text str
 // memoryControllerOf makes a Controller like controllerOf, with counters in memory.
 func memoryControllerOf(t testing.TB, text string) (*admission.Controller, *events) {
 	t.Helper()
-	const hasFallback = true
-	return controllerOf(t, memstore.New(memstore.Options{}), hasFallback, text)
+	return controllerOf(t, memstore.New(memstore.Options{}), text)
 }
 
 // oneWaitingControllerOf makes a Controller like memoryControllerOf, by which at most one request
@@ -109,7 +108,7 @@ func oneWaitingControllerOf(t testing.TB, text string) *admission.Controller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,11 +414,11 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 		{onFailure: "closed", want: []string{"failed_closed", "failed_closed", "failed_closed"}, source: penstock.FromClosed, retryAfter: time.Second},
 		{onFailure: "local", want: []string{"allowed", "allowed", "denied"}, source: penstock.FromFallback, retryAfter: 30 * time.Minute},
 	} {
-		// With guards around the store, HasFallback changes nothing.
-		for _, kind := range []struct{ hasGuards, hasFallback bool }{
-			{hasGuards: false, hasFallback: false},
-			{hasGuards: true, hasFallback: true},
-			{hasGuards: true, hasFallback: false},
+		// If a decorator hides the guards of the store, a second fallback changes nothing.
+		for _, kind := range []struct{ hasGuards, isHidden bool }{
+			{hasGuards: false},
+			{hasGuards: true},
+			{hasGuards: true, isHidden: true},
 		} {
 			hasGuards := kind.hasGuards
 			t.Run(fmt.Sprintf("%s/%+v", c.onFailure, kind), func(t *testing.T) {
@@ -435,8 +434,11 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 						}
 						defer guarded.Close()
 						store = guarded
+						if kind.isHidden {
+							store = penstock.StoreFunc(guarded.Decide)
+						}
 					}
-					controller, seen := controllerOf(t, store, kind.hasFallback, text)
+					controller, seen := controllerOf(t, store, text)
 					server := &transport{controller: controller}
 					var last jsonResponse
 					for i, want := range c.want {
@@ -459,6 +461,32 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 	}
 }
 
+// A store with the method Settings has a fallback. If this fallback gives no answer either, limits
+// that fail open admit requests, and all others reject them. Other stores get a fallback.
+func TestOnlyStoresWithoutAFallbackGetOne(t *testing.T) {
+	const text = `
+rules:
+  - {name: open, match: {path: /open}, per: global, limits: [{rate: 9/h, on_failure: open}]}
+  - {name: local, match: {path: /local}, per: global, limits: [{rate: 9/h}]}
+`
+	down := flaky.New(memstore.New(memstore.Options{}))
+	down.IsDown.Store(true)
+	for _, c := range []struct {
+		store       penstock.Store
+		open, local string
+	}{
+		{store: down, open: "failed_open", local: "allowed"},
+		{store: failsafe{down, rulesOf(t, text).Settings}, open: "failed_open", local: "failed_closed"},
+	} {
+		controller, _ := controllerOf(t, c.store, text)
+		server := &transport{controller: controller}
+		open, local := post(t.Context(), server, jsonRequest{Path: "/open"}), post(t.Context(), server, jsonRequest{Path: "/local"})
+		if open.Outcome != c.open || local.Outcome != c.local {
+			t.Errorf("with a store %T that gives no answer, the outcomes are %s and %s; want %s and %s", c.store, open.Outcome, local.Outcome, c.open, c.local)
+		}
+	}
+}
+
 // traced wraps a store as a tracing decorator does. It passes another context and another slice to
 // the store.
 func traced(store penstock.Store) penstock.Store {
@@ -467,6 +495,15 @@ func traced(store penstock.Store) penstock.Store {
 		return store.Decide(context.WithValue(ctx, span{}, "decide"), slices.Clone(charges))
 	})
 }
+
+// A failsafe store has the method Settings, because it also decides while its server gives no
+// answer.
+type failsafe struct {
+	penstock.Store
+	settings func(*penstock.Plan) guard.Settings
+}
+
+func (s failsafe) Settings(plan *penstock.Plan) guard.Settings { return s.settings(plan) }
 
 func TestTracedStoresBehaveLikeOthers(t *testing.T) {
 	const text = `
@@ -494,7 +531,7 @@ rules:
 					defer guarded.Close()
 					store = guarded
 				}
-				c, seen := controllerOf(t, decorate(store), kind != "no fallback", text)
+				c, seen := controllerOf(t, decorate(store), text)
 				for _, isDown := range []bool{false, true, false} {
 					down.IsDown.Store(isDown)
 					for _, path := range []string{"/open", "/closed", "/local"} {
@@ -515,7 +552,12 @@ rules:
 			})
 			return lines
 		}
-		bare, decorated := run(t, undecorated), run(t, traced)
+		bare, decorated := run(t, undecorated), run(t, func(store penstock.Store) penstock.Store {
+			if kind == "no fallback" {
+				return traced(store)
+			}
+			return failsafe{traced(store), rulesOf(t, text).Settings}
+		})
 		if len(bare) != len(decorated) {
 			t.Errorf("%s: there are %d answers and events, but %d with a decorator; want the same number", kind, len(bare), len(decorated))
 		}
@@ -529,8 +571,7 @@ rules:
 
 func TestPeeksChargeNothing(t *testing.T) {
 	store := memstore.New(memstore.Options{})
-	const hasFallback = true
-	c, seen := controllerOf(t, store, hasFallback, `
+	c, seen := controllerOf(t, store, `
 rules:
   - {name: a, per: global, limits: [{rate: 1/h, candidate: {rate: 5/h}}, {in_flight: 1}]}
 `)

@@ -16,7 +16,7 @@ func TestAdmitAllocatesOnlyTheKey(t *testing.T) {
 	rules := rulesOf(t, "rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1M/s}]}]")
 	sum := 0 // so that the observer uses the decision
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { sum += int(e.Decision.Remaining() & 1) },
+		Observe: func(e *admission.Event) { sum += int(e.Decision.Remaining() & 1) },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ rules:
 `)
 	var mu sync.Mutex
 	eventsByOutcome := make(map[string]int)
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: func(e *admission.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if id, _ := e.Context.Value(requestKey{}).(string); id == "r1" {

@@ -18,7 +18,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		{name: seen, always: true, shadow: true, per: global, limits: [{name: slots, in_flight: 1}]}]`)
 	store := memstore.New(memstore.Options{})
 	decidedShadows := 0
-	c, err := admission.New(store, rules, admission.Options{HasFallback: true, Observe: func(e *admission.Event) {
+	c, err := admission.New(store, rules, admission.Options{Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied {
 			decidedShadows++
 		}
@@ -61,7 +61,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 func TestRequestsHaveAPatienceOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules := rulesOf(t, `rules: [{name: calls, per: global, limits: [{name: bucket, rate: 1/s}, {name: window, rate: 100/h, algorithm: fixed-window}]}]`)
-		c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+		c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

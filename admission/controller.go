@@ -10,20 +10,12 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Controller. The zero value is useful.
 type Options struct {
-	// HasFallback means that the store also decides while its server gives no answer, because it
-	// contains guard.Standard or guard.Fallback. Set it for a memstore too, which fails only when it
-	// is full. While it is full, limits with on_failure local deny new keys.
-	//
-	// Default: New puts a guard.Fallback around the store, so that each limit fails as its on_failure
-	// says. This fallback does not count instances, so each instance enforces the whole of a local
-	// limit.
-	HasFallback bool
-
 	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
 	// calls have limits that the rules lack. Default: the settings of the rules in force.
 	Settings func(*penstock.Plan) guard.Settings
@@ -58,6 +50,12 @@ type Controller struct {
 }
 
 // New makes a Controller that counts in the store. An error wraps penstock.ErrInvalid.
+//
+// A store of redisguard.Open or guard.Standard also decides while its server gives no answer; see
+// guard.SettingsOf. New puts a guard.Fallback around any other store, so that each limit fails as
+// its on_failure says. This fallback does not count instances, so each instance enforces the whole
+// of a local limit. A *memstore.Store gets none, because it fails only when it is full. While it is
+// full, limits with on_failure local deny new keys.
 func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: admission: the store is nil; memstore.New makes one", penstock.ErrInvalid)
@@ -65,8 +63,9 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 	if rules == nil || rules.Rules() == nil {
 		return nil, fmt.Errorf("%w: admission: there are no rules; load a policy first", penstock.ErrInvalid)
 	}
-	if s, ok := store.(interface{ IgnoresSettings() bool }); ok && s.IgnoresSettings() { // as *guard.Guarded and *redisguard.Store
-		if limit := limitWithSettings(rules.Rules()); limit != "" {
+	settings := guard.SettingsOf(store)
+	if settings != nil {
+		if limit := unknownLimit(rules.Rules(), settings); limit != "" {
 			return nil, fmt.Errorf("%w: admission: the guards of the store do not know on_failure, ceiling, lease, split_into and deny_cache_ttl of the limit %s; "+
 				"open the store with redisguard.Options{Guard: guard.Options{Limits: settings}}, where settings is the method Settings of these policy.Rules", penstock.ErrInvalid, limit)
 		}
@@ -85,19 +84,24 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 		c.now = o.Now
 	}
 	c.scratches.New = func() any { return new(scratch) }
-	c.store = c.withFallback(store)
+	if _, isMemory := store.(*memstore.Store); isMemory || settings != nil {
+		c.store = c.withLastResort(store)
+	} else {
+		c.store = c.withFallback(store)
+	}
 	return c, nil
 }
 
-// limitWithSettings returns the name of an enforced limit that has settings for guards, or "".
-func limitWithSettings(rules *policy.Rules) string {
+// unknownLimit returns the name of an enforced limit that has settings for guards, if the guards
+// with the given settings do not know it. Otherwise it returns "".
+func unknownLimit(rules *policy.Rules, settings func(*penstock.Plan) guard.Settings) string {
 	for _, rule := range rules.All() {
 		for _, l := range rule.Limits {
 			s := l.Guard
 			if s.OnFailure == guard.FailLocal { // the usual default
 				s.OnFailure = guard.FailDefault
 			}
-			if !l.Shadow && s != (guard.Settings{}) {
+			if !l.Shadow && s != (guard.Settings{}) && settings(l.LastVariant()) == (guard.Settings{}) {
 				return rule.Name + "." + l.Name
 			}
 		}

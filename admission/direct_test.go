@@ -36,9 +36,7 @@ func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *pol
 func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var events []admission.Event
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { events = append(events, *e) },
-	})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: func(e *admission.Event) { events = append(events, *e) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +62,7 @@ func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 
 func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,9 +87,8 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	for onFailure, want := range map[guard.FailureMode]admission.Outcome{guard.FailOpen: admission.FailedOpen, guard.FailClosed: admission.FailedClosed} {
-		c, err := admission.New(unavailable, rules, admission.Options{
-			HasFallback: true, Settings: func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: onFailure} },
-		})
+		settings := func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: onFailure} }
+		c, err := admission.New(failsafe{unavailable, settings}, rules, admission.Options{Settings: settings})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +107,7 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 	var mu sync.Mutex
 	outcomes := make(map[admission.Outcome]int)
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) {
+		Observe: func(e *admission.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			outcomes[e.Outcome]++
@@ -161,7 +158,7 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	var mu sync.Mutex
 	var outcomes []admission.Outcome
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) {
+		Observe: func(e *admission.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			outcomes = append(outcomes, e.Outcome)

@@ -35,8 +35,8 @@ func ExampleController_Admit() {
 	}
 	store := memstore.New(memstore.Options{}) // with a store in Redis, all workers share the limits
 	controller, err := admission.New(store, rules, admission.Options{
-		HasFallback: true,
-		Observe:     func(e *admission.Event) { fmt.Println(e.Rule, e.Limit, e.Key, e.Outcome) },
+
+		Observe: func(e *admission.Event) { fmt.Println(e.Rule, e.Limit, e.Key, e.Outcome) },
 	})
 	if err != nil {
 		log.Fatal(err)

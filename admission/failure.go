@@ -12,30 +12,31 @@ import (
 
 // withFallback returns a store around store that also decides while store gives no answer.
 func (c *Controller) withFallback(store penstock.Store) batches.Func {
+	return batches.Of(guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings})(withCauses(store)))
+}
+
+// withCauses returns a store around store that records why it gave no answer.
+func withCauses(store penstock.Store) batches.Func {
 	decide := batches.Of(store)
-	withCauses := func(ctx context.Context, list []*batches.Batch) {
+	return func(ctx context.Context, list []*batches.Batch) {
 		decide(ctx, list)
 		for _, b := range list {
 			b.Cause = b.Err
 		}
 	}
-	if c.options.HasFallback {
-		return c.addLastResort(withCauses)
-	}
-	return batches.Of(guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings})(batches.Func(withCauses)))
 }
 
-// addLastResort returns a store around decide that also decides if the fallback within decide
-// fails. Then limits that fail open admit the request, up to their ceiling. All other limits reject
-// it.
+// withLastResort returns a store around store that also decides if the fallback within store fails.
+// Then limits that fail open admit the request, up to their ceiling. All other limits reject it.
 //
 // A guard.Fallback around the store would do this too, but would also count each of its grants.
 // This count is not needed here, and would make decisions in memory a tenth slower.
-func (c *Controller) addLastResort(decide batches.Func) batches.Func {
+func (c *Controller) withLastResort(store penstock.Store) batches.Func {
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	})
 	lastResort := penstock.Wrap(unavailable, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Limits: c.settingsWithoutLocal}))
+	decide := withCauses(store)
 	return func(ctx context.Context, list []*batches.Batch) {
 		decide(ctx, list)
 		for _, b := range list {

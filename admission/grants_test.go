@@ -22,7 +22,7 @@ func grantController(t *testing.T, store penstock.Store) *admission.Controller {
 	t.Helper()
 	rules := rulesOf(t, grantRules)
 	store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: rules.Settings}))
-	c, err := admission.New(store, rules, admission.Options{HasFallback: true})
+	c, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

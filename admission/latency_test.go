@@ -18,9 +18,7 @@ rules:
 `)
 	now := func() time.Time { return time.Unix(1_000_000_000, 0) }
 	seen := new(events)
-	c, err := admission.New(memstore.New(memstore.Options{Now: now}), rules, admission.Options{
-		HasFallback: true, Now: now, Observe: seen.add,
-	})
+	c, err := admission.New(memstore.New(memstore.Options{Now: now}), rules, admission.Options{Now: now, Observe: seen.add})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,10 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 			{name: "memory", store: memstore.New(memstore.Options{}), want: [2]admission.Outcome{admission.Allowed, admission.Denied}},
 			{name: "no answer", store: down, want: [2]admission.Outcome{admission.FailedClosed, admission.FailedClosed}},
 		} {
-			controller, err := admission.New(c.store, rules, admission.Options{HasFallback: hasFallback, Settings: settings})
+			if hasFallback {
+				c.store = failsafe{c.store, settings}
+			}
+			controller, err := admission.New(c.store, rules, admission.Options{Settings: settings})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +41,7 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 			controller.AdmitMany(t.Context(), list)
 			for i, item := range list {
 				if item.Outcome != c.want[i] || item.Err != nil {
-					t.Errorf("%s, HasFallback %v: request %d is %v, error %v; want %v, and no error", c.name, hasFallback, i, item.Outcome, item.Err, c.want[i])
+					t.Errorf("%s, fallback in the store %v: request %d is %v, error %v; want %v, and no error", c.name, hasFallback, i, item.Outcome, item.Err, c.want[i])
 				}
 				item.Admission.Done(admission.Result{})
 			}
@@ -50,15 +53,17 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 func TestEventsOfAListHaveTheErrorOfTheStore(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	settings := func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: guard.FailClosed} }
-	store := flaky.New(memstore.New(memstore.Options{}))
-	store.IsDown.Store(true)
+	bare := flaky.New(memstore.New(memstore.Options{}))
+	bare.IsDown.Store(true)
 	for _, hasFallback := range []bool{true, false} {
+		store := penstock.Store(bare)
+		if hasFallback {
+			store = failsafe{bare, settings}
+		}
 		for length := 1; length <= 3; length++ {
-			t.Run(fmt.Sprintf("HasFallback %t, %d requests", hasFallback, length), func(t *testing.T) {
+			t.Run(fmt.Sprintf("fallback in the store %t, %d requests", hasFallback, length), func(t *testing.T) {
 				seen := new(events)
-				c, err := admission.New(store, rules, admission.Options{
-					HasFallback: hasFallback, Settings: settings, Observe: seen.add,
-				})
+				c, err := admission.New(store, rules, admission.Options{Settings: settings, Observe: seen.add})
 				if err != nil {
 					t.Fatal(err)
 				}

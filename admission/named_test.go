@@ -19,7 +19,7 @@ rules:
 - {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: day, rate: 3/day}]}`)
 	var outcomes []admission.Outcome
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
+		Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 func onceController(t *testing.T, store penstock.Store) *admission.Controller {
 	t.Helper()
 	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day}, {name: week, rate: 9/week}]}]`)
-	c, err := admission.New(store, rules, admission.Options{HasFallback: true})
+	c, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestARepeatOfAGrantedRequestChargesNothing(t *testing.T) {
 // A limit that counts denied requests counts neither a repeat nor a denied request with an ID.
 func TestRequestsWithAnIDDoNotCountIfDenied(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day, count_denied: true}, {name: week, rate: 9/week, count_denied: true}]}]`)
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestDoneOfARepeatCorrectsNothing(t *testing.T) {
 // The handler of a repeat need not know that it is one.
 func TestSettleOfARepeatIsNoError(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: tokens, per: {user: header X-User}, limits: [{name: day, rate: 9/day, cost: {units: 4, actual: X-Cost}}]}]`)
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

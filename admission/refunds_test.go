@@ -21,7 +21,7 @@ func newRefundSetup(t *testing.T, rules string) *refundSetup {
 	compiled := rulesOf(t, rules)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return s.now }})
 	var err error
-	s.controller, err = admission.New(store, compiled, admission.Options{HasFallback: true, Now: func() time.Time { return s.now }})
+	s.controller, err = admission.New(store, compiled, admission.Options{Now: func() time.Time { return s.now }})
 	if err != nil {
 		t.Fatal(err)
 	}

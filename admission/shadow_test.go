@@ -48,7 +48,7 @@ func TestCallsOfShadows(t *testing.T) {
 					}
 				})
 				seen := new(events)
-				c, err := admission.New(store, rulesOf(t, "rules: "+row.rules), admission.Options{HasFallback: true, Observe: seen.add})
+				c, err := admission.New(store, rulesOf(t, "rules: "+row.rules), admission.Options{Observe: seen.add})
 				if err != nil {
 					t.Fatal(err)
 				}

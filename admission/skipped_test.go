@@ -40,8 +40,7 @@ rules:
 			t.Fatal(err)
 		}
 		defer guarded.Close()
-		const hasFallback = true
-		c, events := controllerOf(t, guarded, hasFallback, text)
+		c, events := controllerOf(t, guarded, text)
 		results := map[string][]seen{
 			"/first":      {{unlimited, "first"}, {unlimited, "first"}},
 			"/first/rest": {{allowed, "first"}, {allowed, "first"}},

@@ -19,8 +19,7 @@ func TestErrorsWithoutADecisionNameTheLimitThatRejects(t *testing.T) {
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, errStore
 	})
-	const hasFallback = false
-	c, seen := controllerOf(t, store, hasFallback, `
+	c, seen := controllerOf(t, store, `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
   - {name: mixed, match: {path: /mixed}, per: {user: header X-User}, limits: [{rate: 1/d, on_failure: open}, {rate: 9/h, on_failure: closed}]}
@@ -52,7 +51,7 @@ rules:
 	disconnect()
 	c, _ = controllerOf(t, penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, ctx.Err()
-	}), hasFallback, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
+	}), "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
 	a, outcome, err := c.Admit(clientCtx, admission.Request{Attributes: attributes{}})
 	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
 		t.Errorf("the request of a client that left is %v, error %v, and its decision is from %v, allowed %t; want abandoned, context.Canceled, from closed, not allowed", outcome, err, d.Source, d.Allowed)

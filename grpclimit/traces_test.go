@@ -120,7 +120,7 @@ func TestCallsWhileRedisIsAway(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(stack.Close)
-			gate := gateOn(t, controllerOf(t, stack, rules, admission.Options{HasFallback: true}), grpclimit.Options{})
+			gate := gateOn(t, controllerOf(t, stack, rules, admission.Options{}), grpclimit.Options{})
 			conn := dial(t, serve(t, new(shop), guarded(gate)...))
 			expect := func(method, key string, want codes.Code) {
 				t.Helper()

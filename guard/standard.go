@@ -74,11 +74,11 @@ type Options struct {
 type Guarded struct {
 	penstock.Store
 	door
-	floor        int              // Options.Instances
-	hasSettings  bool             // Options.Limits is set
-	counter      *InstanceCounter // nil without a Server
-	deny         *DenyCache       // nil if denials are not cached
-	lease        *Lease           // nil if no limit has Settings
+	floor        int                           // Options.Instances
+	limits       func(*penstock.Plan) Settings // Options.Limits
+	counter      *InstanceCounter              // nil without a Server
+	deny         *DenyCache                    // nil if denials are not cached
+	lease        *Lease                        // nil if no limit has Settings
 	holds        *holds
 	breaker      *breaker
 	stopWatching func() // ends the goroutines that probe for the breaker
@@ -105,7 +105,7 @@ type door = batches.Door
 //   - The counters of a split limit use the breakers of the nodes that keep them.
 //   - An open breaker rejects a batch immediately, and takes no place of TimeoutOptions.InFlight.
 func Standard(store penstock.Store, o Options) (*Guarded, error) {
-	g := &Guarded{floor: o.Instances, hasSettings: o.Limits != nil}
+	g := &Guarded{floor: o.Instances, limits: o.Limits}
 	switch {
 	case o.Server != nil:
 		g.counter = NewInstanceCounter(InstanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
@@ -191,9 +191,24 @@ type Stats struct {
 	Breakers map[string]State
 }
 
-// IgnoresSettings reports whether Options.Limits is not set, so that all limits have the zero
-// Settings.
-func (g *Guarded) IgnoresSettings() bool { return !g.hasSettings }
+// Settings returns how the guards treat a limit: the result of Options.Limits.
+func (g *Guarded) Settings(plan *penstock.Plan) Settings {
+	if g.limits == nil {
+		return Settings{}
+	}
+	return g.limits(plan)
+}
+
+// SettingsOf returns the method Settings of a store, or nil if the store has none. A store with
+// this method also decides while its server gives no answer, as a Guarded does. A decorator around
+// such a store needs the method too: if it has none, package admission puts a second Fallback
+// around it, which changes no decision, but takes memory and time.
+func SettingsOf(store penstock.Store) func(*penstock.Plan) Settings {
+	if s, ok := store.(interface{ Settings(*penstock.Plan) Settings }); ok {
+		return s.Settings
+	}
+	return nil
+}
 
 // Stats returns the current Stats. The call visits every leased key, so do not call it for every
 // request.

@@ -39,7 +39,7 @@ func newFailingStore(store penstock.Store) penstock.Store {
 // responses by status.
 func headersByStatus(t *testing.T, cors string, headers ...string) map[int]http.Header {
 	t.Helper()
-	gate, _ := gateWithoutFallback(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
+	gate, _ := gateWith(t, newFailingStore(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "the upstream's own")
 	}))

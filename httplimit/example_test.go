@@ -31,7 +31,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	controller, err := admission.New(store, rules, admission.Options{HasFallback: true})
+	controller, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

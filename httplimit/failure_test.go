@@ -44,7 +44,7 @@ func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gat
 					defer guarded.Close()
 					gateStore = guarded
 				}
-				controller := controllerOf(t, gateStore, rules, admission.Options{HasFallback: isGuarded, Observe: seen.add})
+				controller := controllerOf(t, gateStore, rules, admission.Options{Observe: seen.add})
 				test(t, gateOn(t, controller), store, seen)
 			})
 		})
@@ -114,7 +114,7 @@ func TestEachLimitHasItsFailureMode(t *testing.T) {
 
 func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 	store := newFlaky()
-	gate, seen := gateWithoutFallback(t, store, allModesPolicy)
+	gate, seen := gateWith(t, store, allModesPolicy)
 	h := gate.Middleware(respond(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
 	for _, isDown := range []bool{false, true, false} {
@@ -362,7 +362,7 @@ rules:
 
 func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
 	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
-	gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), allModesPolicy)
+	gate, seen := gateWith(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), allModesPolicy)
 	h := gate.Middleware(respond(200))
 	for path, want := range map[string]int{"/open": 200, "/mixed": 503, "/local": 503, "/closed": 503} {
 		seen.list = nil
@@ -401,7 +401,7 @@ func TestSlotOfAClientThatLeftIsReturned(t *testing.T) {
 func slotOfAClientThatLeft(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	store := newFlaky()
-	gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, seen := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
 		leave()
 		return d, cmp.Or(ctx.Err(), err)
@@ -428,7 +428,7 @@ rules:
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
 			var returning, returned atomic.Int64
-			gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			gate, _ := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if charges[0].Mode == penstock.Refund {
 					returning.Add(1)
 					select {
@@ -472,7 +472,7 @@ rules:
 
 // A store in memory fails only when it is full, and then it has no fallback.
 func TestFullMemoryRejectsNewKeysUnlessTheLimitIsOpen(t *testing.T) {
-	gate, seen := gateWith(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), true, `
+	gate, seen := gateWith(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), `
 rules:
   - {name: local, match: {path: /local}, per: {key: header X-Key}, limits: [{rate: 2/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]}
@@ -512,7 +512,7 @@ func TestGuardsOfTheStoreDefineHowLimitsFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []httplimit.SimpleOptions{{OnFailure: guard.FailClosed}, {OnFailure: guard.FailClosed, HasFallback: true}} {
+	for _, o := range []httplimit.SimpleOptions{{OnFailure: guard.FailClosed}} {
 		_, err := httplimit.NewSimple(guarded, "api", []penstock.Limit{penstock.PerHour(5)}, o)
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "set redisguard.Options{Guard: guard.Options{OnFailure: guard.FailClosed}}") {
 			t.Errorf("%+v: the error is %v; want ErrInvalid that names the option of redisguard", o, err)

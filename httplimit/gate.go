@@ -36,8 +36,7 @@ type SimpleOptions struct {
 
 	// OnFailure is what happens while the store gives no answer. If the store has guards of its own,
 	// as that of redisguard.Open or guard.Standard, OnFailure must not be set, because
-	// guard.Options.OnFailure decides this. The same holds with HasFallback. Default:
-	// guard.FailLocal.
+	// guard.Options.OnFailure decides this. Default: guard.FailLocal.
 	OnFailure guard.FailureMode
 
 	// Refunds makes Settle with a cost of 0 refund the unit of a request. Such requests are not
@@ -47,9 +46,8 @@ type SimpleOptions struct {
 
 	HTTP Config // how requests are read and answered
 
-	HasFallback bool                   // as in admission.Options
-	Rejected    http.Handler           // as in Options
-	Observe     func(*admission.Event) // as in admission.Options
+	Rejected http.Handler           // as in Options
+	Observe  func(*admission.Event) // as in admission.Options
 }
 
 // A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New,
@@ -103,8 +101,7 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	if key == nil {
 		key = ByAddress
 	}
-	_, isGuarded := store.(interface{ Stats() guard.Stats }) // as *guard.Guarded and *redisguard.Store
-	if o.OnFailure != guard.FailDefault && (isGuarded || o.HasFallback) {
+	if o.OnFailure != guard.FailDefault && guard.SettingsOf(store) != nil {
 		return nil, fmt.Errorf("%w: httplimit: SimpleOptions.OnFailure has no effect, because the store has a fallback of its own; "+
 			"set redisguard.Options{Guard: guard.Options{OnFailure: guard.%s}} instead, or the guard.Options of guard.Standard", penstock.ErrInvalid, constantOf(o.OnFailure))
 	}
@@ -126,7 +123,7 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 	if err != nil {
 		return nil, err
 	}
-	controller, err := admission.New(store, rules, admission.Options{HasFallback: o.HasFallback, Observe: o.Observe})
+	controller, err := admission.New(store, rules, admission.Options{Observe: o.Observe})
 	if err != nil {
 		return nil, err
 	}

@@ -44,21 +44,14 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 // memoryGate returns a gate with a policy and a store in memory, and the events of the gate.
 func memoryGate(t testing.TB, text string) (*httplimit.Gate, *events) {
 	t.Helper()
-	return gateWith(t, memstore.New(memstore.Options{}), true, text)
+	return gateWith(t, memstore.New(memstore.Options{}), text)
 }
 
-// gateWithoutFallback returns a gate over a store that has no fallback, and the events of the gate.
-func gateWithoutFallback(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
-	t.Helper()
-	return gateWith(t, store, false, text)
-}
-
-// gateWith returns a gate over a store, and the events of the gate. admission.Options documents
-// hasFallback.
-func gateWith(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
+// gateWith returns a gate over a store, and the events of the gate.
+func gateWith(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
 	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	return gateOn(t, controllerOf(t, store, rules, admission.Options{HasFallback: hasFallback, Observe: seen.add})), seen
+	return gateOn(t, controllerOf(t, store, rules, admission.Options{Observe: seen.add})), seen
 }
 
 func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o admission.Options) *admission.Controller {
@@ -83,7 +76,7 @@ func gateOn(t testing.TB, c *admission.Controller) *httplimit.Gate {
 // memoryController returns a Controller with a policy and a store in memory.
 func memoryController(t testing.TB, text string) *admission.Controller {
 	t.Helper()
-	return controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, text), admission.Options{HasFallback: true})
+	return controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, text), admission.Options{})
 }
 
 // events are the events of a gate.
@@ -564,7 +557,7 @@ http: {max_waiting: 3}
 func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := new(events)
-		controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, queuePolicy), admission.Options{HasFallback: true, Observe: seen.add})
+		controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, queuePolicy), admission.Options{Observe: seen.add})
 		gate := gateOn(t, controller)
 		start := time.Now()
 		var served []time.Duration

@@ -29,7 +29,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 	effort.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		gate, seen := gateWith(t, store, true, newIdentitiesPolicy)
+		gate, seen := gateWith(t, store, newIdentitiesPolicy)
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		send := func(address, key string) *httptest.ResponseRecorder {
 			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()

@@ -17,7 +17,7 @@ import (
 func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looserShadows, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
-		gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, _ := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
 				panic("a bug in a decorator")
 			}
@@ -47,7 +47,7 @@ func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
 func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, calls := memstore.New(memstore.Options{}), 0
-		gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, _ := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			calls++
 			if calls > 1 {
 				panic("a bug in a decorator")
@@ -66,7 +66,7 @@ func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var background sync.WaitGroup
-	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, _ := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		background.Go(func() { _, _ = ctx.Err(), ctx.Value(0) })
 		return memory.Decide(ctx, charges)
 	}), `

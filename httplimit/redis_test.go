@@ -79,7 +79,7 @@ rules:
 				case "cluster guarded":
 					store = withGuards(t, store, text, -1) // without a deny cache: a denial may come from a moment when a refund was in flight
 				}
-				gate, _ := gateWithoutFallback(t, store, text)
+				gate, _ := gateWith(t, store, text)
 				server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })))
 				t.Cleanup(server.Close)
 				urls = append(urls, server.URL)
@@ -214,7 +214,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { store.Close() })
-		gate, seen := gateWith(t, withGuards(t, store, text, -1), true, text)
+		gate, seen := gateWith(t, withGuards(t, store, text, -1), text)
 		h := gate.Middleware(respond(200))
 		for range requests {
 			send(h, "GET", "/", "X-API-Key", "k")
@@ -233,7 +233,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 func TestCandidatesCountWhenAGuardDecides(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
-	gate, seen := gateWith(t, withGuards(t, openStore(t, server.URL()), text, time.Hour), true, text)
+	gate, seen := gateWith(t, withGuards(t, openStore(t, server.URL()), text, time.Hour), text)
 	h := gate.Middleware(respond(200))
 	for range 10 {
 		send(h, "GET", "/", "X-API-Key", "k")
@@ -264,7 +264,7 @@ rules:
 `
 	var shadowBatches [][]penstock.Charge
 	store := openStore(t, server.URL())
-	gate, _ := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	gate, _ := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if isShadow(charges) {
 			shadowBatches = append(shadowBatches, slices.Clone(charges))
 			return penstock.Decision{}, penstock.ErrUnavailable
@@ -279,7 +279,7 @@ rules:
 	if _, err := server.Do("LPUSH", key, "x"); err != nil {
 		t.Fatal(err)
 	}
-	guardedGate, seen := gateWith(t, withGuards(t, store, text, -1), true, text)
+	guardedGate, seen := gateWith(t, withGuards(t, store, text, -1), text)
 	h := guardedGate.Middleware(respond(200))
 	for i, want := range []int{200, 429, 429} { // the first Gate has admitted one request
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {

@@ -16,7 +16,7 @@ import (
 // another request has spent those. So 5 units come back, and 100 pass in this moment.
 func TestLateRefundReturnsNoRefilledUnits(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
-	gate, _ := gateWith(t, memstore.New(memstore.Options{Now: func() time.Time { return now }}), true, `
+	gate, _ := gateWith(t, memstore.New(memstore.Options{Now: func() time.Time { return now }}), `
 rules: [{name: chat, per: global, limits: [{name: tokens, rate: 50/s, burst: 100, cost: {header: X-Max, min: 0, max: 100, actual: X-Tokens}, headers: true}]}]
 `)
 	var h http.Handler

@@ -36,7 +36,7 @@ func BenchmarkCandidate(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer guarded.Close()
-				gate := gateOn(b, controllerOf(b, guarded, rulesOf(b, text), admission.Options{HasFallback: true}))
+				gate := gateOn(b, controllerOf(b, guarded, rulesOf(b, text), admission.Options{}))
 				h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 				b.ResetTimer()
 				var all sync.WaitGroup

@@ -52,7 +52,7 @@ func isShadow(charges []penstock.Charge) bool {
 func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("unclassified")} {
 		memory := memstore.New(memstore.Options{})
-		gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, seen := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
 				return penstock.Decision{}, err
 			}
@@ -85,7 +85,7 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
 		allSent := make(chan struct{})
-		gate, seen := gateWithoutFallback(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		gate, seen := gateWith(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			sent <- isShadow(charges)
 			<-allSent
 			return memory.Decide(ctx, charges)

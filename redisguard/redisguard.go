@@ -22,8 +22,7 @@ type Options struct {
 
 // A Store is a penstock.Store on Redis that also decides while Redis gives no answer, as
 // Options.Guard.OnFailure says. It suits httplimit.PerKey and httplimit.NewSimple as it is. For
-// admission.New, set admission.Options.HasFallback, and set Options.Guard.Limits to the method
-// Settings of the policy.Rules.
+// admission.New, set Options.Guard.Limits to the method Settings of the policy.Rules.
 type Store struct {
 	*guard.Guarded
 	door

@@ -140,7 +140,7 @@ func TestPolicyNeedsGuardsThatKnowItsSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = admission.New(store, rules, admission.Options{HasFallback: true})
+		_, err = admission.New(store, rules, admission.Options{})
 		if isRefused := errors.Is(err, penstock.ErrInvalid) && strings.Contains(err.Error(), "guard.Options{Limits: settings}"); isRefused != c.refused || !c.refused && err != nil {
 			t.Errorf("with the settings %+v (a shadow: %v, known to the guards: %v) the error is %v; want one: %v", c.settings, c.isShadow, c.knows, err, c.refused)
 		}

@@ -16,7 +16,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -209,8 +208,7 @@ func controllerOf(t testing.TB, store penstock.Store, onFailure guard.FailureMod
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, isMemory := store.(*memstore.Store)
-	c, err := admission.New(store, rules, admission.Options{HasFallback: isMemory})
+	c, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func handlerOn(t testing.TB, c *admission.Controller, o forwardauth.Options) *fo
 // gateOf returns an httplimit.Gate with the same rules, to which the Handler is compared.
 func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	t.Helper()
-	gate, err := httplimit.New(controllerOf(t, store, rulesOf(t, text), admission.Options{HasFallback: true}), httplimit.Options{})
+	gate, err := httplimit.New(controllerOf(t, store, rulesOf(t, text), admission.Options{}), httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 	post := description{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: "203.0.113.9"}
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
-			h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
+			h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{})
 			for i, want := range []string{`"ride.hour";r=1;t=1800`, `"ride.hour";r=0;t=1800`} {
 				w := send(h, endpoint, post)
 				if w.Code != 200 || w.Header().Get("RateLimit") != want || w.Header().Get("RateLimit-Policy") != `"ride.hour";q=2;w=3600` || w.Body.Len() > 0 {
@@ -267,7 +267,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{target: "/auth/forward", header: replace(forward, "X-Forwarded-Method", "GET, PUT"), want: "method is malformed"},
 	} {
 		var outcomes []admission.Outcome
-		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
+		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 		w := sendFromProxy(h, "GET", c.target, "a", c.header...)
 		got, want := clientStatus(t, c.target, w), "200"
 		if c.want != "" {
@@ -291,7 +291,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 			var outcomes []admission.Outcome
 			var texts []string
 			controller := controllerOf(t, newStoppedStore(), rulesOf(t, ridePolicy),
-				admission.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
+				admission.Options{Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 			h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
 			method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/list?token=x", from: "192.0.2.1"})
@@ -317,7 +317,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 // Penstock's own proxy.
 func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	for endpoint := range encodings {
-		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
+		h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{})
 		for i, from := range []string{"203.0.113.9", "198.51.100.1, 203.0.113.9", "203.0.113.9, 192.0.2.1", "203.0.113.9:4711"} {
 			want := "200"
 			if i >= 2 { // all addresses are one client, and its limit is 2/h
@@ -376,7 +376,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	}
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
-			got := send(t, handlerOf(t, newStoppedStore(), text, admission.Options{HasFallback: true}), func(target string) string {
+			got := send(t, handlerOf(t, newStoppedStore(), text, admission.Options{}), func(target string) string {
 				method, subrequestTarget, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: target})
 				text := method + " " + subrequestTarget + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
@@ -414,7 +414,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 			sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			want := sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			for endpoint := range encodings {
-				h := handlerOf(t, newStoppedStore(), text, admission.Options{HasFallback: true})
+				h := handlerOf(t, newStoppedStore(), text, admission.Options{})
 				api := description{method: "GET", host: "a", uri: "/api", from: "203.0.113.9"}
 				send(h, endpoint, api, header...)
 				got := send(h, endpoint, api, header...)
@@ -433,7 +433,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 func TestAllMethodsAreDecided(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "DELETE", "PROPFIND"} {
 		h := handlerOf(t, newStoppedStore(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
-			admission.Options{HasFallback: true})
+			admission.Options{})
 		for i, want := range []string{"200", "429"} {
 			w := send(h, forwardauth.Ext, description{method: method, host: "a", uri: "/", from: "203.0.113.9"})
 			if got := clientStatus(t, forwardauth.Ext, w); got != want || method == "HEAD" && w.Body.Len() > 0 {
@@ -448,7 +448,7 @@ func TestAllMethodsAreDecided(t *testing.T) {
 }
 
 func TestOtherPathsAreNotFound(t *testing.T) {
-	h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
+	h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{})
 	for _, path := range []string{"/", "/auth", "/auth/", "/auth/forward/", "/auth/forward/a", "/auth/request/", "/auth/extra", "/auth/ex", "/x/auth/ext/a", "/auth//forward"} {
 		if w := sendFromProxy(h, "GET", path, "a"); w.Code != 404 || forwardauth.IsEndpoint(path) {
 			t.Errorf("%s: status %d, is an endpoint: %t; want 404 and false", path, w.Code, forwardauth.IsEndpoint(path))
@@ -524,7 +524,7 @@ func (forbiddenBody) Close() error { return nil }
 // The gate reads the body of a request that waits. The Handler must not read it.
 func TestNoBodyIsRead(t *testing.T) {
 	rules := rulesOf(t, "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}")
-	controller := controllerOf(t, memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true})
+	controller := controllerOf(t, memstore.New(memstore.Options{}), rules, admission.Options{})
 	h := handlerOn(t, controller, forwardauth.Options{})
 	for endpoint := range encodings {
 		for range 20 {
@@ -571,7 +571,7 @@ func TestDescriptionsNeedFewAllocations(t *testing.T) {
 		forwardauth.Ext:     2,
 		forwardauth.Request: 3, // also the nginxWriter
 	} {
-		h := handlerOf(t, memstore.New(memstore.Options{}), text, admission.Options{HasFallback: true})
+		h := handlerOf(t, memstore.New(memstore.Options{}), text, admission.Options{})
 		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/api/things/1?x=1", from: "203.0.113.9"})
 		r := httptest.NewRequest(method, target, nil)
 		r.Host = host
@@ -592,7 +592,7 @@ func FuzzURI(f *testing.F) {
 	for _, odd := range []string{"", "*", "a:80", "//a/b", "///", "/\x00", "/%", "/?\n", "/#", "http://a/b", "/\xff"} {
 		f.Add(odd)
 	}
-	h := handlerOf(f, newStoppedStore(), ridePolicy, admission.Options{HasFallback: true})
+	h := handlerOf(f, newStoppedStore(), ridePolicy, admission.Options{})
 	paths := rulesOf(f, ridePolicy).Paths()
 	f.Fuzz(func(t *testing.T, uri string) {
 		got := sendFromProxy(h, "GET", "/auth/forward", "limiter", "X-Forwarded-Method", "GET", "X-Forwarded-Uri", uri, "X-Forwarded-Host", "a").Code
@@ -629,7 +629,7 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 
 		rules := good
 		var reported []string
-		controller := controllerOf(t, newStoppedStore(), rulesFunc(func() *policy.Rules { return rules }), admission.Options{HasFallback: true})
+		controller := controllerOf(t, newStoppedStore(), rulesFunc(func() *policy.Rules { return rules }), admission.Options{})
 		h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { reported = append(reported, err.Error()) }})
 		for i, step := range []struct {
 			rules *policy.Rules
@@ -670,7 +670,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 		defer mu.Unlock()
 		calls++
 		return versions[calls/100%3] // the next version after each 100 calls
-	}), admission.Options{HasFallback: true})
+	}), admission.Options{})
 	h := handlerOn(t, controller, forwardauth.Options{})
 	var workers sync.WaitGroup
 	for range 4 {

@@ -37,7 +37,7 @@ func TestObservingAllocatesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true, Observe: observe})
+		c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: observe})
 		if err != nil {
 			t.Fatal(err)
 		}

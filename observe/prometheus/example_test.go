@@ -37,9 +37,7 @@ func Example() {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 
-	controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{
-		Observe: metrics.ObserveRequest, TokenRejected: metrics.TokenRejected,
-	})
+	controller, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: metrics.ObserveRequest, TokenRejected: metrics.TokenRejected})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func newFixture(t testing.TB, text string, o Options) *fixture {
 	t.Helper()
 	f := &fixture{Recorder: New(o), rules: rulesOf(t, text)}
 	f.SetLimits(f.rules.Plans())
-	c, err := admission.New(memstore.New(memstore.Options{}), f.rules, admission.Options{HasFallback: true, Observe: f.Recorder.Observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), f.rules, admission.Options{Observe: f.Recorder.Observe})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +345,7 @@ func TestManyGoroutinesObserveAtOnce(t *testing.T) {
 // decisions returns a function that decides a request of one of many keys.
 func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i int) {
 	rules := rulesOf(t, text)
-	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{HasFallback: true, Observe: observe})
+	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: observe})
 	if err != nil {
 		t.Fatal(err)
 	}

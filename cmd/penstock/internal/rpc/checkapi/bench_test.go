@@ -15,7 +15,7 @@ import (
 func BenchmarkCheck(b *testing.B) {
 	compiled := rulesOf(b, "rules: [{name: search, per: {user: header X-User}, limits: [{name: second, rate: 1000000/s}]}]")
 	store := memstore.New(memstore.Options{})
-	controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
+	controller, err := admission.New(store, compiled, admission.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -289,7 +289,7 @@ func TestAllGRPCCallsNeedAToken(t *testing.T) {
 
 func TestNewServiceRefusesWrongOptions(t *testing.T) {
 	store := memstore.New(memstore.Options{})
-	controller, err := admission.New(store, rulesOf(t, rules), admission.Options{HasFallback: true})
+	controller, err := admission.New(store, rulesOf(t, rules), admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*
 	s := &testService{TB: t, clock: c}
 	compiled := rulesOf(t, rules)
 	controller, err := admission.New(store, compiled, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) {
+		Observe: func(e *admission.Event) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.events = append(s.events, *e)
@@ -126,7 +126,7 @@ func newServiceOf(t testing.TB, text string, store penstock.Store) *testService 
 	t.Helper()
 	rules := rulesOf(t, text)
 	store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: rules.Settings}))
-	controller, err := admission.New(store, rules, admission.Options{HasFallback: true})
+	controller, err := admission.New(store, rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

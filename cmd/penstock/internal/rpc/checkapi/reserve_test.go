@@ -516,7 +516,7 @@ func TestSettleCorrectsOnceWithGuards(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer store.Close()
-		controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
+		controller, err := admission.New(store, compiled, admission.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func guardedServices(t *testing.T, newStore func() penstock.Store) (two [2]*test
 			t.Fatal(err)
 		}
 		t.Cleanup(store.Close)
-		controller, err := admission.New(store, compiled, admission.Options{HasFallback: true})
+		controller, err := admission.New(store, compiled, admission.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -170,7 +170,7 @@ func (c *Core) open(ctx context.Context) error {
 		c.Store = c.WrapStore(c.Store)
 	}
 	c.Controller, err = admission.New(c.Store, c, admission.Options{
-		HasFallback: true, Settings: c.LimitSettings, Observe: c.Observe, TokenRejected: c.TokenRejected,
+		Settings: c.LimitSettings, Observe: c.Observe, TokenRejected: c.TokenRejected,
 	})
 	if err != nil {
 		return err

@@ -113,7 +113,7 @@ func (r *runner) open() error {
 	clock := func() time.Time { return r.now }
 	r.store = memstore.New(memstore.Options{Now: clock})
 	r.waits = make(map[*penstock.Charge]time.Duration)
-	controller, err := admission.New(penstock.StoreFunc(r.decide), rules, admission.Options{HasFallback: true, Observe: r.observe, Now: clock})
+	controller, err := admission.New(penstock.StoreFunc(r.decide), rules, admission.Options{Observe: r.observe, Now: clock})
 	if err != nil {
 		return err
 	}
