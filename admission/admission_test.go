@@ -300,7 +300,7 @@ rules:
 		t.Errorf("NeedsResult is %t, NeedsBodySize is %t; want both to be true", a.NeedsResult(), a.NeedsBodySize())
 	}
 	a.Done(admission.Result{BodySize: 10_000, Cost: func(name string) (int64, bool) { return 7, name == "X-Tokens" }})
-	a, _, _ = c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
+	a, _, _ = c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{Peek: true}})
 	var left []int64
 	for _, s := range a.AppendVisible(nil) {
 		left = append(left, s.Status.Remaining)
@@ -342,7 +342,7 @@ rules:
       - {name: slots, in_flight: 60, candidate: {in_flight: 1}, headers: true}
 `)
 		admit := func() (*admission.Admission, []int64) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, IsRefundable: true})
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{IsRefundable: true}})
 			if outcome != admission.Allowed {
 				t.Fatalf("a request is %v; want allowed", outcome)
 			}
@@ -576,7 +576,7 @@ rules:
   - {name: a, per: global, limits: [{rate: 1/h, candidate: {rate: 5/h}}, {in_flight: 1}]}
 `)
 	peek := func() admission.Outcome {
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{Peek: true}})
 		if err != nil || a.NeedsResult() {
 			t.Errorf("a peek has the error %v, and NeedsResult is %t; want no error, and false", err, a.NeedsResult())
 		}
@@ -619,7 +619,7 @@ func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := memoryControllerOf(t, slotsPolicy)
 		admit := func() (*admission.Admission, admission.Outcome) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RenewsHolds: renewsHolds})
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{RenewsHolds: renewsHolds}})
 			return a, outcome
 		}
 		a, _ := admit()

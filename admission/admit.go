@@ -17,27 +17,30 @@ import (
 // goroutine may call Settle, MarkStatusUnknown and Decision at any time after Admit.
 type Admission struct {
 	controller *Controller
-	request    Request
-	ctx        context.Context // of the request
-	*scratch                   // nil after Done
+	options    RequestOptions
+	attributes policy.Attributes // nil if a rule or the charges are stated
+	beforeWait func(policy.Attributes)
+	denyIf     func([]penstock.Charge, *penstock.Decision) bool // nil unless the charges are stated
+	ctx        context.Context                                  // of the request
+	*scratch                                                    // nil after Done
 
 	decision  penstock.Decision
 	isLimited bool // a limit applies, so there is a decision
 
 	skippedRule string // of the first limit that failed open
 
-	isRejected      bool
-	actualCostPlus1 atomic.Int64 // 0 while the true cost is unknown
-	isStatusUnknown atomic.Bool
-	canSettle       bool    // a limit is charged by the true cost
-	grants          []grant // charges that may have to be corrected
-	shadows         *shadows
-	renewal         *renewal
-	idCharges       int // how many of the last charges are those of addIDCharges
-	onceName        string
-	isRepeat        bool
-	isSettled       bool          // the request is a reservation that was settled
-	age             time.Duration // if isRepeat: the time since the first request was granted
+	isRejected         bool
+	actualCostPlus1    atomic.Int64 // 0 while the true cost is unknown
+	isStatusUnknown    atomic.Bool
+	canSettle          bool    // a limit is charged by the true cost
+	grants             []grant // charges that may have to be corrected
+	shadows            *shadows
+	renewal            *renewal
+	idempotencyCharges int // how many of the last charges are those of addIdempotencyCharges
+	sharedName         string
+	isRepeat           bool
+	isSettled          bool          // the request is a reservation that was settled
+	age                time.Duration // if isRepeat: the time since the first request was granted
 }
 
 // scratch is memory that is used for one request after another.
@@ -65,7 +68,7 @@ func (a *Admission) Rejection() Rejection { return a.rejection }
 // Decision returns the decision about the request's limits. The bool is false if no limit applied.
 func (a *Admission) Decision() (penstock.Decision, bool) { return a.decision, a.isLimited }
 
-// ShadowDecision returns the decision about shadow i of a DirectCall. The bool is false if the
+// ShadowDecision returns the decision about shadow i of ExplicitCharges. The bool is false if the
 // store has not decided this shadow. Call ShadowDecision before Done.
 func (a *Admission) ShadowDecision(i int) (penstock.Decision, bool) {
 	if a.shadows == nil || i >= len(a.shadows.list) || a.shadows.list[i].isUndecided() {
@@ -124,9 +127,25 @@ func (a *Admission) status(i int) penstock.Status {
 	return s
 }
 
-// admit decides the request. If its turn comes later, admit waits for the turn.
-func (a *Admission) admit() (Outcome, error) {
-	if outcome, err, isDecided := a.evaluate(); isDecided {
+// admit evaluates and decides a request with attributes. If its turn comes later, admit waits for
+// the turn.
+func (a *Admission) admit(r *Request) (Outcome, error) {
+	rules := a.options.Rules
+	if hasAllCharges := rules.EvaluateFirst(r.Attributes, &a.evaluation); !hasAllCharges {
+		a.adjustCharges(r)
+		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
+			return outcome, err
+		}
+		rules.EvaluateRest(r.Attributes, &a.evaluation)
+	}
+	a.adjustCharges(r)
+	return a.admitCharges(nil)
+}
+
+// admitCharges decides the charges of the Evaluation. err is the error of the Evaluation. If the
+// turn of the request comes later, admitCharges waits for the turn.
+func (a *Admission) admitCharges(err error) (Outcome, error) {
+	if outcome, err, isDecided := a.review(err); isDecided {
 		return outcome, err
 	}
 	shadows := a.beginShadows()
@@ -138,32 +157,29 @@ func (a *Admission) admit() (Outcome, error) {
 	return a.decide(shadows)
 }
 
-// evaluate finds the charges of the request. isDecided is false if these charges are still to be
-// decided.
-func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
-	rules, v := a.request.Rules, &a.evaluation
-	isCall, err := a.evaluateCall()
+// setCharges sets the charges of the Evaluation to stated ones.
+func (a *Admission) setCharges(r *ExplicitCharges) error {
+	a.denyIf = r.DenyIf
+	return a.options.Rules.EvaluateCharges(r.Charges, r.Limits, r.Shadows, &a.evaluation)
+}
+
+// review decides requests for which no call of the store is needed, and peeks. For other requests
+// isDecided is false, and their charges are ready for the store. err is the error of the
+// Evaluation.
+func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool) {
+	v := &a.evaluation
 	if err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
-	hasAllCharges := isCall || rules.EvaluateFirst(a.request.Attributes, v)
-	if !hasAllCharges {
-		a.adjustCharges()
-		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
-			return outcome, err, true
-		}
-		rules.EvaluateRest(a.request.Attributes, v)
-	}
-	a.adjustCharges()
 	a.setHolder()
-	if check := a.request.CheckLimits; check != nil && v.Unclear == "" {
+	if check := a.options.CheckLimits; check != nil && v.Unclear == "" {
 		if err := check(v.Limits); err != nil {
 			outcome, err = a.rejectMalformed(err)
 			return outcome, err, true
 		}
 	}
-	if v.TokenError != nil && !a.request.Peek {
+	if v.TokenError != nil && !a.options.Peek {
 		a.controller.options.TokenRejected(v.TokenError)
 	}
 	switch {
@@ -174,7 +190,7 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 		return a.observe(Exempt), nil, true
 	case v.ListMatch == policy.DenyListed:
 		return a.observe(Refused), nil, true
-	case a.request.Peek:
+	case a.options.Peek:
 		if len(v.Charges) == 0 {
 			return Unlimited, nil, true
 		}
@@ -183,18 +199,18 @@ func (a *Admission) evaluate() (outcome Outcome, err error, isDecided bool) {
 	case !a.admitsIdentities():
 		return DeniedNewIdentity, nil, true
 	}
-	a.request.markRefundable(v.Charges, v.Limits)
-	if err := a.addIDCharges(); err != nil {
+	a.options.markRefundable(v.Charges, v.Limits)
+	if err := a.addIdempotencyCharges(); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
 	return outcome, nil, false
 }
 
-// adjustCharges applies the request's IsContinued and Patience to the charges.
-func (a *Admission) adjustCharges() {
-	v, r := &a.evaluation, &a.request
-	if r.IsContinued {
+// adjustCharges applies the request's IsPartOfStream and Patience to the charges.
+func (a *Admission) adjustCharges(r *Request) {
+	v := &a.evaluation
+	if r.IsPartOfStream {
 		v.Charges, v.Limits = withoutSlots(v.Charges, v.Limits)
 		kept := v.Shadows[:0]
 		for _, s := range v.Shadows {
@@ -224,38 +240,23 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// evaluateCall evaluates a request that has Named or Direct. It removes the Attributes of this
-// request, which must not be used. For other requests it returns false.
-func (a *Admission) evaluateCall() (isCall bool, err error) {
-	r := &a.request
-	switch {
-	case r.Named != nil:
-		r.Attributes = nil
-		return true, r.Rules.EvaluateNamed(*r.Named, &a.evaluation)
-	case r.Direct != nil:
-		r.Attributes = nil
-		return true, r.Rules.EvaluateDirect(*r.Direct, &a.evaluation)
-	}
-	return false, nil
-}
-
 // rejectMalformed rejects a request that cannot be decided because of err.
 func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
 }
 
-// setHolder sets the holder of slots to Request.Holder. The charges get the time as their Serial,
+// setHolder sets the holder of slots to RequestOptions.Holder. The charges get the time as their Serial,
 // so that a late Refund of this instance does not end a hold that another instance has granted to
 // the same Holder since.
 func (a *Admission) setHolder() {
-	if a.request.Holder == "" {
+	if a.options.Holder == "" {
 		return
 	}
 	serial := time.Now().UnixMicro()
 	for i := range a.evaluation.Charges {
 		if c := &a.evaluation.Charges[i]; isSlot(c) {
-			c.Holder, c.Serial = a.request.Holder, serial
+			c.Holder, c.Serial = a.options.Holder, serial
 		}
 	}
 }
@@ -284,7 +285,7 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 // For a peek, it makes them charges of mode Peek.
 func (a *Admission) decideInStore(shadows []*batches.Batch) (latency time.Duration) {
 	charges := a.evaluation.Charges
-	if a.request.Peek {
+	if a.options.Peek {
 		for i := range charges {
 			charges[i].Mode, charges[i].Patience = penstock.Peek, 0
 		}
@@ -311,10 +312,10 @@ func (a *Admission) decide(s *shadows) (Outcome, error) {
 func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	d, err := a.batch.Decision, a.batch.Err
 	switch {
-	case a.idCharges > 0 && err == nil:
-		a.removeIDCharges(&d)
-	case a.idCharges > 0:
-		a.removeIDCharges(nil)
+	case a.idempotencyCharges > 0 && err == nil:
+		a.removeIdempotencyCharges(&d)
+	case a.idempotencyCharges > 0:
+		a.removeIdempotencyCharges(nil)
 	}
 	if a.isSettled {
 		return a.rejectMalformed(errSettled)
@@ -333,7 +334,7 @@ func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	if d.Source == penstock.FromOpen {
 		return a.observeDecision(FailedOpen, latency), nil
 	}
-	if a.request.IsOver != nil && a.request.IsOver(a.evaluation.Charges, &a.decision) {
+	if a.denyIf != nil && a.denyIf(a.evaluation.Charges, &a.decision) {
 		return a.observeDecision(Denied, latency), nil
 	}
 	if wait := d.Wait(); wait > 0 {
@@ -415,7 +416,7 @@ func (a *Admission) prepare() {
 	for i := range a.grants {
 		a.canSettle = a.canSettle || a.grants[i].limit.Adjustable
 	}
-	if a.request.RenewsHolds {
+	if a.options.RenewsHolds {
 		a.renewal.stop() // the method wait may have started it
 	} else {
 		a.renewHolds()
@@ -454,7 +455,7 @@ func (a *Admission) emit() Outcome {
 	if o.IsAdmitted() {
 		a.event.SkippedRule = a.skippedRule
 	}
-	if !a.request.Peek {
+	if !a.options.Peek {
 		a.controller.options.Observe(&a.event)
 	}
 	a.event = Event{}

@@ -25,7 +25,7 @@ func TestAdmitAllocatesOnlyTheKey(t *testing.T) {
 	a, ctx := new(admission.Admission), context.Background()
 	n := testing.AllocsPerRun(1000, func() {
 		*a = admission.Admission{}
-		c.Admit(ctx, admission.Request{Attributes: request, Into: a})
+		c.Admit(ctx, admission.Request{Attributes: request, RequestOptions: admission.RequestOptions{Reuse: a}})
 		a.Done(admission.Result{})
 	})
 	if n > 1 {

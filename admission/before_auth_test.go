@@ -35,7 +35,7 @@ rules:
 	decide := func(path string, isPeek bool) (*admission.Admission, admission.Outcome) {
 		tokens++
 		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: isPeek})
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, RequestOptions: admission.RequestOptions{Peek: isPeek}})
 		if err != nil {
 			t.Errorf("the request for %s has the error %v; want none", path, err)
 		}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 type requestKey struct{}
@@ -34,8 +33,8 @@ rules:
 		t.Fatal(err)
 	}
 	ctx := context.WithValue(t.Context(), requestKey{}, "r1")
-	for _, call := range []*policy.NamedCall{{Rule: "a", Key: "user:1", Cost: 1}, {Rule: "a", Key: "user:1", Cost: 1}, {Rule: "none", Key: "user:1", Cost: 1}} {
-		a, _, _ := c.Admit(ctx, admission.Request{Named: call})
+	for _, call := range []admission.RuleCall{{Rule: "a", Key: "user:1", Cost: 1}, {Rule: "a", Key: "user:1", Cost: 1}, {Rule: "none", Key: "user:1", Cost: 1}} {
+		a, _, _ := c.AdmitRule(ctx, call)
 		a.Done(admission.Result{})
 	}
 	for _, outcome := range []string{"allowed", "denied", "shadow_allowed", "shadow_denied", "malformed"} {

@@ -119,39 +119,92 @@ func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 // malformed ones.
 func (c *Controller) Observe(e *Event) { c.options.Observe(e) }
 
-// A Request is a request that a transport wants to admit.
+// A Request is a request that attributes describe. The policy decides which rules apply to it.
 type Request struct {
-	// Attributes describe the request. They must be set unless Named or Direct is set. Admit does not
-	// use them after it has returned.
+	// Attributes describe the request. They must be set. Admit does not use them after it has
+	// returned.
 	Attributes policy.Attributes
 
-	// Named calls one rule by its name, in place of Attributes. The request never waits. If the rule
-	// cannot be called in this way, the outcome is Malformed.
-	Named *policy.NamedCall
+	// BeforeWait is called with Attributes while the request waits. An HTTP transport reads the body
+	// there: net/http notices that a client has left only after the body is read. Default: none.
+	BeforeWait func(policy.Attributes)
 
-	// Direct has the charges of the request and their limits, in place of Attributes. No rule is
-	// evaluated. If the charges or the limits are invalid, the outcome is Malformed.
-	Direct *policy.DirectCall
+	// IsPartOfStream means that the request is a further part of an earlier request that was admitted
+	// and still runs, such as another message of a stream. The further part takes no slots, because
+	// the earlier request holds them.
+	IsPartOfStream bool
 
-	// IsOver lets a transport deny a request, or a shadow, whose charges were all granted. IsOver is
-	// for charges of mode Force, which are granted even beyond their limits. If IsOver returns true,
-	// the outcome is Denied, but the charges are not refunded. IsOver is not called if no counter was
+	// Patience is the longest time that the request may wait for its turn. Limits that cannot let
+	// requests wait ignore it. Default: each limit's max_wait.
+	Patience time.Duration
+
+	RequestOptions
+}
+
+// A RuleCall calls one rule by its name. It is for callers that state the key and the cost
+// themselves, and have no attributes. The allow list, the deny list and new_identities do not
+// apply, and the tier is the last one. A RuleCall never waits.
+type RuleCall struct {
+	// Rule is the name of the rule. What the rule matches does not matter.
+	Rule string
+
+	// Key is the key to charge, such as "user:42". Each limit of the rule must accept keys of this
+	// kind ("user"). Requests by other transports that have this key share its counters. A limit whose
+	// identity is Global ignores this key.
+	Key string
+
+	// Cost is charged to each limit of the rule, whatever cost the rule sets.
+	Cost int64
+
+	// CanEnd means that the caller will report how its request ends: it returns slots of in_flight
+	// limits, and reports the status for on_status. Without CanEnd, a rule with such limits cannot be
+	// called.
+	CanEnd bool
+
+	RequestOptions
+}
+
+// ExplicitCharges are charges of limits that are not in the Rules. Such limits are in another file,
+// or a caller sends them with each call. The allow list, the deny list and new_identities of the
+// Rules do not apply.
+type ExplicitCharges struct {
+	// Charges are decided as one batch, in the modes and with the Patience that they state. There are
+	// 1 to penstock.MaxCharges. With Shadows, there may be none.
+	Charges []penstock.Charge
+
+	// Limits has the limit of each charge. Each needs a Rule, which events name, and a Guard, which
+	// states what happens while the store gives no answer. guard.Options.Limits must return the same
+	// settings for its plan.
+	Limits []*policy.Limit
+
+	// Shadows are decided beside the charges, and change nothing for the request.
+	Shadows []policy.Shadow
+
+	// DenyIf lets a transport deny a request, or a shadow, whose charges were all granted. DenyIf is
+	// for charges of mode Force, which are granted even beyond their limits. If DenyIf returns true,
+	// the outcome is Denied, but the charges are not refunded. DenyIf is not called if no counter was
 	// charged. Default: a request whose charges were granted is admitted.
-	IsOver func([]penstock.Charge, *penstock.Decision) bool
+	DenyIf func([]penstock.Charge, *penstock.Decision) bool
 
-	// ID makes repeats of the request free. After the request is granted, a request with the same ID
-	// and the same charges is admitted and charges nothing, for the time OnceFor. A request with an ID
-	// never waits, and may have at most 63 charges. A repeat is charged again in three cases. The
-	// store gave no answer to one of the two requests, or the store has lost its data, or an error
-	// interrupted a batch over several servers of a Cluster. Rules with before_auth, new_identities
-	// and shadows count repeats too. Repeats are free, so the ID must not come from the client that is
-	// limited. After Cancel, the next request with the ID is charged.
-	// Default: none.
-	ID string
+	RequestOptions
+}
 
-	// Settleable makes a request with an ID a reservation, whose charges the caller corrects with a
-	// SettledCharge for this long. Repeats are free for this long too, but after the SettledCharge the
-	// outcome is Malformed. A reservation may have at most 62 charges. Default: no reservation.
+// RequestOptions are options of requests of all kinds. The zero value is useful.
+type RequestOptions struct {
+	// IdempotencyKey makes repeats of the request free. After the request is granted, a request with
+	// the same IdempotencyKey and the same charges is admitted and charges nothing, for the time
+	// IdempotencyWindow. A request with an IdempotencyKey never waits, and may have at most 63 charges.
+	// A repeat is charged again in three cases. The store gave no answer to one of the two requests, or
+	// the store has lost its data, or an error interrupted a batch over several servers of a Cluster.
+	// Rules with before_auth, new_identities and shadows count repeats too. Repeats are free, so the
+	// IdempotencyKey must not come from the client that is limited. After Cancel, the next request with
+	// the IdempotencyKey is charged. Default: none.
+	IdempotencyKey string
+
+	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller corrects
+	// with a SettledCharge for this long. Repeats are free for this long too, but after the
+	// SettledCharge the outcome is Malformed. A reservation may have at most 62 charges. Default: no
+	// reservation.
 	Settleable time.Duration
 
 	// Holder names the holder of the slots that the request takes. A request with the same Holder
@@ -168,23 +221,9 @@ type Request struct {
 	// request, such as for its path. Default: the rules in force.
 	Rules *policy.Rules
 
-	// BeforeWait is called with Attributes while the request waits. It is not called if Attributes are
-	// nil. An HTTP transport reads the body there: net/http notices that a client has left only after
-	// the body is read. Default: none.
-	BeforeWait func(policy.Attributes)
-
-	// Peek means that Admit only reports what would be decided now. Nothing is charged or observed. A
-	// request that would have to wait is denied.
+	// Peek only reports what would be decided now. Nothing is charged or observed. A request that would
+	// have to wait is denied.
 	Peek bool
-
-	// IsContinued means that the request is a further part of an earlier request that was admitted and
-	// still runs, such as another message of a stream. The further part takes no slots, because the
-	// earlier request holds them.
-	IsContinued bool
-
-	// Patience is the longest time that the request may wait for its turn. Limits that cannot let
-	// requests wait ignore it. Default: each limit's max_wait.
-	Patience time.Duration
 
 	// RenewsHolds means that the caller renews the request's slots, by Admission.Renew. By default
 	// they are renewed in the background until Done.
@@ -195,33 +234,51 @@ type Request struct {
 	// limits with on_status or a true cost.
 	IsRefundable bool
 
-	// Into is memory for the Admission. It must be a zero Admission. Do not use it for a second
+	// Reuse is memory for the Admission. It must be a zero Admission. Do not use it for a second
 	// request, because goroutines of the first may still use it after Done. Default: new memory.
-	Into *Admission
+	Reuse *Admission
 }
 
-// Admit decides a request. If the request has to wait, Admit returns at its turn, or when ctx ends.
+// Admit decides a request by the rules that apply to it. If the request has to wait, Admit returns
+// at its turn, or when ctx ends.
 //
 // The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
 // outcome is Malformed, the error wraps penstock.ErrInvalid, and contains nothing that the client
 // sent. If the outcome is Abandoned, the error is the cause of ctx. For all other outcomes the
 // error is nil.
 func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome, error) {
-	a := c.begin(ctx, r)
-	outcome, err := a.admit()
+	a := c.begin(ctx, r.RequestOptions)
+	a.attributes, a.beforeWait = r.Attributes, r.BeforeWait
+	outcome, err := a.admit(&r)
+	return a, a.end(outcome), err
+}
+
+// AdmitRule decides a call of one rule, as Admit decides a request. If the rule cannot be called in
+// this way, the outcome is Malformed.
+func (c *Controller) AdmitRule(ctx context.Context, r RuleCall) (*Admission, Outcome, error) {
+	a := c.begin(ctx, r.RequestOptions)
+	outcome, err := a.admitCharges(a.options.Rules.EvaluateRule(r.Rule, r.Key, r.Cost, r.CanEnd, &a.evaluation))
+	return a, a.end(outcome), err
+}
+
+// AdmitCharges decides charges that the caller states, as Admit decides a request. If the charges
+// or their limits are invalid, the outcome is Malformed.
+func (c *Controller) AdmitCharges(ctx context.Context, r ExplicitCharges) (*Admission, Outcome, error) {
+	a := c.begin(ctx, r.RequestOptions)
+	outcome, err := a.admitCharges(a.setCharges(&r))
 	return a, a.end(outcome), err
 }
 
 // begin returns an Admission for a request that is not decided yet.
-func (c *Controller) begin(ctx context.Context, r Request) *Admission {
-	a := r.Into
+func (c *Controller) begin(ctx context.Context, o RequestOptions) *Admission {
+	a := o.Reuse
 	if a == nil {
 		a = new(Admission)
 	}
-	if r.Rules == nil {
-		r.Rules = c.rules.Rules()
+	if o.Rules == nil {
+		o.Rules = c.Rules()
 	}
-	a.controller, a.request, a.ctx = c, r, ctx
+	a.controller, a.options, a.ctx = c, o, ctx
 	a.scratch = c.scratches.Get().(*scratch)
 	return a
 }

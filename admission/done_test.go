@@ -79,7 +79,7 @@ func TestPeekReportsWhetherLimitsApply(t *testing.T) {
 	c, _ := memoryControllerOf(t, twoPaths)
 	c.Admit(t.Context(), admission.Request{Attributes: attributesOf("/b")})
 	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {
-		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf(path), Peek: true})
+		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributesOf(path), RequestOptions: admission.RequestOptions{Peek: true}})
 		if _, isLimited := a.Decision(); outcome != want || isLimited != (want != admission.Unlimited) {
 			t.Errorf("a peek for %s is %v, and has a decision: %t; want %v, and a decision unless that is unlimited", path, outcome, isLimited, want)
 		}

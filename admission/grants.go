@@ -19,7 +19,7 @@ type Grant struct {
 // counted alone, only slots are returned. The request must have IsRefundable. TakeGrants must be
 // called before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
-	if !a.isLimited || a.isRejected || a.request.Peek {
+	if !a.isLimited || a.isRejected || a.options.Peek {
 		return nil
 	}
 	a.renewal.stop()

@@ -30,14 +30,16 @@ func grantController(t *testing.T, store penstock.Store) *admission.Controller {
 }
 
 // namedCall returns a call of the rule of grantRules.
-func namedCall(key string, cost int64) *policy.NamedCall {
-	return &policy.NamedCall{Rule: "search", Key: key, Cost: cost, CanEnd: true}
+func namedCall(key string, cost int64) admission.RuleCall {
+	return admission.RuleCall{Rule: "search", Key: key, Cost: cost, CanEnd: true}
 }
 
 func TestDoneDoesNotCorrectTakenGrants(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1), Holder: "me"})
+	call := namedCall("user:1", 1)
+	call.Holder = "me"
+	a, outcome, err := c.AdmitRule(context.Background(), call)
 	if outcome != admission.Allowed || err != nil {
 		t.Fatalf("the request is %v, error %v; want allowed, and no error", outcome, err)
 	}
@@ -62,7 +64,7 @@ func TestOnlySlotsAreTakenWithoutTheStore(t *testing.T) {
 	c := grantController(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
 	}))
-	a, outcome, _ := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1)})
+	a, outcome, _ := c.AdmitRule(context.Background(), namedCall("user:1", 1))
 	if grants := a.TakeGrants(); outcome != admission.Allowed || len(grants) != 1 || grants[0].Limit.Name != "in-flight" {
 		t.Errorf("the request is %v with the grants %+v; want allowed, with only the slot", outcome, grants)
 	}
@@ -77,14 +79,14 @@ func TestTheGrantsOfARepeatAreThoseOfTheFirstRequest(t *testing.T) {
 	var names [2]string
 	for i := range receipts {
 		age := time.Duration(i) * 5 * time.Minute
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a", IsRefundable: true})
+		a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: "a", IsRefundable: true}})
 		if outcome != admission.Allowed || err != nil || a.Age() != age {
 			t.Fatalf("call %d is %v, error %v, age %v; want allowed, no error, age %v", i, outcome, err, a.Age(), age)
 		}
 		for _, g := range a.TakeGrants() {
 			receipts[i] = append(receipts[i], g.Charge.Receipt)
 		}
-		names[i] = a.OnceName()
+		names[i] = a.SharedName()
 		a.Done(admission.Result{})
 		now = now.Add(5 * time.Minute)
 	}
@@ -92,7 +94,7 @@ func TestTheGrantsOfARepeatAreThoseOfTheFirstRequest(t *testing.T) {
 		t.Errorf("the receipts of a request are %d, and of its repeat %d; want the same, and none 0", receipts[0], receipts[1])
 	}
 	if names[0] != names[1] || len(names[0]) != 26 {
-		t.Errorf("OnceName of a request and of its repeat are %q; want the same name of 26 characters", names)
+		t.Errorf("SharedName of a request and of its repeat are %q; want the same name of 26 characters", names)
 	}
 }
 
@@ -100,12 +102,14 @@ func TestCheckLimitsRunsBeforeAnythingIsCharged(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	c := grantController(t, store)
 	reason := errors.New("this transport has no status")
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: namedCall("user:1", 1), CheckLimits: func(limits []*policy.Limit) error {
+	call := namedCall("user:1", 1)
+	call.CheckLimits = func(limits []*policy.Limit) error {
 		if len(limits) != 2 {
 			t.Errorf("CheckLimits is called with %d limits; want 2", len(limits))
 		}
 		return reason
-	}})
+	}
+	a, outcome, err := c.AdmitRule(context.Background(), call)
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail != reason.Error() {
 		t.Errorf("a request that CheckLimits rejects is %v, error %v; want malformed, with the error of CheckLimits as its Detail", outcome, err)
 	}

@@ -7,30 +7,29 @@ import (
 	"github.com/penstock/penstock/internal/batches"
 )
 
-// An Admittance is a request, and what Admit returns for it.
-type Admittance struct {
-	Request   Request
+// A BatchItem is charges of a list, and what AdmitCharges returns for them.
+type BatchItem struct {
+	Charges   ExplicitCharges
 	Admission *Admission
 	Outcome   Outcome
 	Err       error
 }
 
-// AdmitMany decides requests that do not depend on each other. For each request it does what Admit
-// does, but it sends the charges of all requests to the store as one list. Only requests with
-// Direct can be listed, and only if they have no shadows, no ID and no Patience, and are not a
-// Peek. The other requests are decided one by one, after the list.
-func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
+// AdmitMany decides requests that do not depend on each other. For each it does what AdmitCharges
+// does, but it sends the charges of all to the store as one list. Requests with Shadows, with an
+// IdempotencyKey or with Peek are decided one by one, after the list.
+func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 	sent := make([]*batches.Batch, 0, len(list)) // what the store decides
-	listed := make([]*Admittance, 0, len(list))  // the request of each of these batches
-	var alone []*Admittance
+	listed := make([]*BatchItem, 0, len(list))   // the item of each of these batches
+	var alone []*BatchItem
 	for _, item := range list {
-		if !item.Request.canBeListed() {
+		if !item.Charges.canBeListed() {
 			alone = append(alone, item)
 			continue
 		}
-		a := c.begin(ctx, item.Request)
+		a := c.begin(ctx, item.Charges.RequestOptions)
 		item.Admission = a
-		outcome, err, isDecided := a.evaluate()
+		outcome, err, isDecided := a.review(a.setCharges(&item.Charges))
 		switch {
 		case isDecided:
 			item.Outcome, item.Err = a.end(outcome), err
@@ -52,11 +51,11 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*Admittance) {
 		item.Outcome, item.Err = a.end(outcome), err
 	}
 	for _, item := range alone {
-		item.Admission, item.Outcome, item.Err = c.Admit(ctx, item.Request)
+		item.Admission, item.Outcome, item.Err = c.AdmitCharges(ctx, item.Charges)
 	}
 }
 
-// canBeListed reports whether AdmitMany may send the request to the store in a list with others.
-func (r *Request) canBeListed() bool {
-	return r.Direct != nil && len(r.Direct.Shadows) == 0 && r.ID == "" && !r.Peek && r.Patience <= 0
+// canBeListed reports whether AdmitMany may send the charges to the store in a list with others.
+func (r *ExplicitCharges) canBeListed() bool {
+	return len(r.Shadows) == 0 && r.IdempotencyKey == "" && !r.Peek
 }

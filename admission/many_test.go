@@ -35,9 +35,9 @@ func TestEachRequestOfAListIsDecided(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			within, over := directCall(t, guard.FailClosed, 1), directCall(t, guard.FailClosed, 1)
+			within, over := chargesOf(t, guard.FailClosed, 1), chargesOf(t, guard.FailClosed, 1)
 			over.Charges[0].Key, over.Charges[0].Cost = "user:43", 2
-			list := []*admission.Admittance{{Request: admission.Request{Direct: within}}, {Request: admission.Request{Direct: over}}}
+			list := []*admission.BatchItem{{Charges: *within}, {Charges: *over}}
 			controller.AdmitMany(t.Context(), list)
 			for i, item := range list {
 				if item.Outcome != c.want[i] || item.Err != nil {
@@ -67,9 +67,9 @@ func TestEventsOfAListHaveTheErrorOfTheStore(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				var list []*admission.Admittance
+				var list []*admission.BatchItem
 				for range length {
-					list = append(list, &admission.Admittance{Request: admission.Request{Direct: directCall(t, guard.FailClosed, 1)}})
+					list = append(list, &admission.BatchItem{Charges: *chargesOf(t, guard.FailClosed, 1)})
 				}
 				c.AdmitMany(t.Context(), list)
 				for _, item := range list {

@@ -15,59 +15,60 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// OnceFor is the least time for which repeats of a Request with an ID are free. For a reservation,
-// it is Request.Settleable if that is longer.
-const OnceFor = 10 * time.Minute
+// IdempotencyWindow is the least time for which repeats of a request with an IdempotencyKey are
+// free. For a reservation, it is RequestOptions.Settleable if that is longer.
+const IdempotencyWindow = 10 * time.Minute
 
-// MaxID is the length of the longest Request.ID, in bytes.
-const MaxID = 512
+// MaxIdempotencyKey is the length of the longest IdempotencyKey, in bytes.
+const MaxIdempotencyKey = 512
 
 var (
 	errTooManyCharges = fmt.Errorf("the request has an id, which needs charges of its own, and then more than %d charges; send it without an id", penstock.MaxCharges)
 	errSettled        = errors.New("this reservation was settled; reserve with a new id")
-	errLongID         = fmt.Errorf("the id of the request is longer than %d bytes", MaxID)
+	errLongKey        = fmt.Errorf("the id of the request is longer than %d bytes", MaxIdempotencyKey)
 )
 
-// onceLimit is the limit of the charges that an ID adds to a batch. Clients do not see it.
+// onceLimit is the limit of the charges that an IdempotencyKey adds to a batch. Clients do not see it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
-// The charges of the group of an ID, under the key of the request's first charge.
+// The charges of the group of an IdempotencyKey, under the key of the request's first charge.
 const (
 	onceCharge    = "once"    // made by the first request
 	settledCharge = "settled" // made by the first settlement of a reservation
 )
 
-// idCharge returns one of the charges of an ID. It can be made once in the period.
-func idCharge(id, name, key string, period time.Duration) (penstock.Charge, error) {
-	plan, err := penstock.Limit{Group: policy.OnceGroup + id, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
+// idempotencyCharge returns one of the charges of an IdempotencyKey. It can be made once in the
+// period.
+func idempotencyCharge(sharedName, name, key string, period time.Duration) (penstock.Charge, error) {
+	plan, err := penstock.Limit{Group: policy.OnceGroup + sharedName, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
 // SettledCharge returns the charge that records that a reservation was settled. The batch of the
 // settlement that has the key of the reservation's first charge must have it too. From then on, a
-// Request with the ID of the reservation is not admitted. The name is the OnceName of the
-// reservation, and settleable its Request.Settleable.
+// request with the IdempotencyKey of the reservation is not admitted. The name is the SharedName of
+// the reservation, and settleable its RequestOptions.Settleable.
 func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge, error) {
-	c, err := idCharge(name, settledCharge, key, settleable)
+	c, err := idempotencyCharge(name, settledCharge, key, settleable)
 	c.Mode = penstock.Force
 	return c, err
 }
 
-// addIDCharges adds charges to the batch of a request with an ID. The charge "once" can only be
-// made by the first request with this ID and the same charges, so the whole batch of a repeat is
-// denied. The batch of a reservation is also denied if it was settled, by a Peek of "settled".
-func (a *Admission) addIDCharges() error {
+// addIdempotencyCharges adds charges to the batch of a request with an IdempotencyKey. The charge
+// "once" can only be made by the first request with this key and the same charges, so the whole
+// batch of a repeat is denied. The batch of a reservation is also denied if it was settled, by a Peek of "settled".
+func (a *Admission) addIdempotencyCharges() error {
 	v := &a.evaluation
-	isReservation := a.request.Settleable > 0
+	isReservation := a.options.Settleable > 0
 	n := 1
 	if isReservation {
 		n = 2
 	}
 	switch {
-	case a.request.ID == "" || a.request.Peek || len(v.Charges) == 0:
+	case a.options.IdempotencyKey == "" || a.options.Peek || len(v.Charges) == 0:
 		return nil
-	case len(a.request.ID) > MaxID:
-		return errLongID
+	case len(a.options.IdempotencyKey) > MaxIdempotencyKey:
+		return errLongKey
 	case len(v.Charges)+n > penstock.MaxCharges:
 		return errTooManyCharges
 	}
@@ -78,7 +79,7 @@ func (a *Admission) addIDCharges() error {
 		// The charge "once" denies repeats, which must be free.
 		v.Charges[i].IsFreeIfDenied = true
 	}
-	a.onceName = digest(a.request.ID, v.Charges)
+	a.sharedName = digest(a.options.IdempotencyKey, v.Charges)
 	key := v.Charges[0].Key
 	once, err := a.onceCharge(key)
 	if err != nil {
@@ -86,33 +87,33 @@ func (a *Admission) addIDCharges() error {
 	}
 	v.Charges, v.Limits = append(v.Charges, once), append(v.Limits, onceLimit)
 	if isReservation {
-		settled, err := idCharge(a.onceName, settledCharge, key, a.request.Settleable)
+		settled, err := idempotencyCharge(a.sharedName, settledCharge, key, a.options.Settleable)
 		if err != nil {
 			return err
 		}
 		settled.Mode = penstock.Peek
 		v.Charges, v.Limits = append(v.Charges, settled), append(v.Limits, onceLimit)
 	}
-	a.idCharges = n
+	a.idempotencyCharges = n
 	return nil
 }
 
 // onceFor returns for how long repeats are free.
-func (a *Admission) onceFor() time.Duration { return max(OnceFor, a.request.Settleable) }
+func (a *Admission) onceFor() time.Duration { return max(IdempotencyWindow, a.options.Settleable) }
 
-// onceCharge returns the charge that only the first request with the ID can make.
+// onceCharge returns the charge that only the first request with the IdempotencyKey can make.
 func (a *Admission) onceCharge(key string) (penstock.Charge, error) {
-	return idCharge(a.onceName, onceCharge, key, a.onceFor())
+	return idempotencyCharge(a.sharedName, onceCharge, key, a.onceFor())
 }
 
-// digest returns a name for the combination of an ID and charges.
-func digest(id string, charges []penstock.Charge) string {
+// digest returns a name for the combination of an IdempotencyKey and charges.
+func digest(idempotencyKey string, charges []penstock.Charge) string {
 	h := sha256.New()
 	write := func(text string) {
 		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text)))) // so that two texts are not read as one
 		h.Write([]byte(text))
 	}
-	write(id)
+	write(idempotencyKey)
 	for i := range charges {
 		c := &charges[i]
 		write(c.Plan.Group())
@@ -128,23 +129,23 @@ func nameOf(hash []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// removeIDCharges removes the charges that addIDCharges has added, and their statuses from the
+// removeIdempotencyCharges removes the charges that addIdempotencyCharges has added, and their statuses from the
 // decision. If the request repeats one that was granted, the decision becomes one that grants 0
 // units. d is nil if there is no decision.
-func (a *Admission) removeIDCharges(d *penstock.Decision) {
+func (a *Admission) removeIdempotencyCharges(d *penstock.Decision) {
 	v := &a.evaluation
-	n := len(v.Charges) - a.idCharges
+	n := len(v.Charges) - a.idempotencyCharges
 	if d == nil || isWithoutStore(d.Source) {
-		a.onceName = "" // the store has not recorded the request
+		a.sharedName = "" // the store has not recorded the request
 	}
 	if d != nil {
-		if a.onceName != "" {
+		if a.sharedName != "" {
 			once := d.Status(n)
 			a.isRepeat = once.RetryAfter > 0
 			if a.isRepeat {
 				a.age = a.onceFor() - once.RetryAfter // the first request's unit is refilled after onceFor
 			}
-			a.isSettled = a.idCharges > 1 && d.Status(n+1).RetryAfter > 0
+			a.isSettled = a.idempotencyCharges > 1 && d.Status(n+1).RetryAfter > 0
 		}
 		statuses := make([]penstock.Status, n)
 		for i := range statuses {
@@ -159,7 +160,7 @@ func (a *Admission) removeIDCharges(d *penstock.Decision) {
 	}
 	clear(v.Charges[n:])
 	v.Charges, v.Limits = v.Charges[:n], v.Limits[:n]
-	a.idCharges = 0
+	a.idempotencyCharges = 0
 }
 
 // firstReceipts returns the receipts that the first request of a repeat has got. It computes them
@@ -172,7 +173,7 @@ func (a *Admission) firstReceipts() []int64 {
 	receipts := make([]int64, len(v.Charges))
 	key := v.Charges[0].Key
 	once, err := a.onceCharge(key)
-	clock, clockErr := idCharge(a.onceName, "clock", key, time.Millisecond)
+	clock, clockErr := idempotencyCharge(a.sharedName, "clock", key, time.Millisecond)
 	if err != nil || clockErr != nil || len(v.Charges)+2 > penstock.MaxCharges {
 		return receipts
 	}
@@ -213,13 +214,13 @@ func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
 	return at
 }
 
-// OnceName returns a name that the request shares with its repeats, and with no other request. It
-// is empty if the request has no ID, no limit applied, or the store gave no answer.
-func (a *Admission) OnceName() string { return a.onceName }
+// SharedName returns a name that the request shares with its repeats, and with no other request. It
+// is empty if the request has no IdempotencyKey, no limit applied, or the store gave no answer.
+func (a *Admission) SharedName() string { return a.sharedName }
 
 // Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
 func (a *Admission) Age() time.Duration { return a.age }
 
-// IsRepeat reports whether the request has the ID of a request that was granted before. Such a
-// repeat has charged nothing.
+// IsRepeat reports whether the request has the IdempotencyKey of a request that was granted before.
+// Such a repeat has charged nothing.
 func (a *Admission) IsRepeat() bool { return a.isRepeat }

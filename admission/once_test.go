@@ -44,7 +44,7 @@ func TestARepeatOfAGrantedRequestChargesNothing(t *testing.T) {
 		{id: "a", cost: 2, want: admission.Allowed, isRepeat: true, remaining: 0},
 		{id: "", cost: 1, want: admission.Denied, isRepeat: false, remaining: 0},
 	} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: call.cost}, ID: call.id})
+		a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: call.cost, RequestOptions: admission.RequestOptions{IdempotencyKey: call.id}})
 		d, _ := a.Decision()
 		if outcome != call.want || err != nil || a.IsRepeat() != call.isRepeat || d.Len() != 2 || d.Status(0).Remaining != call.remaining {
 			t.Errorf("call %d is %v, error %v, IsRepeat is %t, and the decision has %d statuses, the first with %d left; want no error, 2 statuses, and %+v",
@@ -79,7 +79,7 @@ func TestRequestsWithAnIDDoNotCountIfDenied(t *testing.T) {
 		{id: "", cost: 2, want: admission.Denied, remaining: 5},
 		{id: "a", cost: 2, want: admission.Allowed, remaining: 5},
 	} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: call.cost}, ID: call.id})
+		a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: call.cost, RequestOptions: admission.RequestOptions{IdempotencyKey: call.id}})
 		d, _ := a.Decision()
 		if outcome != call.want || err != nil || d.Status(1).Remaining != call.remaining {
 			t.Errorf("call %d is %v, error %v, with %d left of the week; want %+v", i, outcome, err, d.Status(1).Remaining, call)
@@ -95,7 +95,7 @@ func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
 		batches = append(batches, append([]penstock.Charge(nil), charges...))
 		return inner.Decide(ctx, charges)
 	}))
-	a, _, _ := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
+	a, _, _ := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: "a"}})
 	a.Done(admission.Result{})
 	if len(batches) != 1 || len(batches[0]) != 3 || batches[0][2].Key != "user:1" {
 		t.Errorf("the store was called with the batches %v; want one batch of three charges, the last with the key of the first", batches)
@@ -104,7 +104,7 @@ func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
 
 func TestALongIDIsMalformed(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: strings.Repeat("a", admission.MaxID+1)})
+	a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: strings.Repeat("a", admission.MaxIdempotencyKey+1)}})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(a.Rejection().Detail, "512 bytes") {
 		t.Errorf("a request with an ID that is too long is %v, error %v; want malformed, with the bound in its Detail", outcome, err)
 	}
@@ -115,7 +115,7 @@ func TestCanceledRepeatRefundsNothing(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
 	admit := func(id string) *admission.Admission {
 		t.Helper()
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: id})
+		a, outcome, err := c.AdmitRule(t.Context(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: id}})
 		if outcome != admission.Allowed || err != nil {
 			t.Fatalf("the request %q is %v, error %v; want it allowed", id, outcome, err)
 		}
@@ -137,15 +137,15 @@ func TestCanceledRepeatRefundsNothing(t *testing.T) {
 // any more.
 func TestCanceledRequestIsChargedWhenRepeated(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
-	request := admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 3}, ID: "a", IsRefundable: true}
+	request := admission.RuleCall{Rule: "search", Key: "user:1", Cost: 3, RequestOptions: admission.RequestOptions{IdempotencyKey: "a", IsRefundable: true}}
 	for i := range 5 {
-		a, outcome, err := c.Admit(t.Context(), request)
+		a, outcome, err := c.AdmitRule(t.Context(), request)
 		if outcome != admission.Allowed || err != nil || a.IsRepeat() {
 			t.Fatalf("call %d is %v, error %v, IsRepeat %t; want it allowed and charged", i, outcome, err, a.IsRepeat())
 		}
 		a.Cancel()
 	}
-	a, _, _ := c.Admit(t.Context(), request)
+	a, _, _ := c.AdmitRule(t.Context(), request)
 	if d, _ := a.Decision(); d.Status(0).Remaining != 0 || d.Status(1).Remaining != 6 {
 		t.Errorf("after canceled requests, a request leaves %v; want 0 and 6 units", d)
 	}
@@ -156,7 +156,9 @@ func TestDoneOfARepeatCorrectsNothing(t *testing.T) {
 	c := grantController(t, memstore.New(memstore.Options{}))
 	admit := func(id string) *admission.Admission {
 		t.Helper()
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Named: namedCall("user:1", 1), ID: id})
+		call := namedCall("user:1", 1)
+		call.IdempotencyKey = id
+		a, outcome, err := c.AdmitRule(t.Context(), call)
 		if outcome != admission.Allowed || err != nil {
 			t.Fatalf("the request %q is %v, error %v; want it allowed", id, outcome, err)
 		}
@@ -179,9 +181,9 @@ func TestSettleOfARepeatIsNoError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := admission.Request{Named: &policy.NamedCall{Rule: "tokens", Key: "user:1", Cost: 4, CanEnd: true}, ID: "a"}
+	request := admission.RuleCall{Rule: "tokens", Key: "user:1", Cost: 4, CanEnd: true, RequestOptions: admission.RequestOptions{IdempotencyKey: "a"}}
 	for i, want := range []int64{5, 8, 8} { // left when the request is admitted: the first is settled to 1 unit, then come repeats
-		a, outcome, err := c.Admit(t.Context(), request)
+		a, outcome, err := c.AdmitRule(t.Context(), request)
 		d, _ := a.Decision()
 		if outcome != admission.Allowed || err != nil || d.Status(0).Remaining != want {
 			t.Fatalf("call %d is %v, error %v, with %d units left; want it allowed with %d", i, outcome, err, d.Status(0).Remaining, want)
@@ -199,15 +201,15 @@ func TestSettledReservationIsNotRepeated(t *testing.T) {
 	c := onceController(t, store)
 	const settleable = time.Hour
 	reserve := func() (*admission.Admission, admission.Outcome) {
-		a, outcome, _ := c.Admit(t.Context(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a", Settleable: settleable})
+		a, outcome, _ := c.AdmitRule(t.Context(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: "a", Settleable: settleable}})
 		return a, outcome
 	}
 	first, _ := reserve()
 	now = now.Add(settleable - time.Second)
-	if repeat, outcome := reserve(); outcome != admission.Allowed || !repeat.IsRepeat() || repeat.OnceName() != first.OnceName() || repeat.Age() != settleable-time.Second {
+	if repeat, outcome := reserve(); outcome != admission.Allowed || !repeat.IsRepeat() || repeat.SharedName() != first.SharedName() || repeat.Age() != settleable-time.Second {
 		t.Errorf("a repeat near the end of the reservation is %v, IsRepeat %t, age %v; want an allowed repeat", outcome, repeat.IsRepeat(), repeat.Age())
 	}
-	settled, err := admission.SettledCharge(first.OnceName(), "user:1", settleable)
+	settled, err := admission.SettledCharge(first.SharedName(), "user:1", settleable)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +232,7 @@ func TestSettledReservationIsNotRepeated(t *testing.T) {
 
 func TestReservationNeedsRoomForTwoCharges(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
-	call := new(policy.DirectCall)
+	call := new(admission.ExplicitCharges)
 	for i := range penstock.MaxCharges - 1 {
 		plan := penstock.Limit{Group: "stated", Name: fmt.Sprintf("limit-%d", i), Count: 9, Period: time.Hour}.MustCompile()
 		call.Charges = append(call.Charges, penstock.Charge{Key: "a", Plan: plan, Cost: 1})
@@ -241,10 +243,12 @@ func TestReservationNeedsRoomForTwoCharges(t *testing.T) {
 		settleable time.Duration
 		want       admission.Outcome
 	}{{63, 0, admission.Allowed}, {63, time.Hour, admission.Malformed}, {62, time.Hour, admission.Allowed}} {
-		direct := &policy.DirectCall{Charges: call.Charges[:row.charges], Limits: call.Limits[:row.charges]}
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Direct: direct, ID: "a", Settleable: row.settleable})
+		a, outcome, err := c.AdmitCharges(t.Context(), admission.ExplicitCharges{
+			Charges: call.Charges[:row.charges], Limits: call.Limits[:row.charges],
+			RequestOptions: admission.RequestOptions{IdempotencyKey: "a", Settleable: row.settleable},
+		})
 		if outcome != row.want || (err != nil) != (row.want == admission.Malformed) {
-			t.Errorf("a request with an ID, %d charges, and Settleable %v is %v, error %v; want %v", row.charges, row.settleable, outcome, err, row.want)
+			t.Errorf("a request with an IdempotencyKey, %d charges, and Settleable %v is %v, error %v; want %v", row.charges, row.settleable, outcome, err, row.want)
 		}
 		a.Done(admission.Result{})
 	}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
 // A refundSetup has a Controller over a store whose clock is set by the test.
@@ -28,9 +27,9 @@ func newRefundSetup(t *testing.T, rules string) *refundSetup {
 	return s
 }
 
-func (s *refundSetup) admit(r admission.Request) (*admission.Admission, int64) {
+func (s *refundSetup) admit(r admission.RuleCall) (*admission.Admission, int64) {
 	s.Helper()
-	a, outcome, err := s.controller.Admit(s.Context(), r)
+	a, outcome, err := s.controller.AdmitRule(s.Context(), r)
 	if outcome != admission.Allowed || err != nil {
 		s.Fatalf("a request is %v, error %v; want it allowed", outcome, err)
 	}
@@ -38,8 +37,8 @@ func (s *refundSetup) admit(r admission.Request) (*admission.Admission, int64) {
 	return a, d.Remaining()
 }
 
-func tokens(cost int64) admission.Request {
-	return admission.Request{Named: &policy.NamedCall{Rule: "tokens", Key: "user:1", Cost: cost, CanEnd: true}}
+func tokens(cost int64) admission.RuleCall {
+	return admission.RuleCall{Rule: "tokens", Key: "user:1", Cost: cost, CanEnd: true}
 }
 
 // left returns how many units are left of the strictest limit.
@@ -116,7 +115,7 @@ func TestRepeatGetsTheReceiptsOfTheFirstRequest(t *testing.T) {
   {name: day, rate: 100 per calendar day, timezone: UTC}, {name: sliding, rate: 100/h, algorithm: sliding-window},
   {name: sub, rate: 100/h, algorithm: sub-window, sub_windows: 7}, {name: log, rate: 100/h, algorithm: sliding-log}]}]`)
 	request := tokens(10)
-	request.ID, request.IsRefundable = "a", true
+	request.IdempotencyKey, request.IsRefundable = "a", true
 	receipts := func() (all []int64) {
 		a, _ := s.admit(request)
 		for _, g := range a.TakeGrants() {

@@ -49,7 +49,7 @@ func (a *Admission) HoldTTL() time.Duration {
 }
 
 // Renew renews the request's slots, which then last for HoldTTL. Call Renew only if
-// Request.RenewsHolds is set. Renew returns false if a slot has ended and another request has got
+// RequestOptions.RenewsHolds is set. Renew returns false if a slot has ended and another request has got
 // this slot. An error means that not all slots could be renewed.
 func (a *Admission) Renew(ctx context.Context) (isHeld bool, err error) {
 	holds, _ := a.holds()

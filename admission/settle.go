@@ -131,10 +131,10 @@ type grant struct {
 }
 
 // markRefundable sets IsRefundable of the charges that may have to be refunded.
-func (r *Request) markRefundable(charges []penstock.Charge, limits []*policy.Limit) {
+func (o *RequestOptions) markRefundable(charges []penstock.Charge, limits []*policy.Limit) {
 	canWait := slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Patience > 0 })
 	for i, l := range limits {
-		charges[i].IsRefundable = r.IsRefundable || canWait || l.Status != nil || l.Adjustable && !l.IsMinimum
+		charges[i].IsRefundable = o.IsRefundable || canWait || l.Status != nil || l.Adjustable && !l.IsMinimum
 	}
 }
 
@@ -147,7 +147,7 @@ func refundOf(c penstock.Charge, s penstock.Status) (refund penstock.Charge, isP
 
 // noteGrants records the charges that may have to be corrected.
 func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
-	if a.request.Peek {
+	if a.options.Peek {
 		return
 	}
 	for i, l := range limits {
@@ -156,7 +156,7 @@ func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit
 			a.noteHolds(charges[i:i+1], limits[i:i+1])
 			continue
 		}
-		isUnsized := l.Cost.Body > 0 && a.request.Attributes != nil && a.request.Attributes.BodySize() < 0
+		isUnsized := l.Cost.Body > 0 && a.attributes != nil && a.attributes.BodySize() < 0
 		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
 			granted := *c
 			granted.Receipt = d.Status(i).Receipt
@@ -167,7 +167,7 @@ func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit
 
 // noteHolds records the slots that the store may have granted although it gave no answer.
 func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
-	if a.request.Peek {
+	if a.options.Peek {
 		return
 	}
 	for i, l := range limits {
@@ -187,7 +187,7 @@ func (a *Admission) returnAll() {
 			all.add(refund, a.decision.Source)
 		}
 	}
-	if a.onceName != "" {
+	if a.sharedName != "" {
 		if once, err := a.onceCharge(a.evaluation.Charges[0].Key); err == nil {
 			once.Mode = penstock.Reset // so that a repeat is charged
 			all.add(once, a.decision.Source)

@@ -40,7 +40,7 @@ func (a *Admission) beginShadows() *shadows {
 		item := &s.list[i]
 		item.sent = time.Now()
 		item.Charges, item.Err = found[i].Charges, batches.ErrLeft
-		a.request.markRefundable(item.Charges, found[i].Limits)
+		a.options.markRefundable(item.Charges, found[i].Limits)
 		if canShareScript(item.Charges, a.evaluation.Charges) {
 			s.sharing = append(s.sharing, &item.Batch)
 		} else {
@@ -131,7 +131,7 @@ func (a *Admission) observeShadow(batch *policy.Shadow, s *shadow) {
 	s.event = eventOf(batch.Limits[i], &batch.Charges[i])
 	e := &s.event
 	e.Outcome = ShadowAllowed
-	if isOver := a.request.IsOver; !d.Allowed || isOver != nil && isOver(batch.Charges, d) {
+	if !d.Allowed || a.denyIf != nil && a.denyIf(batch.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
 	e.Context = a.ctx

@@ -10,7 +10,7 @@ import (
 // slot is lost, or the context ends, wait refunds all that was charged for the request.
 func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
-	if c.waiting.Add(1) > int64(a.request.Rules.MaxWaiting()) {
+	if c.waiting.Add(1) > int64(a.options.Rules.MaxWaiting()) {
 		c.waiting.Add(-1)
 		return a.denyWaiting(delay, latency, a.hasQueue), nil
 	}
@@ -23,8 +23,8 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	})
 	defer timer.Stop()
 	a.renewHolds()
-	if a.request.BeforeWait != nil && a.request.Attributes != nil {
-		a.request.BeforeWait(a.request.Attributes)
+	if a.beforeWait != nil {
+		a.beforeWait(a.attributes)
 	}
 	select {
 	case <-turn:

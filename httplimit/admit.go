@@ -50,7 +50,7 @@ func (g *Gate) Decide(w http.ResponseWriter, r *http.Request) (*Admission, admis
 		return nil, admission.Malformed
 	}
 	_, outcome, _ := g.controller.Admit(a.Request.Context(), admission.Request{
-		Attributes: &a.attributes, Rules: c.rules, BeforeWait: readAhead, Into: &a.admission,
+		Attributes: &a.attributes, BeforeWait: readAhead, RequestOptions: admission.RequestOptions{Rules: c.rules, Reuse: &a.admission},
 	})
 	a.Request = a.attributes.request // readAhead may have replaced it
 	if !outcome.IsAdmitted() {

@@ -61,8 +61,9 @@ func (v *Evaluation) Variant(l *Limit) int {
 type request struct {
 	rules               *Rules
 	attributes          Attributes
-	named               NamedCall // used instead of the attributes if isNamed is true
-	isNamed             bool
+	isStated            bool   // the caller states the key and the cost, and has no attributes
+	statedKey           string // if isStated
+	statedCost          int64  // if isStated
 	method              string
 	host                string
 	path                string
@@ -263,7 +264,7 @@ func (v *Evaluation) has(r *Rule) bool {
 func (v *Evaluation) apply(m *Matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
-	if m.rule.NewIdentities != nil && !v.request.isNamed {
+	if m.rule.NewIdentities != nil && !v.request.isStated {
 		v.noteUnchecked(m.rule)
 	}
 	var shadow Shadow
@@ -308,8 +309,8 @@ func (v *Evaluation) sortByOrder() {
 
 // charge returns the charge of the request for a limit.
 func (q *request) charge(l *Limit) penstock.Charge {
-	if q.isNamed {
-		return q.namedCharge(l)
+	if q.isStated {
+		return q.statedCharge(l)
 	}
 	plan := q.planOf(l)
 	return penstock.Charge{Key: q.key(l.Key), Plan: plan, Cost: q.cost(l), Patience: l.Patience, Holder: q.holderOf(plan)}

@@ -10,26 +10,6 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// A NamedCall calls one rule by its name. A NamedCall is for callers that state the key and the
-// cost themselves, and have no attributes.
-type NamedCall struct {
-	// Rule is the name of the rule. What the rule matches does not matter.
-	Rule string
-
-	// Key is the key to charge, such as "user:42". Each limit of the rule must accept keys of this
-	// kind ("user"). Requests by other transports that have this key share its counters. A limit whose
-	// identity is Global ignores this key.
-	Key string
-
-	// Cost is charged to each limit of the rule, whatever cost the rule sets.
-	Cost int64
-
-	// CanEnd means that the caller will report how its request ends: it returns slots of in_flight
-	// limits, and reports the status for on_status. Without CanEnd, a rule with such limits cannot be
-	// called.
-	CanEnd bool
-}
-
 // The reasons for which a rule cannot be called by its name.
 var (
 	errHolds   = errors.New("the rule has an in_flight limit, and a call by name cannot return its slot; use another rule")
@@ -56,29 +36,32 @@ func (r *Rules) NoRule(name string) error {
 	return errors.New(text)
 }
 
-// EvaluateNamed finds the charges that the rule makes for a call. The allow list, the deny list and
-// new_identities do not apply, and the tier is the last one. No charge has Patience, so nothing
-// waits. An error says why the rule cannot be called, and contains nothing that the caller sent.
-func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
+// EvaluateRule finds the charges that the rule with this name makes for a caller who states the key
+// and the cost. A limit whose identity is Global ignores the key. canEnd means that the caller
+// returns slots of in_flight limits, and reports the status for on_status. The allow list, the deny
+// list and new_identities do not apply, and the tier is the last one. No charge has Patience, so
+// nothing waits. An error says why the rule cannot be called, and contains nothing that the caller
+// sent.
+func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evaluation) error {
 	v.reset(r, noAttributes{})
-	rule := r.byName[c.Rule]
+	rule := r.byName[name]
 	switch {
 	case rule == nil:
-		return r.NoRule(c.Rule)
-	case c.Cost < 0 || c.Cost > penstock.MaxCost:
+		return r.NoRule(name)
+	case cost < 0 || cost > penstock.MaxCost:
 		return errCost
-	case len(c.Key) > penstock.MaxKey:
+	case len(key) > penstock.MaxKey:
 		return errLongKey
 	}
 	for _, l := range rule.Limits {
-		if err := l.checkNamed(); err != nil && !c.CanEnd {
+		if err := l.checkNamed(); err != nil && !canEnd {
 			return err
 		}
-		if !l.Key.Global && !l.Key.CanBe(c.Key) {
+		if !l.Key.Global && !l.Key.CanBe(key) {
 			return fmt.Errorf("the limit %s does not count under such a key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
 		}
 	}
-	v.request.named, v.request.isNamed = c, true
+	v.request.statedKey, v.request.statedCost, v.request.isStated = key, cost, true
 	v.apply(rule.matchers[0])
 	return nil
 }
@@ -96,19 +79,19 @@ func (l *Limit) checkNamed() error {
 	return nil
 }
 
-// LastVariant returns the plan of a NamedCall: that of the last tier.
+// LastVariant returns the plan of the last tier, which EvaluateRule uses.
 func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
 
-// namedCharge returns the charge of a NamedCall for a limit.
-func (q *request) namedCharge(l *Limit) penstock.Charge {
-	key := q.named.Key
+// statedCharge returns the charge for a limit, with the key and the cost that the caller states.
+func (q *request) statedCharge(l *Limit) penstock.Charge {
+	key := q.statedKey
 	if l.Key.Global {
 		key = globalKey
 	}
-	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.named.Cost, Holder: q.holderOf(l.LastVariant())}
+	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.LastVariant())}
 }
 
-// noAttributes are the Attributes of a NamedCall or a DirectCall.
+// noAttributes are the Attributes of a caller who states a rule or charges.
 type noAttributes struct{}
 
 func (noAttributes) Lookup(Kind, string) []string     { return nil }

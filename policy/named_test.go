@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +37,7 @@ func TestCallByRuleNameChargesItsOwnKeyAndCost(t *testing.T) {
 	t.Parallel()
 	rules := namedRules(t, nil)
 	var v Evaluation
-	if err := rules.EvaluateNamed(NamedCall{Rule: "search", Key: "user:42", Cost: 3}, &v); err != nil {
+	if err := rules.EvaluateRule("search", "user:42", 3, false, &v); err != nil {
 		t.Fatal(err)
 	}
 	if len(v.Charges) != 2 || len(v.Limits) != 2 || v.ListMatch != NotListed {
@@ -63,7 +62,7 @@ func TestCallByRuleNameHasTheLastTier(t *testing.T) {
 		}
 	})
 	var v Evaluation
-	if err := rules.EvaluateNamed(NamedCall{Rule: "search", Key: "user:42", Cost: 1}, &v); err != nil {
+	if err := rules.EvaluateRule("search", "user:42", 1, false, &v); err != nil {
 		t.Fatal(err)
 	}
 	if n := v.Charges[0].Plan.Limit().Count; n != 10 {
@@ -84,23 +83,25 @@ func TestErrorsOfCallsByRuleName(t *testing.T) {
 		s.Rules[0].Limits[0].Candidate = &candidate
 	}
 	for _, c := range []struct {
-		call   NamedCall
+		rule   string
+		key    string
+		cost   int64
 		change func(*Spec) // of the Spec that namedRules makes; nil: none
 		want   string      // a part of the error
 	}{
-		{call: NamedCall{Rule: "other", Key: "a", Cost: 1}, want: "the policy has no rule of this name"},
-		{call: NamedCall{Rule: "serch", Key: "a", Cost: 1}, want: "the policy has no rule of this name; did you mean search?"},
-		{call: NamedCall{Rule: "search", Key: "a", Cost: -1}, want: "cost"},
-		{call: NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, want: "cost"},
-		{call: NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, want: "key"},
-		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: makeInFlight, want: "in_flight"},
-		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: setStatus, want: "on_status"},
-		{call: NamedCall{Rule: "search", Key: "a", Cost: 1}, change: addCandidateWithStatus, want: "on_status"},
+		{rule: "other", key: "a", cost: 1, want: "the policy has no rule of this name"},
+		{rule: "serch", key: "a", cost: 1, want: "the policy has no rule of this name; did you mean search?"},
+		{rule: "search", key: "a", cost: -1, want: "cost"},
+		{rule: "search", key: "a", cost: penstock.MaxCost + 1, want: "cost"},
+		{rule: "search", key: strings.Repeat("a", penstock.MaxKey+1), cost: 1, want: "key"},
+		{rule: "search", key: "a", cost: 1, change: makeInFlight, want: "in_flight"},
+		{rule: "search", key: "a", cost: 1, change: setStatus, want: "on_status"},
+		{rule: "search", key: "a", cost: 1, change: addCandidateWithStatus, want: "on_status"},
 	} {
 		var v Evaluation
-		err := namedRules(t, c.change).EvaluateNamed(c.call, &v)
+		err := namedRules(t, c.change).EvaluateRule(c.rule, c.key, c.cost, false, &v)
 		if err == nil || !strings.Contains(err.Error(), c.want) || len(v.Charges) != 0 {
-			t.Errorf("%.80s: the error is %v with %d charges; want an error with %q, and no charge", fmt.Sprintf("%+v", c.call), err, len(v.Charges), c.want)
+			t.Errorf("rule %s, key %.9q, cost %d: the error is %v with %d charges; want an error with %q, and no charge", c.rule, c.key, c.cost, err, len(v.Charges), c.want)
 		}
 	}
 }
@@ -109,12 +110,10 @@ func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 	t.Parallel()
 	rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) })
 	var v Evaluation
-	call := NamedCall{Rule: "search", Key: "user:42", Cost: 1}
-	if err := rules.EvaluateNamed(call, &v); err == nil {
-		t.Error("a call without CanEnd of a rule with on_status succeeds; want an error")
+	if err := rules.EvaluateRule("search", "user:42", 1, false, &v); err == nil {
+		t.Error("a call without canEnd of a rule with on_status succeeds; want an error")
 	}
-	call.CanEnd = true
-	if err := rules.EvaluateNamed(call, &v); err != nil || len(v.Charges) != 2 {
-		t.Errorf("a call with CanEnd of a rule with on_status has %d charges and the error %v; want 2 charges and no error", len(v.Charges), err)
+	if err := rules.EvaluateRule("search", "user:42", 1, true, &v); err != nil || len(v.Charges) != 2 {
+		t.Errorf("a call with canEnd of a rule with on_status has %d charges and the error %v; want 2 charges and no error", len(v.Charges), err)
 	}
 }

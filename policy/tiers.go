@@ -9,8 +9,8 @@ import (
 
 // TiersOf returns the tiers that a client with a key may have, as indexes in Spec.Tiers. The key is
 // by the identity id, which must be that of a limit of the Rules. If the key alone decides the
-// conditions of the tiers, as a listed API key does, TiersOf returns one tier. A NamedCall has the
-// last tier whatever its key.
+// conditions of the tiers, as a listed API key does, TiersOf returns one tier. A call by
+// EvaluateRule has the last tier whatever its key.
 func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
 	known := r.knownBy(id, key)
 	for i, t := range r.spec.Tiers {
@@ -37,7 +37,7 @@ func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
 
 // ListOf returns the list that has all requests with a key, as far as the key says. It is NotListed
 // if the key does not decide the conditions of the lists. The arguments are those of TiersOf. A
-// NamedCall is on no list.
+// call by EvaluateRule is on no list.
 func (r *Rules) ListOf(id *Identity, key string) ListMatch {
 	known := r.knownBy(id, key)
 	switch known.anyHolds(r.spec.Deny) {
@@ -52,8 +52,8 @@ func (r *Rules) ListOf(id *Identity, key string) ListMatch {
 }
 
 // IsUnlisted reports whether no request can have a key, because the identity lists the values that
-// count and that of the key is not among them. The arguments are those of TiersOf. A NamedCall can
-// have such a key.
+// count and that of the key is not among them. The arguments are those of TiersOf. A call by
+// EvaluateRule can have such a key.
 func (r *Rules) IsUnlisted(id *Identity, key string) bool {
 	known := r.knownBy(id, key)
 	only := known.identities[len(known.identities)-1].Only

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/policy"
 )
 
 // A batch has the replies to commands that arrived together, and the decisions that they need.
@@ -35,8 +34,9 @@ type job struct {
 	decision penstock.Decision
 	err      error
 
-	named policy.NamedCall // of a PENSTOCK.CHECK
-	check checkAnswer      // of a PENSTOCK.CHECK
+	rule  string      // of a PENSTOCK.CHECK
+	cost  int64       // of a PENSTOCK.CHECK
+	check checkAnswer // of a PENSTOCK.CHECK
 
 	next int // the index of the next job of the same key; 0: none
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/policy"
 )
 
 // addNamedJob adds the job of PENSTOCK.CHECK rule key [cost].
@@ -28,7 +27,7 @@ func (c *client) addNamedJob(b *batch, args [][]byte) {
 		cost = n
 	}
 	j := b.add(namedCheck, string(args[2]))
-	j.named = policy.NamedCall{Rule: string(args[1]), Key: j.key, Cost: cost}
+	j.rule, j.cost = string(args[1]), cost
 }
 
 // A checkAnswer is what PENSTOCK.CHECK replies: the numbers of CL.THROTTLE for the strictest limit,
@@ -51,7 +50,9 @@ var unlimitedReply = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
 
 // check has the policy decide a job.
 func (s *Server) check(j *job) {
-	a, outcome, err := s.controller.Admit(s.ctx, admission.Request{Named: &j.named, Peek: j.named.Cost == 0})
+	a, outcome, err := s.controller.AdmitRule(s.ctx, admission.RuleCall{
+		Rule: j.rule, Key: j.key, Cost: j.cost, RequestOptions: admission.RequestOptions{Peek: j.cost == 0},
+	})
 	defer a.Done(admission.Result{})
 	j.err = err
 	if outcome == admission.Abandoned {

@@ -41,10 +41,11 @@ func TestObservingAllocatesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, call := new(admission.Admission), &policy.NamedCall{Rule: "search", Key: "user:42", Cost: 1}
+		a := new(admission.Admission)
+		call := admission.RuleCall{Rule: "search", Key: "user:42", Cost: 1, RequestOptions: admission.RequestOptions{Reuse: a}}
 		return func() {
 			*a = admission.Admission{}
-			c.Admit(t.Context(), admission.Request{Named: call, Into: a})
+			c.AdmitRule(t.Context(), call)
 			a.Done(admission.Result{})
 		}
 	}

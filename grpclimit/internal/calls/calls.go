@@ -154,8 +154,8 @@ type Call struct {
 	Metadata   Metadata
 	Message    any // nil when a stream begins
 
-	IsContinued bool          // the Call is a further message of a stream that was admitted
-	Patience    time.Duration // how long the message may wait; 0: as the max_wait of each limit allows
+	IsPartOfStream bool          // the Call is a further message of a stream that was admitted
+	Patience       time.Duration // how long the message may wait; 0: as the max_wait of each limit allows
 }
 
 // Metadata are the metadata that a client sent with a call.
@@ -184,7 +184,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	a.single[policy.KindHost] = host
 	a.single[policy.KindPath] = path
 	admitted, outcome, _ := g.controller.Admit(ctx, admission.Request{
-		Attributes: a, Rules: rules, IsContinued: c.IsContinued, Patience: c.Patience,
+		Attributes: a, IsPartOfStream: c.IsPartOfStream, Patience: c.Patience, RequestOptions: admission.RequestOptions{Rules: rules},
 	})
 	if outcome.IsAdmitted() {
 		return admitted, nil

@@ -38,7 +38,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 		m.hasReceivedFirst = true
 		return nil, nil
 	}
-	c.IsContinued = true
+	c.IsPartOfStream = true
 	if g.options.Messages == WaitForMessages {
 		c.Patience = g.options.MaxMessageWait
 	}

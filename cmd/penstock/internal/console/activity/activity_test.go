@@ -356,7 +356,7 @@ func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i
 	ctx, a := context.Background(), new(admission.Admission)
 	return func(i int) {
 		*a = admission.Admission{}
-		c.Admit(ctx, admission.Request{Attributes: keys[i%len(keys)], Into: a})
+		c.Admit(ctx, admission.Request{Attributes: keys[i%len(keys)], RequestOptions: admission.RequestOptions{Reuse: a}})
 		a.Done(admission.Result{})
 	}
 }

@@ -31,9 +31,24 @@ func inMS(d time.Duration) int64 {
 // randomName returns a name of 26 characters with 130 random bits.
 func randomName() string { return strings.ToLower(rand.Text()) }
 
-// admit decides a request. If the error is nil, the caller must call Done of the Admission.
-func (s *Service) admit(ctx context.Context, r admission.Request) (*admission.Admission, *penstockv1.CheckResponse, error) {
-	a, outcome, err := s.controller.Admit(ctx, r)
+// admit decides a check. If the error is nil, the caller must call Done of the Admission.
+func (s *Service) admit(ctx context.Context, check *validCheck, o admission.RequestOptions) (*admission.Admission, *penstockv1.CheckResponse, error) {
+	switch {
+	case check.attributes != nil:
+		return answerTo(s.controller.Admit(ctx, admission.Request{Attributes: check.attributes, RequestOptions: o}))
+	case check.rule != nil:
+		call := *check.rule
+		call.RequestOptions = o
+		return answerTo(s.controller.AdmitRule(ctx, call))
+	}
+	charges := *check.stated
+	charges.RequestOptions = o
+	return answerTo(s.controller.AdmitCharges(ctx, charges))
+}
+
+// answerTo returns the response to a request that was decided. If there is no decision, it calls
+// Done and returns an error.
+func answerTo(a *admission.Admission, outcome admission.Outcome, err error) (*admission.Admission, *penstockv1.CheckResponse, error) {
 	if err != nil {
 		why := a.Rejection()
 		a.Done(admission.Result{})
@@ -91,7 +106,7 @@ func (s *Service) check(ctx context.Context, r *penstockv1.CheckRequest, p purpo
 
 // decide decides a check that needs no later Settle or Release.
 func (s *Service) decide(ctx context.Context, check *validCheck) (*penstockv1.CheckResponse, error) {
-	a, answer, err := s.admit(ctx, check.request())
+	a, answer, err := s.admit(ctx, check, check.options())
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	if len(r.Checks) > penstock.MaxCharges {
 		return nil, invalid("checks", "there are %d; with all_or_nothing, write at most %d", len(r.Checks), penstock.MaxCharges)
 	}
-	together := new(policy.DirectCall)
+	together := new(admission.ExplicitCharges)
 	ends := make([]int, len(r.Checks)) // where the charges of each request end
 	var rules *policy.Rules
 	for i, request := range r.Checks {
@@ -133,7 +133,8 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	if err := penstock.Check(together.Charges); err != nil {
 		return nil, conflict("checks", "%s", withoutKind(err))
 	}
-	a, decision, err := s.admit(ctx, admission.Request{Direct: together, Rules: rules, ID: r.GetRequestId()})
+	together.Rules, together.IdempotencyKey = rules, r.GetRequestId()
+	a, decision, err := answerTo(s.controller.AdmitCharges(ctx, *together))
 	if err != nil {
 		return nil, err
 	}
@@ -163,14 +164,19 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	return all, nil
 }
 
+// evaluateRule finds the charges of a check that names a rule.
+func (check *validCheck) evaluateRule(rules *policy.Rules, v *policy.Evaluation) error {
+	return rules.EvaluateRule(check.rule.Rule, check.rule.Key, check.rule.Cost, check.rule.CanEnd, v)
+}
+
 // appendTo adds the charges of a check without attributes to c.
-func (check *validCheck) appendTo(c *policy.DirectCall, rules *policy.Rules) error {
-	if check.direct != nil {
-		c.Charges, c.Limits = append(c.Charges, check.direct.Charges...), append(c.Limits, check.direct.Limits...)
+func (check *validCheck) appendTo(c *admission.ExplicitCharges, rules *policy.Rules) error {
+	if check.stated != nil {
+		c.Charges, c.Limits = append(c.Charges, check.stated.Charges...), append(c.Limits, check.stated.Limits...)
 		return nil
 	}
 	var evaluation policy.Evaluation
-	if err := rules.EvaluateNamed(*check.named, &evaluation); err != nil {
+	if err := check.evaluateRule(rules, &evaluation); err != nil {
 		return err
 	}
 	for _, l := range evaluation.Limits {

@@ -27,11 +27,11 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 	if r.GetCheck().Cost != nil && r.GetCheck().GetCost() == 0 {
 		return nil, conflict("check.cost", "the cost is the number of slots; write at least 1")
 	}
-	request := check.request()
-	if request.Holder = r.GetHolder(); request.Holder == "" {
-		request.Holder = randomName()
+	o := check.options()
+	if o.Holder = r.GetHolder(); o.Holder == "" {
+		o.Holder = randomName()
 	}
-	a, decision, err := s.admit(ctx, request)
+	a, decision, err := s.admit(ctx, check, o)
 	if err != nil {
 		return nil, err
 	}

@@ -50,10 +50,10 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Eva
 			return nil, nil, failf(codes.FailedPrecondition, "%s", evaluation.Unclear)
 		}
 		return check, evaluation, nil
-	case check.named != nil:
-		err = check.rules.EvaluateNamed(*check.named, evaluation)
+	case check.rule != nil:
+		err = check.evaluateRule(check.rules, evaluation)
 	default:
-		err = check.rules.EvaluateDirect(*check.direct, evaluation)
+		err = check.rules.EvaluateCharges(check.stated.Charges, check.stated.Limits, nil, evaluation)
 	}
 	if err != nil {
 		return nil, nil, failf(codes.FailedPrecondition, "%s", withoutKind(err))

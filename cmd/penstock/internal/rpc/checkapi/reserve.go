@@ -38,12 +38,12 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	request := check.request()
-	request.IsRefundable = true
+	o := check.options()
+	o.IsRefundable = true
 	if check.id != "" {
-		request.ID, request.Settleable = idOfReservation(check.id, ttl), settleable(ttl)
+		o.IdempotencyKey, o.Settleable = idOfReservation(check.id, ttl), settleable(ttl)
 	}
-	a, decision, err := s.admit(ctx, request)
+	a, decision, err := s.admit(ctx, check, o)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 		return answer, nil
 	}
 	t := s.ticketOf(check, a.TakeGrants())
-	if name := a.OnceName(); name != "" {
+	if name := a.SharedName(); name != "" {
 		t.Name, t.HasOnce = name, true // a repeat gets the same reservation
 	}
 	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago

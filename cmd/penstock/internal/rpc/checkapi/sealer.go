@@ -23,7 +23,7 @@ type ticket struct {
 	Name    string         `json:"n"`           // unique
 	Expires int64          `json:"e"`           // of a reservation: Unix ms
 	TTL     int64          `json:"t"`           // of a reservation: ms
-	HasOnce bool           `json:"o,omitempty"` // of a reservation: Name is its admission.OnceName, which repeats share
+	HasOnce bool           `json:"o,omitempty"` // of a reservation: Name is its admission.SharedName, which repeats share
 	Charges []ticketCharge `json:"c,omitempty"`
 }
 
@@ -121,11 +121,11 @@ func (s *Service) ticketOf(check *validCheck, grants []admission.Grant) *ticket 
 
 // specOf returns the spec of a charge, or nil if its limit is one of the policy.
 func (check *validCheck) specOf(c *penstock.Charge) *spec {
-	if check.direct == nil {
+	if check.stated == nil {
 		return nil
 	}
-	for i := range check.direct.Charges {
-		if check.direct.Charges[i].Plan == c.Plan {
+	for i := range check.stated.Charges {
+		if check.stated.Charges[i].Plan == c.Plan {
 			return &check.specs[i]
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // The bounds of a request, in characters. A character has up to four bytes.
 const (
 	maxKey    = 1024
-	maxID     = admission.MaxID / 4
+	maxID     = admission.MaxIdempotencyKey / 4
 	maxHolder = penstock.MaxHolder / 4
 )
 
@@ -33,12 +33,12 @@ const (
 	operating                // Peek, Reset and Explain: the call charges nothing
 )
 
-// A validCheck is a validated CheckRequest. One of attributes, named and direct is set.
+// A validCheck is a validated CheckRequest. One of attributes, rule and stated is set.
 type validCheck struct {
 	attributes *attributes
-	named      *policy.NamedCall
-	direct     *policy.DirectCall
-	specs      []spec // of the charges of direct, in the same order
+	rule       *admission.RuleCall
+	stated     *admission.ExplicitCharges
+	specs      []spec // of the charges of stated, in the same order
 	rules      *policy.Rules
 	id         string // the request_id
 	purpose    purpose
@@ -85,7 +85,7 @@ func (s *Service) read(r *penstockv1.CheckRequest, prefix string, p purpose) (*v
 		if check.rules.Rule(r.GetRule()) == nil {
 			return nil, failf(codes.NotFound, "%srule: %s", prefix, check.rules.NoRule(r.GetRule()))
 		}
-		check.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
+		check.rule = &admission.RuleCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
 	case hasLimits:
 		if err = s.readLimits(check, r, cost, prefix); err != nil {
 			return nil, err
@@ -122,7 +122,7 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 	case r.GetKey() == "":
 		return invalid(prefix+"key", "it is missing; name the client whom the limits are for, such as user:42")
 	}
-	check.direct = new(policy.DirectCall)
+	check.stated = new(admission.ExplicitCharges)
 	for i, l := range r.Limits {
 		at := fmt.Sprintf("%slimits[%d]", prefix, i)
 		stated, err := s.stated.limitOf(specOf(l), at)
@@ -136,13 +136,13 @@ func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost
 		if stated.plan.Algorithm().OwnsRefunds() {
 			c.Holder = randomName()
 		}
-		for _, other := range check.direct.Charges {
+		for _, other := range check.stated.Charges {
 			if other.Plan.Name() == stated.plan.Name() {
 				return conflict(at+".name", "two limits are called %q; give one another name", stated.plan.Name())
 			}
 		}
-		check.direct.Charges = append(check.direct.Charges, c)
-		check.direct.Limits = append(check.direct.Limits, stated.limit)
+		check.stated.Charges = append(check.stated.Charges, c)
+		check.stated.Limits = append(check.stated.Limits, stated.limit)
 		check.specs = append(check.specs, stated.spec)
 	}
 	return nil
@@ -207,11 +207,9 @@ func (check *validCheck) checkLimits(limits []*policy.Limit) error {
 	return nil
 }
 
-// request returns the request for package admission.
-func (check *validCheck) request() admission.Request {
-	r := admission.Request{Named: check.named, Direct: check.direct, Rules: check.rules, ID: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating, RenewsHolds: true}
-	if check.attributes != nil {
-		r.Attributes = check.attributes
+// options returns the options of the request for package admission.
+func (check *validCheck) options() admission.RequestOptions {
+	return admission.RequestOptions{
+		Rules: check.rules, IdempotencyKey: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating, RenewsHolds: true,
 	}
-	return r
 }

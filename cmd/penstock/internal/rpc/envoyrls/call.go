@@ -27,7 +27,7 @@ type call struct {
 	isDenied        bool   // the request is already denied, so nothing more may be spent
 	isQuota         bool   // a limit with quota_mode has applied
 
-	direct        policy.DirectCall // the enforced charges of this round, and the shadows below
+	round         admission.ExplicitCharges // the enforced charges of this round, and the shadows below
 	shadows       []policy.Shadow
 	shadowCharges []penstock.Charge // of all shadows; each shadow is a part of this array, which must not move
 	shadowLimits  []*policy.Limit   // the limits of shadowCharges, by the same index
@@ -89,12 +89,12 @@ func (c *call) release() {
 	clear(c.shadows[:cap(c.shadows)])
 	clear(c.shadowCharges[:cap(c.shadowCharges)])
 	clear(c.shadowLimits[:cap(c.shadowLimits)])
-	clear(c.direct.Charges[:cap(c.direct.Charges)])
+	clear(c.round.Charges[:cap(c.round.Charges)])
 	*c = call{
 		items: c.items[:0], resetsInSeconds: c.resetsInSeconds[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
 		buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0],
 		shadows: c.shadows[:0], shadowCharges: c.shadowCharges[:0], shadowLimits: c.shadowLimits[:0],
-		direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
+		round: admission.ExplicitCharges{Charges: c.round.Charges[:0], Limits: c.round.Limits[:0]},
 	}
 	e.calls.Put(c)
 }
@@ -265,15 +265,16 @@ func (c *call) decide(ctx context.Context) error {
 func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
 
 func (c *call) decideRound(ctx context.Context) error {
-	return c.applyDecision(c.engine.controller.Admit(ctx, c.beginRound()))
+	return c.applyDecision(c.engine.controller.AdmitCharges(ctx, c.beginRound()))
 }
 
-// beginRound returns the request of a round.
-func (c *call) beginRound() admission.Request {
+// beginRound returns the charges of a round.
+func (c *call) beginRound() admission.ExplicitCharges {
 	c.compose()
-	// Request.Into is nil, so that each Admission is new memory: guards may use the context in it even
-	// after Done.
-	return admission.Request{Direct: &c.direct, Rules: c.rules, IsOver: isOver}
+	// Reuse is nil, so that each Admission is new memory: guards may use the context in it even after
+	// Done.
+	c.round.DenyIf, c.round.Rules = isOver, c.rules
+	return c.round
 }
 
 // isPlain reports whether the next round has charges, and all of them are enforced: none is a
@@ -327,7 +328,7 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 
 // compose collects the charges of a round. Items that cannot be in it wait for the next round.
 func (c *call) compose() {
-	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
+	c.round.Charges, c.round.Limits = c.round.Charges[:0], c.round.Limits[:0]
 	c.shadows = c.shadows[:0]
 	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.items)), slices.Grow(c.shadowLimits[:0], len(c.items)) // so that no append moves them
 	for n, i := range c.pending {
@@ -352,13 +353,13 @@ func (c *call) compose() {
 			c.shadows = append(c.shadows, policy.Shadow{Charges: c.shadowCharges[at:end:end], Limits: c.shadowLimits[at:end:end]})
 			it.batch, it.chargeIndex = len(c.shadows), 0
 		default:
-			it.batch, it.chargeIndex = 0, len(c.direct.Charges)
-			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.eventLimit)
+			it.batch, it.chargeIndex = 0, len(c.round.Charges)
+			c.round.Charges, c.round.Limits = append(c.round.Charges, charge), append(c.round.Limits, it.eventLimit)
 		}
 	}
 	c.shadows = append(c.shadows, c.policyShadows...)
 	c.policyShadows = c.policyShadows[:0]
-	c.direct.Shadows = c.shadows
+	c.round.Shadows = c.shadows
 }
 
 // charge returns the charge of an item.
@@ -418,7 +419,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both items
 		return
 	}
-	charges := c.direct.Charges
+	charges := c.round.Charges
 	switch {
 	case c.engine.options.ShadowMode:
 		charges = c.shadowCharges

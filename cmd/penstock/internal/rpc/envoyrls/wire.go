@@ -53,7 +53,7 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	ctx = withEarlierAnswer(ctx)
 	var others sync.WaitGroup // calls that cannot be in the list; each is decided alone
 	defer others.Wait()
-	listed, admittances := make([]listedMessage, 0, len(list)), make([]*admission.Admittance, 0, len(list))
+	listed, items := make([]listedMessage, 0, len(list)), make([]*admission.BatchItem, 0, len(list))
 	for i := range list {
 		m := &list[i]
 		x := exchanges.Get().(*exchange)
@@ -70,9 +70,9 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 		if c.isPlain() {
 			listed = append(listed, listedMessage{Message: m, exchange: x, call: c})
 			l := &listed[len(listed)-1] // no append moves it, because listed has room for the whole list
-			l.admittance.Request = c.beginRound()
-			l.admittance.Request.Into = &l.admission
-			admittances = append(admittances, &l.admittance)
+			l.item.Charges = c.beginRound()
+			l.item.Charges.Reuse = &l.admission
+			items = append(items, &l.item)
 			continue
 		}
 		m.Err = errPanic // the result if decide panics; otherwise finish sets another
@@ -85,10 +85,10 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	if len(listed) == 0 {
 		return
 	}
-	e.controller.AdmitMany(ctx, admittances)
+	e.controller.AdmitMany(ctx, items)
 	for i := range listed {
 		l := &listed[i]
-		err := l.call.applyDecision(l.admittance.Admission, l.admittance.Outcome, l.admittance.Err)
+		err := l.call.applyDecision(l.item.Admission, l.item.Outcome, l.item.Err)
 		l.call.endRound()
 		if err == nil && len(l.call.pending) > 0 {
 			err = l.call.decide(ctx)
@@ -100,10 +100,10 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 // A listedMessage is a message whose charges are in the list for the store.
 type listedMessage struct {
 	*Message
-	exchange   *exchange
-	call       *call
-	admittance admission.Admittance
-	admission  admission.Admission
+	exchange  *exchange
+	call      *call
+	item      admission.BatchItem
+	admission admission.Admission
 }
 
 // errPanic is the error of a call whose decision panicked.

@@ -27,7 +27,7 @@ func TestContinuedRequestsTakeNoSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	admit := func(isContinued bool) (*admission.Admission, admission.Outcome) {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, IsContinued: isContinued})
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Attributes: attributes{}, IsPartOfStream: isContinued})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func TestDirectCallNeedsALimitWithARuleForEachCharge(t *testing.T) {
+func TestEachStatedChargeNeedsALimitWithARule(t *testing.T) {
 	t.Parallel()
 	rules := namedRules(t, nil)
 	plan := penstock.PerSecond(10).MustCompile()
@@ -24,14 +24,16 @@ func TestDirectCallNeedsALimitWithARuleForEachCharge(t *testing.T) {
 		{name: "a nil limit", limits: []*Limit{withRule, nil}},
 		{name: "a limit without a rule", limits: []*Limit{withRule, withoutRule}},
 	} {
-		for _, call := range []DirectCall{
-			{Charges: charges, Limits: c.limits},
-			{Shadows: []Shadow{{Charges: charges, Limits: c.limits}}},
-		} {
+		for _, isShadow := range []bool{false, true} {
 			var v Evaluation
-			err := rules.EvaluateDirect(call, &v)
+			var err error
+			if isShadow {
+				err = rules.EvaluateCharges(nil, nil, []Shadow{{Charges: charges, Limits: c.limits}}, &v)
+			} else {
+				err = rules.EvaluateCharges(charges, c.limits, nil, &v)
+			}
 			if (err == nil) != c.isValid {
-				t.Errorf("%s for two charges: the error of %+v is %v; want an error: %v", c.name, call, err, !c.isValid)
+				t.Errorf("%s for two charges (a shadow: %v): the error is %v; want an error: %v", c.name, isShadow, err, !c.isValid)
 			}
 			if got := len(v.Charges) + len(v.Shadows); err != nil && got > 0 {
 				t.Errorf("%s for two charges: the evaluation has %d charges and shadows; want none after an error", c.name, got)

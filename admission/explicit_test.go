@@ -15,12 +15,12 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// directCall makes a call with one charge for each of the counts. A count is the limit of units per
+// chargesOf makes a call with one charge for each of the counts. A count is the limit of units per
 // hour. The limits are named a, b and so on, and have this failure mode.
-func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *policy.DirectCall {
+func chargesOf(t *testing.T, onFailure guard.FailureMode, counts ...int64) *admission.ExplicitCharges {
 	t.Helper()
 	rule := &policy.Rule{Name: "direct"}
-	c := new(policy.DirectCall)
+	c := new(admission.ExplicitCharges)
 	for i, count := range counts {
 		name := string(rune('a' + i))
 		plan, err := penstock.Limit{Group: rule.Name, Name: name, Count: count, Period: time.Hour}.Compile()
@@ -33,16 +33,16 @@ func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *pol
 	return c
 }
 
-func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
+func TestExplicitChargesAreDecidedAsOneBatch(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var events []admission.Event
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{Observe: func(e *admission.Event) { events = append(events, *e) }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := directCall(t, guard.FailClosed, 5, 2)
+	call := chargesOf(t, guard.FailClosed, 5, 2)
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied, admission.Denied} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		a, outcome, err := c.AdmitCharges(context.Background(), *call)
 		if outcome != want || err != nil {
 			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
@@ -60,20 +60,20 @@ func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
 	}
 }
 
-func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
+func TestInvalidExplicitChargesAreMalformed(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	c, err := admission.New(memstore.New(memstore.Options{}), rules, admission.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	withoutLimits, negative, withoutRule := directCall(t, guard.FailClosed, 5), directCall(t, guard.FailClosed, 5), directCall(t, guard.FailClosed, 5)
+	withoutLimits, negative, withoutRule := chargesOf(t, guard.FailClosed, 5), chargesOf(t, guard.FailClosed, 5), chargesOf(t, guard.FailClosed, 5)
 	withoutLimits.Limits = nil
 	negative.Charges[0].Cost = -1
 	withoutRule.Limits[0].Rule = nil
-	for mistake, call := range map[string]*policy.DirectCall{
+	for mistake, call := range map[string]*admission.ExplicitCharges{
 		"no charges": {}, "no limits": withoutLimits, "a negative cost": negative, "no rule": withoutRule,
 	} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		a, outcome, err := c.AdmitCharges(context.Background(), *call)
 		if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
 			t.Errorf("a call with %s is %v, error %v; want malformed, an error that wraps ErrInvalid, and a Detail", mistake, outcome, err)
 		}
@@ -81,7 +81,7 @@ func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
 	}
 }
 
-func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
+func TestExplicitChargesFailAsTheirLimitsSay(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
@@ -92,7 +92,7 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: directCall(t, onFailure, 5)})
+		a, outcome, err := c.AdmitCharges(context.Background(), *chargesOf(t, onFailure, 5))
 		if outcome != want || err != nil {
 			t.Errorf("a call with limits that fail %v is %v, error %v; want %v, and no error", onFailure, outcome, err, want)
 		}
@@ -102,7 +102,7 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 
 // A call may have shadows. They are counted for every request, and the caller can read their
 // decisions.
-func TestADirectCallReadsItsShadows(t *testing.T) {
+func TestShadowsOfExplicitChargesAreRead(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
 	outcomes := make(map[admission.Outcome]int)
@@ -116,11 +116,11 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := directCall(t, guard.FailClosed, 1)
-	other := directCall(t, guard.FailClosed, 9, 2) // its second limit has another name than that of call
+	call := chargesOf(t, guard.FailClosed, 1)
+	other := chargesOf(t, guard.FailClosed, 9, 2) // its second limit has another name than that of call
 	call.Shadows = []policy.Shadow{{Charges: other.Charges[1:], Limits: other.Limits[1:]}}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied, admission.Denied} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		a, outcome, err := c.AdmitCharges(context.Background(), *call)
 		if outcome != want || err != nil {
 			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
@@ -137,13 +137,13 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 		}
 	}
 	call.Charges, call.Limits = nil, nil
-	a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+	a, outcome, err := c.AdmitCharges(context.Background(), *call)
 	if d, isDecided := a.ShadowDecision(0); outcome != admission.Unlimited || err != nil || !isDecided || d.Allowed {
 		t.Errorf("a call with only shadows is %v, error %v, its shadow's decision is %v, and that is decided: %t; want unlimited, no error, a denied shadow, and true", outcome, err, d, isDecided)
 	}
 	a.Done(admission.Result{})
 	call.Shadows[0].Limits = nil
-	a, outcome, _ = c.Admit(context.Background(), admission.Request{Direct: call})
+	a, outcome, _ = c.AdmitCharges(context.Background(), *call)
 	if a.Done(admission.Result{}); outcome != admission.Malformed {
 		t.Errorf("a call whose shadow has no limits is %v; want malformed", outcome)
 	}
@@ -152,7 +152,7 @@ func TestADirectCallReadsItsShadows(t *testing.T) {
 	}
 }
 
-// IsOver may deny a request whose charges of mode Force are granted.
+// DenyIf may deny a request whose charges of mode Force are granted.
 func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
 	var mu sync.Mutex
@@ -167,19 +167,19 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := directCall(t, guard.FailClosed, 3)
+	call := chargesOf(t, guard.FailClosed, 3)
 	call.Charges[0].Mode, call.Charges[0].Cost = penstock.Force, 2
-	isOver := func(charges []penstock.Charge, d *penstock.Decision) bool {
+	call.DenyIf = func(charges []penstock.Charge, d *penstock.Decision) bool {
 		return charges[0].Mode == penstock.Force && d.Remaining() == 0
 	}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
-		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
+		a, outcome, err := c.AdmitCharges(context.Background(), *call)
 		if a.Done(admission.Result{}); outcome != want || err != nil || len(outcomes) != i+1 || outcomes[i] != want {
 			t.Errorf("call %d is %v, error %v, and the outcomes of the events are %v; want %v, no error, and one event for each call", i, outcome, err, outcomes, want)
 		}
 	}
-	call = &policy.DirectCall{Shadows: []policy.Shadow{{Charges: call.Charges, Limits: call.Limits}}}
-	a, outcome, _ := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
+	call = &admission.ExplicitCharges{Shadows: []policy.Shadow{{Charges: call.Charges, Limits: call.Limits}}, DenyIf: call.DenyIf}
+	a, outcome, _ := c.AdmitCharges(context.Background(), *call)
 	if a.Done(admission.Result{}); outcome != admission.Unlimited || len(outcomes) != 4 || !slices.Contains(outcomes, admission.ShadowDenied) {
 		t.Errorf("a call with only a shadow is %v, and the outcomes of the events are %v; want unlimited, and a fourth event, shadow_denied", outcome, outcomes)
 	}

@@ -8,11 +8,10 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
 )
 
-// A NamedCall charges the rule that it names. The deny list does not apply to it.
-func TestNamedCallsAreDecidedByTheirRule(t *testing.T) {
+// A RuleCall charges the rule that it names. The deny list does not apply to it.
+func TestRuleCallsAreDecidedByTheirRule(t *testing.T) {
 	rules := rulesOf(t, `
 deny: [{header X-User: eve}]
 rules:
@@ -25,9 +24,9 @@ rules:
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	call := &policy.NamedCall{Rule: "search", Key: "user:eve", Cost: 2}
+	call := admission.RuleCall{Rule: "search", Key: "user:eve", Cost: 2}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
-		a, outcome, err := c.Admit(ctx, admission.Request{Named: call})
+		a, outcome, err := c.AdmitRule(ctx, call)
 		if outcome != want || err != nil {
 			t.Errorf("call %d is %v, error %v; want %v, and no error", i, outcome, err, want)
 		}
@@ -36,7 +35,7 @@ rules:
 		}
 		a.Done(admission.Result{})
 	}
-	a, outcome, err := c.Admit(ctx, admission.Request{Named: &policy.NamedCall{Rule: "none"}})
+	a, outcome, err := c.AdmitRule(ctx, admission.RuleCall{Rule: "none"})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
 		t.Errorf("a call of a rule that does not exist is %v, error %v; want malformed, an error that wraps ErrInvalid, and a Detail", outcome, err)
 	}
