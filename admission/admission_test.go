@@ -603,47 +603,19 @@ rules:
 
 const slotsPolicy = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
 
-func TestHoldsAreRenewedByController(t *testing.T) {
-	const renewsHolds = false
-	checkHoldsAreRenewed(t, renewsHolds)
-}
-
-func TestHoldsAreRenewedByCaller(t *testing.T) {
-	const renewsHolds = true
-	checkHoldsAreRenewed(t, renewsHolds)
-}
-
-// checkHoldsAreRenewed checks that a slot stays taken while it is renewed: by the caller if
-// renewsHolds is true, else by the Controller.
-func checkHoldsAreRenewed(t *testing.T, renewsHolds bool) {
+func TestHoldsAreRenewedUntilDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := memoryControllerOf(t, slotsPolicy)
 		admit := func() (*admission.Admission, admission.Outcome) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{RenewsHolds: renewsHolds}})
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
 			return a, outcome
 		}
 		a, _ := admit()
-		if ttl := a.HoldTTL(); ttl != 30*time.Second {
-			t.Errorf("a slot lasts %v; want 30s", ttl)
-		}
 		for range 5 {
-			time.Sleep(29 * time.Second)
-			if renewsHolds {
-				if isHeld, err := a.Renew(t.Context()); !isHeld || err != nil {
-					t.Fatalf("Renew returned %t, %v; want true, and no error", isHeld, err)
-				}
-			}
+			time.Sleep(29 * time.Second) // a slot lasts 30 s
 			if _, outcome := admit(); outcome != admission.Denied {
 				t.Fatalf("a request while the slot is held is %v; want denied", outcome)
 			}
-		}
-		if renewsHolds {
-			time.Sleep(31 * time.Second)
-			other, outcome := admit()
-			if isHeld, err := a.Renew(t.Context()); outcome != admission.Allowed || isHeld || err != nil {
-				t.Errorf("a slot has expired: the next request is %v, and Renew returned %t, %v; want allowed, and false without an error", outcome, isHeld, err)
-			}
-			other.Done(admission.Result{})
 		}
 		a.Done(admission.Result{})
 		synctest.Wait()

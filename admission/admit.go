@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -16,31 +15,19 @@ import (
 // An Admission is a request that has been decided. Only one goroutine at a time may use it. But any
 // goroutine may call Settle, MarkStatusUnknown and Decision at any time after Admit.
 type Admission struct {
-	controller *Controller
+	settlement // what must still be done; it has the Controller, and the context of the request
+	idempotency
+
 	options    RequestOptions
-	attributes policy.Attributes // nil if a rule or the charges are stated
 	beforeWait func(policy.Attributes)
 	denyIf     func([]penstock.Charge, *penstock.Decision) bool // nil unless the charges are stated
-	ctx        context.Context                                  // of the request
 	*scratch                                                    // nil after Done
 
-	decision  penstock.Decision
-	isLimited bool // a limit applies, so there is a decision
-
+	decision    penstock.Decision
+	isLimited   bool // a limit applies, so there is a decision
+	isRejected  bool
 	skippedRule string // of the first limit that failed open
-
-	isRejected         bool
-	actualCostPlus1    atomic.Int64 // 0 while the true cost is unknown
-	isStatusUnknown    atomic.Bool
-	canSettle          bool    // a limit is charged by the true cost
-	grants             []grant // charges that may have to be corrected
-	shadows            *shadows
-	renewal            *renewal
-	idempotencyCharges int // how many of the last charges are those of addIdempotencyCharges
-	sharedName         string
-	isRepeat           bool
-	isSettled          bool          // the request is a reservation that was settled
-	age                time.Duration // if isRepeat: the time since the first request was granted
+	shadows     *shadows
 }
 
 // scratch is memory that is used for one request after another.
@@ -96,7 +83,7 @@ func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
 			continue
 		}
 		to = append(to, LimitStatus{
-			Limit: l, Plan: a.evaluation.Charges[i].Plan, Status: a.status(i), IsLocal: a.decision.Source == penstock.FromFallback,
+			Limit: l, Plan: a.evaluation.Charges[i].Plan, Status: a.visibleStatus(i), IsLocal: a.decision.Source == penstock.FromFallback,
 		})
 	}
 	return to
@@ -115,8 +102,8 @@ func (a *Admission) Strictest() *policy.Limit {
 // slot may be returned at any time, and the store knows only when its hold expires.
 const slotRetryAfter = time.Second
 
-// status returns what a client may know about the status of charge i.
-func (a *Admission) status(i int) penstock.Status {
+// visibleStatus returns what a client may know about the status of charge i.
+func (a *Admission) visibleStatus(i int) penstock.Status {
 	s := a.decision.Status(i)
 	if isSlot(&a.evaluation.Charges[i]) {
 		s.ResetAfter = min(s.ResetAfter, slotRetryAfter)
@@ -132,13 +119,13 @@ func (a *Admission) status(i int) penstock.Status {
 func (a *Admission) admit(r *Request) (Outcome, error) {
 	rules := a.options.Rules
 	if hasAllCharges := rules.EvaluateFirst(r.Attributes, &a.evaluation); !hasAllCharges {
-		a.adjustCharges(r)
+		r.adjust(&a.evaluation)
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}
 		rules.EvaluateRest(r.Attributes, &a.evaluation)
 	}
-	a.adjustCharges(r)
+	r.adjust(&a.evaluation)
 	return a.admitCharges(nil)
 }
 
@@ -148,13 +135,12 @@ func (a *Admission) admitCharges(err error) (Outcome, error) {
 	if outcome, err, isDecided := a.review(err); isDecided {
 		return outcome, err
 	}
-	shadows := a.beginShadows()
-	a.shadows = shadows
-	defer a.endShadows(shadows)
+	a.shadows = a.beginShadows()
+	defer a.shadows.end()
 	if len(a.evaluation.Charges) == 0 {
 		return a.observe(Unlimited), nil
 	}
-	return a.decide(shadows)
+	return a.decide(a.shadows)
 }
 
 // setCharges sets the charges of the Evaluation to stated ones.
@@ -172,7 +158,7 @@ func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool)
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
-	a.setHolder()
+	a.options.setHolder(v.Charges)
 	if check := a.options.CheckLimits; check != nil && v.Unclear == "" {
 		if err := check(v.Limits); err != nil {
 			outcome, err = a.rejectMalformed(err)
@@ -200,16 +186,15 @@ func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool)
 		return DeniedNewIdentity, nil, true
 	}
 	a.options.markRefundable(v.Charges, v.Limits)
-	if err := a.addIdempotencyCharges(); err != nil {
+	if err := a.addCharges(&a.evaluation, &a.options); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
 	return outcome, nil, false
 }
 
-// adjustCharges applies the request's IsPartOfStream and Patience to the charges.
-func (a *Admission) adjustCharges(r *Request) {
-	v := &a.evaluation
+// adjust applies IsPartOfStream and Patience to the charges.
+func (r *Request) adjust(v *policy.Evaluation) {
 	if r.IsPartOfStream {
 		v.Charges, v.Limits = withoutSlots(v.Charges, v.Limits)
 		kept := v.Shadows[:0]
@@ -246,17 +231,17 @@ func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
 }
 
-// setHolder sets the holder of slots to RequestOptions.Holder. The charges get the time as their Serial,
-// so that a late Refund of this instance does not end a hold that another instance has granted to
-// the same Holder since.
-func (a *Admission) setHolder() {
-	if a.options.Holder == "" {
+// setHolder sets the holder of slots to RequestOptions.Holder. The charges get the time as their
+// Serial, so that a late Refund of this instance does not end a hold that another instance has
+// granted to the same Holder since.
+func (o *RequestOptions) setHolder(charges []penstock.Charge) {
+	if o.Holder == "" {
 		return
 	}
 	serial := time.Now().UnixMicro()
-	for i := range a.evaluation.Charges {
-		if c := &a.evaluation.Charges[i]; isSlot(c) {
-			c.Holder, c.Serial = a.options.Holder, serial
+	for i := range charges {
+		if c := &charges[i]; isSlot(c) {
+			c.Holder, c.Serial = o.Holder, serial
 		}
 	}
 }
@@ -304,7 +289,7 @@ func (a *Admission) decide(s *shadows) (Outcome, error) {
 		sharing = s.sharing
 	}
 	latency := a.decideInStore(sharing)
-	a.endSharing(s)
+	s.endSharing()
 	return a.applyDecision(latency)
 }
 
@@ -312,10 +297,10 @@ func (a *Admission) decide(s *shadows) (Outcome, error) {
 func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	d, err := a.batch.Decision, a.batch.Err
 	switch {
-	case a.idempotencyCharges > 0 && err == nil:
-		a.removeIdempotencyCharges(&d)
-	case a.idempotencyCharges > 0:
-		a.removeIdempotencyCharges(nil)
+	case a.chargeCount > 0 && err == nil:
+		a.removeCharges(&a.evaluation, &d)
+	case a.chargeCount > 0:
+		a.removeCharges(&a.evaluation, nil)
 	}
 	if a.isSettled {
 		return a.rejectMalformed(errSettled)
@@ -349,20 +334,19 @@ func (a *Admission) deny(latency time.Duration) Outcome {
 		a.noteHolds(a.evaluation.Charges, a.evaluation.Limits)
 	}
 	if a.decision.Source == penstock.FromClosed {
-		a.rejectClosed(a.Strictest())
+		a.rejection = closedBy(a.Strictest())
 		return a.observeDecision(FailedClosed, latency)
 	}
 	for i, l := range a.evaluation.Limits {
-		if s := a.status(i); s.RetryAfter > 0 {
-			a.rejectBy(l, s.RetryAfter)
+		if s := a.visibleStatus(i); s.RetryAfter > 0 {
+			a.rejection.add(l, s.RetryAfter)
 		}
 	}
 	return a.observeDecision(Denied, latency)
 }
 
-// rejectBy adds a limit to those that denied the request.
-func (a *Admission) rejectBy(l *policy.Limit, retryAfter time.Duration) {
-	r := &a.rejection
+// add adds a limit to those that denied the request.
+func (r *Rejection) add(l *policy.Limit, retryAfter time.Duration) {
 	r.Rule, r.RetryAfter = l.Rule.Name, max(r.RetryAfter, retryAfter)
 	r.Policies = append(r.Policies, l.Policy)
 }
@@ -381,7 +365,7 @@ func (a *Admission) applyError(err error, latency time.Duration) (Outcome, error
 	for i, l := range v.Limits {
 		if !failsOpen(l) {
 			a.decision = penstock.Decision{Source: penstock.FromClosed}
-			a.rejectClosed(l)
+			a.rejection = closedBy(l)
 			return a.observeUndecided(FailedClosed, i, penstock.FromClosed, latency, err), nil
 		}
 	}
@@ -406,21 +390,9 @@ func (a *Admission) noteSkipped(s penstock.Source) {
 // closedRetryAfter is how soon a client should retry while the store gives no answer.
 const closedRetryAfter = time.Second
 
-// rejectClosed rejects a request because a limit fails closed.
-func (a *Admission) rejectClosed(l *policy.Limit) {
-	a.rejection = Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetryAfter}
-}
-
-// prepare makes the Admission ready for its request to be served.
-func (a *Admission) prepare() {
-	for i := range a.grants {
-		a.canSettle = a.canSettle || a.grants[i].limit.Adjustable
-	}
-	if a.options.RenewsHolds {
-		a.renewal.stop() // the method wait may have started it
-	} else {
-		a.renewHolds()
-	}
+// closedBy returns the Rejection of a request because a limit fails closed.
+func closedBy(l *policy.Limit) Rejection {
+	return Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetryAfter}
 }
 
 // observe emits an event without a limit.

@@ -225,10 +225,6 @@ type RequestOptions struct {
 	// have to wait is denied.
 	Peek bool
 
-	// RenewsHolds means that the caller renews the request's slots, by Admission.Renew. By default
-	// they are renewed in the background until Done.
-	RenewsHolds bool
-
 	// IsRefundable means that Cancel or TakeGrants may return all charges of the request. The store
 	// then remembers when they were made. Default: it does so for requests that may wait, and for
 	// limits with on_status or a true cost.
@@ -278,7 +274,7 @@ func (c *Controller) begin(ctx context.Context, o RequestOptions) *Admission {
 	if o.Rules == nil {
 		o.Rules = c.Rules()
 	}
-	a.controller, a.options, a.ctx = c, o, ctx
+	a.controller, a.ctx, a.isPeek, a.options = c, ctx, o.Peek, o
 	a.scratch = c.scratches.Get().(*scratch)
 	return a
 }
@@ -287,7 +283,7 @@ func (c *Controller) begin(ctx context.Context, o RequestOptions) *Admission {
 func (a *Admission) end(outcome Outcome) Outcome {
 	a.isRejected = !outcome.IsAdmitted()
 	if !a.isRejected {
-		a.prepare()
+		a.start()
 	}
 	return outcome
 }

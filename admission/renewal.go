@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -26,10 +25,13 @@ type renewal struct {
 // isSlot reports whether a charge takes a slot of an in_flight limit.
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
-// holds returns the slots that the request holds, and their shortest TTL.
-func (a *Admission) holds() (holds []penstock.Charge, ttl time.Duration) {
-	for i := range a.grants {
-		c := &a.grants[i].charge
+// renewHolds renews the request's slots in the background from now on.
+func (s *settlement) renewHolds() {
+	s.renewal.stop()
+	var holds []penstock.Charge
+	var ttl time.Duration // the shortest of them
+	for i := range s.grants {
+		c := &s.grants[i].Charge
 		if !isSlot(c) {
 			continue
 		}
@@ -38,40 +40,11 @@ func (a *Admission) holds() (holds []penstock.Charge, ttl time.Duration) {
 			ttl = period
 		}
 	}
-	return holds, ttl
-}
-
-// HoldTTL returns how long the request's slots last without being renewed. It is 0 if it holds
-// none.
-func (a *Admission) HoldTTL() time.Duration {
-	_, ttl := a.holds()
-	return ttl
-}
-
-// Renew renews the request's slots, which then last for HoldTTL. Call Renew only if
-// RequestOptions.RenewsHolds is set. Renew returns false if a slot has ended and another request has got
-// this slot. An error means that not all slots could be renewed.
-func (a *Admission) Renew(ctx context.Context) (isHeld bool, err error) {
-	holds, _ := a.holds()
-	isHeld = true
-	for i := range holds {
-		d, renewErr := a.controller.store.Decide(ctx, holds[i:i+1])
-		err = errors.Join(err, renewErr)
-		isLost := renewErr == nil && !d.Allowed
-		isHeld = isHeld && !isLost
-	}
-	return isHeld, err
-}
-
-// renewHolds renews the request's slots in the background from now on.
-func (a *Admission) renewHolds() {
-	a.renewal.stop()
-	holds, ttl := a.holds()
 	if holds == nil {
 		return
 	}
-	n := &renewal{store: a.controller.store, holds: holds, interval: ttl / 3}
-	a.renewal = n
+	n := &renewal{store: s.controller.store, holds: holds, interval: ttl / 3}
+	s.renewal = n
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.timer = time.AfterFunc(n.interval, n.renew)

@@ -4,12 +4,28 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
+
+// A settlement is what must still be done for a request after its decision: slots are renewed and
+// returned, and charges are corrected. Settle and MarkStatusUnknown may be called by any goroutine.
+type settlement struct {
+	controller *Controller
+	ctx        context.Context   // of the request
+	attributes policy.Attributes // nil if a rule or the charges are stated
+	isPeek     bool              // nothing is charged, so there is nothing to settle
+
+	grants          []Grant // charges that may have to be corrected
+	renewal         *renewal
+	isAdjustable    bool         // a limit is charged by the true cost
+	actualCostPlus1 atomic.Int64 // 0 while the true cost is unknown
+	isStatusUnknown atomic.Bool
+}
 
 // A Result is how a request ended.
 type Result struct {
@@ -27,107 +43,261 @@ type Result struct {
 	Cost func(name string) (units int64, ok bool)
 }
 
-// Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
-// list the status, and adjusts charges to the true cost. Call Done before the response is sent:
-// then the client's next request comes after the refund.
-//
-// For a rejected request, Done waits for the store only if refunds for 1,000 other requests are
-// already in flight.
-func (a *Admission) Done(r Result) {
-	if a.isStatusUnknown.Load() {
-		r.Status = 0
-	}
-	a.renewal.stop()
-	var all corrections
-	for i := range a.grants {
-		if c, ok := a.correction(&a.grants[i], &r); ok {
-			all.add(c, a.grants[i].source)
-		}
-	}
-	a.grants = nil
-	if a.isRejected {
-		a.correctInBackground(all)
-	} else {
-		a.correct(all)
-	}
-	a.shadows = nil
-	if a.scratch != nil {
-		a.rejection = Rejection{}
-		a.controller.scratches.Put(a.scratch)
-		a.scratch = nil
-	}
-}
+// A Grant is a charge that may have to be corrected: it was made, or it takes a slot that the store
+// may have given. The Charge has the Receipt for its Refund.
+type Grant struct {
+	Charge penstock.Charge
+	Limit  *policy.Limit
 
-// Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns slots, and refunds charges exactly, as if they had never been made. These are all charges
-// of a request with IsRefundable, or that could wait. Of other requests, they are those of limits
-// with on_status or a true cost. The charges of rules with before_auth stay. The charges of a
-// repeat are those of the first request, and stay.
-func (a *Admission) Cancel() {
-	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
-		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
-		a.renewal.stop()
-		a.returnAll()
-	}
-	a.Done(Result{})
+	source    penstock.Source
+	isUnsized bool // the size of the request's body was not known
 }
 
 // NeedsResult reports whether Done has anything to correct. If not, Done may be called with any
 // Result before the request is served.
-func (a *Admission) NeedsResult() bool { return len(a.grants) > 0 }
+func (s *settlement) NeedsResult() bool { return len(s.grants) > 0 }
 
 // NeedsBodySize reports whether a limit charges by the size of the body, and this size was not
 // known when the request was admitted.
-func (a *Admission) NeedsBodySize() bool {
-	return slices.ContainsFunc(a.grants, func(g grant) bool { return g.limit.Cost.Body > 0 && g.isUnsized })
-}
-
-// RefundByStatus refunds the charges of on_status limits that do not list this status, without
-// waiting for Done. A transport calls it before it sends the status: then the client's next request
-// comes after the refund.
-func (a *Admission) RefundByStatus(status int) {
-	if a.isStatusUnknown.Load() {
-		return
-	}
-	var all corrections
-	r := Result{Status: status}
-	a.grants = slices.DeleteFunc(a.grants, func(g grant) bool {
-		if g.limit.Status == nil || g.limit.Status.Has(status) {
-			return false
-		}
-		if c, ok := a.correction(&g, &r); ok {
-			all.add(c, g.source)
-		}
-		return true
-	})
-	a.correct(all)
+func (s *settlement) NeedsBodySize() bool {
+	return slices.ContainsFunc(s.grants, func(g Grant) bool { return g.Limit.Cost.Body > 0 && g.isUnsized })
 }
 
 // MarkStatusUnknown makes Done ignore the status, so that charges of on_status limits stay. A proxy
 // calls it when the upstream may have got the request but gives no answer.
-func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
+func (s *settlement) MarkStatusUnknown() { s.isStatusUnknown.Store(true) }
 
-// Settle sets the request's true cost. Done adjusts the charges of some limits to it. In a policy,
-// these are the limits with cost.actual. Without a policy, these are all limits that can refund. If
-// Settle is called again, the last cost counts. Settle fails if the request has no such limit.
-func (a *Admission) Settle(cost int64) error {
+// RefundByStatus refunds the charges of on_status limits that do not list this status, without
+// waiting for Done. A transport calls it before it sends the status: then the client's next request
+// comes after the refund.
+func (s *settlement) RefundByStatus(status int) {
+	if s.isStatusUnknown.Load() {
+		return
+	}
+	var all corrections
+	s.grants = slices.DeleteFunc(s.grants, func(g Grant) bool {
+		isFree := g.isFree(status)
+		if isFree {
+			all.addCorrection(&g, 0)
+		}
+		return isFree
+	})
+	s.correct(all)
+}
+
+// setCost sets the request's true cost.
+func (s *settlement) setCost(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
 	}
-	if !a.canSettle && !a.isRepeat {
-		return fmt.Errorf("%w: admission: no limit of the request can adjust to a true cost; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
-	}
-	a.actualCostPlus1.Store(cost + 1)
+	s.actualCostPlus1.Store(cost + 1)
 	return nil
 }
 
-// A grant is a charge that Done may have to correct: it was made, or it takes a slot that the store
-// may have given. If the caller corrects charges instead, TakeGrants returns them as Grants.
-type grant struct {
-	charge    penstock.Charge // with its Receipt
-	limit     *policy.Limit
-	source    penstock.Source
-	isUnsized bool // the size of the request's body was not known
+// start starts the time in which the request is served.
+func (s *settlement) start() {
+	for i := range s.grants {
+		s.isAdjustable = s.isAdjustable || s.grants[i].Limit.Adjustable
+	}
+	s.renewHolds()
+}
+
+// finish corrects the charges by the result of the request. For a rejected request it does so in the
+// background.
+func (s *settlement) finish(r *Result, isRejected bool) {
+	if s.isStatusUnknown.Load() {
+		r.Status = 0
+	}
+	s.renewal.stop()
+	var all corrections
+	for i := range s.grants {
+		g := &s.grants[i]
+		all.addCorrection(g, s.trueCost(g, r))
+	}
+	s.grants = nil
+	if isRejected {
+		s.correctInBackground(all)
+	} else {
+		s.correct(all)
+	}
+}
+
+// noteGrants records the charges that may have to be corrected.
+func (s *settlement) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
+	if s.isPeek {
+		return
+	}
+	for i, l := range limits {
+		c := &charges[i]
+		if isNotCounted(l, d.Source) {
+			s.noteHolds(charges[i:i+1], limits[i:i+1])
+			continue
+		}
+		isUnsized := l.Cost.Body > 0 && s.attributes != nil && s.attributes.BodySize() < 0
+		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
+			granted := *c
+			granted.Receipt = d.Status(i).Receipt
+			s.grants = append(s.grants, Grant{granted, l, d.Source, isUnsized})
+		}
+	}
+}
+
+// noteHolds records the slots that the store may have granted although it gave no answer.
+func (s *settlement) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
+	if s.isPeek {
+		return
+	}
+	for i, l := range limits {
+		if c := &charges[i]; isSlot(c) {
+			s.grants = append(s.grants, Grant{Charge: *c, Limit: l})
+		}
+	}
+}
+
+// dropGrants makes the caller correct the grants of the limits in place of the settlement.
+func (s *settlement) dropGrants(limits []*policy.Limit) {
+	s.renewal.stop()
+	s.grants = slices.DeleteFunc(s.grants, func(g Grant) bool { return slices.Contains(limits, g.Limit) })
+}
+
+// correctInBackground makes corrections in the background. If too many are in flight, or if
+// Options.Now is set, it makes them before it returns.
+func (s *settlement) correctInBackground(all corrections) {
+	if all.isEmpty() {
+		return
+	}
+	c := s.controller
+	if c.refundsInFlight.Add(1) > maxRefundsInFlight || c.options.Now != nil {
+		defer c.refundsInFlight.Add(-1)
+		s.correct(all)
+		return
+	}
+	go func() {
+		defer c.refundsInFlight.Add(-1)
+		s.correct(all)
+	}()
+}
+
+// maxRefundsInFlight is how many rejected requests may have corrections in the background at the
+// same time. For further requests, Done waits until the corrections are made.
+const maxRefundsInFlight = 1000
+
+// correct makes corrections. If the store cannot be called, charges stay, and slots end by
+// themselves. Local corrections are for charges that the fallback made. If the store answers again,
+// these corrections are dropped.
+func (s *settlement) correct(all corrections) {
+	if all.isEmpty() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), correctTimeout)
+	defer cancel()
+	store := s.controller.store
+	for batch := range slices.Chunk(all.inStore, penstock.MaxCharges) {
+		panicked.Decide(ctx, store, batch)
+	}
+	for i := range all.local { // one at a time: each may belong to another server
+		if batch := all.local[i : i+1]; s.controller.isFallbackInUse(ctx, batch[0]) {
+			panicked.Decide(ctx, store, batch)
+		}
+	}
+}
+
+// correctTimeout bounds how long the corrections of a request may take.
+const correctTimeout = time.Second
+
+// isFallbackInUse reports whether the fallback, and not the store, would decide a charge now.
+func (c *Controller) isFallbackInUse(ctx context.Context, charge penstock.Charge) bool {
+	charge.Mode, charge.Cost = penstock.Peek, 0
+	d, err := panicked.Decide(ctx, c.store, []penstock.Charge{charge})
+	return err == nil && d.Source == penstock.FromFallback
+}
+
+// trueCost returns what a grant should have charged, as far as that is known.
+func (s *settlement) trueCost(g *Grant, r *Result) int64 {
+	if g.isFree(r.Status) {
+		return 0
+	}
+	if g.Limit.Adjustable {
+		if settled := s.actualCostPlus1.Load(); settled > 0 {
+			return g.actualCost(settled - 1)
+		}
+		if r.Cost != nil && g.Limit.CostHeader != "" {
+			if units, ok := r.Cost(g.Limit.CostHeader); ok && units >= 0 {
+				return min(units, penstock.MaxCost)
+			}
+		}
+	}
+	if g.isUnsized {
+		size, bytesPerUnit := r.BodySize, g.Limit.Cost.Body
+		units := size/bytesPerUnit + min(size%bytesPerUnit, 1) // rounded up
+		return max(g.Charge.Cost, units)
+	}
+	return g.Charge.Cost
+}
+
+// An End is how a request ended whose grants the caller corrects.
+type End struct {
+	Status     int   // of the response, as in Result
+	Cost       int64 // the true cost, if HasCost
+	HasCost    bool
+	IsCanceled bool // the request was not served
+}
+
+// Corrections returns the charges that correct the grants of a request. The true cost applies to
+// the limits that are Adjustable. If there is no such limit, it applies to all limits that can
+// refund.
+func Corrections(grants []Grant, e End) (charges []penstock.Charge) {
+	hasAdjustable := slices.ContainsFunc(grants, func(g Grant) bool { return g.Limit.Adjustable })
+	for i := range grants {
+		g := &grants[i]
+		cost := g.Charge.Cost
+		switch {
+		case e.IsCanceled || g.isFree(e.Status):
+			cost = 0
+		case e.HasCost && (g.Limit.Adjustable || !hasAdjustable && g.Charge.Plan.Algorithm().CanRefund()):
+			cost = g.actualCost(e.Cost)
+		}
+		if c, isNeeded := g.correction(cost); isNeeded {
+			charges = append(charges, c)
+		}
+	}
+	return charges
+}
+
+// isFree reports whether responses with the status cost nothing. The status 0 is unknown.
+func (g *Grant) isFree(status int) bool {
+	return g.Limit.Status != nil && status != 0 && !g.Limit.Status.Has(status)
+}
+
+// actualCost returns what the grant costs if the caller states the true cost of the request.
+func (g *Grant) actualCost(stated int64) int64 {
+	if g.Limit.IsMinimum {
+		return max(stated, g.Charge.Cost)
+	}
+	return stated
+}
+
+// correction returns the charge that makes the grant cost this many units, if one is needed. A slot
+// is returned, whatever the cost is.
+func (g *Grant) correction(cost int64) (correcting penstock.Charge, isNeeded bool) {
+	refund, isPossible := refundOf(g.Charge)
+	switch {
+	case isSlot(&refund):
+		return refund, true
+	case cost <= refund.Cost:
+		refund.Cost -= cost
+		return refund, isPossible && refund.Cost > 0
+	}
+	missing := g.Charge
+	missing.Mode, missing.Cost, missing.Patience, missing.IsRefundable = penstock.Force, cost-g.Charge.Cost, 0, false
+	return missing, true
+}
+
+// refundOf returns the charge that refunds a charge with its Receipt. isPossible is false if the
+// store cannot know where these units are, so that a refund would return the units of others.
+func refundOf(c penstock.Charge) (refund penstock.Charge, isPossible bool) {
+	c.Mode, c.Patience, c.IsRefundable = penstock.Refund, 0, false
+	return c, c.Receipt != 0 || !c.Plan.Algorithm().HasExactRefunds()
 }
 
 // markRefundable sets IsRefundable of the charges that may have to be refunded.
@@ -136,64 +306,6 @@ func (o *RequestOptions) markRefundable(charges []penstock.Charge, limits []*pol
 	for i, l := range limits {
 		charges[i].IsRefundable = o.IsRefundable || canWait || l.Status != nil || l.Adjustable && !l.IsMinimum
 	}
-}
-
-// refundOf returns the charge that refunds what a charge was granted. isPossible is false if the
-// store cannot know where these units are, so that a refund would return the units of others.
-func refundOf(c penstock.Charge, s penstock.Status) (refund penstock.Charge, isPossible bool) {
-	c.Mode, c.Patience, c.IsRefundable, c.Receipt = penstock.Refund, 0, false, s.Receipt
-	return c, s.Receipt != 0 || !c.Plan.Algorithm().HasExactRefunds()
-}
-
-// noteGrants records the charges that may have to be corrected.
-func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
-	if a.options.Peek {
-		return
-	}
-	for i, l := range limits {
-		c := &charges[i]
-		if isNotCounted(l, d.Source) {
-			a.noteHolds(charges[i:i+1], limits[i:i+1])
-			continue
-		}
-		isUnsized := l.Cost.Body > 0 && a.attributes != nil && a.attributes.BodySize() < 0
-		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
-			granted := *c
-			granted.Receipt = d.Status(i).Receipt
-			a.grants = append(a.grants, grant{granted, l, d.Source, isUnsized})
-		}
-	}
-}
-
-// noteHolds records the slots that the store may have granted although it gave no answer.
-func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
-	if a.options.Peek {
-		return
-	}
-	for i, l := range limits {
-		if c := &charges[i]; isSlot(c) {
-			a.grants = append(a.grants, grant{charge: *c, limit: l})
-		}
-	}
-}
-
-// returnAll returns the slots of enforced limits, and refunds their charges.
-func (a *Admission) returnAll() {
-	var all corrections
-	for i, c := range a.evaluation.Charges {
-		isCounted := !isNotCounted(a.evaluation.Limits[i], a.decision.Source)
-		refund, isPossible := refundOf(c, a.decision.Status(i))
-		if isSlot(&c) || isCounted && isPossible {
-			all.add(refund, a.decision.Source)
-		}
-	}
-	if a.sharedName != "" {
-		if once, err := a.onceCharge(a.evaluation.Charges[0].Key); err == nil {
-			once.Mode = penstock.Reset // so that a repeat is charged
-			all.add(once, a.decision.Source)
-		}
-	}
-	a.correct(all)
 }
 
 // corrections are charges that correct earlier ones.
@@ -212,96 +324,11 @@ func (s *corrections) add(c penstock.Charge, source penstock.Source) {
 	}
 }
 
+// addCorrection adds the charge that makes a grant cost this many units, if one is needed.
+func (s *corrections) addCorrection(g *Grant, cost int64) {
+	if c, isNeeded := g.correction(cost); isNeeded {
+		s.add(c, g.source)
+	}
+}
+
 func (s *corrections) isEmpty() bool { return len(s.inStore)+len(s.local) == 0 }
-
-// maxRefundsInFlight is how many rejected requests may have corrections in the background at the
-// same time. For further requests, Done waits until the corrections are made.
-const maxRefundsInFlight = 1000
-
-// correctInBackground makes corrections in the background. If too many are in flight, or if
-// Options.Now is set, it makes them before it returns.
-func (a *Admission) correctInBackground(all corrections) {
-	if all.isEmpty() {
-		return
-	}
-	c := a.controller
-	if c.refundsInFlight.Add(1) > maxRefundsInFlight || c.options.Now != nil {
-		defer c.refundsInFlight.Add(-1)
-		a.correct(all)
-		return
-	}
-	go func() {
-		defer c.refundsInFlight.Add(-1)
-		a.correct(all)
-	}()
-}
-
-// correctTimeout bounds how long the corrections of a request may take.
-const correctTimeout = time.Second
-
-// correct makes corrections. If the store cannot be called, charges stay, and slots end by
-// themselves. Local corrections are for charges that the fallback made. If the store answers again,
-// these corrections are dropped.
-func (a *Admission) correct(all corrections) {
-	if all.isEmpty() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), correctTimeout)
-	defer cancel()
-	for batch := range slices.Chunk(all.inStore, penstock.MaxCharges) {
-		panicked.Decide(ctx, a.controller.store, batch)
-	}
-	for i := range all.local { // one at a time: each may belong to another server
-		if batch := all.local[i : i+1]; a.isFallbackInUse(ctx, batch[0]) {
-			panicked.Decide(ctx, a.controller.store, batch)
-		}
-	}
-}
-
-// isFallbackInUse reports whether the fallback, and not the store, would decide a charge now.
-func (a *Admission) isFallbackInUse(ctx context.Context, c penstock.Charge) bool {
-	c.Mode, c.Cost = penstock.Peek, 0
-	d, err := panicked.Decide(ctx, a.controller.store, []penstock.Charge{c})
-	return err == nil && d.Source == penstock.FromFallback
-}
-
-// correction returns the charge that corrects a grant, if one is needed.
-func (a *Admission) correction(g *grant, r *Result) (correcting penstock.Charge, isNeeded bool) {
-	refund, isPossible := refundOf(g.charge, penstock.Status{Receipt: g.charge.Receipt})
-	if isSlot(&refund) {
-		return refund, true
-	}
-	cost := a.trueCost(g, r)
-	if g.limit.Status != nil && r.Status != 0 && !g.limit.Status.Has(r.Status) {
-		cost = 0
-	}
-	if cost <= refund.Cost {
-		refund.Cost -= cost
-		return refund, isPossible && refund.Cost > 0
-	}
-	missing := g.charge
-	missing.Mode, missing.Cost, missing.Patience, missing.IsRefundable = penstock.Force, cost-g.charge.Cost, 0, false
-	return missing, true
-}
-
-// trueCost returns what the grant should have charged, as far as that is known.
-func (a *Admission) trueCost(g *grant, r *Result) int64 {
-	if g.limit.Adjustable {
-		if settled := a.actualCostPlus1.Load(); settled > 0 && g.limit.IsMinimum {
-			return max(settled-1, g.charge.Cost)
-		} else if settled > 0 {
-			return settled - 1
-		}
-		if r.Cost != nil && g.limit.CostHeader != "" {
-			if units, ok := r.Cost(g.limit.CostHeader); ok && units >= 0 {
-				return min(units, penstock.MaxCost)
-			}
-		}
-	}
-	if g.isUnsized {
-		size, bytesPerUnit := r.BodySize, g.limit.Cost.Body
-		units := size/bytesPerUnit + min(size%bytesPerUnit, 1) // rounded up
-		return max(g.charge.Cost, units)
-	}
-	return g.charge.Cost
-}

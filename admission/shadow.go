@@ -7,7 +7,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/policy"
 )
 
 // A shadow is the decision about the batch of a shadow rule, a shadow limit or a candidate. It
@@ -21,6 +20,7 @@ type shadow struct {
 
 // shadows are decided independently of each other.
 type shadows struct {
+	of      *Admission
 	running sync.WaitGroup
 	list    []shadow // in the order of Evaluation.Shadows
 	sharing []*batches.Batch
@@ -35,7 +35,7 @@ func (a *Admission) beginShadows() *shadows {
 	if len(found) == 0 {
 		return nil
 	}
-	s := &shadows{list: make([]shadow, len(found))}
+	s := &shadows{of: a, list: make([]shadow, len(found))}
 	for i := range found {
 		item := &s.list[i]
 		item.sent = time.Now()
@@ -44,7 +44,7 @@ func (a *Admission) beginShadows() *shadows {
 		if canShareScript(item.Charges, a.evaluation.Charges) {
 			s.sharing = append(s.sharing, &item.Batch)
 		} else {
-			a.decideAlone(s, i)
+			s.decideAlone(i)
 		}
 	}
 	return s
@@ -73,20 +73,21 @@ func isLike(c, first *penstock.Charge) bool {
 }
 
 // decideAlone starts a call to the store for shadow i.
-func (a *Admission) decideAlone(s *shadows, i int) {
-	item, ctx := &s.list[i], a.ctx
+func (s *shadows) decideAlone(i int) {
+	a, item := s.of, &s.list[i]
+	ctx := a.ctx
 	item.isAlone = true
 	s.running.Go(func() {
 		defer panicked.Recover("a shadow is observed")
 		item.Decision, item.Err = panicked.Decide(ctx, a.controller.store, item.Charges)
-		a.observeShadow(&a.evaluation.Shadows[i], item)
+		s.observe(i)
 	})
 }
 
 // endSharing reports the shadows that the call of the enforced batch has decided. For each shadow
 // that it has left it starts a call. A guard may have decided the enforced batch, or the store may
 // decide only one batch in a call.
-func (a *Admission) endSharing(s *shadows) {
+func (s *shadows) endSharing() {
 	if s == nil {
 		return
 	}
@@ -95,25 +96,25 @@ func (a *Admission) endSharing(s *shadows) {
 		switch {
 		case item.isAlone: // decideAlone reports it
 		case item.Err == batches.ErrLeft:
-			a.decideAlone(s, i)
+			s.decideAlone(i)
 		default:
-			a.observeShadow(&a.evaluation.Shadows[i], item)
+			s.observe(i)
 		}
 	}
 }
 
-// endShadows waits until the shadows are decided, and records what they have charged.
-func (a *Admission) endShadows(s *shadows) {
+// end waits until the shadows are decided, and records what they have charged.
+func (s *shadows) end() {
 	if s == nil {
 		return
 	}
 	s.running.Wait()
 	for i := range s.list {
-		item, batch := &s.list[i], &a.evaluation.Shadows[i]
+		item, batch := &s.list[i], &s.of.evaluation.Shadows[i]
 		if item.isUndecided() {
-			a.noteHolds(batch.Charges, batch.Limits)
+			s.of.noteHolds(batch.Charges, batch.Limits)
 		} else if item.Decision.Allowed {
-			a.noteGrants(batch.Charges, batch.Limits, &item.Decision)
+			s.of.noteGrants(batch.Charges, batch.Limits, &item.Decision)
 		}
 	}
 }
@@ -122,19 +123,21 @@ func (s *shadow) isUndecided() bool {
 	return s.Err != nil || s.Decision.Source == penstock.FromOpen || s.Decision.Source == penstock.FromClosed
 }
 
-func (a *Admission) observeShadow(batch *policy.Shadow, s *shadow) {
-	if s.isUndecided() {
+// observe emits the event of shadow i, if it was decided.
+func (s *shadows) observe(i int) {
+	a, item, batch := s.of, &s.list[i], &s.of.evaluation.Shadows[i]
+	if item.isUndecided() {
 		return
 	}
-	d := &s.Decision
-	i := d.Strictest()
-	s.event = eventOf(batch.Limits[i], &batch.Charges[i])
-	e := &s.event
+	d := &item.Decision
+	strictest := d.Strictest()
+	item.event = eventOf(batch.Limits[strictest], &batch.Charges[strictest])
+	e := &item.event
 	e.Outcome = ShadowAllowed
 	if !d.Allowed || a.denyIf != nil && a.denyIf(batch.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
 	e.Context = a.ctx
-	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.sent), d, batch.Charges
+	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(item.sent), d, batch.Charges
 	a.controller.options.Observe(e)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock"
 )
 
 // wait waits for the request's turn, and renews its slots. If too many requests wait already, a
@@ -12,7 +14,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
 	if c.waiting.Add(1) > int64(a.options.Rules.MaxWaiting()) {
 		c.waiting.Add(-1)
-		return a.denyWaiting(delay, latency, a.hasQueue), nil
+		return a.denyWaiting(delay, latency, isQueued), nil
 	}
 	leaveQueue := sync.OnceFunc(func() { c.waiting.Add(-1) })
 	defer leaveQueue()
@@ -29,7 +31,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	select {
 	case <-turn:
 		if a.renewal.hasLostSlot() {
-			return a.denyWaiting(slotRetryAfter, latency, a.hasSlot), nil
+			return a.denyWaiting(slotRetryAfter, latency, takesSlot), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
 	case <-a.ctx.Done():
@@ -40,24 +42,24 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 }
 
 // denyWaiting denies a request that was granted a later turn, but cannot wait for it, or has lost a
-// slot. isDenying reports whether the limit of charge i denied it.
-func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying func(i int) bool) Outcome {
+// slot. isDenying reports whether the limit of a charge denied it.
+func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying func(*penstock.Charge, penstock.Status) bool) Outcome {
 	a.observeDecision(Denied, latency)
 	a.returnWaiting()
 	a.rejection.RetryAfter = retryAfter
 	for i, l := range a.evaluation.Limits {
-		if isDenying(i) {
-			a.rejectBy(l, retryAfter)
+		if isDenying(&a.evaluation.Charges[i], a.decision.Status(i)) {
+			a.rejection.add(l, retryAfter)
 		}
 	}
 	return Denied
 }
 
-// hasQueue reports whether charge i has a later turn.
-func (a *Admission) hasQueue(i int) bool { return a.decision.Status(i).Wait > 0 }
+// isQueued reports whether a charge has a later turn.
+func isQueued(_ *penstock.Charge, s penstock.Status) bool { return s.Wait > 0 }
 
-// hasSlot reports whether charge i takes a slot.
-func (a *Admission) hasSlot(i int) bool { return isSlot(&a.evaluation.Charges[i]) }
+// takesSlot reports whether a charge takes a slot.
+func takesSlot(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }
 
 // returnWaiting returns all that was charged for a request that should have waited.
 func (a *Admission) returnWaiting() {

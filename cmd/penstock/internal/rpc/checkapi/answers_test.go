@@ -174,8 +174,8 @@ rules:
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, _, ok := s.chargeOf(s.controller.Rules(), &reservation.Charges[0]); !ok || c.Plan.Capacity() != want.capacity {
-			t.Errorf("a reservation with the header X-Tier: %s has a charge of the plan %v, %t; want the capacity %d", header, c.Plan, ok, want.capacity)
+		if grants := s.grantsOf(reservation); len(grants) != 1 || grants[0].Charge.Plan.Capacity() != want.capacity {
+			t.Errorf("a reservation with the header X-Tier: %s has the grants %+v; want one with the capacity %d", header, grants, want.capacity)
 		}
 	}
 	for attributes, want := range map[string]string{

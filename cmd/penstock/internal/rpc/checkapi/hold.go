@@ -111,10 +111,9 @@ type slots []penstock.Charge
 
 // slots returns those charges of a hold whose limits the policy still has.
 func (s *Service) slots(t *ticket) (held slots) {
-	rules := s.controller.Rules()
-	for i := range t.Charges {
-		if c, _, ok := s.chargeOf(rules, &t.Charges[i]); ok && c.Plan.Algorithm().NeedsHolder() {
-			held = append(held, c)
+	for _, g := range s.grantsOf(t) {
+		if g.Charge.Plan.Algorithm().NeedsHolder() {
+			held = append(held, g.Charge)
 		}
 	}
 	return held

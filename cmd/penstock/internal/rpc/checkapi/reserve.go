@@ -105,25 +105,17 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
 }
 
-// An end is how a reserved request ended.
-type end struct {
-	actual    int64 // the actual cost
-	hasActual bool
-	status    int  // the HTTP status of the response; 0 if it is not stated
-	isCancel  bool // the request was not served
-}
-
-// endOf validates a SettleRequest and returns its end.
-func endOf(r *penstockv1.SettleRequest) (e end, err error) {
-	e = end{actual: r.GetActual(), hasActual: r.Actual != nil, status: int(r.GetStatus()), isCancel: r.GetCancel()}
+// endOf validates a SettleRequest and returns how its request ended.
+func endOf(r *penstockv1.SettleRequest) (e admission.End, err error) {
+	e = admission.End{Cost: r.GetActual(), HasCost: r.Actual != nil, Status: int(r.GetStatus()), IsCanceled: r.GetCancel()}
 	switch {
-	case !e.isCancel && !e.hasActual && e.status == 0:
+	case !e.IsCanceled && !e.HasCost && e.Status == 0:
 		return e, invalid("actual", "write how the request ended: actual, status, or cancel: true")
-	case e.isCancel && (e.hasActual || e.status != 0):
+	case e.IsCanceled && (e.HasCost || e.Status != 0):
 		return e, invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
-	case e.hasActual && (e.actual < 0 || e.actual > penstock.MaxCost):
+	case e.HasCost && (e.Cost < 0 || e.Cost > penstock.MaxCost):
 		return e, invalid("actual", "write 0 to %d", int64(penstock.MaxCost))
-	case e.status != 0 && (e.status < 100 || e.status > 599):
+	case e.Status != 0 && (e.Status < 100 || e.Status > 599):
 		return e, invalid("status", "write the status of the response, 100 to 599")
 	}
 	return e, nil
@@ -131,20 +123,7 @@ func endOf(r *penstockv1.SettleRequest) (e end, err error) {
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each batch can be made only once.
-func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, err error) {
-	type madeCharge struct {
-		charge penstock.Charge
-		limit  *policy.Limit
-	}
-	rules := s.controller.Rules()
-	var all []madeCharge
-	hasAdjustable := false // the true cost of one of the limits is known only afterwards
-	for i := range t.Charges {
-		if c, l, ok := s.chargeOf(rules, &t.Charges[i]); ok {
-			all = append(all, madeCharge{c, l})
-			hasAdjustable = hasAdjustable || l.Adjustable
-		}
-	}
+func (s *Service) corrections(t *ticket, e admission.End) (batches [][]penstock.Charge, err error) {
 	byKey := make(map[string]int) // the index in batches of each key's batch
 	begin := func(key string, more ...penstock.Charge) error {
 		once, err := s.onlyOnce(t, key)
@@ -163,16 +142,18 @@ func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, er
 			return nil, err
 		}
 	}
-	for _, m := range all {
-		if _, hasBegun := byKey[m.charge.Key]; !hasBegun {
-			if err := begin(m.charge.Key); err != nil {
-				return nil, err
-			}
+	grants := s.grantsOf(t)
+	for i := range grants {
+		key := grants[i].Charge.Key
+		if _, hasBegun := byKey[key]; hasBegun {
+			continue
 		}
-		at := byKey[m.charge.Key]
-		if c, ok := correction(m.charge, m.limit, e, hasAdjustable); ok {
-			batches[at] = append(batches[at], c)
+		if err := begin(key); err != nil {
+			return nil, err
 		}
+	}
+	for _, c := range admission.Corrections(grants, e) {
+		batches[byKey[c.Key]] = append(batches[byKey[c.Key]], c)
 	}
 	return batches, nil
 }
@@ -182,34 +163,6 @@ func (s *Service) corrections(t *ticket, e end) (batches [][]penstock.Charge, er
 func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
 	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
-}
-
-// correction returns the charge that corrects charge c, if one is needed. The actual cost applies
-// to the limits that are Adjustable. If the reservation has no such limit, the actual cost applies
-// to all limits that can refund.
-func correction(c penstock.Charge, l *policy.Limit, e end, hasAdjustable bool) (penstock.Charge, bool) {
-	c.Mode = penstock.Refund
-	if c.Plan.Algorithm().NeedsHolder() {
-		return c, true // the slots are returned
-	}
-	isCounted := e.status == 0 || l.Status == nil || l.Status.Has(e.status)
-	isForActual := l.Adjustable || !hasAdjustable && c.Plan.Algorithm().CanRefund()
-	cost := c.Cost
-	switch {
-	case e.isCancel || !isCounted:
-		cost = 0
-	case e.hasActual && isForActual:
-		cost = e.actual
-	}
-	switch {
-	case cost > c.Cost:
-		c.Mode, c.Cost = penstock.Force, cost-c.Cost
-		return c, true
-	case cost < c.Cost && (c.Receipt != 0 || !c.Plan.Algorithm().HasExactRefunds()):
-		c.Cost -= cost
-		return c, true
-	}
-	return c, false
 }
 
 // correctTimeout bounds the time of a correction. A correction continues when its caller cancels.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/policy"
 )
 
 // A ticket is the content of the id of a reservation or of a hold. The id is the encrypted and
@@ -132,24 +131,28 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 	return nil
 }
 
-// chargeOf returns the charge that a ticket contains, and the limit of the charge. ok is false if
-// the policy does not have the limit any more. Then there is nothing to correct.
-func (s *Service) chargeOf(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
-	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder, Receipt: c.Receipt}
-	if c.Spec != nil {
-		stated, err := s.stated.limitOf(*c.Spec, "limits")
-		if err != nil {
-			return charge, nil, false
+// grantsOf returns the charges that a ticket contains, with their limits. If the policy does not
+// have a limit any more, there is nothing to correct, and grantsOf leaves the charge out.
+func (s *Service) grantsOf(t *ticket) (grants []admission.Grant) {
+	rules := s.controller.Rules()
+	for i := range t.Charges {
+		c := &t.Charges[i]
+		g := admission.Grant{Charge: penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder, Receipt: c.Receipt}}
+		if c.Spec != nil {
+			stated, err := s.stated.limitOf(*c.Spec, "limits")
+			if err != nil {
+				continue
+			}
+			g.Charge.Plan, g.Limit = stated.plan, stated.limit
+		} else {
+			if g.Limit = rules.Limit(c.Rule, c.Limit); g.Limit == nil {
+				continue
+			}
+			g.Charge.Plan = g.Limit.Variants[min(c.Variant, len(g.Limit.Variants)-1)] // after a reload there may be fewer
 		}
-		charge.Plan = stated.plan
-		return charge, stated.limit, true
+		grants = append(grants, g)
 	}
-	limit = rules.Limit(c.Rule, c.Limit)
-	if limit == nil {
-		return charge, nil, false
-	}
-	charge.Plan = limit.Variants[min(c.Variant, len(limit.Variants)-1)] // after a reload there may be fewer
-	return charge, limit, true
+	return grants
 }
 
 // ttl returns how long after it was made a reservation can be settled.

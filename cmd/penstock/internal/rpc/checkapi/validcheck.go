@@ -210,6 +210,6 @@ func (check *validCheck) checkLimits(limits []*policy.Limit) error {
 // options returns the options of the request for package admission.
 func (check *validCheck) options() admission.RequestOptions {
 	return admission.RequestOptions{
-		Rules: check.rules, IdempotencyKey: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating, RenewsHolds: true,
+		Rules: check.rules, IdempotencyKey: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating,
 	}
 }

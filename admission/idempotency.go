@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/binary"
@@ -54,20 +55,42 @@ func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge,
 	return c, err
 }
 
-// addIdempotencyCharges adds charges to the batch of a request with an IdempotencyKey. The charge
-// "once" can only be made by the first request with this key and the same charges, so the whole
-// batch of a repeat is denied. The batch of a reservation is also denied if it was settled, by a Peek of "settled".
-func (a *Admission) addIdempotencyCharges() error {
-	v := &a.evaluation
-	isReservation := a.options.Settleable > 0
+// An idempotency finds out whether a request with an IdempotencyKey repeats one that was granted.
+// The zero value is for requests without a key.
+type idempotency struct {
+	chargeCount int    // how many of the last charges of the batch are those of addCharges
+	sharedName  string // see SharedName
+	window      time.Duration
+	isRepeat    bool
+	isSettled   bool          // the request is a reservation that was settled
+	age         time.Duration // if isRepeat: the time since the first request was granted
+}
+
+// SharedName returns a name that the request shares with its repeats, and with no other request. It
+// is empty if the request has no IdempotencyKey, no limit applied, or the store gave no answer.
+func (r *idempotency) SharedName() string { return r.sharedName }
+
+// Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
+func (r *idempotency) Age() time.Duration { return r.age }
+
+// IsRepeat reports whether the request has the IdempotencyKey of a request that was granted before.
+// Such a repeat has charged nothing.
+func (r *idempotency) IsRepeat() bool { return r.isRepeat }
+
+// addCharges adds charges to the batch of a request with an IdempotencyKey. The charge "once" can
+// only be made by the first request with this key and the same charges, so the whole batch of a
+// repeat is denied. The batch of a reservation is also denied if it was settled, by a Peek of
+// "settled".
+func (r *idempotency) addCharges(v *policy.Evaluation, o *RequestOptions) error {
+	isReservation := o.Settleable > 0
 	n := 1
 	if isReservation {
 		n = 2
 	}
 	switch {
-	case a.options.IdempotencyKey == "" || a.options.Peek || len(v.Charges) == 0:
+	case o.IdempotencyKey == "" || o.Peek || len(v.Charges) == 0:
 		return nil
-	case len(a.options.IdempotencyKey) > MaxIdempotencyKey:
+	case len(o.IdempotencyKey) > MaxIdempotencyKey:
 		return errLongKey
 	case len(v.Charges)+n > penstock.MaxCharges:
 		return errTooManyCharges
@@ -79,31 +102,28 @@ func (a *Admission) addIdempotencyCharges() error {
 		// The charge "once" denies repeats, which must be free.
 		v.Charges[i].IsFreeIfDenied = true
 	}
-	a.sharedName = digest(a.options.IdempotencyKey, v.Charges)
+	r.sharedName, r.window = digest(o.IdempotencyKey, v.Charges), max(IdempotencyWindow, o.Settleable)
 	key := v.Charges[0].Key
-	once, err := a.onceCharge(key)
+	once, err := r.onceCharge(key)
 	if err != nil {
 		return err
 	}
 	v.Charges, v.Limits = append(v.Charges, once), append(v.Limits, onceLimit)
 	if isReservation {
-		settled, err := idempotencyCharge(a.sharedName, settledCharge, key, a.options.Settleable)
+		settled, err := idempotencyCharge(r.sharedName, settledCharge, key, o.Settleable)
 		if err != nil {
 			return err
 		}
 		settled.Mode = penstock.Peek
 		v.Charges, v.Limits = append(v.Charges, settled), append(v.Limits, onceLimit)
 	}
-	a.idempotencyCharges = n
+	r.chargeCount = n
 	return nil
 }
 
-// onceFor returns for how long repeats are free.
-func (a *Admission) onceFor() time.Duration { return max(IdempotencyWindow, a.options.Settleable) }
-
 // onceCharge returns the charge that only the first request with the IdempotencyKey can make.
-func (a *Admission) onceCharge(key string) (penstock.Charge, error) {
-	return idempotencyCharge(a.sharedName, onceCharge, key, a.onceFor())
+func (r *idempotency) onceCharge(key string) (penstock.Charge, error) {
+	return idempotencyCharge(r.sharedName, onceCharge, key, r.window)
 }
 
 // digest returns a name for the combination of an IdempotencyKey and charges.
@@ -129,28 +149,27 @@ func nameOf(hash []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// removeIdempotencyCharges removes the charges that addIdempotencyCharges has added, and their statuses from the
+// removeCharges removes the charges that addCharges has added, and their statuses from the
 // decision. If the request repeats one that was granted, the decision becomes one that grants 0
 // units. d is nil if there is no decision.
-func (a *Admission) removeIdempotencyCharges(d *penstock.Decision) {
-	v := &a.evaluation
-	n := len(v.Charges) - a.idempotencyCharges
+func (r *idempotency) removeCharges(v *policy.Evaluation, d *penstock.Decision) {
+	n := len(v.Charges) - r.chargeCount
 	if d == nil || isWithoutStore(d.Source) {
-		a.sharedName = "" // the store has not recorded the request
+		r.sharedName = "" // the store has not recorded the request
 	}
 	if d != nil {
-		if a.sharedName != "" {
+		if r.sharedName != "" {
 			once := d.Status(n)
-			a.isRepeat = once.RetryAfter > 0
-			if a.isRepeat {
-				a.age = a.onceFor() - once.RetryAfter // the first request's unit is refilled after onceFor
+			r.isRepeat = once.RetryAfter > 0
+			if r.isRepeat {
+				r.age = r.window - once.RetryAfter // the first request's unit is refilled after the window
 			}
-			a.isSettled = a.idempotencyCharges > 1 && d.Status(n+1).RetryAfter > 0
+			r.isSettled = r.chargeCount > 1 && d.Status(n+1).RetryAfter > 0
 		}
 		statuses := make([]penstock.Status, n)
 		for i := range statuses {
 			statuses[i] = d.Status(i)
-			if a.isRepeat {
+			if r.isRepeat {
 				statuses[i].RetryAfter, statuses[i].Granted = 0, 0
 			}
 		}
@@ -160,37 +179,36 @@ func (a *Admission) removeIdempotencyCharges(d *penstock.Decision) {
 	}
 	clear(v.Charges[n:])
 	v.Charges, v.Limits = v.Charges[:n], v.Limits[:n]
-	a.idempotencyCharges = 0
+	r.chargeCount = 0
 }
 
-// firstReceipts returns the receipts that the first request of a repeat has got. It computes them
-// from the answer to a batch that tells the store's time, how old the charge "once" is, and when
-// windows end. The batch charges only the limit that tells the time. A receipt is 0 if its charge
-// may have been made before the present window, or if the store gives no answer. Then the units
-// stay charged.
-func (a *Admission) firstReceipts() []int64 {
-	v := &a.evaluation
-	receipts := make([]int64, len(v.Charges))
-	key := v.Charges[0].Key
-	once, err := a.onceCharge(key)
-	clock, clockErr := idempotencyCharge(a.sharedName, "clock", key, time.Millisecond)
-	if err != nil || clockErr != nil || len(v.Charges)+2 > penstock.MaxCharges {
+// firstReceipts returns the receipts that the first request of a repeat has got for its charges. It
+// computes them from the answer to a batch that tells the store's time, how old the charge "once"
+// is, and when windows end. The batch charges only the limit that tells the time. A receipt is 0 if
+// its charge may have been made before the present window, or if the store gives no answer. Then
+// the units stay charged.
+func (r *idempotency) firstReceipts(ctx context.Context, store penstock.Store, charges []penstock.Charge) []int64 {
+	receipts := make([]int64, len(charges))
+	key := charges[0].Key
+	once, err := r.onceCharge(key)
+	clock, clockErr := idempotencyCharge(r.sharedName, "clock", key, time.Millisecond)
+	if err != nil || clockErr != nil || len(charges)+2 > penstock.MaxCharges {
 		return receipts
 	}
 	clock.Mode, clock.IsRefundable = penstock.Force, true
 	once.Mode, once.Cost = penstock.Refund, 0
 	batch := []penstock.Charge{clock, once}
-	for _, c := range v.Charges {
+	for _, c := range charges {
 		c.Mode, c.Cost, c.Patience = penstock.Refund, 0, 0
 		batch = append(batch, c)
 	}
-	d, err := panicked.Decide(a.ctx, a.controller.store, batch)
+	d, err := panicked.Decide(ctx, store, batch)
 	if err != nil || isWithoutStore(d.Source) {
 		return receipts
 	}
-	now, age := d.Status(0).Receipt, a.onceFor()-d.Status(1).ResetAfter
+	now, age := d.Status(0).Receipt, r.window-d.Status(1).ResetAfter
 	for i := range receipts {
-		receipts[i] = receiptAt(v.Charges[i].Plan, now, age, d.Status(i+2).ResetAfter)
+		receipts[i] = receiptAt(charges[i].Plan, now, age, d.Status(i+2).ResetAfter)
 	}
 	return receipts
 }
@@ -213,14 +231,3 @@ func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
 	}
 	return at
 }
-
-// SharedName returns a name that the request shares with its repeats, and with no other request. It
-// is empty if the request has no IdempotencyKey, no limit applied, or the store gave no answer.
-func (a *Admission) SharedName() string { return a.sharedName }
-
-// Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
-func (a *Admission) Age() time.Duration { return a.age }
-
-// IsRepeat reports whether the request has the IdempotencyKey of a request that was granted before.
-// Such a repeat has charged nothing.
-func (a *Admission) IsRepeat() bool { return a.isRepeat }
