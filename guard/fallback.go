@@ -84,14 +84,12 @@ type FallbackOptions struct {
 // the local memory too. The bound is that of the largest.
 //
 // Limits with other modes than FailLocal take neither time nor memory while the store answers.
-func Fallback(o FallbackOptions) penstock.Decorator { return o.fallback(nil) }
-
-// fallback returns a Fallback that tells holds which charges its callers do not get. holds may be
-// nil.
-func (o FallbackOptions) fallback(h *holds) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store { return batches.Func(newFallback(next, o, h).decide) }
+func Fallback(o FallbackOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store { return batches.Func(newFallback(next, o, nil).decide) }
 }
 
+// newFallback makes a fallback that tells holds which charges its callers do not get. holds may be
+// nil.
 func newFallback(next penstock.Store, o FallbackOptions, h *holds) *fallback {
 	if o.OnFailure == FailDefault {
 		o.OnFailure = FailLocal

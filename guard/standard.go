@@ -79,6 +79,7 @@ type Guarded struct {
 	counter      *InstanceCounter              // nil without a Server
 	deny         *DenyCache                    // nil if denials are not cached
 	lease        *Lease                        // nil if no limit has Settings
+	fallback     *fallback
 	holds        *holds
 	breaker      *breaker
 	stopWatching func() // ends the goroutines that probe for the breaker
@@ -128,7 +129,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		g.withDenyCache(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
 		deadlines.Within,
 		g.withLease(o.Lease, deadlines),
-		FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}.fallback(g.holds),
+		g.withFallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
 		g.holds.around(deadlines),
 		Split(SplitOptions{Limits: o.Limits}),
@@ -164,12 +165,26 @@ func (g *Guarded) withLease(o LeaseOptions, deadlines *deadline.Set) penstock.De
 	}
 }
 
+func (g *Guarded) withFallback(o FallbackOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		g.fallback = newFallback(next, o, g.holds)
+		return batches.Func(g.fallback.decide)
+	}
+}
+
 func (g *Guarded) withBreaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		g.breaker = newBreaker(next, o)
 		g.stopWatching = g.breaker.startWatching()
 		return batches.Func(g.breaker.decide)
 	}
+}
+
+// DecideWithoutStore decides charges as Fallback does while the store gives no answer. It does not
+// call the store. With Peeks, it tells how requests are decided whose key has data that the store
+// cannot read.
+func (g *Guarded) DecideWithoutStore(charges []penstock.Charge) (penstock.Decision, error) {
+	return g.fallback.answer(charges, penstock.ErrUnavailable)
 }
 
 // Instances returns the number of instances that share the store, as last counted or configured.

@@ -91,12 +91,16 @@ func checkPrintable(t *testing.T, name, text string) {
 
 // startHostileAdmin starts a server with the paths of the admin API. All texts of its answers are
 // hostile. With a status other than 200 it returns problems.
-func startHostileAdmin(t *testing.T, status int) string {
+func startHostileAdmin(t *testing.T, status int, isCorrupt bool) string {
 	limit := hostile[keylimits.Limit]()
 	reset := &keylimits.Reset{Reset: []string{limit.Name()}, Before: []keylimits.Limit{*limit}, After: []keylimits.Limit{*limit}}
+	key := hostile[adminapi.Key]()
+	for i := range key.Limits {
+		key.Limits[i].IsCorrupt = isCorrupt // a reset ends at a corrupt limit
+	}
 	answers := map[string]any{
 		"rules": hostile[adminapi.Rules](), "offenders": hostile[adminapi.Offenders](), "instances": hostile[adminapi.Instances](), "state": hostile[adminapi.State](),
-		"history": hostile[adminapi.History](), "key": hostile[adminapi.Key](), "key/reset": reset,
+		"history": hostile[adminapi.History](), "key": key, "key/reset": reset,
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		path := strings.TrimPrefix(q.URL.Path, adminapi.Prefix)
@@ -125,7 +129,7 @@ func startHostileAdmin(t *testing.T, status int) string {
 func TestInstancesCannotControlTheTerminal(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{http.StatusOK, http.StatusForbidden, http.StatusServiceUnavailable} {
-		admin := startHostileAdmin(t, status)
+		admin := startHostileAdmin(t, status, true)
 		for _, line := range []string{"denials", "denials -o json", "top --once", "top -o json", "status key:a", "status key:a -o json", "status --ref a", "healthcheck"} {
 			_, out, errors := command(append(strings.Fields(line), "--admin", admin)...)
 			checkPrintable(t, line, out)
@@ -150,7 +154,7 @@ func TestInstancesCannotControlTheTerminal(t *testing.T) {
 func TestResetPrintsNothingHostile(t *testing.T) {
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", "a-token-of-operators")
 	for _, status := range []int{http.StatusOK, http.StatusForbidden} {
-		admin := startHostileAdmin(t, status)
+		admin := startHostileAdmin(t, status, false)
 		for _, line := range []string{"reset key:a --reason r --yes", "reset key:a --reason r --yes -o json", "reset key:a --reason r --rule a --limit b --yes"} {
 			_, out, errors := command(append(strings.Fields(line), "--admin", admin)...)
 			checkPrintable(t, line, out)

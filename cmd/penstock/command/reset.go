@@ -114,11 +114,11 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 		return errNoSuchLimit(k.key, k.unread)
 	}
 	if r.limit == "" {
-		if _, err := keylimits.Read(c.Context(), k.store, k.limits); err != nil {
+		if _, err := k.reader.Read(c.Context(), k.limits); err != nil {
 			return err
 		}
 	}
-	before, err := keylimits.ReadStates(c.Context(), k.store, limits)
+	before, err := k.reader.ReadStates(c.Context(), limits)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 		}
 		auditWriters = append(auditWriters, file)
 	}
-	done, err := keylimits.Clear(c.Context(), k.store, before, line.Add)
+	done, err := k.reader.Clear(c.Context(), k.store, before, line.Add)
 	const isRefused = false
 	line.End(err, isRefused)
 	if len(line.Limits) > 0 {
@@ -180,6 +180,9 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	limits := keylimits.Resettable(found.Limits, r.limit)
 	if len(limits) == 0 {
 		return errNoSuchLimit(found.Identity, found.Unread)
+	}
+	if corrupt := keylimits.Corrupt(limits); corrupt != nil {
+		return withStatus(exitUnreachable, fmt.Errorf("nothing was reset: Redis has a value at the key of %s that Penstock did not write; %s", printable.Line(strings.Join(keylimits.Names(corrupt), ", ")), printable.Line(repairText(found.Repair))))
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
 		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread, r.held(found.Limits)}, "")

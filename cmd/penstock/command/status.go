@@ -185,7 +185,7 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Skipped: found.Skipped}, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Repair: found.Repair, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -197,6 +197,7 @@ type keyStore struct {
 	list     string            // that has the client: allow or deny
 	skipped  int               // number of limits that are left out, because there are too many
 	store    penstock.Store    // each call has storeTimeout
+	reader   *keylimits.Reader // reads the store
 	settings settings.Settings
 	redis    *redisstore.Store
 	policy   *policyfile.Policy
@@ -282,6 +283,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 		defer cancel()
 		return split.Decide(ctx, charges)
 	})
+	k.reader = &keylimits.Reader{Store: k.store, URL: s.Store, Options: options}
 	return k, nil
 }
 
@@ -302,6 +304,7 @@ type keyReport struct {
 	Limits   []keylimits.Limit  `json:"limits"`
 	Global   []keylimits.Limit  `json:"global,omitempty"` // of all clients together, in the same rules
 	Unread   []string           `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
+	Repair   string             `json:"repair,omitempty"` // if a limit is corrupt: the command that deletes the values that Penstock did not write
 	Skipped  int                `json:"skipped"`          // number of limits that were not read, because there are too many
 }
 
@@ -313,7 +316,7 @@ func (r *keyReport) isDenied() bool {
 // read reads all limits from the store.
 func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	all := slices.Concat(k.limits, k.global)
-	source, err := keylimits.Read(ctx, k.store, all)
+	source, err := k.reader.Read(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -363,9 +366,31 @@ func (r *keyReport) print(out io.Writer) error {
 	default:
 		b.WriteString("\nNo enforced limit would deny a request of one unit now.\n")
 	}
+	r.printCorrupt(&b)
 	b.WriteString(textOfUnread(r.Unread))
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// printCorrupt names the limits whose state is corrupt, what happens to their requests, and how to
+// repair it.
+func (r *keyReport) printCorrupt(out io.Writer) {
+	corrupt := slices.Concat(keylimits.Corrupt(r.Limits), keylimits.Corrupt(r.Global))
+	if corrupt == nil {
+		return
+	}
+	printable.Fprintf(out, "\nCorrupt: %s. Redis has a value at the key that Penstock did not write, so what was used cannot be read.\n", strings.Join(keylimits.Names(corrupt), ", "))
+	printable.Fprintf(out, "Until the value is deleted, %s. The columns left and \"a request now\" show what this instance does.\n", keylimits.FailureText(corrupt))
+	printable.Fprintf(out, "To repair it, %s\n", repairText(r.Repair))
+}
+
+// repairText says how to delete corrupt values. command deletes them; it is "" if it would show a
+// hidden key.
+func repairText(command string) string {
+	if command == "" {
+		return "run penstock status KEY --store URL --config FILE for the client's key: it prints the command that deletes the value"
+	}
+	return "delete the value: " + command
 }
 
 // resultText describes what a result says about a request.

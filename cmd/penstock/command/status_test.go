@@ -3,9 +3,12 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"html"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -629,10 +632,87 @@ func TestCorruptKeyIsFoundFromTheLog(t *testing.T) {
 	if code != exitOK || !strings.Contains(out, "key key:it's\n") {
 		t.Fatalf("status --ref %s: exit status %d, %s%s; want the key of the client", line.Ref, code, out, errors)
 	}
-	const remedy = `delete it: redis-cli DEL 'ps1{key:it'\''s}login:day:slidinglog'` + "\n"
+	remedy := "delete it: " + deletion(f.redis, `'ps1{key:it'\''s}login:day:slidinglog'`) + "\n"
 	code, out, errors = f.run("status", "key:it's")
 	if code != exitUnreachable || out != "" || !strings.HasSuffix(errors, remedy) || strings.Contains(errors, "login.hour") {
 		t.Errorf("status of the key: exit status %d, %s%s; want %d, and only %q", code, out, errors, exitUnreachable, remedy)
+	}
+}
+
+// deletion returns the command that deletes keys in a server.
+func deletion(redis *redistest.Server, keys string) string {
+	return "redis-cli -s " + redis.Socket + " -c DEL " + keys
+}
+
+// A look at a corrupt key says what is wrong, what happens to its requests, and how to repair it.
+// No look is a failure of the store.
+func TestCorruptKeyIsShownAsCorrupt(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	for name, value := range map[string][]string{
+		"ps1{key:a}login":                {"SET", "ps1{key:a}login", "x"}, // a broken string
+		"ps1{key:a}login:day:slidinglog": {"SET", "ps1{key:a}login:day:slidinglog", "foreign"},
+		"ps1{global}login":               {"LPUSH", "ps1{global}login", "foreign"},
+	} {
+		f := &statusFixture{redis: redistest.Start(t)}
+		f.args = []string{"--store", f.redis.URL(), "--config", writeFile(t, "rules.yaml", statusPolicy)}
+		f.process = startProcess(t, append(f.args, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+		if _, err := f.redis.Do(value...); err != nil {
+			t.Fatal(err)
+		}
+		get := func(path string) string {
+			request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+f.admin+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("Authorization", "Bearer "+token)
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return html.UnescapeString(string(body))
+		}
+		repair := deletion(f.redis, "'"+name+"'")
+		const how = "on_failure decides its requests (each instance enforces its share of the limit)"
+		code, out, errors := command("status", "key:a", "--admin", f.admin)
+		for _, want := range []string{"Corrupt: login.", how, "delete the value: " + repair + "\n"} {
+			if code != exitOK || !strings.Contains(out, want) || strings.Contains(out, "the store answers") {
+				t.Errorf("%s: status has exit status %d and prints %s%s; want %q", name, code, out, errors, want)
+			}
+		}
+		for path, wants := range map[string][]string{
+			"/key?key=key:a":                                              {"Corrupt:", how, repair, "Source of the numbers: store."},
+			"/api/v1/key?key=key:a":                                       {`"corrupt":true`, `"source":"store"`, `"on_failure":"each instance enforces its share of the limit"`, `"repair":"` + repair},
+			"/api/v1/explain?url=/login&header=X-Key:a":                   {`"corrupt":true`},
+			"/explain?url=/login&header=" + url.QueryEscape("X-Key: a\n"): {"Penstock did not write"},
+			"/api/v1/timeline":                                            {`"text":"listening"`},
+		} {
+			body := get(path)
+			for _, want := range wants {
+				if !strings.Contains(body, want) {
+					t.Errorf("%s: %s is %s; want %q", name, path, body, want)
+				}
+			}
+			if path == "/api/v1/timeline" && strings.Count(body, `"text":`) != 1 {
+				t.Errorf("%s: the timeline is %s; want only the start", name, body)
+			}
+		}
+		code, out, errors = command("reset", "key:a", "--reason", "r", "--yes", "--admin", f.admin, "--rule", "login")
+		if isOfKey := !strings.Contains(name, "global"); isOfKey && (code == exitOK || !strings.Contains(out+errors, "Penstock did not write")) {
+			t.Errorf("%s: reset has exit status %d and prints %s%s; want that the value is not Penstock's", name, code, out, errors)
+		}
+		if metrics := get("/metrics"); !strings.Contains(metrics, `rate_limiter_errors_total{reason="corrupt"} 0`) {
+			t.Errorf("%s: a look at the key counts as an error of the store", name)
+		}
+		if state := get("/api/v1/store"); !strings.Contains(state, `"failing":false`) {
+			t.Errorf("%s: after a look at the key the store is %s; want it not failing", name, state)
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/internal/bearer"
@@ -55,6 +56,9 @@ type Options struct {
 
 	// Explain returns which limits apply to a request, and their charges.
 	Explain func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error)
+
+	// Reader reads keys for operators. Default: it reads the Store.
+	Reader *keylimits.Reader
 
 	// MaxReaders is how many readers of events and denials there may be at once. One more replaces the
 	// oldest. Default: 32.
@@ -111,6 +115,9 @@ const timeout = 5 * time.Second
 func New(o Options) *Handler {
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
+	}
+	if o.Reader == nil {
+		o.Reader = &keylimits.Reader{Store: o.Store}
 	}
 	o.MaxReaders = cmp.Or(o.MaxReaders, maxReaders)
 	if o.AuthFailed == nil {

@@ -30,25 +30,32 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	name := h.Name(key)
 	found := Key{Identity: key, Ref: h.ref(name), Stored: name, Limits: []keylimits.Limit{}, Unread: newIdentities, Skipped: skipped}
+	isHidden := q.Has("ref") && h.shown(v) != ShowFull
 	if q.Has("ref") {
 		found.Identity = h.identity(v, name)
-		if h.shown(v) != ShowFull {
-			found.Stored = "" // without key_hash_secret, the name contains the key
-		}
+	}
+	if isHidden {
+		found.Stored = "" // without key_hash_secret, the name contains the key
 	}
 	all := limits
 	if key != keylimits.Global {
 		global, skipped := keylimits.Globals(h.Policy.Rules(), limits)
 		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
 	}
-	source, err := keylimits.Read(ctx, h.Store, all)
+	source, err := h.Reader.Read(ctx, all)
 	if err != nil {
 		return nil, storeFailed(err)
+	}
+	if corrupt := keylimits.Corrupt(all); corrupt != nil && !isHidden {
+		found.Repair = h.Reader.Repair(corrupt)
 	}
 	found.Source, found.Results = source.String(), keylimits.Results(all)
 	found.DeniedBy = keylimits.DeniedBy(found.Results)
 	found.List = keylimits.ListOf(h.Policy.Rules(), limits)
 	for i, l := range all {
+		if isHidden {
+			l.Stored = ""
+		}
 		isShown := l.IsInUse() || l.IsUnknown || q.Get("all") == "true"
 		isGlobal := i >= len(limits) // all begins with the limits of the key
 		switch {
@@ -86,6 +93,9 @@ func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped 
 // storeFailed returns the refusal for an error of the store. It contains only the reason, because
 // the text of an error may contain a key.
 func storeFailed(err error) error {
+	if keylimits.IsCorrupt(err) {
+		return refuse(http.StatusConflict, "the key has a value in Redis that Penstock did not write, so it cannot be reset; delete the value in Redis: penstock status KEY --store URL --config FILE prints the command")
+	}
 	if e := penstock.AsStoreError(err); e != nil {
 		return refuse(http.StatusServiceUnavailable, "the store gives no answer: %s", e.Reason)
 	}

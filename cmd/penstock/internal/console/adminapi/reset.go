@@ -94,7 +94,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, err
 	}
-	before, err := keylimits.ReadStates(ctx, h.Store, limits)
+	before, err := h.Reader.ReadStates(ctx, limits)
 	if err != nil {
 		return nil, storeFailed(err)
 	}
@@ -103,7 +103,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 			return nil, refuse(http.StatusInternalServerError, "the audit file cannot be written, so nothing was reset: %v", err)
 		}
 	}
-	done, err := keylimits.Clear(ctx, h.Store, before, a.Add)
+	done, err := h.Reader.Clear(ctx, h.Store, before, a.Add)
 	if err != nil {
 		return nil, storeFailed(err)
 	}

@@ -384,7 +384,7 @@ func (h *Handler) makeExplain(ctx context.Context, v Viewer, q url.Values) (any,
 		return nil, refuse(http.StatusBadRequest, "%s", err)
 	}
 	if v.isOperator {
-		_ = report.Peek(ctx, h.Store, charges) // without an answer, the report still lists the limits
+		_ = report.Peek(ctx, h.Reader.Store, charges) // without an answer, the report still lists the limits
 	}
 	return report, nil
 }

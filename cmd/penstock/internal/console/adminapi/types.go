@@ -221,6 +221,7 @@ type Key struct {
 	Limits   []keylimits.Limit  `json:"limits"`
 	Global   []keylimits.Limit  `json:"global,omitempty" doc:"limits of the same rules that all clients share; they may deny the key's requests too"`
 	Unread   []string           `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`
+	Repair   string             `json:"repair,omitempty" doc:"if a limit is corrupt: the command that deletes the values that Penstock did not write; absent if it would show a hidden key"`
 	Skipped  int                `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 

@@ -248,6 +248,8 @@ type keyBody struct {
 	Query        adminapi.ResetRequest // what is in the forms
 	Key          *adminapi.Key         // nil if no key was requested, or it was not found
 	Reset        *keylimits.Reset      // nil: nothing was reset
+	Corrupt      []string              // limits whose state is corrupt
+	Failure      string                // what happens to their requests
 	IsTokenWrong bool                  // the token for the reset was wrong or missing
 }
 
@@ -264,6 +266,9 @@ func (h *Handler) key(ctx context.Context, v adminapi.Viewer, q url.Values) (any
 	}
 	slices.SortStableFunc(key.Limits, func(a, b keylimits.Limit) int { return cmp.Compare(rank(&b), rank(&a)) })
 	body.Key = &key
+	if corrupt := keylimits.Corrupt(slices.Concat(key.Limits, key.Global)); corrupt != nil {
+		body.Corrupt, body.Failure = keylimits.Names(corrupt), keylimits.FailureText(corrupt)
+	}
 	return body, nil
 }
 
@@ -313,6 +318,7 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 type explainBody struct {
 	URL, Method, From, Headers string
 	Report                     *explain.Report // nil if no request was entered
+	IsCorrupt                  bool            // a key has a value that Penstock did not write
 }
 
 func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
@@ -329,6 +335,7 @@ func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) 
 	report, err := adminapi.Read[explain.Report](ctx, h.API, v, "explain", wanted)
 	if err == nil {
 		body.Report = &report
+		body.IsCorrupt = slices.ContainsFunc(report.Charges, func(c explain.Charge) bool { return c.IsCorrupt })
 	}
 	return body, err
 }

@@ -4,7 +4,6 @@ package keylimits
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -30,10 +29,12 @@ type Limit struct {
 	Tier        string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
 	Rate        string `json:"rate"`
 	Algorithm   string `json:"algorithm"`
-	Stored      string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself"`
+	Stored      string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself, or if the state is corrupt"`
 	Used        int64  `json:"used" doc:"units; 0 if used_unknown"`
-	IsUnknown   bool   `json:"used_unknown,omitempty" doc:"the store gives no answer, so used is unknown, and left is what this instance admits alone, such as its share"`
-	IsUncounted bool   `json:"uncounted,omitempty" doc:"the store gives no answer, and the limit fails open: it admits everything, and left says nothing"`
+	IsUnknown   bool   `json:"used_unknown,omitempty" doc:"the store gives no answer, or the state is corrupt: used is unknown, and left is what this instance admits alone, such as its share"`
+	IsUncounted bool   `json:"uncounted,omitempty" doc:"used is unknown, and the limit fails open: it admits everything, and left says nothing"`
+	IsCorrupt   bool   `json:"corrupt,omitempty" doc:"the key in Redis has a value that Penstock did not write: it cannot be read, and requests that the limit counts are decided by on_failure"`
+	OnFailure   string `json:"on_failure,omitempty" doc:"if corrupt: what on_failure does with these requests"`
 	Left        int64  `json:"left" doc:"units"`
 	ResetMS     int64  `json:"reset_after_ms" doc:"milliseconds until no unit is used any more"`
 	RetryMS     int64  `json:"retry_after_ms" doc:"milliseconds until one unit is left; 0: now; -1: never"`
@@ -229,59 +230,6 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 	return cut(slices.DeleteFunc(findAll(rules, Global, ""), isOther))
 }
 
-// Read reads the numbers of limits from the store. It charges nothing. It returns the source of the
-// numbers. If the sources of several batches differ, it returns the one farthest from the store.
-func Read(ctx context.Context, store penstock.Store, limits []Limit) (penstock.Source, error) {
-	source := penstock.FromStore
-	for _, batch := range batches(limits) {
-		charges := make([]penstock.Charge, len(batch))
-		for i, l := range batch {
-			charges[i] = l.Charge()
-		}
-		d, err := store.Decide(ctx, charges)
-		if err != nil {
-			return source, readError(ctx, store, batch, err)
-		}
-		source = max(source, d.Source)
-		for i, l := range batch {
-			l.fill(d.Status(i))
-			l.IsUnknown = checkStored(d.Source) != nil
-			l.IsUncounted = l.IsUnknown && l.guard.OnFailure == guard.FailOpen && l.guard.Ceiling == (penstock.Limit{})
-			if l.IsUnknown {
-				l.Used = 0
-			}
-		}
-	}
-	return source, nil
-}
-
-// readError returns the error for limits that could not be read because of err. It names the
-// corrupt keys, if there are any, and how to delete them.
-func readError(ctx context.Context, store penstock.Store, batch []*Limit, err error) error {
-	if !IsCorrupt(err) {
-		return fmt.Errorf("read %s: %w", names(batch), err)
-	}
-	var corrupt []*Limit
-	command := "redis-cli DEL"
-	for _, l := range batch {
-		if _, err := store.Decide(ctx, []penstock.Charge{l.Charge()}); IsCorrupt(err) {
-			corrupt = append(corrupt, l)
-			command += " '" + strings.ReplaceAll(l.Stored, "'", `'\''`) + "'" // as a word of the shell
-		}
-	}
-	if corrupt == nil || corrupt[0].Stored == "" { // the keys have been deleted since, or their names are not known
-		return fmt.Errorf("read %s: %w", names(batch), err)
-	}
-	return fmt.Errorf("read %s: %w; Penstock did not write this value, so delete it: %s", names(corrupt), err, command)
-}
-
-// IsCorrupt reports whether a store made no decision because a key has data that Penstock did not
-// write.
-func IsCorrupt(err error) bool {
-	e := penstock.AsStoreError(err)
-	return e != nil && e.Reason == penstock.ReasonCorrupt
-}
-
 // batches puts limits into as few batches as possible. Tiers share a state, and a batch must not
 // have a state twice.
 func batches(limits []Limit) (all [][]*Limit) {
@@ -304,27 +252,9 @@ func (l *Limit) sharesState(other *Limit) bool {
 	return other.plan.ID() == l.plan.ID() && other.key == l.key
 }
 
-// names lists limits for an error, with their states in Redis if these are known.
-func names(batch []*Limit) string {
-	var all []string
-	for _, l := range batch {
-		name := l.Name()
-		if l.Stored != "" {
-			name += " (key " + l.Stored + ")"
-		}
-		all = append(all, name)
-	}
-	return strings.Join(all, ", ")
-}
-
 // Charge returns a charge that peeks at the limit.
 func (l *Limit) Charge() penstock.Charge {
 	return penstock.Charge{Key: l.key, Plan: l.plan, Cost: 1, Mode: penstock.Peek}
-}
-
-func (l *Limit) fill(s penstock.Status) {
-	l.Used, l.Left = max(l.plan.Capacity()-s.Remaining, 0), s.Remaining
-	l.ResetMS, l.RetryMS, l.IsDenied = Milliseconds(s.ResetAfter), Milliseconds(s.RetryAfter), s.RetryAfter > 0
 }
 
 // IsInUse reports whether the limit, as it was read, has counted something or denies.

@@ -85,7 +85,7 @@ func TestLimitsOfAKey(t *testing.T) {
 	spend(t, store, limits, "api.hour", 7)
 	spend(t, store, global, "api.all", 5)
 	all := slices.Concat(limits, global)
-	source, err := Read(t.Context(), store, all)
+	source, err := (&Reader{Store: store}).Read(t.Context(), all)
 	const want = "api.hour enforced 7+93 premium, api.hour enforced 7+3 free, api.hour.candidate candidate 0+5, api.day shadow 0+1000, api.slots enforced 0+4, api.all enforced 5+8995"
 	if got := summary(all); err != nil || got != want || source != penstock.FromStore || skipped != 0 {
 		t.Errorf("the limits are\n%s\nfrom %v, with %d skipped, %v; want\n%s\nfrom the store, with none skipped", got, source, skipped, err, want)
@@ -120,7 +120,7 @@ rules:
 		spend(t, store, limits, "api.hour", 4)
 		spend(t, store, limits, "api.hour.candidate", 1)
 		all := slices.Concat(limits, global)
-		if _, err := Read(t.Context(), store, all); err != nil {
+		if _, err := (&Reader{Store: store}).Read(t.Context(), all); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -161,7 +161,7 @@ rules:
 		if limits[0].Rule == "api" {
 			spend(t, store, limits, "api.hour", 4) // as a call of the check API can do
 		}
-		if _, err := Read(t.Context(), store, limits); err != nil {
+		if _, err := (&Reader{Store: store}).Read(t.Context(), limits); err != nil {
 			t.Fatal(err)
 		}
 		var unlisted []string
@@ -232,7 +232,7 @@ func TestLimitsAreReadInFewBatches(t *testing.T) {
 		calls++
 		return memory.Decide(ctx, charges)
 	})
-	if _, err := Read(t.Context(), counting, limits); err != nil || calls != MaxLimits/penstock.MaxCharges {
+	if _, err := (&Reader{Store: counting}).Read(t.Context(), limits); err != nil || calls != MaxLimits/penstock.MaxCharges {
 		t.Errorf("Read called the store %d times, %v; want %d", calls, err, MaxLimits/penstock.MaxCharges)
 	}
 }
@@ -264,7 +264,7 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 		d.Source = penstock.FromFallback
 		return d, nil
 	})
-	source, err := Read(t.Context(), share, limits)
+	source, err := (&Reader{Store: share}).Read(t.Context(), limits)
 	if err != nil || source != penstock.FromFallback {
 		t.Fatalf("the source is %v, %v; want the fallback", source, err)
 	}
@@ -275,7 +275,7 @@ func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	}
 	open, _ := Find(rulesOf(t, "rules: [{name: api, per: {key: header X-Key}, limits: [{name: any, rate: 9/s, on_failure: open}, {name: some, rate: 9/s, on_failure: open, ceiling: 2/s}]}]"), "key:a", "api")
 	for _, store := range []penstock.Store{share, memstore.New(memstore.Options{})} {
-		if _, err := Read(t.Context(), store, open); err != nil || len(open) != 2 {
+		if _, err := (&Reader{Store: store}).Read(t.Context(), open); err != nil || len(open) != 2 {
 			t.Fatalf("%d limits were read, %v; want 2", len(open), err)
 		}
 		for _, l := range open {
@@ -300,7 +300,7 @@ func TestFullLimitDeniesWithoutTheStore(t *testing.T) {
 				t.Fatalf("hold %s gets %v, %v; want it allowed", holder, d, err)
 			}
 		}
-		if _, err := Read(t.Context(), store, limits); err != nil || limits[0].Left != 0 || !limits[0].IsDenied || limits[0].RetryMS <= 0 {
+		if _, err := (&Reader{Store: store}).Read(t.Context(), limits); err != nil || limits[0].Left != 0 || !limits[0].IsDenied || limits[0].RetryMS <= 0 {
 			t.Errorf("beside a limit that fails %s, the full limit is %+v, %v; want 0 left, and that it denies", other, limits[0], err)
 		}
 	}
@@ -311,13 +311,13 @@ func TestClearResetsWhatIsInUse(t *testing.T) {
 	all, _ := Find(rules, "key:a", "")
 	spend(t, store, all, "api.hour", 10)
 	spend(t, store, all, "api.day", 3)
-	before, err := ReadStates(t.Context(), store, Resettable(all, ""))
+	before, err := (&Reader{Store: store}).ReadStates(t.Context(), Resettable(all, ""))
 	const want = "api.hour enforced 10+90 premium, api.hour.candidate candidate 0+5, api.day shadow 3+997"
 	if got := summary(before); err != nil || got != want {
 		t.Fatalf("before the reset, the limits are %s, %v; want %s", got, err, want)
 	}
 	var changes []string
-	done, err := Clear(t.Context(), store, before, func(c Change) {
+	done, err := (&Reader{Store: store}).Clear(t.Context(), store, before, func(c Change) {
 		changes = append(changes, fmt.Sprintf("%s %d->%d", c.Before.Name(), c.Before.Used, c.After.Used))
 	})
 	if err != nil || fmt.Sprint(changes) != "[api.hour 10->0 api.day 3->0]" || fmt.Sprint(done.Reset) != "[api.hour api.day]" {
@@ -341,7 +341,7 @@ func TestReadStatesKeepsEachKey(t *testing.T) {
 	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
 	a, _ := Find(rules, "key:a", "api")
 	b, _ := Find(rules, "key:b", "api")
-	states, err := ReadStates(t.Context(), store, slices.Concat(a[:1], b[:1]))
+	states, err := (&Reader{Store: store}).ReadStates(t.Context(), slices.Concat(a[:1], b[:1]))
 	if err != nil || len(states) != 2 {
 		t.Errorf("the states of one limit under two keys are %s, %v; want 2", summary(states), err)
 	}
@@ -354,7 +354,7 @@ func TestClearReportsALostAnswer(t *testing.T) {
 	all, _ := Find(rules, "key:a", "")
 	spend(t, memory, all, "api.hour", 10)
 	spend(t, memory, all, "api.day", 3)
-	before, err := ReadStates(t.Context(), memory, Resettable(all, ""))
+	before, err := (&Reader{Store: memory}).ReadStates(t.Context(), Resettable(all, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +369,7 @@ func TestClearReportsALostAnswer(t *testing.T) {
 			}
 			return memory.Decide(ctx, charges)
 		})
-		done, err := Clear(t.Context(), store, before, func(c Change) { changes = append(changes, c) })
+		done, err := (&Reader{Store: store}).Clear(t.Context(), store, before, func(c Change) { changes = append(changes, c) })
 		if err == nil || !strings.Contains(err.Error(), "api.hour") || len(changes) != 1 || changes[0].After != nil || len(done.Reset) != 0 {
 			t.Errorf("%s: Clear returns %v with the changes %+v; want an error that names api.hour, and one change", name, err, changes)
 		}

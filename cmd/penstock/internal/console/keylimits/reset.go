@@ -68,8 +68,8 @@ func (l *Limit) needsHolder() bool {
 
 // ReadStates reads limits as Read does, and returns each state once. If several tiers share a
 // state, it returns the tier with the most used units. It fails unless the store itself answers.
-func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (states []Limit, err error) {
-	if err := readStored(ctx, store, limits); err != nil {
+func (r *Reader) ReadStates(ctx context.Context, limits []Limit) (states []Limit, err error) {
+	if err := r.readStored(ctx, limits); err != nil {
 		return nil, err
 	}
 	for _, l := range limits {
@@ -84,10 +84,10 @@ func ReadStates(ctx context.Context, store penstock.Store, limits []Limit) (stat
 	return states, nil
 }
 
-// Clear resets the states that are in use. It resets one at a time, so that a missing right does
+// Clear resets the states that are in use. Its store makes the resets. It resets one at a time, so that a missing right does
 // not hide what was reset. It reports each reset, even a failed one, and ends after the first
 // failure.
-func Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
+func (r *Reader) Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
 	result := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
 	for i := range result.After {
 		before, after := states[i], result.After[i:i+1]
@@ -96,7 +96,7 @@ func Clear(ctx context.Context, store penstock.Store, states []Limit, report fun
 		}
 		err := clearOne(ctx, store, &before)
 		if err == nil {
-			err = readStored(ctx, store, after)
+			err = r.readStored(ctx, after)
 		}
 		if err != nil {
 			report(Change{Before: before})
@@ -116,8 +116,11 @@ func clearOne(ctx context.Context, store penstock.Store, l *Limit) error {
 	return checkStored(d.Source)
 }
 
-func readStored(ctx context.Context, store penstock.Store, limits []Limit) error {
-	source, err := Read(ctx, store, limits)
+// readStored reads limits. It fails unless the store itself answers.
+func (r *Reader) readStored(ctx context.Context, limits []Limit) error {
+	alone := *r
+	alone.DecideWithoutStore = nil
+	source, err := alone.Read(ctx, limits)
 	if err != nil {
 		return err
 	}

@@ -71,6 +71,7 @@ type Options struct {
 type Core struct {
 	Options
 	Store      penstock.Store        // with its guards
+	Reads      penstock.Store        // for what operators read; see makeReads
 	Controller *admission.Controller // admits the requests of all servers
 	Activity   *activity.Recorder    // what happened in this instance
 
@@ -166,6 +167,7 @@ func (c *Core) open(ctx context.Context) error {
 	if c.Store, err = c.guard(ctx); err != nil {
 		return err
 	}
+	c.Reads = c.makeReads()
 	if c.WrapStore != nil {
 		c.Store = c.WrapStore(c.Store)
 	}

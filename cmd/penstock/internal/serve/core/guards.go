@@ -2,11 +2,13 @@ package core
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
@@ -38,6 +40,33 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
 	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
 	return g, nil
+}
+
+// makeReads makes the store for what operators read. It has no breaker, and reports no failure: a
+// look at a key is no sign of an outage. If Redis gives no answer, the fallback decides. The error
+// for a key with data that Penstock did not write is returned instead. Only Peeks may be charged.
+func (c *Core) makeReads() penstock.Store {
+	if c.guarded == nil {
+		return c.backend.Store
+	}
+	redis := penstock.Wrap(c.scripts.around(c.scripts.Store),
+		guard.Split(guard.SplitOptions{Limits: c.LimitSettings}),
+		guard.Timeout(guard.TimeoutOptions{After: c.Settings.StoreTimeout}))
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := redis.Decide(ctx, charges)
+		if !errors.Is(err, penstock.ErrUnavailable) || keylimits.IsCorrupt(err) {
+			return d, err
+		}
+		return c.guarded.DecideWithoutStore(charges)
+	})
+}
+
+// DecideWithoutStore decides Peeks as this instance does while the store gives no answer.
+func (c *Core) DecideWithoutStore(charges []penstock.Charge) (penstock.Decision, error) {
+	if c.guarded == nil { // the store in this process always answers
+		return c.backend.Store.Decide(context.Background(), charges)
+	}
+	return c.guarded.DecideWithoutStore(charges)
 }
 
 // returnedLate returns a function that logs how many slots were returned late, at most every 10 s.

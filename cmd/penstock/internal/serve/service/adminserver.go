@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/dashboard"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
@@ -71,6 +72,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		Identities: identities.Show,
 		MaskSecret: identities.Secret,
 		Store:      s.core.Store,
+		Reader:     &keylimits.Reader{Store: s.core.Reads, DecideWithoutStore: s.core.DecideWithoutStore, URL: s.Settings.Store, Options: keys},
 		Policy:     s.core,
 		Digest:     s.core.Digest,
 		Recorder:   s.core.Activity,

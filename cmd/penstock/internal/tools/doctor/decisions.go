@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -135,7 +136,7 @@ func (d *doctor) addFailedDecision(s *server, key string, err error) {
 			c.Why, c.Remedy = "a script of another program blocks the server; limits use on_failure", d.cli(s, "SCRIPT KILL")
 		case penstock.ReasonCorrupt:
 			c.Why = "another program wrote the probe key"
-			c.Remedy = d.cli(s, "DEL "+shellWord(d.base+"{"+key+"}self-test")) + ", and give the programs different prefixes"
+			c.Remedy = d.cli(s, "DEL "+rediscli.Word(d.base+"{"+key+"}self-test")) + ", and give the programs different prefixes"
 		default:
 			c.Remedy = "see the other checks"
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -54,7 +55,7 @@ func (d *doctor) addFailedInstances(err error) {
 		c.Needs, c.Remedy = e.Hint, d.grant(d.primaries[0], e.Hint)
 	case e.Reason == penstock.ReasonCorrupt:
 		c.Status, c.Why = Failed, "instances do not see each other, and in an outage they admit more than their shares"
-		c.Remedy = d.cli(d.primaries[0], "DEL "+shellWord(d.base+"{%@}instances"))
+		c.Remedy = d.cli(d.primaries[0], "DEL "+rediscli.Word(d.base+"{%@}instances"))
 	}
 	d.add(c)
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 )
 
 const (
@@ -202,7 +204,7 @@ func (d *doctor) judgeKeys(s *server) {
 		c.Facts["mean_bytes"] = m.bytes / m.sized
 		c.Summary += fmt.Sprintf(", %d bytes on average", m.bytes/m.sized)
 	}
-	listCommand := d.cli(s, "--scan --pattern "+shellWord(d.base+"*"))
+	listCommand := d.cli(s, "--scan --pattern "+rediscli.Word(d.base+"*"))
 	hasProblem := false
 	addProblem := func(status Status, n int64, kind, format, why, remedy string) {
 		if n == 0 {
@@ -307,7 +309,7 @@ func (d *doctor) checkSpread() {
 	if float64(most) > maxSpread*mean {
 		c.Status, c.Summary = Warning, fmt.Sprintf("%s has %.1f times as many keys as the primaries have on average", fullest.address, float64(most)/mean)
 		c.Why = "its memory and its processor are used up first"
-		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + shellWord(fullest.address)
+		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + rediscli.Word(fullest.address)
 	}
 	d.add(c)
 }

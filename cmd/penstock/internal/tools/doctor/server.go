@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -206,19 +207,9 @@ func (s *server) hasSlot(slot uint16) bool {
 	return false
 }
 
-// cli returns redis-cli with the options that reach the server. It contains no password: redis-cli
-// prompts for it, or reads it from REDISCLI_AUTH.
+// cli returns redis-cli with the options that reach the server.
 func (s *server) cli(hasTLS bool) string {
-	line := "redis-cli"
-	if host, port, err := net.SplitHostPort(s.address); err == nil {
-		line += " -h " + shellWord(host) + " -p " + shellWord(port)
-	} else {
-		line += " -s " + shellWord(s.address)
-	}
-	if hasTLS {
-		line += " --tls"
-	}
-	return line
+	return rediscli.Server{Address: s.address, HasTLS: hasTLS}.Command()
 }
 
 func (s *server) isValkey() bool {

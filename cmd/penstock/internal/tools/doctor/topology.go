@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/hashslot"
 )
 
@@ -47,7 +48,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 		Facts: map[string]any{"slots": covered, "primaries": primaries}}
 	if covered < hashslot.Slots {
 		c.Status, c.Summary = Failed, fmt.Sprintf("%d of %d slots have no primary", hashslot.Slots-covered, hashslot.Slots)
-		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.primaries[0].cli(d.option.TLSConfig != nil)+" --cluster fix "+shellWord(d.primaries[0].address)
+		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.primaries[0].cli(d.option.TLSConfig != nil)+" --cluster fix "+rediscli.Word(d.primaries[0].address)
 	}
 	d.add(c)
 	for _, s := range d.primaries {
@@ -94,7 +95,7 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		named[s.primaryAddress] = append(named[s.primaryAddress], s.address)
 		if err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).Error(); err != nil {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + shortText(err),
-				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + shellWord(d.option.Sentinel.MasterSet) + " quorum N"})
+				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + rediscli.Word(d.option.Sentinel.MasterSet) + " quorum N"})
 		}
 	}
 	switch {
