@@ -189,6 +189,16 @@ func SectionOf[T any](r *Rules) (section T, ok bool) {
 	return section, false
 }
 
+// HasFilledDeny reports whether the deny list reads values from a file, and the file has some.
+func (r *Rules) HasFilledDeny(file string) bool {
+	for _, when := range r.spec.Deny {
+		if slices.ContainsFunc(when, func(t Test) bool { return t.File == file && !t.IsEmpty() }) {
+			return true
+		}
+	}
+	return false
+}
+
 // EmptyDeny returns the files of the deny list that have no values. The clients that they listed
 // before are no longer rejected.
 func (r *Rules) EmptyDeny() (files []string) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/textproto"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -246,32 +247,55 @@ func (t *Test) Values() []string {
 	return values
 }
 
-// Covers reports whether the test has the source and all values of another test. A network has the
-// addresses and networks within it.
-func (t *Test) Covers(other *Test) bool {
-	if t.Source.Kind != other.Source.Kind || t.Source.Name != other.Source.Name || other.Any && !t.Any {
-		return false
-	}
-	if x, y := t.Source.Identity, other.Source.Identity; x != nil && y != nil && x.Kind != y.Kind {
-		return false
-	}
-	if t.Any {
-		return true
-	}
-	for text := range other.texts {
-		if _, ok := t.texts[text]; !ok {
-			return false
+// IsCoveredBy reports whether each value of the test is a value of one of the others, as far as
+// they have its source. A network has the addresses and networks within it. Networks that lie side
+// by side are one network.
+func (t *Test) IsCoveredBy(others ...Test) bool {
+	texts, all := make(map[string]struct{}), make(networks)
+	var domains []string
+	hasSource := false
+	for i := range others {
+		o := &others[i]
+		if !o.Source.isSame(&t.Source) {
+			continue
 		}
-	}
-	for _, set := range other.networks {
-		for network := range set {
-			if !t.networks.covers(network) {
-				return false
+		if o.Any {
+			return true
+		}
+		hasSource = true
+		maps.Copy(texts, o.texts)
+		domains = append(domains, o.domains...)
+		for _, set := range o.networks {
+			for network := range set {
+				all.add(network)
 			}
 		}
 	}
-	isMissing := func(domain string) bool { return !slices.Contains(t.domains, domain) }
-	return !slices.ContainsFunc(other.domains, isMissing)
+	if t.Any || !hasSource {
+		return false
+	}
+	for text := range t.texts {
+		if _, ok := texts[text]; !ok {
+			return false
+		}
+	}
+	ranges := all.ranges()
+	for _, r := range t.networks.ranges() {
+		i := sort.Search(len(ranges), func(i int) bool { return ranges[i].last.Compare(r.last) >= 0 })
+		if i == len(ranges) || ranges[i].first.Compare(r.first) > 0 {
+			return false
+		}
+	}
+	isMissing := func(domain string) bool { return !slices.Contains(domains, domain) }
+	return !slices.ContainsFunc(t.domains, isMissing)
+}
+
+// isSame reports whether two sources read the same text of a request.
+func (s *Source) isSame(other *Source) bool {
+	if x, y := s.Identity, other.Identity; x != nil && y != nil && x.Kind != y.Kind {
+		return false
+	}
+	return s.Kind == other.Kind && s.Name == other.Name
 }
 
 // IsEmpty reports whether no value passes the test.
@@ -355,19 +379,44 @@ func (n networks) add(p netip.Prefix) {
 
 func (n networks) contains(a netip.Addr) bool {
 	a = foldAddress(a)
-	return n.covers(netip.PrefixFrom(a, a.BitLen()))
-}
-
-// covers reports whether one of the networks contains a whole network.
-func (n networks) covers(inner netip.Prefix) bool {
 	for bits, set := range n {
-		if p, err := inner.Addr().Prefix(bits); err == nil && bits <= inner.Bits() {
+		if p, err := a.Prefix(bits); err == nil {
 			if _, ok := set[p]; ok {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// An addressRange has the addresses from first to last.
+type addressRange struct{ first, last netip.Addr }
+
+// ranges returns the addresses of the networks in order. Networks that overlap, or that lie side by
+// side, are one range.
+func (n networks) ranges() (all []addressRange) {
+	for bits, set := range n {
+		for network := range set {
+			last := network.Addr().AsSlice()
+			for bit := bits; bit < 8*len(last); bit++ {
+				last[bit/8] |= 1 << (7 - bit%8)
+			}
+			lastAddr, _ := netip.AddrFromSlice(last)
+			all = append(all, addressRange{network.Addr(), lastAddr})
+		}
+	}
+	slices.SortFunc(all, func(a, b addressRange) int { return a.first.Compare(b.first) })
+	merged := all[:0]
+	for _, r := range all {
+		if end := len(merged) - 1; end >= 0 && (r.first.Compare(merged[end].last) <= 0 || r.first == merged[end].last.Next()) {
+			if r.last.Compare(merged[end].last) > 0 {
+				merged[end].last = r.last
+			}
+			continue
+		}
+		merged = append(merged, r)
+	}
+	return merged
 }
 
 // ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are

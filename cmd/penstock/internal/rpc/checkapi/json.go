@@ -94,7 +94,7 @@ func (f *form) checkObject(first []byte, m protoreflect.MessageDescriptor, path 
 		return invalid(placeOf(path), "it must be an object")
 	}
 	for token := f.next(); token[0] != '}'; token = f.next() {
-		name := inQuotes(token)
+		name := nameOf(token)
 		field := m.Fields().ByName(protoreflect.Name(name))
 		if field == nil {
 			return unknownField(m.Fields(), name, path)
@@ -116,6 +116,14 @@ func (f *form) checkObject(first []byte, m protoreflect.MessageDescriptor, path 
 }
 
 func inQuotes(token []byte) string { return string(token[1 : len(token)-1]) }
+
+// nameOf returns the name of a field. It reads escapes as protojson does.
+func nameOf(token []byte) string {
+	if name := ""; bytes.IndexByte(token, '\\') >= 0 && json.Unmarshal(token, &name) == nil {
+		return name
+	}
+	return inQuotes(token)
+}
 
 // maxListed is the largest number of elements in a list or a map.
 const maxListed = 1000
@@ -175,6 +183,9 @@ func (f *form) checkValue(first []byte, field protoreflect.FieldDescriptor, at s
 			return invalid(at, "it must be a string")
 		}
 		if len(first) == len(`""`) && !isEmptyAllowed {
+			if at == "id" {
+				return invalid(at, "it is empty; write the id of the answer of reserve or acquire")
+			}
 			return invalid(at, "it is empty; leave it out")
 		}
 	default:
@@ -182,13 +193,29 @@ func (f *form) checkValue(first []byte, field protoreflect.FieldDescriptor, at s
 		switch {
 		case math.Abs(number) > maxInteger, field.Kind() == protoreflect.Int32Kind && math.Abs(number) > math.MaxInt32:
 			return invalid(at, "it is out of range")
-		case err != nil || number != math.Trunc(number):
+		case err != nil || !isWhole(string(first)):
 			return invalid(at, "it must be a whole number, without quotes")
 		case number == 0 && !isEmptyAllowed:
 			return invalid(at, "it is 0; write another number, or leave it out")
 		}
 	}
 	return nil
+}
+
+// isWhole reports whether a JSON number is whole. It does not round it first, as 1e-400 would be.
+func isWhole(text string) bool {
+	digits, exponentText, hasExponent := strings.Cut(strings.ToLower(strings.TrimPrefix(text, "-")), "e")
+	exponent := 0
+	if hasExponent {
+		var err error
+		if exponent, err = strconv.Atoi(exponentText); err != nil {
+			return false
+		}
+	}
+	before, after, _ := strings.Cut(digits, ".")
+	significant := len(strings.TrimRight(before+after, "0"))
+	isZero := strings.Trim(before+after, "0") == ""
+	return isZero || significant <= len(before)+exponent
 }
 
 // placeOf returns the path of an object as errors name it. The body has an empty path.

@@ -139,6 +139,12 @@ func TestWrongTypesInJSONAreRefused(t *testing.T) {
 		`{"attributes":{"nothing":1}}`:              "attributes: there is no field nothing; ",
 		`{"key":"\ud800"}`:                          "the body: an escape is half of a surrogate pair",
 		`{"cost":1e400}`:                            "cost: it is out of range",
+		`{"cost":1e-400}`:                           "cost: it must be a whole number, without quotes",
+		`{"cost":-1.5e-99999999999999999999}`:       "cost: it must be a whole number, without quotes",
+		`{"cost":1.00000000000000000001}`:           "cost: it must be a whole number, without quotes",
+		`{"\u006bey":"a","key":"b"}`:                "key: it is sent twice",
+		`{"\u006bez":"a"}`:                          "the body: there is no field kez; ",
+		`{"\ud800":"a"}`:                            "the body: there is no field ",
 		`{"cost":null}`:                             "cost: it must be a whole number, without quotes",
 		`{"key":null}`:                              "key: it must be a string",
 		`{"requestId":"a"}`:                         "the body: there is no field requestId; did you mean request_id?",
@@ -156,6 +162,13 @@ func TestWrongTypesInJSONAreRefused(t *testing.T) {
 		if err := unmarshal([]byte(text), &batch); want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
+	}
+	var escaped penstockv1.CheckRequest
+	if err := unmarshal([]byte(`{"\u006bey":"a","lim\u0069ts":[{"rate":"1/s"}]}`), &escaped); err != nil || escaped.Key != "a" || len(escaped.Limits) != 1 {
+		t.Errorf("fields with escapes in their names are read as %v, %v; want the key a and a limit", &escaped, err)
+	}
+	if err := unmarshal([]byte(`{"id":"","actual":3}`), new(penstockv1.SettleRequest)); err == nil || err.Error() != "id: it is empty; write the id of the answer of reserve or acquire" {
+		t.Errorf("an empty id: %v; want where an id comes from", err)
 	}
 	// No request has a list of strings, but unmarshal reads them.
 	var answer penstockv1.CheckResponse

@@ -38,7 +38,6 @@ type rules struct {
 	since         time.Time // when the current rules took effect
 	digest        string    // of the current rules
 	warnings      []string  // of the current rules
-	emptyDeny     []string  // files of the current deny list that have no values
 	inForce       *policy.Rules
 }
 
@@ -123,7 +122,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
 	r.since, r.digest = time.Now(), r.first.Digest
-	r.warnings, r.emptyDeny, r.inForce = r.first.Warnings, r.first.EmptyDeny, p.Rules
+	r.warnings, r.inForce = r.first.Warnings, p.Rules
 	r.metrics.SetRules(r.first.Rules)
 }
 
@@ -136,7 +135,7 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	r.metrics.Reloaded(metrics.ConfigPolicy, nil, time.Now())
 	r.isFileInvalid = false
 	for _, file := range p.EmptyDeny {
-		if !slices.Contains(r.emptyDeny, file) {
+		if r.inForce.HasFilledDeny(file) {
 			r.log.Error("a deny list has become empty; it denies no client now", "policy", p.File, "list", file)
 		}
 	}
@@ -148,7 +147,7 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	if !reflect.DeepEqual(p.server, r.first.server) {
 		r.log.Warn("the policy's server section has changed; restart to apply it", "policy", p.File)
 	}
-	r.warnings, r.emptyDeny, r.inForce = p.Warnings, p.EmptyDeny, file.Rules
+	r.warnings, r.inForce = p.Warnings, file.Rules
 }
 
 // logReload logs what a reload has changed. The line is a warning if the new rules may admit

@@ -12,12 +12,13 @@ import (
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
 // entries of the deny list. A limit that has become a shadow counts as gone. These parts have
-// changed: an allow list with new entries, rules whose match is narrower, and limits with another
-// algorithm, whose counters begin anew. At most maxNamed of each kind are named. The values of a
+// changed: an allow list with new entries, rules whose match is narrower or that are no longer always
+// charged, and limits with another algorithm or another per, whose counters begin anew. A rule
+// without limits is new. At most maxNamed of each kind are named. The values of a
 // match are compared as they are written. So a rule is named if its path was /* and is /b, and also
 // if its path was /b and is /*. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
-	var rules, limits, tiers, matches, algorithms, parts []string
+	var rules, limits, tiers, matches, always, algorithms, identities, unlimited, parts []string
 	for _, rule := range before.All() {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
@@ -33,6 +34,9 @@ func weakerParts(before, after *policy.Rules) string {
 		case !hasMatch(&next.Match, &rule.Match):
 			matches = append(matches, rule.Name)
 		}
+		if rule.Always && !next.Always {
+			always = append(always, rule.Name)
+		}
 		for _, limit := range old {
 			name := rule.Name + "." + limit
 			switch {
@@ -40,7 +44,16 @@ func weakerParts(before, after *policy.Rules) string {
 				limits = append(limits, name)
 			case algorithmOf(before, rule.Name, limit) != algorithmOf(after, rule.Name, limit):
 				algorithms = append(algorithms, name)
+			default:
+				if old, next := before.Limit(rule.Name, limit), after.Limit(rule.Name, limit); old != nil && next != nil && !hasPer(next.Key, old.Key) {
+					identities = append(identities, name)
+				}
 			}
+		}
+	}
+	for _, rule := range after.All() {
+		if hasLimits := len(before.Plans()) > 0; rule.Unlimited && hasLimits && before.Rule(rule.Name) == nil {
+			unlimited = append(unlimited, rule.Name)
 		}
 	}
 	old, next := before.Spec(), after.Spec()
@@ -49,9 +62,6 @@ func weakerParts(before, after *policy.Rules) string {
 		if !slices.ContainsFunc(next.Tiers, isSame) {
 			tiers = append(tiers, old.Tiers[i].Name)
 		}
-	}
-	isCovered := func(c policy.Condition, by []policy.Condition) bool {
-		return slices.ContainsFunc(by, func(other policy.Condition) bool { return implies(c, other) })
 	}
 	isLost := func(c policy.Condition) bool { return !isCovered(c, next.Deny) }
 	switch {
@@ -68,8 +78,42 @@ func weakerParts(before, after *policy.Rules) string {
 	parts = appendNames(parts, "removed limit", limits)
 	parts = appendNames(parts, "removed tier", tiers)
 	parts = appendNames(parts, "narrower match of rule", matches)
+	parts = appendNames(parts, "no longer always: rule", always)
+	parts = appendNames(parts, "new unlimited rule", unlimited)
 	parts = appendNames(parts, "new algorithm of limit", algorithms)
+	parts = appendNames(parts, "another per of limit", identities)
 	return strings.Join(parts, "; ")
+}
+
+// isCovered reports whether one of several conditions is true of each request of which c is true,
+// as far as their values show. Conditions of one test are compared together, because a list may be
+// spread over them.
+func isCovered(c policy.Condition, by []policy.Condition) bool {
+	var single []policy.Test
+	for _, other := range by {
+		if implies(c, other) {
+			return true
+		}
+		if len(other) == 1 {
+			single = append(single, other[0])
+		}
+	}
+	return slices.ContainsFunc(c, func(t policy.Test) bool { return t.IsCoveredBy(single...) })
+}
+
+// hasPer reports whether a limit counts all requests under the same keys as before. Another
+// identity begins new counters, and may give one client several keys.
+func hasPer(id, old *policy.Identity) bool {
+	isSame := func(a, b *policy.Identity) bool { return hasPer(a, b) }
+	switch {
+	case id.Global != old.Global || (id.Func == nil) != (old.Func == nil) || id.Kind != old.Kind:
+		return false
+	case id.Source.Kind != old.Source.Kind || id.Source.Name != old.Source.Name:
+		return false
+	case id.Only != nil && (old.Only == nil || !old.Only.IsCoveredBy(*id.Only)):
+		return false
+	}
+	return slices.EqualFunc(id.FirstOf, old.FirstOf, isSame) && slices.EqualFunc(id.AllOf, old.AllOf, isSame)
 }
 
 // algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has no
@@ -104,7 +148,7 @@ func isSameText(a, b string) bool { return a == b }
 // show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
-		if !slices.ContainsFunc(a, func(t policy.Test) bool { return b[i].Covers(&t) }) {
+		if !slices.ContainsFunc(a, func(t policy.Test) bool { return t.IsCoveredBy(b[i]) }) {
 			return false
 		}
 	}

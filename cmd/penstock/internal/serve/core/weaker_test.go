@@ -45,6 +45,11 @@ func TestReloadNamesWhatIsNoLongerEnforced(t *testing.T) {
 		{strings.Replace(all, deny, "deny: [{ip: 192.0.2.1}, {header X-Key: bad}]\n", 1), all, "the deny list has lost entries"},
 		{strings.Replace(all, deny, "deny: [{ip: 192.0.2.1}, {header X-Key: bad}]\n", 1), strings.Replace(all, deny, "deny: [{ip: 192.0.2.1}, {header X-Key: bad, method: DELETE}]\n", 1), "the deny list has lost entries"},
 		{all, strings.Replace(all, deny, "deny: [{header X-Key: bad}, {ip: [192.0.2.1, 192.0.2.9]}]\n", 1), ""},
+		{strings.Replace(all, "192.0.2.1}", "192.0.2.0/24}", 1), strings.Replace(all, "192.0.2.1}", "[192.0.2.0/25, 192.0.2.128/25]}", 1), ""},
+		{strings.Replace(all, "192.0.2.1}", "192.0.2.0/24}", 1), strings.Replace(all, "192.0.2.1}", "[192.0.2.0/25, 192.0.2.128/26]}", 1), "the deny list has lost entries"},
+		{strings.Replace(all, "192.0.2.1}", "'2001:db8::/32'}", 1), strings.Replace(all, deny, "deny: [{ip: '2001:db8::/33'}, {ip: ['2001:db8:8000::/33', 255.255.255.255]}]\n", 1), ""},
+		{strings.Replace(all, "192.0.2.1}", "0.0.0.0/0}", 1), strings.Replace(all, deny, "deny: [{ip: 0.0.0.0/1}, {ip: 128.0.0.0/1}, {header X-Key: bad}]\n", 1), ""},
+		{strings.Replace(all, "192.0.2.1}", "0.0.0.0/0}", 1), strings.Replace(all, deny, "deny: [{ip: 0.0.0.0/1}, {ip: 128.0.0.0/1, method: GET}]\n", 1), "the deny list has lost entries"},
 		{all, rulesOf(b), "the deny list is gone; removed rule a; removed tiers gold, free"},
 		{rulesOf(many...), rulesOf(many[0]), "removed rules r1, r2, r3, r4, r5, r6, r7, r8, r9, r10 and 3 more"},
 		{rulesOf("{name: a, shadow: true, per: global, limits: [{rate: 9/s}]}", "{name: b, match: {path: /b}, unlimited: true}"), rulesOf(many[0]), ""},
@@ -83,9 +88,27 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 		{"{rate: 99/h}", "{rate: 99/h, algorithm: fixed-window}", "new algorithm of limit a.hour"},
 		{"{rate: 99/h}", "{rate: 98/h, shadow: true, algorithm: fixed-window}", "removed limit a.hour"},
 		{"path: [/a, /x], method: GET}, per: global, limits: [{rate: 9/s}", "path: /**}, per: global, limits: [{rate: 9/s, algorithm: fixed-window}", "new algorithm of limit a.second"},
+		{"{name: b, match: {host", "{name: c, match: {path: /free}, unlimited: true}, {name: b, match: {host", "new unlimited rule c"},
+		{"per: global", "per: ip", "another per of limits a.second, a.hour"},
+		{"per: ip", "per: {key: header X-Key}", "another per of limit b.second"},
+		{"per: ip", "per: [{key: header X-Key}, ip]", "another per of limit b.second"},
+		{"per: ip", "per: {plan: {header X-Plan: [pro]}}", "another per of limit b.second"},
 	} {
 		after := strings.Replace(all, c.old, c.new, 1)
 		checkReload(t, all, after, c.changed)
+	}
+}
+
+// A rule that is always charged protects beside the others.
+func TestReloadNamesRulesThatAreNoLongerAlwaysCharged(t *testing.T) {
+	const before = "rules: [{name: a, always: true, per: {plan: {header X-Plan: [pro, max]}}, limits: [{rate: 9/s}]}, {name: b, match: {path: /b}, per: ip, limits: [{rate: 9/s}]}]\n"
+	for _, c := range []struct{ old, new, changed string }{
+		{"always: true, ", "", "no longer always: rule a"},
+		{"per: ip", "always: true, per: ip", ""},
+		{"[pro, max]", "[pro, max, free]", ""},
+		{"[pro, max]", "[pro]", "another per of limit a.second"},
+	} {
+		checkReload(t, before, strings.Replace(before, c.old, c.new, 1), c.changed)
 	}
 }
 

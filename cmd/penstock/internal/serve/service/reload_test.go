@@ -275,6 +275,17 @@ func TestDenyListThatBecomesEmptyIsLoggedAsAnError(t *testing.T) {
 			t.Errorf("after %q, %d errors are logged; want %d: %s", c.text, lines(), c.want, r.log)
 		}
 	}
+	// A list that is new, and empty from the beginning, has not become empty.
+	replaceFile(t, filepath.Join(filepath.Dir(list), "new.txt"), "# nobody yet\n")
+	text, err := os.ReadFile(flags["config"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	replaceFile(t, flags["config"], strings.Replace(string(text), "deny: {ip: {file: blocked.txt}}", "deny: [{ip: {file: blocked.txt}}, {ip: {file: new.txt}}]", 1))
+	reloadAndWait(reload)
+	if n := len(r.log.Lines("level=ERROR", "has become empty")); n != 2 {
+		t.Errorf("after a new empty list, %d errors are logged; want 2: %s", n, r.log)
+	}
 }
 
 // Two kinds of policy files once ended the service: those with an alias as a source, and those with
