@@ -166,6 +166,31 @@ func (id *Identity) CanBe(text string) bool {
 	return strings.HasPrefix(text, id.Kind+":")
 }
 
+// EscapedKey returns the key that a text such as "key:a,b" means: "key:a%2Cb". A value that is
+// escaped already stays. The commas of an AllOf separate its keys.
+func (id *Identity) EscapedKey(text string) string {
+	switch {
+	case id.Global, id.Func != nil, text == unknownKey:
+		return text
+	case id.FirstOf != nil:
+		if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(text) }); i >= 0 {
+			return id.FirstOf[i].EscapedKey(text)
+		}
+		return text
+	case len(id.AllOf) > 1:
+		parts := strings.Split(text, ",")
+		for i, part := range parts {
+			kind, value, hasKind := strings.Cut(part, ":")
+			if hasKind {
+				parts[i] = kind + ":" + escapeOnce(value)
+			}
+		}
+		return strings.Join(parts, ",")
+	}
+	kind, value, _ := strings.Cut(text, ":")
+	return kind + ":" + escapeOnce(value)
+}
+
 // Needs reports whether an identity has a source of a kind.
 func (id *Identity) Needs(kind Kind) bool {
 	needs := func(one *Identity) bool { return one.Needs(kind) }
@@ -255,6 +280,30 @@ func escape(value string) string {
 		}
 	}
 	return string(b)
+}
+
+// escapeOnce returns the value itself if escape has written it, and otherwise escapes it.
+func escapeOnce(value string) string {
+	if hash, ok := strings.CutPrefix(value, "#"); ok {
+		if sum, err := hex.DecodeString(hash); err == nil && len(sum) == sha256.Size {
+			return value
+		}
+	}
+	var plain []byte
+	for i := 0; i < len(value); i++ {
+		c := value[i]
+		if c == '%' && i+2 < len(value) {
+			if b, err := hex.DecodeString(value[i+1 : i+3]); err == nil {
+				c = b[0]
+				i += 2
+			}
+		}
+		plain = append(plain, c)
+	}
+	if escape(string(plain)) == value {
+		return value
+	}
+	return escape(value)
 }
 
 // isSpecial reports whether escape must encode a byte.

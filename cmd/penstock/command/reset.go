@@ -111,7 +111,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	}
 	limits := keylimits.Resettable(k.limits, r.limit)
 	if len(limits) == 0 {
-		return errNoSuchLimit(k.key, k.unread)
+		return r.errNoSuchLimit(k.key, k.limits, k.unread)
 	}
 	if r.limit == "" {
 		if _, err := k.reader.Read(c.Context(), k.limits); err != nil {
@@ -143,7 +143,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if len(line.Limits) > 0 {
 		for _, w := range auditWriters {
 			if _, writeErr := w.Write(line.JSON()); writeErr != nil {
-				err = cmp.Or(err, fmt.Errorf("the key was reset, but the audit line was not written: %w", writeErr))
+				err = cmp.Or(err, fmt.Errorf("%s, but the audit line was not written: %w", whatWasReset(done), writeErr))
 			}
 		}
 	}
@@ -151,6 +151,14 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 		return err
 	}
 	return r.print(c.OutOrStdout(), &resetReport{k.key, done, k.unread, r.held(k.limits)}, cachesOf(limits))
+}
+
+// whatWasReset says which limits were reset.
+func whatWasReset(done *keylimits.Reset) string {
+	if len(done.Reset) == 0 {
+		return "nothing was reset"
+	}
+	return "reset: " + strings.Join(done.Reset, ", ")
 }
 
 // resetAtInstance resets the key at a running instance.
@@ -179,7 +187,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
 	if len(limits) == 0 {
-		return errNoSuchLimit(found.Identity, found.Unread)
+		return r.errNoSuchLimit(found.Identity, found.Limits, found.Unread)
 	}
 	if corrupt := keylimits.Corrupt(limits); corrupt != nil {
 		return withStatus(exitUnreachable, fmt.Errorf("nothing was reset: Redis has a value at the key of %s that Penstock did not write; %s", printable.Line(strings.Join(keylimits.Names(corrupt), ", ")), printable.Line(repairText(found.Repair))))
@@ -219,7 +227,7 @@ func (r *resetCommand) held(limits []keylimits.Limit) []keylimits.Limit {
 
 // printHeld names the limits that were not reset because they hold slots.
 func printHeld(out io.Writer, held []keylimits.Limit) {
-	var names []string
+	var names, flags []string
 	for _, l := range held {
 		name := l.Name()
 		if l.IsDenied && l.Kind == keylimits.Enforced {
@@ -228,21 +236,30 @@ func printHeld(out io.Writer, held []keylimits.Limit) {
 		if !slices.Contains(names, name) { // tiers share a counter
 			names = append(names, name)
 		}
+		if text := flagsOf(&l); !slices.Contains(flags, text) {
+			flags = append(flags, text)
+		}
 	}
 	if names != nil {
-		printable.Fprintf(out, "Not reset, because requests in flight hold slots: %s. If they have ended, name the limit: --rule %s --limit %s\n",
-			strings.Join(names, ", "), held[0].Rule, held[0].Limit)
+		printable.Fprintf(out, "Not reset, because requests in flight hold slots: %s. If they have ended, name the limit: %s\n",
+			strings.Join(names, ", "), strings.Join(flags, ", then "))
 	}
 }
 
-// errNoSuchLimit returns the error for a key without limits to reset. unread has the names of its
-// limits of new_identities.
-func errNoSuchLimit(key string, unread []string) error {
+// flagsOf returns the flags that name a limit.
+func flagsOf(l *keylimits.Limit) string { return "--rule " + l.Rule + " --limit " + l.Limit }
+
+// errNoSuchLimit returns the error for a key without limits to reset. all are its limits, and
+// unread has the names of its limits of new_identities.
+func (r *resetCommand) errNoSuchLimit(key string, all []keylimits.Limit, unread []string) error {
 	key = printable.Line(key)
+	if len(all) > 0 && r.limit == "" { // without a name, all limits but those of requests in flight are reset
+		return withStatus(exitUsage, fmt.Errorf("all limits of %s count requests in flight, whose slots may still be in use; if the requests have ended, name the limit: %s", key, printable.Line(flagsOf(&all[0]))))
+	}
 	if len(unread) > 0 {
 		return withStatus(exitUsage, fmt.Errorf("no limit of %s can be reset. %s", key, strings.TrimSpace(textOfUnread(unread))))
 	}
-	return withStatus(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --limit", key))
+	return withStatus(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --rule and --limit", key))
 }
 
 // print prints what was reset. caches describes what the reset did not clear.

@@ -119,15 +119,25 @@ func KindOf(l *policy.Limit) string {
 }
 
 // Normalize returns the key under which a policy counts. An address becomes the network that is
-// limited as one client.
+// limited as one client, without its zone. Special characters of a value are escaped, as in
+// key:a%2Cb for key:a,b.
 func Normalize(rules *policy.Rules, key string) string {
 	kind, value, _ := strings.Cut(key, ":")
-	address, err := netip.ParseAddr(value)
-	if kind != "ip" || err != nil {
-		return key
+	if address, err := netip.ParseAddr(value); kind == "ip" && err == nil {
+		spec := rules.Spec()
+		return kind + ":" + policy.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
 	}
-	spec := rules.Spec()
-	return kind + ":" + policy.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
+	// The commas of an AllOf separate its keys, so its reading comes first.
+	var escaped string
+	for _, r := range rules.Rules() {
+		for _, l := range r.Limits {
+			isFirst := escaped == "" || l.Key.AllOf != nil
+			if isFirst && l.Key.CanBe(key) {
+				escaped = l.Key.EscapedKey(key)
+			}
+		}
+	}
+	return cmp.Or(escaped, key)
 }
 
 // Find returns the limits that count under a key, in the order of the policy. If rule is not "", it
@@ -161,7 +171,7 @@ func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
 // variants returns a limit for each tier that the client of a key may have, or one limit if the
 // tiers do not differ. It returns none if the limit cannot count under the key.
 func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (all []Limit) {
-	if !l.Key.CanBe(key) {
+	if !l.Key.CanBe(key) || l.Key.Needs(policy.KindAddress) && isWrongAddress(key) {
 		return nil
 	}
 	isUnlisted := rules.IsUnlisted(l.Key, key)
@@ -176,6 +186,16 @@ func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (al
 		add(l.Variants[tier], rules.Spec().Tiers[tier].Name)
 	}
 	return all
+}
+
+// isWrongAddress reports whether a key of the kind ip has neither an address nor a network.
+func isWrongAddress(key string) bool {
+	value, isAddress := strings.CutPrefix(key, "ip:")
+	if !isAddress || value == "" || strings.Contains(value, ",") { // the key of an AllOf has other parts
+		return false
+	}
+	_, ok := policy.ParseNetwork(value)
+	return !ok
 }
 
 // NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address.

@@ -2,6 +2,7 @@ package keylimits
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,39 @@ func TestLimitsOfAKey(t *testing.T) {
 	}
 	if got, _ := Find(rules, Normalize(rules, "ip:2001:db8::1"), ""); len(got) != 1 || got[0].Name() != "near.hour" {
 		t.Errorf("the limits of an address are %s; want near.hour", summary(got))
+	}
+}
+
+// An operator may write a key as the client sends it, or as explain prints it.
+func TestKeysAreNormalized(t *testing.T) {
+	t.Parallel()
+	const one = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 9/h}]}, {name: near, always: true, per: ip, limits: [{rate: 20/h}]}]"
+	const both = "rules: [{name: api, per: {all_of: [{key: header X-Key}, {device: header X-Device}]}, limits: [{rate: 9/h}]}]"
+	long := strings.Repeat("a", policy.MaxValue+1)
+	hashed := "key:#" + fmt.Sprintf("%x", sha256.Sum256([]byte(long)))
+	for _, c := range []struct{ policy, key, want string }{
+		{one, "key:a", "key:a"},
+		{one, "key:a,b", "key:a%2Cb"},
+		{one, "key:a%2Cb", "key:a%2Cb"},
+		{one, "key:a b#c", "key:a%20b%23c"},
+		{one, "key:50%", "key:50%25"},
+		{one, "key:50%25", "key:50%25"},
+		{one, "key:%41", "key:%2541"}, // a client that sends %41
+		{one, "key:" + long, hashed},
+		{one, hashed, hashed},
+		{one, "other|a=b,c", "other|a=b,c"}, // of Envoy
+		{one, "ip:fe80::1%eth0", "ip:fe80::/64"},
+		{both, "key:a,device:b", "key:a,device:b"},
+		{both, "key:a b,device:c", "key:a%20b,device:c"},
+	} {
+		if got := Normalize(rulesOf(t, c.policy), c.key); got != c.want {
+			t.Errorf("the key %s is read as %s; want %s", c.key, got, c.want)
+		}
+	}
+	for _, key := range []string{"ip:1.2.3.4%eth0", "ip:nobody"} {
+		if found, _ := Find(rulesOf(t, one), key, ""); found != nil {
+			t.Errorf("the limits of %s are %s; want none, because it has no address", key, summary(found))
+		}
 	}
 }
 

@@ -91,7 +91,6 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 		{"{name: b, match: {host", "{name: c, match: {path: /free}, unlimited: true}, {name: b, match: {host", "new unlimited rule c"},
 		{"per: global", "per: ip", "another per of limits a.second, a.hour"},
 		{"per: ip", "per: {key: header X-Key}", "another per of limit b.second"},
-		{"per: ip", "per: [{key: header X-Key}, ip]", "another per of limit b.second"},
 		{"per: ip", "per: {plan: {header X-Plan: [pro]}}", "another per of limit b.second"},
 	} {
 		after := strings.Replace(all, c.old, c.new, 1)
