@@ -42,7 +42,7 @@ func (q *request) identifyingText(s *Source) string {
 	case s.Kind == KindCookie && strings.Contains(text, "&"):
 		why = "has an ampersand, which some servers read as several values"
 	case s.Kind == KindCookie:
-		text = decodeCookie(text) // some servers decode it, and must see the same client
+		text = cookieText(text) // some servers decode it, and must see the same client
 		if why = explainUnclear(text); why == "" && strings.HasPrefix(text, "j:") {
 			why = "begins with j:, and some servers read the rest as JSON" // cookie-parser of Express
 		}
@@ -217,7 +217,7 @@ func parseAuthorization(value string) (text, why string) {
 }
 
 // comparedText returns the form in which a value of a source is compared with listed values. In an
-// authorization header, "Bearer  abc" becomes "bearer abc". In a cookie, "s%3Aabc" becomes "s:abc".
+// authorization header, "Bearer  abc" becomes "bearer abc". In a cookie, "s%3Aabc+" becomes "s:abc".
 // All other values stay.
 func comparedText(s *Source, value string) string {
 	switch {
@@ -226,9 +226,19 @@ func comparedText(s *Source, value string) string {
 			return text
 		}
 	case s.Kind == KindCookie:
-		return decodeCookie(value)
+		return cookieText(value)
 	}
 	return value
+}
+
+// cookieText returns the value of a cookie that identifies a client. It decodes the value, and cuts
+// off pluses at its ends: PHP reads a plus as a space, and some applications ignore such spaces.
+func cookieText(value string) string {
+	decoded := decodeCookie(value)
+	if text := strings.Trim(decoded, "+"); text != "" {
+		return text
+	}
+	return decoded
 }
 
 // decodeCookie returns the value of a cookie as servers that decode it read it.

@@ -149,6 +149,7 @@ func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 	}
 	for value, want := range map[string]ListMatch{
 		"s%3Aone": DenyListed, "s:one": DenyListed, "s%3atwo": DenyListed, "s:two": DenyListed, "100%25": DenyListed, "s%253Aone": NotListed, "s:other": NotListed,
+		"s:one+": DenyListed, "+s:two++": DenyListed, "s%3Aone%2B": DenyListed, "s:one+x": NotListed, "+": NotListed,
 	} {
 		var v Evaluation
 		rules.Evaluate(fields{KindCookie: {"sid": {value}}, KindHeader: {"Cookie": {"sid=" + value}}}, &v)

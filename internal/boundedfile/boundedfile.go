@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // ErrTooLong is wrapped by the error for a file with more bytes than allowed, such as "FILE is
@@ -39,9 +40,22 @@ func Read(path string, max int64) ([]byte, error) {
 	} else if !info.Mode().IsRegular() {
 		return nil, notRegular(path)
 	}
-	text, err := io.ReadAll(io.LimitReader(file, max+1))
+	text, err := readAll(file, max+1, patience)
 	if err == nil && int64(len(text)) > max {
 		err = fmt.Errorf("%s %w than %d bytes; split it", path, ErrTooLong, max)
+	}
+	return text, err
+}
+
+// patience is how long a read may wait for more bytes. Files of /proc such as kmsg look regular, and
+// never end. Only such files can be waited for: disks know no deadline.
+const patience = 2 * time.Second
+
+func readAll(file *os.File, max int64, patience time.Duration) ([]byte, error) {
+	_ = file.SetReadDeadline(time.Now().Add(patience))
+	text, err := io.ReadAll(io.LimitReader(file, max))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("%s does not end within %v; write the name of a regular file", file.Name(), patience)
 	}
 	return text, err
 }
