@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -143,8 +144,13 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 }
 
 // checkRef returns an error if --ref has taken the flag behind it as its value. This happens if a
-// script leaves out the ref, for example because a variable is empty.
+// script leaves out the ref, for example because a variable is empty. A masked key is no ref either.
 func checkRef(ref string) error {
+	_, err := hex.DecodeString(ref)
+	const digitsOfMask = 8 // behind the # of a masked key
+	if isDigitsOfMask := len(ref) == digitsOfMask && err == nil; redact.IsMasked(ref) || isDigitsOfMask {
+		return withStatus(exitUsage, fmt.Errorf("%s is of a masked key, and no ref; a ref has 16 digits, and is printed beside the masked key, as in ref=a5e8a92f78f64dc2", printable.Line(ref)))
+	}
 	if !strings.HasPrefix(ref, "--") {
 		return nil
 	}

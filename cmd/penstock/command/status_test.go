@@ -794,3 +794,16 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A masked key is printed beside its ref, so it is easily taken for one.
+func TestMaskedKeyIsNoRef(t *testing.T) {
+	t.Parallel()
+	for _, ref := range []string{"key:cu…11#1f3681e1", "1f3681e1"} {
+		for _, line := range []string{"status", "reset --reason r"} {
+			code, _, errors := command(append(strings.Fields(line), "--ref", ref, "--admin", "127.0.0.1:1")...)
+			if code != exitUsage || !strings.Contains(errors, ref+" is of a masked key, and no ref; a ref has 16 digits") {
+				t.Errorf("%s --ref %s: exit status %d, %s; want %d, and what a ref is", line, ref, code, errors, exitUsage)
+			}
+		}
+	}
+}

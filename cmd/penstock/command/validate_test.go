@@ -221,3 +221,13 @@ func TestFilesForEnvoyAreValidated(t *testing.T) {
 		t.Errorf("validate without arguments: exit status %d, %s; want %d", code, err, exitUsage)
 	}
 }
+
+// The policies of the examples are copied, so they have neither warnings nor hints.
+func TestPoliciesOfExamplesAreStrict(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"surge/surge.yaml", "outage/outage.yaml"} {
+		if code, out, errors := command("validate", "--strict", filepath.Join("../../../examples", name)); code != exitOK {
+			t.Errorf("validate --strict %s: exit status %d, %s%s; want %d", name, code, out, errors, exitOK)
+		}
+	}
+}
