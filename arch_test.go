@@ -43,9 +43,9 @@ var mayImport = []struct{ pkg, imports string }{
 	{"guard", ". guard/internal/deadline guard/internal/divide guard/internal/lease guard/internal/split memstore"},
 	{"redisguard", ". guard redisstore"},
 	{"policy", ". guard"},
-	{"policy/jwt", "policy github.com/golang-jwt/jwt/v5 github.com/MicahParks/jwkset"},
-	{"policy/describe", ". algorithm guard policy"},
-	{"policy/policyfile", ". algorithm guard policy policy/jwt policy/describe go.yaml.in/yaml/v4 github.com/fsnotify/fsnotify"},
+	{"internal/policy/jwt", "policy github.com/golang-jwt/jwt/v5 github.com/MicahParks/jwkset"},
+	{"internal/policy/describe", ". algorithm guard policy"},
+	{"policy/policyfile", ". algorithm guard policy internal/policy/jwt internal/policy/describe go.yaml.in/yaml/v4 github.com/fsnotify/fsnotify"},
 	{"admission", ". algorithm memstore guard policy"},
 	{"observe", ". admission guard policy"},
 	{"internal/transport/clientaddress", ""},
@@ -56,10 +56,11 @@ var mayImport = []struct{ pkg, imports string }{
 	{"httplimit/outbound", ". github.com/dunglas/httpsfv"},
 }
 
-// isLeaf reports whether a package is a leaf. Those in internal/transport are none: they stand
-// between admission and the transports that share them.
+// isLeaf reports whether a package is a leaf. Those in internal/policy and internal/transport are
+// none: they stand above policy and above admission.
 func isLeaf(name string) bool {
-	return strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "internal/transport/") && !isForTests(name)
+	isAbove := strings.HasPrefix(name, "internal/policy/") || strings.HasPrefix(name, "internal/transport/")
+	return strings.HasPrefix(name, "internal/") && !isAbove && !isForTests(name)
 }
 
 // isForTests reports whether a package exists for tests, and so may import package testing.
@@ -72,8 +73,8 @@ func isForTests(name string) bool {
 var mayRequire = []string{
 	"github.com/redis/rueidis",          // the default client
 	"go.yaml.in/yaml/v4",                // policy/policyfile: YAML
-	"github.com/golang-jwt/jwt/v5",      // policy/jwt: tokens
-	"github.com/MicahParks/jwkset",      // policy/jwt: sets of keys
+	"github.com/golang-jwt/jwt/v5",      // internal/policy/jwt: tokens
+	"github.com/MicahParks/jwkset",      // internal/policy/jwt: sets of keys
 	"github.com/fsnotify/fsnotify",      // policy/policyfile: changes of files
 	"github.com/dunglas/httpsfv",        // httplimit/outbound: headers of servers
 	"github.com/anishathalye/porcupine", // tests: linearizability
@@ -184,10 +185,10 @@ var fileFormatModules = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jw
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {
 	all := packages(t)
-	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit", "httplimit/forwardauth", "resplimit"} {
+	for _, name := range []string{"policy", "internal/policy/describe", "admission", "httplimit", "httplimit/forwardauth", "resplimit"} {
 		for _, path := range all[name].Deps {
 			if slices.Contains(fileFormatModules, path) {
-				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and policy/jwt may", name, path)
+				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and internal/policy/jwt may", name, path)
 			}
 		}
 	}

@@ -26,11 +26,7 @@ import (
 // rulesOf compiles the rules of a policy file with this text.
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

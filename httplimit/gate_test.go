@@ -30,11 +30,7 @@ var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.Defau
 // rulesOf compiles a policy that is written in a test.
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(text), nil, sections)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("test.yaml", []byte(text), nil, sections)
 	if err != nil {
 		t.Fatal(err)
 	}

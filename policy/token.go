@@ -16,7 +16,7 @@ type Tokens struct {
 	// cookie.
 	Cookie string
 
-	// Verifier verifies tokens; jwt.New makes one. Nil: there are no claims.
+	// Verifier verifies tokens. Nil: there are no claims.
 	Verifier Verifier
 
 	Summary string // describes how tokens are verified; it contains no secret

@@ -38,11 +38,7 @@ func (testService) EmptyCall(context.Context, *test.Empty) (*test.Empty, error) 
 }
 
 func main() {
-	config, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	loaded, err := config.Compile()
+	loaded, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

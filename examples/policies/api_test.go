@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -108,19 +109,13 @@ func loadLocal(t *testing.T, file string) *policy.Rules {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := policyfile.Parse(file, text, os.LookupEnv, sections)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.OnFailure = "local"
-	for i := range config.Rules {
-		for j := range config.Rules[i].Limits {
-			config.Rules[i].Limits[j].OnFailure, config.Rules[i].Limits[j].Ceiling = "", ""
-		}
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse(file, failureSettings.ReplaceAll(text, nil), os.LookupEnv, sections)
 	return startPolicy(t, p, err)
 }
+
+// failureSettings matches what a policy says about failures of the store. Without it, limits are
+// local.
+var failureSettings = regexp.MustCompile(`(?m)^on_failure: \w+$|, (on_failure: \w+|ceiling: [^,}]+)`)
 
 // startPolicy starts to read the keys of a loaded policy.
 func startPolicy(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {

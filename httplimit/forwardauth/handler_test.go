@@ -31,11 +31,7 @@ import (
 
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		t.Fatal(err)
 	}

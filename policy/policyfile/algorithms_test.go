@@ -31,11 +31,11 @@ var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algo
 const customAlgorithmPolicy = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
 
 func TestFilesMayNameCustomAlgorithms(t *testing.T) {
-	config, err := Parse("p.yaml", []byte(customAlgorithmPolicy), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	config, err := parse("p.yaml", []byte(customAlgorithmPolicy), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	p, err := config.compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,12 +54,12 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 
 func TestCustomAlgorithmThatCannotSplitIsNamed(t *testing.T) {
 	text := "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second, split_into: 2}]}]\n"
-	config, err := Parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	config, err := parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const want = "every-second cannot be split; remove split_into, or use token-bucket"
-	if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := config.compile(); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Compile returns the error %v; want %q", err, want)
 	}
 }
@@ -72,11 +72,11 @@ func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
 	prepare := func(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Period, l.Burst}, nil }
 	withBurst := algorithm.Define("withburst", "", step, prepare, algorithm.Title("with-burst"), algorithm.Burst(algorithm.BurstIsSpecial))
 	text := "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 7, algorithm: with-burst, candidate: {rate: 2/s}}]}]\n"
-	config, err := Parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{withBurst}})
+	config, err := parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{withBurst}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	p, err := config.compile()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,11 +40,11 @@ rules:
 		t.Fatal(err)
 	}
 	describeText := func(text string) string {
-		config, err := Parse("policy.yaml", []byte(text), nil, allSections)
+		config, err := parse("policy.yaml", []byte(text), nil, allSections)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules, err := config.Compile()
+		rules, err := config.compile()
 		if err != nil {
 			t.Fatal(err)
 		}

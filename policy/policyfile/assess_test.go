@@ -20,11 +20,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // A testRequest is a request with these fields. The zero value is "GET /a" from 192.0.2.1.
@@ -94,11 +94,11 @@ func rulesIn(t testing.TB, file, text string) *policy.Rules {
 // policyIn compiles a policy as if it stood in a file.
 func policyIn(t testing.TB, file, text string) *Policy {
 	t.Helper()
-	config, err := Parse(file, []byte(text), nil, allSections)
+	config, err := parse(file, []byte(text), nil, allSections)
 	if err != nil {
 		t.Fatalf("the policy does not compile: %v\nThe policy is\n%s", err, text)
 	}
-	p, err := config.Compile()
+	p, err := config.compile()
 	if err != nil {
 		t.Fatalf("the policy does not compile: %v\nThe policy is\n%s", err, text)
 	}
@@ -1093,11 +1093,11 @@ func TestPipesAreErrors(t *testing.T) {
 		"deny: {ip: {file: " + pipe + "}}\n",
 		"tokens: {key_file: " + pipe + ", audience: a, issuer: b}\n",
 	} {
-		config, err := Parse("policy.yaml", []byte(text+"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"), nil, allSections)
+		config, err := parse("policy.yaml", []byte(text+"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"), nil, allSections)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
+		if _, err := config.compile(); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
 			t.Errorf("%s: the error is %v; want that the pipe is not a regular file", text, err)
 		}
 	}

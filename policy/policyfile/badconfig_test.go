@@ -110,8 +110,8 @@ func (c *badCase) env(name string) (string, bool) {
 // mistakesOf reads and compiles a policy as Load does. It returns the errors of reading and of
 // compiling.
 func mistakesOf(name, text string, env func(string) (string, bool)) error {
-	config, _ := Parse(name, []byte(text), env, allSections)
-	p, err := config.Compile()
+	config, _ := parse(name, []byte(text), env, allSections)
+	p, err := config.compile()
 	if err == nil {
 		p.Close()
 	}
@@ -122,16 +122,16 @@ func TestCompileReturnsTheErrorOfCheckUnlessThereAreMistakes(t *testing.T) {
 	checkErr := errors.New("the rules cannot be enforced")
 	o := Options{Check: func(*policy.Rules) error { return checkErr }}
 	compile := func(text string) error {
-		config, _ := Parse("p.yaml", []byte(text), nil, o)
-		_, err := config.Compile()
+		config, _ := parse("p.yaml", []byte(text), nil, o)
+		_, err := config.compile()
 		return err
 	}
 	if err := compile("rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]\n"); err != checkErr {
-		t.Errorf("Compile of a valid policy returns the error %v; want that of Check", err)
+		t.Errorf("compile of a valid policy returns the error %v; want that of Check", err)
 	}
 	var mistakes Errors
 	if err := compile("rules: [{name: a, per: ip, limits: [{rate: x}]}]\n"); !errors.As(err, &mistakes) || errors.Is(err, checkErr) {
-		t.Errorf("Compile of a policy with a mistake returns the error %v; want Errors", err)
+		t.Errorf("compile of a policy with a mistake returns the error %v; want Errors", err)
 	}
 }
 
@@ -210,7 +210,7 @@ func formErrors(text string, err error) (wrong []string) {
 // The last line of these files has no line break.
 func TestSecondDocumentsWithoutALineBreakAreErrors(t *testing.T) {
 	for _, end := range []string{"---", "...", "--- ", "---\nrules: []", "----"} {
-		_, err := Parse("policy.yaml", []byte("rules: []\n"+end), nil, Options{})
+		_, err := parse("policy.yaml", []byte("rules: []\n"+end), nil, Options{})
 		wantsError := end != "..." // "..." only ends the first document
 		if isError := err != nil && !strings.Contains(err.Error(), "panic"); isError != wantsError {
 			t.Errorf("%q: the error is %v; want an error: %t", end, err, wantsError)
@@ -314,11 +314,11 @@ func TestWarningsAndHintsAreBounded(t *testing.T) {
 		"many": many.String(),
 		"long": "- {name: a, match: {path: /" + strings.Repeat("x", 900_000) + "}, per: ip, limits: [{rate: 1/s, on_status: 401}]}\n",
 	} {
-		config, err := Parse("policy.yaml", []byte("rules:\n"+text), nil, Options{})
+		config, err := parse("policy.yaml", []byte("rules:\n"+text), nil, Options{})
 		if err != nil {
 			t.Fatalf("%s: the error is %v; want none", name, err)
 		}
-		p, err := config.Compile()
+		p, err := config.compile()
 		if err != nil {
 			t.Fatalf("%s: the error is %v; want none", name, err)
 		}

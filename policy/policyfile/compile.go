@@ -15,9 +15,9 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/jwt"
 )
 
 // Options define what a file may contain besides the policy itself. The zero value is useful.
@@ -33,7 +33,7 @@ type Options struct {
 	// which belongs to penstock serve. Default: none.
 	Ignore []string
 
-	// Check rejects rules that the program cannot enforce. Compile returns its error. Default: none.
+	// Check rejects rules that the program cannot enforce. Parse and Load return its error. Default: none.
 	Check func(*policy.Rules) error
 }
 
@@ -45,7 +45,7 @@ type Policy struct {
 	Hints    []*Error // about parts that are probably intended, but have an effect that authors should know
 
 	// Digest identifies the policy: the first 12 hex digits of a SHA-256. The hash covers the policy's
-	// file, then each file of values in the order in which Compile reads them. It covers neither
+	// file, then each file of values in the order in which they are read. It covers neither
 	// variables nor token keys. Digest is "" if the policy was not read from a text.
 	Digest string
 
@@ -84,10 +84,18 @@ func load(path string, o Options) (*Policy, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)
 	}
-	// Compile also checks what could be read of a file with mistakes. Its error includes those of
-	// Parse.
-	config, _ := Parse(path, text, os.LookupEnv, o)
-	return config.Compile()
+	return Parse(path, text, os.LookupEnv, o)
+}
+
+// Parse compiles the text of a policy. The name is the file's name, for messages. File names in the
+// text are relative to the folder of name. Parse replaces ${NAME} and ${NAME:-default} by the
+// variable NAME of env, and $$ by a dollar sign. If env is nil, it replaces nothing. If the policy
+// has mistakes, the error is Errors: every mistake, with its position.
+func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Policy, error) {
+	// compile also checks what could be read of a text with mistakes. Its error includes those of
+	// parse.
+	config, _ := parse(name, text, env, o)
+	return config.compile()
 }
 
 // The bounds of a policy.
@@ -96,10 +104,10 @@ const (
 	maxCombinations = 100_000 // combinations of a path and a host, in all rules
 )
 
-// Compile checks the whole policy and makes Rules from it. If the policy has mistakes, the error is
-// Errors: every mistake, with its position. If it has none, Compile returns an error of policy.New
+// compile checks the whole policy and makes Rules from it. If the policy has mistakes, the error is
+// Errors: every mistake, with its position. If it has none, compile returns an error of policy.New
 // or Options.Check as it is.
-func (config *Config) Compile() (*Policy, error) {
+func (config *policyConfig) compile() (*Policy, error) {
 	c := newCompiler(config)
 	c.compile()
 	p := &Policy{Files: c.files, verifier: c.verifier}
@@ -124,10 +132,10 @@ func (config *Config) Compile() (*Policy, error) {
 	return p, nil
 }
 
-// A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
+// A compiler turns a policyConfig into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
 	*reporter
-	config              *Config
+	config              *policyConfig
 	spec                policy.Spec
 	verifier            *jwt.Verifier
 	files               []string
@@ -147,7 +155,7 @@ type compiler struct {
 	defaultOnFailure    guard.FailureMode           // the default of all limits
 }
 
-func newCompiler(config *Config) *compiler {
+func newCompiler(config *policyConfig) *compiler {
 	r := config.reporter
 	if r == nil {
 		r = newReporter("policy")

@@ -41,7 +41,7 @@ func (c *compiler) compileTiers() {
 // warnChosen warns about conditions that clients can meet as they like, because the only clause is
 // a value that they write. The parameter power is what a client gets by them, as in "choose tier
 // a".
-func (c *compiler) warnChosen(config *Conditions, power string) {
+func (c *compiler) warnChosen(config *conditionsConfig, power string) {
 	for _, clauses := range config.Any {
 		for i := range clauses {
 			clause := &clauses[i]
@@ -55,7 +55,7 @@ func (c *compiler) warnChosen(config *Conditions, power string) {
 }
 
 // compileConditions compiles the conditions of the given field: "tier", "allow" or "deny".
-func (c *compiler) compileConditions(config *Conditions, field string) (list []policy.Condition) {
+func (c *compiler) compileConditions(config *conditionsConfig, field string) (list []policy.Condition) {
 	if config.Otherwise {
 		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", field)
 	}
@@ -66,7 +66,7 @@ func (c *compiler) compileConditions(config *Conditions, field string) (list []p
 }
 
 // compileCondition compiles a condition of the given field: "match", "tier", "allow" or "deny".
-func (c *compiler) compileCondition(clauses Condition, field string) (when policy.Condition) {
+func (c *compiler) compileCondition(clauses conditionConfig, field string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
 		var otherWords []string
@@ -100,7 +100,7 @@ func (c *compiler) tierNames() (names []string) {
 }
 
 // compileTest compiles the values that a source may have.
-func (c *compiler) compileTest(source policy.Source, values *Values) policy.Test {
+func (c *compiler) compileTest(source policy.Source, values *valuesConfig) policy.Test {
 	t := policy.Test{Source: source}
 	// add adds a value that was written at p. For a value from a file of values, the parameter where
 	// is its place in that file, for messages. add returns false if the value is wrong.

@@ -15,7 +15,7 @@ import (
 )
 
 // compileCosts compiles the cost of a request.
-func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileCosts(l *policy.Limit, config *limitConfig) {
 	cost := &config.Cost
 	l.Cost = policy.Cost{Units: 1, Body: int64(cost.Body), Min: 1, Max: penstock.MaxCost}
 	fieldCount := 0
@@ -47,7 +47,7 @@ func (c *compiler) compileCosts(l *policy.Limit, config *LimitConfig) {
 }
 
 // compileMethodCosts compiles the costs by method.
-func (c *compiler) compileMethodCosts(l *policy.Limit, cost *CostConfig) {
+func (c *compiler) compileMethodCosts(l *policy.Limit, cost *costConfig) {
 	if len(cost.Methods) == 0 {
 		c.fail(&cost.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
 	}
@@ -79,7 +79,7 @@ func (c *compiler) checkUnits(p any, n int64) int64 {
 }
 
 // compileCostFields checks header, body, min and max, and compiles header and actual.
-func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
+func (c *compiler) compileCostFields(l *policy.Limit, cost *costConfig) {
 	hasHeader := cost.Header != ""
 	hasMax, hasMin := cost.Max != 0 || c.isWritten(&cost.Max), cost.Min != 0 || c.isWritten(&cost.Min)
 	// A header or a body may be written with a mistake, which is reported elsewhere.
@@ -114,7 +114,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *CostConfig) {
 
 // checkCost reports a cost that the limit can never admit. The parameter what names the limit in
 // the message: the limit itself, its candidate or its ceiling.
-func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any, what string) {
+func (c *compiler) checkCost(l *policy.Limit, cost *costConfig, at any, what string) {
 	// The largest cost that is certain: that of a method, or the least by a header or a body.
 	certainCost := l.Cost.Units
 	if cost.Header != "" || cost.Body != 0 {
@@ -135,7 +135,7 @@ func (c *compiler) checkCost(l *policy.Limit, cost *CostConfig, at any, what str
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
 // compileOnStatus compiles on_status.
-func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileOnStatus(l *policy.Limit, config *limitConfig) {
 	if len(config.OnStatus) > 0 {
 		l.Status = new(policy.Statuses)
 	}
@@ -178,7 +178,7 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *LimitConfig) {
 const countsNoResponse = "on_status counts requests by their responses, and a denied request has no response; remove count_denied or on_status"
 
 // checkPatience checks max_wait.
-func (c *compiler) checkPatience(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) checkPatience(l *policy.Limit, config *limitConfig) {
 	if len(l.Variants) == 0 {
 		return
 	}

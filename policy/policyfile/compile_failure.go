@@ -7,9 +7,9 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // The bounds of guards.
@@ -22,7 +22,7 @@ const (
 )
 
 // compileGuards compiles the guard settings of a limit.
-func (c *compiler) compileGuards(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileGuards(l *policy.Limit, config *limitConfig) {
 	l.Guard.OnFailure = c.defaultOnFailure
 	if config.OnFailure != "" {
 		l.Guard.OnFailure = c.compileOnFailure(&config.OnFailure)
@@ -59,7 +59,7 @@ func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
 }
 
 // compileCeiling compiles the ceiling of an open limit.
-func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileCeiling(l *policy.Limit, config *limitConfig) {
 	at := &config.Ceiling
 	limit, calendar, err := parseRate(config.Ceiling)
 	switch {
@@ -90,7 +90,7 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *LimitConfig) {
 
 // compileLease compiles how many units may be drawn in advance. A lease that never draws units is
 // reported as a mistake.
-func (c *compiler) compileLease(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileLease(l *policy.Limit, config *limitConfig) {
 	at := &config.Lease
 	if config.Lease < minLeaseUnits || config.Lease > penstock.MaxCost {
 		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, minLeaseUnits)
@@ -126,7 +126,7 @@ func largestCapacity(l *policy.Limit) (most int64) {
 	return most
 }
 
-func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileSplitInto(l *policy.Limit, config *limitConfig) {
 	at := &config.SplitInto
 	if config.SplitInto < minSplitInto || config.SplitInto > maxSplitInto {
 		c.fail(at, "split_into is %d; write into how many counters the limit is split, from %d to %d, or remove it", config.SplitInto, minSplitInto, maxSplitInto)
@@ -149,7 +149,7 @@ func (c *compiler) compileSplitInto(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *LimitConfig) {
+func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *limitConfig) {
 	at := &config.DenyCacheTTL
 	l.Guard.DenyCacheTTL = *config.DenyCacheTTL
 	switch {
@@ -166,7 +166,7 @@ func (c *compiler) compileDenyCacheTTL(l *policy.Limit, config *LimitConfig) {
 
 // checkLeasesTogether reports limits that are never leased because of another limit of their rule.
 // All limits of a rule are one batch, and a batch is leased as a whole.
-func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
+func (c *compiler) checkLeasesTogether(r *policy.Rule, config *ruleConfig) {
 	for i, l := range r.Limits {
 		if l.Guard.Lease == 0 {
 			continue

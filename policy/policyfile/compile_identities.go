@@ -33,7 +33,7 @@ func isIdentityName(s string) bool {
 // An identityState is the state of compiling a named identity. It detects identities that refer to
 // themselves.
 type identityState struct {
-	entry           *Entry[IdentityConfig]
+	entry           *namedEntry[identityConfig]
 	compiled        *policy.Identity // nil: not compiled yet
 	isBeingCompiled bool
 }
@@ -56,7 +56,7 @@ func (c *compiler) compileIdentity(s *identityState) *policy.Identity {
 var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" })
 
 // compileIdentityConfig compiles an identity.
-func (c *compiler) compileIdentityConfig(config *IdentityConfig) *policy.Identity {
+func (c *compiler) compileIdentityConfig(config *identityConfig) *policy.Identity {
 	switch {
 	case !config.isSet():
 		c.fail(config, "the identity is missing; %s", identityForms)
@@ -100,7 +100,7 @@ type identityNote struct {
 const maxParts = 32
 
 // compileCompound checks the size of an identity with parts, and returns it.
-func (c *compiler) compileCompound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
+func (c *compiler) compileCompound(config *identityConfig, id *policy.Identity) *policy.Identity {
 	partCount, depth := 0, 0
 	for _, one := range id.Parts() {
 		partCount += max(c.identityNotes[one].partCount, 1)
@@ -145,7 +145,7 @@ func isHeaderLike(name string) bool {
 }
 
 // compileIdentityList compiles the parts of an identity. kind is first_of or all_of.
-func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) []*policy.Identity {
+func (c *compiler) compileIdentityList(kind string, configs *[]identityConfig) []*policy.Identity {
 	if len(*configs) == 0 {
 		c.fail(configs, "the list of %s is empty; add an identity, as in {%[1]s: [{key: header X-API-Key}, ip]}", kind)
 	}
@@ -157,7 +157,7 @@ func (c *compiler) compileIdentityList(kind string, configs *[]IdentityConfig) [
 }
 
 // compileSimple compiles an identity with one source.
-func (c *compiler) compileSimple(config *IdentityConfig) *policy.Identity {
+func (c *compiler) compileSimple(config *identityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.identityNotes[id] = identityNote{source: &config.Source}
 	if !policy.IsKind(config.Kind) {

@@ -9,7 +9,7 @@ import (
 )
 
 // checkBeforeAuth checks that a rule can be decided before a token is verified.
-func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
+func (c *compiler) checkBeforeAuth(r *policy.Rule, config *ruleConfig) {
 	at := &config.BeforeAuth
 	r.BeforeAuth = true
 	if c.config.Tokens == nil && !c.unreadable[&c.config.Tokens] {
@@ -38,7 +38,7 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *RuleConfig) {
 }
 
 // compileNewIdentities compiles how many new identities an address may send to a rule.
-func (c *compiler) compileNewIdentities(r *policy.Rule, config *RuleConfig) {
+func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 	at := &config.NewIdentities
 	canCountInvented := func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }
 	limit, calendar, err := parseRate(config.NewIdentities)

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *RuleConfig, config *LimitConfig) *policy.Limit {
+func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *ruleConfig, config *limitConfig) *policy.Limit {
 	l := &policy.Limit{Rule: r, Shadow: config.Shadow || ruleConfig.Shadow, Patience: config.MaxWait}
 	l.Key = c.compileKey(r, ruleConfig, config)
 	c.compileShape(l, config.shape(), config.Name)
@@ -34,7 +34,7 @@ func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *RuleConfig, config *
 }
 
 // compileKey returns the identity that a limit counts by.
-func (c *compiler) compileKey(r *policy.Rule, ruleConfig *RuleConfig, config *LimitConfig) *policy.Identity {
+func (c *compiler) compileKey(r *policy.Rule, ruleConfig *ruleConfig, config *limitConfig) *policy.Identity {
 	per := &config.Per
 	if !per.isSet() {
 		per = &ruleConfig.Per
@@ -55,10 +55,10 @@ func (c *compiler) compileKey(r *policy.Rule, ruleConfig *RuleConfig, config *Li
 	return id
 }
 
-// A shape has pointers to the fields of the Config that a limit and its candidate have in common.
+// A shape has pointers to the fields of a policyConfig that a limit and its candidate have in common.
 type shape struct {
 	at                    any // a pointer to the limit or the candidate itself
-	rate, burst, inFlight *PerTier
+	rate, burst, inFlight *tierTexts
 	ttl                   *time.Duration
 	algorithm             *string
 	subWindows            *int
@@ -67,14 +67,14 @@ type shape struct {
 	countsDeniedAt        any // a pointer to the field
 }
 
-func (l *LimitConfig) shape() shape {
+func (l *limitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone,
 		countsDenied: l.CountDenied, countsDeniedAt: &l.CountDenied}
 }
 
 // candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
 // are those of the limit, if they fit.
-func (c *compiler) candidateShape(l *LimitConfig) shape {
+func (c *compiler) candidateShape(l *limitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
 		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied}
@@ -204,14 +204,14 @@ func (c *compiler) tiersOf(s shape) (tiers []string, ok bool) {
 		c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or write one number")
 		return nil, false
 	}
-	for _, p := range []*PerTier{s.rate, s.burst, s.inFlight} {
+	for _, p := range []*tierTexts{s.rate, s.burst, s.inFlight} {
 		c.checkTiersOf(p, tiers)
 	}
 	return tiers, true
 }
 
 // checkTiersOf reports numbers for tiers that do not exist.
-func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
+func (c *compiler) checkTiersOf(p *tierTexts, tiers []string) {
 	for i := range p.Tiers {
 		e := &p.Tiers[i]
 		if e.Name != "default" && !slices.Contains(tiers, e.Name) {
@@ -221,7 +221,7 @@ func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
 }
 
 // textFor returns the text for a tier, and a pointer to where it was written.
-func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
+func (p *tierTexts) textFor(tier string) (text string, at any, ok bool) {
 	if p.Tiers == nil {
 		return p.All, p, true
 	}
@@ -238,7 +238,7 @@ func (p *PerTier) textFor(tier string) (text string, at any, ok bool) {
 // candidateSuffix is added to the name of a limit for its candidate.
 const candidateSuffix = ".candidate"
 
-func (c *compiler) compileCandidate(l *policy.Limit, config *LimitConfig) *policy.Limit {
+func (c *compiler) compileCandidate(l *policy.Limit, config *limitConfig) *policy.Limit {
 	at := config.Candidate
 	if c.unreadable[at] {
 		return nil

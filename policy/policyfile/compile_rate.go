@@ -15,7 +15,7 @@ import (
 )
 
 // isCalendar reports whether a rate is for calendar periods.
-func (p *PerTier) isCalendar() bool {
+func (p *tierTexts) isCalendar() bool {
 	if calendarRate.MatchString(p.All) {
 		return true
 	}

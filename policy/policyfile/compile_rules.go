@@ -15,7 +15,7 @@ type placedMatcher struct {
 	*policy.Matcher
 	rule         *policy.Rule
 	ruleIndex    int // the index of the rule in the file
-	at           any // a pointer to the path or the match in the Config
+	at           any // a pointer to the path or the match in the policyConfig
 	matcherIndex int // the index among all matchers of the file
 }
 
@@ -27,7 +27,7 @@ func (c *compiler) compileRules() {
 		c.fail(&c.config.Rules, "there are %d rules; the most is %d", len(c.config.Rules), maxRules)
 		return
 	}
-	byName := make(map[string]*RuleConfig) // the first rule of each name
+	byName := make(map[string]*ruleConfig) // the first rule of each name
 	var matchers []*placedMatcher
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
@@ -127,7 +127,7 @@ func countersOf(r *policy.Rule) (n int) {
 }
 
 // compileRule compiles a rule. matchers is empty if the rule's match has a mistake.
-func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*placedMatcher) {
+func (c *compiler) compileRule(config *ruleConfig) (r *policy.Rule, matchers []*placedMatcher) {
 	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
 	switch {
 	case config.Name == "" && c.isMisnamed(config, "name"):
@@ -159,7 +159,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 	if config.BeforeAuth {
 		c.checkBeforeAuth(r, config)
 	}
-	if config.Per.isSet() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.isSet() }) {
+	if config.Per.isSet() && !slices.ContainsFunc(config.Limits, func(l limitConfig) bool { return !l.Per.isSet() }) {
 		c.compileIdentityConfig(&config.Per) // no limit uses it, but its mistakes are reported
 	}
 	return r, matchers
@@ -167,7 +167,7 @@ func (c *compiler) compileRule(config *RuleConfig) (r *policy.Rule, matchers []*
 
 // checkLimitName reports a limit or candidate with the name of another, because they would share a
 // counter.
-func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *LimitConfig) {
+func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *limitConfig) {
 	candidateName := func(l *policy.Limit) string {
 		if l.Candidate == nil {
 			return ""
@@ -197,7 +197,7 @@ func haveSameTag(a, b *policy.Limit) bool {
 }
 
 // compileMatch compiles which requests a rule matches.
-func (c *compiler) compileMatch(r *policy.Rule, config *MatchConfig) (matchers []*placedMatcher) {
+func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers []*placedMatcher) {
 	for i := range config.Method {
 		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
 		c.checkMethod(&config.Method[i], config.Method[i])

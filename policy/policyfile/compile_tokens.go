@@ -4,8 +4,8 @@ import (
 	"errors"
 	"path/filepath"
 
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/internal/wording"
-	"github.com/penstock/penstock/policy/jwt"
 )
 
 func (c *compiler) compileTokens() {

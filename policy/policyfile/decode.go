@@ -15,9 +15,9 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/jwt"
 )
 
 // The bounds of a file.
@@ -29,14 +29,14 @@ const (
 	maxMessageBytes = 2000 // bytes of one message, which may quote values
 )
 
-// Parse reads a policy. The name is the file's name, for messages. In scalar values, Parse replaces
+// parse reads a policy. The name is the file's name, for messages. In scalar values, parse replaces
 // ${NAME} and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. It replaces
 // nothing in keys of mappings and in fields of type any. If env is nil, it replaces nothing at all.
 // The error is Errors: every mistake of form, with its position.
-func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
+func parse(name string, text []byte, env func(string) (string, bool), o Options) (*policyConfig, error) {
 	d := &decoder{reporter: newReporter(name), lookUpEnv: env, ifEmpty: "the file has no policy; begin with rules:"}
 	d.text = text
-	c := &Config{reporter: d.reporter, sections: newSections(o.Sections), options: o}
+	c := &policyConfig{reporter: d.reporter, sections: newSections(o.Sections), options: o}
 	if root := d.parse(text); root != nil {
 		d.decodeValue(root, c)
 	} else {
@@ -45,7 +45,7 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	return c, d.err()
 }
 
-// A reporter collects the mistakes of a Config. It has the position of each value, by a pointer to
+// A reporter collects the mistakes of a policyConfig. It has the position of each value, by a pointer to
 // the value: positions[&config.OnFailure] is where the file has the value of on_failure.
 type reporter struct {
 	file        string
@@ -486,7 +486,7 @@ func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 	known := fieldsIn(p)
 	var sections []Section
-	if c, ok := p.(*Config); ok {
+	if c, ok := p.(*policyConfig); ok {
 		sections = c.sections
 	}
 	seen := make(map[string]*yaml.Node)
@@ -509,7 +509,7 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 }
 
 // decode decodes the policy and the sections.
-func (c *Config) decode(d *decoder, node *yaml.Node) {
+func (c *policyConfig) decode(d *decoder, node *yaml.Node) {
 	names := slices.Collect(maps.Keys(fieldsIn(c)))
 	for _, s := range c.sections {
 		names = append(names, s.SectionName())
@@ -576,10 +576,10 @@ func suggestPlace(name string, known map[string]field, sections []Section) strin
 		contents any // a pointer
 		isList   bool
 	}{
-		{field: "limits", contents: new(LimitConfig), isList: true},
-		{field: "match", contents: new(MatchConfig)},
-		{field: "rules", contents: new(RuleConfig), isList: true},
-		{field: "cost", contents: new(CostConfig)},
+		{field: "limits", contents: new(limitConfig), isList: true},
+		{field: "match", contents: new(matchConfig)},
+		{field: "rules", contents: new(ruleConfig), isList: true},
+		{field: "cost", contents: new(costConfig)},
 		{field: "tokens", contents: new(jwt.Config)},
 	}
 	names := make(map[string]bool)

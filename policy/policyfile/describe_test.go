@@ -43,7 +43,7 @@ rules: [{name: a, per: {user: claim sub}, limits: [{rate: 10/s}]}]
 // terminal's state.
 func TestDescriptionsArePrintable(t *testing.T) {
 	env := func(string) (string, bool) { return "\x1b[31m\xff\u202e", true }
-	config, err := Parse("policy\x1b.yaml", []byte(`
+	config, err := parse("policy\x1b.yaml", []byte(`
 tokens: {secret: 0123456789012345678901234567890123456789, issuer: "${X}", audience: "a${X}"}
 tiers: {paid: [{"claim a\e": "b${X}"}, {"claim \u202e": "\a\b"}], free: default}
 rules: [{name: a, match: {host: a, path: "/a\uFFFD/\u202e"}, per: {a: "query \x1b"}, limits: [{rate: 10/s}]}]
@@ -51,7 +51,7 @@ rules: [{name: a, match: {host: a, path: "/a\uFFFD/\u202e"}, per: {a: "query \x1
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	p, err := config.compile()
 	if err != nil {
 		t.Fatal(err)
 	}

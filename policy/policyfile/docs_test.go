@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/jwt"
 )
 
 // configurationPages returns the text of docs/configuration.md and of all pages of
@@ -71,20 +71,20 @@ var structsOfPage = []struct {
 	structType reflect.Type
 	templates  []string
 }{
-	{head: "field", structType: reflect.TypeFor[Config](), templates: []string{
+	{head: "field", structType: reflect.TypeFor[policyConfig](), templates: []string{
 		"%s\n" + aRule,
 		"%s",
 		"%s\ntokens: {jwks_url: 'https://a/'}\n" + aRule,
 	}},
-	{head: "field of a rule", structType: reflect.TypeFor[RuleConfig](), templates: []string{
+	{head: "field of a rule", structType: reflect.TypeFor[ruleConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{per: client, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, limits: [{rate: 1/s}], %s}]",
 		"rules: [{name: a, per: client, %s}]",
 		"tokens: {jwks_url: 'https://a/'}\nrules: [{name: a, per: ip, limits: [{rate: 1/s}], %s}]",
 	}},
-	{head: "field of `match`", structType: reflect.TypeFor[MatchConfig](), templates: []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
-	{head: "field of a limit", structType: reflect.TypeFor[LimitConfig](), templates: []string{
+	{head: "field of `match`", structType: reflect.TypeFor[matchConfig](), templates: []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
+	{head: "field of a limit", structType: reflect.TypeFor[limitConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{%s}]}]",
 		"rules: [{name: a, per: client, limits: [{in_flight: 5, %s}]}]",
@@ -92,7 +92,7 @@ var structsOfPage = []struct {
 		"rules: [{name: a, per: client, limits: [{rate: 100 per calendar month, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, on_failure: open, %s}]}]",
 	}},
-	{head: "field of `cost`", structType: reflect.TypeFor[CostConfig](), templates: []string{
+	{head: "field of `cost`", structType: reflect.TypeFor[costConfig](), templates: []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {%s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {header: X, %s}}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {max: 10, %s}}]}]",
@@ -139,7 +139,7 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 		}
 		slices.Sort(listed)
 		fields := slices.Collect(maps.Keys(fieldsOf(s.structType)))
-		if s.structType == reflect.TypeFor[Config]() {
+		if s.structType == reflect.TypeFor[policyConfig]() {
 			for _, section := range allSections.Sections {
 				fields = append(fields, section.SectionName())
 			}

@@ -42,8 +42,8 @@ func FuzzParse(f *testing.F) {
 		if strings.Contains(text, "/dev") || strings.Contains(text, "/proc") || len(text) > 1<<16 {
 			t.Skip("the policy may name a file that never ends, or is too long for this test")
 		}
-		config, parseErr := Parse("policy.yaml", []byte(text), env, allSections)
-		p, err := config.Compile()
+		config, parseErr := parse("policy.yaml", []byte(text), env, allSections)
+		p, err := config.compile()
 		if parseErr != nil && err == nil {
 			t.Fatalf("a file that Parse rejects was compiled: %v", parseErr)
 		}

@@ -69,18 +69,18 @@ func envOfGoldens(name string) (string, bool) {
 }
 
 // compile reads and compiles the policy. The policy's folder becomes the working directory.
-func (g golden) compile(t *testing.T) (*Config, *Policy) {
+func (g golden) compile(t *testing.T) (*policyConfig, *Policy) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.policy))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Chdir(g.dir) // for the files that the policy names
-	config, err := Parse(g.policy, text, envOfGoldens, allSections)
+	config, err := parse(g.policy, text, envOfGoldens, allSections)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := config.Compile()
+	p, err := config.compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func windowText(p *penstock.Plan) string {
 
 // newSigner returns rules that accept test tokens, and a function that signs such tokens. The
 // function is nil if the policy has no tokens.
-func newSigner(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
+func newSigner(config *policyConfig, p *Policy) (*policy.Rules, func(claims string) string) {
 	t := config.Tokens
 	if t == nil {
 		return p.Rules, nil
@@ -345,22 +345,22 @@ func TestEveryFieldOccursInAGolden(t *testing.T) {
 			})
 		})
 	}
-	all := fieldsBelow(reflect.TypeFor[Config](), make(map[string]bool))
+	all := fieldsBelow(reflect.TypeFor[policyConfig](), make(map[string]bool))
 	for _, field := range slices.Sorted(maps.Keys(all)) {
 		if !used[field] {
 			t.Errorf("no golden uses %s; write it into one of testdata/golden/*.yaml", field)
 		}
 	}
 	for name := range algorithms {
-		if !words["LimitConfig.Algorithm "+name] {
+		if !words["limitConfig.Algorithm "+name] {
 			t.Errorf("no golden uses algorithm: %s; write it into one of testdata/golden/*.yaml", name)
 		}
 	}
 	for word := range sourceWords {
-		if !words["IdentityConfig.Source "+word] {
+		if !words["identityConfig.Source "+word] {
 			t.Errorf("no golden has an identity by %s; write it into one of testdata/golden/*.yaml", word)
 		}
-		if !words["Clause.Source "+word] && word != "segment" {
+		if !words["clauseConfig.Source "+word] && word != "segment" {
 			t.Errorf("no golden has a condition on %s; write it into one of testdata/golden/*.yaml", word)
 		}
 	}

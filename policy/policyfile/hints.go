@@ -16,12 +16,12 @@ import (
 // are expected.
 func suggestFields(n *yaml.Node, p any) string {
 	switch p.(type) {
-	case *LimitConfig, *CandidateConfig:
+	case *limitConfig, *candidateConfig:
 		if rate := rateIn(n); rate != "" {
 			return fmt.Sprintf("{rate: %s}", rate)
 		}
 		return "{rate: 100/s} with your numbers"
-	case *RuleConfig:
+	case *ruleConfig:
 		return "{name: search, per: ip, limits: [{rate: 100/s}]} with your values"
 	}
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsIn(p))), "or")
@@ -47,7 +47,7 @@ func suggestHeaders(n *yaml.Node) string {
 // value of the list.
 func suggestList(n *yaml.Node, element any) string {
 	switch element.(type) {
-	case *LimitConfig, *RuleConfig:
+	case *limitConfig, *ruleConfig:
 		if n.Kind == yaml.ScalarNode {
 			return "write [" + suggestFields(n, element) + "]"
 		}

@@ -39,11 +39,11 @@ func TestSectionsBelongToOneFile(t *testing.T) {
 	o := Options{Sections: []Section{prototype}}
 	read := func(text string) *serverSection {
 		t.Helper()
-		config, err := Parse("p.yaml", []byte(text+"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"), nil, o)
+		config, err := parse("p.yaml", []byte(text+"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"), nil, o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := config.Compile()
+		p, err := config.compile()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -89,11 +89,11 @@ func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
 		for _, count := range []int{1, 2, 3, 4, 7, 8, 9, 11, 12, 15, 16, 31, 32, 33, 1000} {
 			limit := fmt.Sprintf(rate, count)
 			compile := func(more string) (*Policy, error) {
-				c, err := Parse("policy.yaml", []byte("rules: [{name: a, per: global, limits: [{"+limit+more+"}]}]"), nil, allSections)
+				c, err := parse("policy.yaml", []byte("rules: [{name: a, per: global, limits: [{"+limit+more+"}]}]"), nil, allSections)
 				if err != nil {
 					t.Fatal(err)
 				}
-				return c.Compile()
+				return c.compile()
 			}
 			p, err := compile("")
 			if err != nil {

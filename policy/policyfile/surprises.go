@@ -69,7 +69,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 // place.
 type remarkKind struct {
 	report func(p any, format string, args ...any) // compiler.warn or compiler.hint
-	at     any                                     // a pointer to the first place in the Config
+	at     any                                     // a pointer to the first place in the policyConfig
 	text   string                                  // the message for the first place
 	places int                                     // how many places there are
 }

@@ -144,9 +144,9 @@ func TestErrorsShowHowToWriteWhatWasMeant(t *testing.T) {
 		"rules: [{name: a, match: {path: '/a?x=1'}, per: ip, limits: [{rate: 1/s}]}]":         `write "/a", and beside it query NAME: VALUE`,
 		"rules: [{name: a, per: ip, limits: [{rate: 100rpm}]}]":                               "write 100/min",
 	} {
-		config, err := Parse("policy.yaml", []byte(text), nil, Options{})
+		config, err := parse("policy.yaml", []byte(text), nil, Options{})
 		if err == nil {
-			_, err = config.Compile()
+			_, err = config.compile()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s\nhas the errors %v; want one with %q", text, err, want)

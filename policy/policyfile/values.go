@@ -9,20 +9,20 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// Named are values with names, in the order in which they were written.
-type Named[T any] []Entry[T]
+// A namedList has values with names, in the order in which they were written.
+type namedList[T any] []namedEntry[T]
 
-// An Entry is one value of Named.
-type Entry[T any] struct {
+// A namedEntry is one value of a namedList.
+type namedEntry[T any] struct {
 	Name  string
 	Value T
 }
 
-func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
+func (n *namedList[T]) decode(d *decoder, node *yaml.Node) {
 	if !d.requireMapping(node, n, "names with values, as in NAME: VALUE") {
 		return
 	}
-	*n = make(Named[T], len(node.Content)/2)
+	*n = make(namedList[T], len(node.Content)/2)
 	seen := make(map[string]*yaml.Node)
 	for i := range *n {
 		key, value := node.Content[2*i], node.Content[2*i+1]
@@ -37,14 +37,14 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// Values are the values that a source may have: a list, one value, or {file: NAME} with one per
+// A valuesConfig has the values that a source may have: a list, one value, or {file: NAME} with one per
 // line. "*" is any value.
-type Values struct {
+type valuesConfig struct {
 	Is   []string // empty if File is set
 	File string   // a file with one value per line
 }
 
-func (v *Values) decode(d *decoder, node *yaml.Node) {
+func (v *valuesConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
 		if len(node.Content) != 2 || node.Content[0].Value != "file" {
 			d.fail(node, "a group of fields does not belong here; write a list of values, one alone, or {file: NAME}")
@@ -70,17 +70,17 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &v.Is)
 }
 
-// A Condition holds if all of its Clauses hold.
-type Condition []Clause
+// A conditionConfig holds if all of its clauses hold.
+type conditionConfig []clauseConfig
 
-// A Clause holds if its source has one of its values. A source is a part of the request, such as
+// A clauseConfig holds if its source has one of its values. A source is a part of the request, such as
 // "header X-Plan", or the name of an identity.
-type Clause struct {
+type clauseConfig struct {
 	Source string
-	Values Values
+	Values valuesConfig
 }
 
-func (c *Condition) decode(d *decoder, node *yaml.Node) {
+func (c *conditionConfig) decode(d *decoder, node *yaml.Node) {
 	if !d.requireMapping(node, c, "a source with its values, as in {header X-Plan: premium} or {ip: 10.0.0.0/8}") {
 		return
 	}
@@ -91,8 +91,8 @@ func (c *Condition) decode(d *decoder, node *yaml.Node) {
 }
 
 // decodeClauses decodes pairs of a source and its values.
-func (c *Condition) decodeClauses(d *decoder, content []*yaml.Node) {
-	*c = make(Condition, len(content)/2)
+func (c *conditionConfig) decodeClauses(d *decoder, content []*yaml.Node) {
+	*c = make(conditionConfig, len(content)/2)
 	seen := make(map[string]*yaml.Node)
 	for i := range *c {
 		clause := &(*c)[i]
@@ -122,14 +122,14 @@ func nestedName(source string, value *yaml.Node) string {
 	return value.Content[0].Value
 }
 
-// Conditions hold if one of them holds. A single condition may be written without a list. The word
+// A conditionsConfig holds if one of them holds. A single condition may be written without a list. The word
 // default always holds.
-type Conditions struct {
-	Otherwise bool        // the word default was written
-	Any       []Condition // the conditions, if that word was not written
+type conditionsConfig struct {
+	Otherwise bool              // the word default was written
+	Any       []conditionConfig // the conditions, if that word was not written
 }
 
-func (c *Conditions) decode(d *decoder, node *yaml.Node) {
+func (c *conditionsConfig) decode(d *decoder, node *yaml.Node) {
 	switch node.Kind {
 	case yaml.ScalarNode:
 		var text string
@@ -148,34 +148,34 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	case yaml.SequenceNode:
 		d.decodeValue(node, &c.Any)
 	default:
-		c.Any = make([]Condition, 1)
+		c.Any = make([]conditionConfig, 1)
 		d.decodeValue(node, &c.Any[0])
 	}
 }
 
-// An IdentityConfig says how a request is identified. It has one of these forms:
+// An identityConfig says how a request is identified. It has one of these forms:
 //
 //   - the name of an identity, "ip" or "global"
 //   - {KIND: SOURCE}, where the kind is written in the key
 //   - {first_of: [...]}, the first one that the request has
 //   - {all_of: [...]}, all of them together
-type IdentityConfig struct {
+type identityConfig struct {
 	Name   string // of an identity
 	Kind   string
 	Source string
-	Only   *Values // the values that identify; nil: any value of the source
-	First  []IdentityConfig
-	All    []IdentityConfig
+	Only   *valuesConfig // the values that identify; nil: any value of the source
+	First  []identityConfig
+	All    []identityConfig
 }
 
 // isSet reports whether anything was written.
-func (c *IdentityConfig) isSet() bool {
+func (c *identityConfig) isSet() bool {
 	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
 }
 
 const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {first_of: [...]}, {all_of: [...]}, ip, global or the name of an identity"
 
-func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
+func (c *identityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.decodeValue(node, &c.Name)
 		if c.Name == "" {
@@ -224,7 +224,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 }
 
 // decodeSource decodes SOURCE, or {SOURCE: VALUES} if only those values count.
-func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
+func (c *identityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.decodeValue(node, &c.Source)
 		return
@@ -234,7 +234,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		d.markUnreadable(&c.Source)
 		return
 	}
-	var only Condition
+	var only conditionConfig
 	d.decodeValue(node, &only)
 	if len(only) == 0 {
 		d.markUnreadable(&c.Source)
@@ -248,15 +248,15 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	}
 }
 
-// PerTier is one text for all tiers, or one for each.
-type PerTier struct {
+// A tierTexts is one text for all tiers, or one for each.
+type tierTexts struct {
 	All   string
-	Tiers Named[string]
+	Tiers namedList[string]
 }
 
-func (p *PerTier) isSet() bool { return p.All != "" || p.Tiers != nil }
+func (p *tierTexts) isSet() bool { return p.All != "" || p.Tiers != nil }
 
-func (p *PerTier) decode(d *decoder, node *yaml.Node) {
+func (p *tierTexts) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
 		d.decodeValue(node, &p.Tiers)
 		if len(node.Content) == 0 {
@@ -268,7 +268,7 @@ func (p *PerTier) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &p.All)
 }
 
-func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
+func (m *matchConfig) decode(d *decoder, node *yaml.Node) {
 	if !d.requireMapping(node, m, "what to match, as in {method: POST, path: /api/**}") {
 		return
 	}
@@ -285,7 +285,7 @@ func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
 	m.Where.decodeClauses(d, sources)
 }
 
-func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
+func (c *costConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
 		if len(node.Content) == 0 {
 			d.fail(node, "the cost is empty; write a number, or one of {methods: ...}, {header: ...} and {body: ...}")
@@ -296,10 +296,10 @@ func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
 	d.decodeValue(node, &c.Units)
 }
 
-// A Size is a number of bytes, written as 512, 64KB or 10MB. 1KB and 1KiB are 1024 bytes.
-type Size int64
+// A byteSize is a number of bytes, written as 512, 64KB or 10MB. 1KB and 1KiB are 1024 bytes.
+type byteSize int64
 
-func (s *Size) decode(d *decoder, node *yaml.Node) {
+func (s *byteSize) decode(d *decoder, node *yaml.Node) {
 	var text string
 	d.decodeValue(node, &text)
 	if d.unreadable[&text] {
@@ -315,7 +315,7 @@ func (s *Size) decode(d *decoder, node *yaml.Node) {
 }
 
 // parseSize reads a number of bytes. It returns false if the text is malformed or too large.
-func parseSize(text string) (Size, bool) {
+func parseSize(text string) (byteSize, bool) {
 	number := strings.TrimRight(text, "kKmMgGiIbB ")
 	unit := strings.ToUpper(strings.TrimSpace(text[len(number):]))
 	n, err := strconv.ParseUint(number, 10, 40) // at most 40 bits
@@ -324,5 +324,5 @@ func parseSize(text string) (Size, bool) {
 	if err != nil || !ok || n > most>>shift {
 		return 0, false
 	}
-	return Size(n << shift), true
+	return byteSize(n << shift), true
 }

@@ -57,11 +57,7 @@ func (o *outcomes) of(key string) string {
 
 // serveEcho serves echo.proto, behind the interceptors of grpclimit.
 func serveEcho(t *testing.T) (address string, seen *outcomes) {
-	config, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,11 +82,7 @@ func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	if len(text) > policyfile.MaxFile {
 		return "", nil, withStatus(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
 	}
-	config, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
-	if err != nil {
-		return "", nil, withStatus(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
 		return "", nil, withStatus(exitInternal, fmt.Errorf("penstock init has a bug: the policy that it would write is not valid: %w", err))
 	}

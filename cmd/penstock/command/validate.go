@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 

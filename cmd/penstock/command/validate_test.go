@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
-	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 

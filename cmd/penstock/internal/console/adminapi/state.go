@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // A stateCache keeps the latest state, so that it is made at most once a second for all readers.

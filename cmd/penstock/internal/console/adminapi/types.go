@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
-	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/internal/policy/describe"
 )
 
 // These types are the bodies of responses. The tag doc describes a field in the OpenAPI document.

@@ -17,9 +17,9 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/redisstore"
 )
 

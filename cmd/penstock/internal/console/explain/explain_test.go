@@ -42,11 +42,7 @@ rules:
 // that of the header From.
 func explained(t *testing.T, text, target string, header ...string) (*Report, []penstock.Charge) {
 	t.Helper()
-	config, err := policyfile.Parse("p.yaml", []byte(text), nil, settings.PolicyOptions())
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("p.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // MaxLimits is how many limits of a key are read at most. They fill four batches.

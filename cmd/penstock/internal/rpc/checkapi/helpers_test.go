@@ -59,11 +59,7 @@ rules:
 
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
-	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // Reset implements the service, for operators.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 )
 
 // A part is a rule, or a limit of a rule. The zero part is all settings outside the rules.

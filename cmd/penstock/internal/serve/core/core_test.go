@@ -20,11 +20,7 @@ func TestEventsAreCounted(t *testing.T) {
 	log := new(logbuffer.Buffer)
 	core := newCore(Options{Metrics: metrics.New("", nil, 80), Log: log.Logger()})
 	compiled := func(rule string) *policyfile.Policy {
-		config, err := policyfile.Parse("rules.yaml", []byte("rules: [{name: "+rule+", per: global, limits: [{rate: 1/s}]}]"), nil, policyfile.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := config.Compile()
+		p, err := policyfile.Parse("rules.yaml", []byte("rules: [{name: "+rule+", per: global, limits: [{rate: 1/s}]}]"), nil, policyfile.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

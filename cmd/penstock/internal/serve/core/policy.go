@@ -5,9 +5,9 @@ import (
 	"log/slog"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 

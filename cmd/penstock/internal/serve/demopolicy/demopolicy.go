@@ -31,9 +31,5 @@ func Load(o policyfile.Options, hasTraffic bool) (*policyfile.Policy, error) {
 	if hasTraffic {
 		file, all = trafficName, slices.Concat(text, traffic)
 	}
-	config, err := policyfile.Parse(file, all, nil, o)
-	if err != nil {
-		return nil, err
-	}
-	return config.Compile()
+	return policyfile.Parse(file, all, nil, o)
 }

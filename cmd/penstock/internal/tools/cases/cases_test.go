@@ -30,11 +30,7 @@ rules:
 
 func parseRules(t *testing.T) *policy.Rules {
 	t.Helper()
-	config, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,11 +234,7 @@ c.yaml:15:4: the value is missing; write one, or remove the line`
 }
 
 func FuzzParse(f *testing.F) {
-	config, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	p, err := config.Compile()
+	p, err := policyfile.Parse("rules.yaml", []byte(rules), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		f.Fatal(err)
 	}

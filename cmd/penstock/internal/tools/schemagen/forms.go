@@ -8,28 +8,28 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/policy/jwt"
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // typeForms are the forms of types. The decoder reads every scalar as text. So a string field also
 // accepts numbers and booleans, and every other field also accepts a text with a variable.
 var typeForms = map[reflect.Type]*schema{
-	reflect.TypeFor[string]():                    ref("text"),
-	reflect.TypeFor[bool]():                      ref("truth"),
-	reflect.TypeFor[int]():                       ref("number"),
-	reflect.TypeFor[int64]():                     ref("number"),
-	reflect.TypeFor[time.Duration]():             ref("duration"),
-	reflect.TypeFor[policyfile.Size]():           ref("size"),
-	reflect.TypeFor[[]string]():                  oneOrMore(ref("text")),
-	reflect.TypeFor[map[string]any]():            {Type: "object"},
-	reflect.TypeFor[policyfile.IdentityConfig](): ref("identity"),
+	reflect.TypeFor[string]():         ref("text"),
+	reflect.TypeFor[bool]():           ref("truth"),
+	reflect.TypeFor[int]():            ref("number"),
+	reflect.TypeFor[int64]():          ref("number"),
+	reflect.TypeFor[time.Duration]():  ref("duration"),
+	typeInForm("byteSize"):            ref("size"),
+	reflect.TypeFor[[]string]():       oneOrMore(ref("text")),
+	reflect.TypeFor[map[string]any](): {Type: "object"},
+	typeInForm("identityConfig"):      ref("identity"),
 }
 
 // structForms add to a struct's schema what its fields cannot express, such as which fields are
 // required.
 var structForms = map[reflect.Type]func(*schema) *schema{
-	reflect.TypeFor[policyfile.Config](): func(s *schema) *schema {
+	policyfile.Form(): func(s *schema) *schema {
 		s.Required = []string{"rules"}
 		s.Properties["rules"].MinItems = new(1)
 		return s
@@ -37,7 +37,7 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 	reflect.TypeFor[cases.File](): required("cases"),
 	reflect.TypeFor[cases.Case](): required("name", "steps"),
 	reflect.TypeFor[cases.Step](): required("expect"),
-	reflect.TypeFor[policyfile.RuleConfig](): func(s *schema) *schema {
+	typeInForm("ruleConfig"): func(s *schema) *schema {
 		s.Required = []string{"name"}
 		s.AnyOf = []*schema{
 			{Required: []string{"limits"}, Properties: map[string]*schema{"limits": {MinItems: new(1)}}},
@@ -45,11 +45,11 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 		}
 		return s
 	},
-	reflect.TypeFor[policyfile.LimitConfig](): func(s *schema) *schema {
+	typeInForm("limitConfig"): func(s *schema) *schema {
 		s.OneOf = []*schema{{Required: []string{"rate"}}, {Required: []string{"in_flight"}}}
 		return s
 	},
-	reflect.TypeFor[policyfile.MatchConfig](): func(s *schema) *schema {
+	typeInForm("matchConfig"): func(s *schema) *schema {
 		where := condition("ip", "tier")
 		s.PatternProperties, s.PropertyNames = where.PatternProperties, where.PropertyNames
 		for _, word := range where.PropertyOrder {
@@ -58,7 +58,7 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 		}
 		return s
 	},
-	reflect.TypeFor[policyfile.CostConfig](): func(s *schema) *schema {
+	typeInForm("costConfig"): func(s *schema) *schema {
 		s.MinProperties = new(1)
 		return anyOf(number(0, penstock.MaxCost), s)
 	},
@@ -74,33 +74,33 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 // their type, a list, or a value for each tier.
 func forms() map[string]*schema {
 	byField := map[string]*schema{
-		"Config.version":    words("1"),
-		"Config.apply":      words("most-specific", "all"),
-		"Config.on_failure": words("local", "open", "closed"),
-		"Config.identities": named(identityNames, ref("identity")),
-		"Config.tiers":      named(tierNames("default"), tierConditions()),
-		"Config.allow":      conditions(),
-		"Config.deny":       conditions(),
+		"policyConfig.version":    words("1"),
+		"policyConfig.apply":      words("most-specific", "all"),
+		"policyConfig.on_failure": words("local", "open", "closed"),
+		"policyConfig.identities": named(identityNames, ref("identity")),
+		"policyConfig.tiers":      named(tierNames("default"), tierConditions()),
+		"policyConfig.allow":      conditions(),
+		"policyConfig.deny":       conditions(),
 
-		"RuleConfig.name": ref("name"),
+		"ruleConfig.name": ref("name"),
 
-		"MatchConfig.method": oneOrMore(like(token, "GET", "POST")),
-		"MatchConfig.path":   oneOrMore(matching(`^/`, "/api/**", "/users/{id}", "/files/*.zip")),
-		"MatchConfig.host":   oneOrMore(like(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
+		"matchConfig.method": oneOrMore(like(token, "GET", "POST")),
+		"matchConfig.path":   oneOrMore(matching(`^/`, "/api/**", "/users/{id}", "/files/*.zip")),
+		"matchConfig.host":   oneOrMore(like(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
 
-		"LimitConfig.name":       ref("name"),
-		"LimitConfig.on_status":  oneOrMore(anyOf(number(100, 599), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
-		"LimitConfig.on_failure": words("local", "open", "closed"),
-		"LimitConfig.ceiling":    ref("rate"),
-		"LimitConfig.lease":      number(2, penstock.MaxCost),
-		"LimitConfig.split_into": number(2, 32),
+		"limitConfig.name":       ref("name"),
+		"limitConfig.on_status":  oneOrMore(anyOf(number(100, 599), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
+		"limitConfig.on_failure": words("local", "open", "closed"),
+		"limitConfig.ceiling":    ref("rate"),
+		"limitConfig.lease":      number(2, penstock.MaxCost),
+		"limitConfig.split_into": number(2, 32),
 
-		"CostConfig.units":   number(0, penstock.MaxCost),
-		"CostConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
-		"CostConfig.header":  like(token),
-		"CostConfig.min":     number(0, penstock.MaxCost),
-		"CostConfig.max":     number(1, penstock.MaxCost),
-		"CostConfig.actual":  like(token),
+		"costConfig.units":   number(0, penstock.MaxCost),
+		"costConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
+		"costConfig.header":  like(token),
+		"costConfig.min":     number(0, penstock.MaxCost),
+		"costConfig.max":     number(1, penstock.MaxCost),
+		"costConfig.actual":  like(token),
 
 		"http.trusted_proxies": oneOrMore(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
 		"http.address_header":  like(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
@@ -122,7 +122,7 @@ func forms() map[string]*schema {
 		"tokens.algorithms": oneOrMore(words("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
 			"ES256", "ES384", "ES512", "EdDSA")),
 	}
-	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {
+	for _, in := range []string{"limitConfig.", "candidateConfig."} {
 		byField[in+"rate"] = perTier(ref("rate"))
 		byField[in+"burst"] = perTier(ref("count"))
 		byField[in+"in_flight"] = perTier(ref("count"))

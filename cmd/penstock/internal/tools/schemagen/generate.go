@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/policy/jwt"
+	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -24,7 +24,7 @@ type schema = jsonschema.Schema
 // generatePolicy returns the schema of policy files. It is draft 7, which most editors support.
 func generatePolicy() ([]byte, error) {
 	g := &generator{unused: forms()}
-	root := g.schemaOf(reflect.TypeFor[policyfile.Config]())
+	root := g.schemaOf(policyfile.Form())
 	root.Properties["http"] = describe(g.schemaOf(reflect.TypeFor[httplimit.Config]()), "How HTTP requests are read and answered.")
 	root.Properties["server"] = describe(server(), "Settings of penstock serve; flags and the environment override them.")
 	root.PropertyOrder = append(root.PropertyOrder, "http", "server")
@@ -178,6 +178,35 @@ func describe(s *schema, description string) *schema {
 	described := *s
 	described.Description = description
 	return &described
+}
+
+// typeInForm returns a type of package policyfile by its name: one that is below policyfile.Form.
+// It panics if there is none.
+func typeInForm(name string) reflect.Type {
+	seen := make(map[reflect.Type]bool)
+	var find func(reflect.Type) reflect.Type
+	find = func(t reflect.Type) reflect.Type {
+		switch {
+		case t.Name() == name || seen[t]:
+			return t
+		case t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice:
+			return find(t.Elem())
+		case t.Kind() != reflect.Struct:
+			return t
+		}
+		seen[t] = true
+		for i := range t.NumField() {
+			if found := find(t.Field(i).Type); found.Name() == name {
+				return found
+			}
+		}
+		return t
+	}
+	found := find(policyfile.Form())
+	if found.Name() != name {
+		panic("package policyfile has no type " + name)
+	}
+	return found
 }
 
 // nameOf returns the name of a struct in forms(): the type's name. A struct that is a section of a
