@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
-	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Gate. The zero value is useful.
@@ -162,7 +162,7 @@ func (i incoming) Values(lower string) []string {
 
 func (i incoming) Has(test func(name string) bool) bool {
 	md, _ := metadata.FromIncomingContext(i.ctx) // a copy: grpc-go has no other way to list the names
-	return policy.HasHeader(md, test)
+	return syntax.HasHeader(md, test)
 }
 
 // A serverStream sends the metadata about limits with the first message, and charges messages.

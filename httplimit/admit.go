@@ -10,8 +10,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/quotaheaders"
-	"github.com/penstock/penstock/policy"
 )
 
 // An Admission is a request that was admitted. Done must be called once it has been served.
@@ -100,7 +100,7 @@ var (
 // checkHostAndMethod returns the request's host. checkHostAndMethod fails if servers may read the
 // host or the method in different ways.
 func checkHostAndMethod(r *http.Request) (host string, err error) {
-	host, ok := policy.CleanHost(r.Host)
+	host, ok := syntax.CleanHost(r.Host)
 	if !ok {
 		return "", errHost
 	}
@@ -114,7 +114,7 @@ func checkHostAndMethod(r *http.Request) (host string, err error) {
 		http.MethodOptions, http.MethodTrace:
 		return "", errMethodCase
 	}
-	if r.Method != "" && !policy.IsToken(r.Method) { // net/http does not check the method of HTTP/2
+	if r.Method != "" && !syntax.IsToken(r.Method) { // net/http does not check the method of HTTP/2
 		return "", errMethod
 	}
 	return host, nil

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/policy"
 )
@@ -36,9 +37,9 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 	case policy.KindRawQuery:
 		a.single[kind] = a.request.URL.RawQuery
 	case policy.KindCookie:
-		return policy.CookieValues(a.request.Header["Cookie"], name)
+		return syntax.CookieValues(a.request.Header["Cookie"], name)
 	case policy.KindQuery:
-		return policy.QueryValues(a.request.URL.RawQuery, name)
+		return syntax.QueryValues(a.request.URL.RawQuery, name)
 	default:
 		return nil
 	}
@@ -46,7 +47,7 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 }
 
 func (a *attributes) HasHeader(test func(name string) bool) bool {
-	return policy.HasHeader(a.request.Header, test)
+	return syntax.HasHeader(a.request.Header, test)
 }
 
 func (a *attributes) Address() netip.Addr {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
@@ -189,7 +190,7 @@ func (c *Config) checkProxies(report func(field any, format string, args ...any)
 			report(&c.TrustedProxies[i], "%q %v", wording.Clip(text), err)
 		}
 	}
-	if c.AddressHeader != "" && !policy.IsToken(c.AddressHeader) {
+	if c.AddressHeader != "" && !syntax.IsToken(c.AddressHeader) {
 		report(&c.AddressHeader, "%q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", wording.Clip(c.AddressHeader))
 	}
 	if c.AddressHeader != "" && len(c.TrustedProxies) == 0 {
@@ -242,7 +243,7 @@ func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
 		}
 	}
 	for i, name := range c.Expose {
-		if !policy.IsToken(name) {
+		if !syntax.IsToken(name) {
 			report(&c.Expose[i], "%q cannot be the name of a header; write one such as X-Request-Id", wording.Clip(name))
 		}
 	}

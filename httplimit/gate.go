@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/transport/quotaheaders"
 	"github.com/penstock/penstock/policy"
@@ -139,7 +140,7 @@ func constantOf(m guard.FailureMode) string {
 // ByAddress returns the key of the connection's remote address. Behind proxies, where all
 // connections come from few addresses, use a policy with trusted_proxies.
 func ByAddress(r *http.Request) string {
-	return "ip:" + policy.AddressText(clientaddress.PeerOf(r.RemoteAddr).Address, defaultIPv4Prefix, defaultIPv6Prefix)
+	return "ip:" + syntax.AddressText(clientaddress.PeerOf(r.RemoteAddr).Address, defaultIPv4Prefix, defaultIPv6Prefix)
 }
 
 // compiledRules are what a Gate needs of rules, computed once.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Text that identifies a client must be readable in exactly one way. If it were not, rules could
@@ -77,7 +79,7 @@ func explainHidden(a Attributes, s *Source) string {
 
 // explainDroppedHeader returns why the next proxy may drop a header, or "".
 func explainDroppedHeader(a Attributes, name string) string {
-	isSeparator := func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }
+	isSeparator := func(r rune) bool { return r >= utf8.RuneSelf || !syntax.IsToken(string(r)) }
 	for _, line := range a.Lookup(KindHeader, "Connection") {
 		for option := range strings.FieldsFuncSeq(line, isSeparator) {
 			if strings.EqualFold(option, name) {
@@ -104,10 +106,10 @@ func isAmbiguousQuery(query string) bool {
 func explainHiddenCookie(a Attributes, name string) string {
 	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
-		pair = trimName(pair)
+		pair = syntax.TrimName(pair)
 		sentName, value, _ := strings.Cut(pair, "=")
 		switch {
-		case strings.EqualFold(trimName(sentName), name):
+		case strings.EqualFold(syntax.TrimName(sentName), name):
 			isFound = true
 		case strings.ContainsFunc(pair, endsCookie) && (assigns(pair, name) || assigns(decodeCookie(pair), name)):
 			return "is part of another cookie, as some servers read it"
@@ -146,7 +148,7 @@ func beginsOpenQuote(value string) bool {
 func assigns(text, name string) bool {
 	for start := 0; start+len(name) < len(text); start++ {
 		end := start + len(name)
-		beginsName := start == 0 || !IsToken(text[start-1:start])
+		beginsName := start == 0 || !syntax.IsToken(text[start-1:start])
 		if beginsName && strings.EqualFold(text[start:end], name) && strings.HasPrefix(strings.TrimLeft(text[end:], " \t"), "=") {
 			return true
 		}
@@ -206,7 +208,7 @@ func parseAuthorization(value string) (text, why string) {
 		why = explainUnclearToken(credentials)
 	case jwtLike.MatchString(value):
 		why = "has a token that does not follow Bearer and a space"
-	case !IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
+	case !syntax.IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
 		why = "does not begin with a scheme and a space"
 	case scheme == "basic":
 		if _, err := base64.StdEncoding.Strict().DecodeString(credentials); err != nil {

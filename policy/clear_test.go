@@ -181,3 +181,16 @@ func TestCookieIsUnclearIfServersReadAnotherValue(t *testing.T) {
 		}
 	}
 }
+
+func TestCookieInsideAnotherIsHidden(t *testing.T) {
+	t.Parallel()
+	for line, isHidden := range map[string]bool{
+		"a=b, sid=c": true, "a=b,%73id=c": true, "a=b %73id=c": true, "\xa0a=b, \xa0sid=c": true,
+		"sid=c": false, "a=b; sid=c": false, "a=b%2Csid=c": false, "a=b, mysid=c": false, "\xa0sid=c": false,
+	} {
+		a := fields{KindHeader: {"Cookie": {line}}}
+		if why := explainHiddenCookie(a, "sid"); (why != "") != isHidden {
+			t.Errorf("whether %q hides the cookie sid: %q; want a reason: %v", line, why, isHidden)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/match"
 )
 
 // A ListMatch names the list of the policy that a request matches.
@@ -67,7 +68,7 @@ type request struct {
 	method              string
 	host                string
 	path                string
-	matcher             *Matcher // of the current rule
+	matcher             *matcher // of the current rule
 	isPreflight         bool     // only rules that name OPTIONS match it
 	keys                []string // by Identity.keyNumber - 1; "" if not computed yet
 	knownTierIndex      int      // in Spec.Tiers; -1 if not computed yet
@@ -133,23 +134,23 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 // A selection has the rules that apply to a request because they are specific. They are one
 // enforced rule, and one shadow rule that is at least as specific. Rules with Always apply besides
 // these.
-type selection struct{ enforced, shadow *Matcher }
+type selection struct{ enforced, shadow *matcher }
 
 // canAdd reports whether a rule applies if it matches. The matchers must come in the order of
 // specificity.
-func (s *selection) canAdd(m *Matcher) bool {
+func (s *selection) canAdd(m *matcher) bool {
 	switch {
 	case m.rule.Always:
 		return true
 	case m.rule.Shadow:
-		isLessSpecific := s.enforced != nil && s.enforced.Compare(m) != 0
+		isLessSpecific := s.enforced != nil && s.enforced.Compare(m.Matcher) != 0
 		return s.shadow == nil && !isLessSpecific
 	}
 	return s.enforced == nil
 }
 
 // add records that a rule matches and applies.
-func (s *selection) add(m *Matcher) {
+func (s *selection) add(m *matcher) {
 	switch {
 	case m.rule.Always:
 	case m.rule.Shadow:
@@ -180,14 +181,14 @@ func (r *Rules) matchersOf(path string) matcherIter {
 	if len(path) == 0 || path[0] != '/' {
 		return matcherIter{}
 	}
-	first, _ := cutSegment(path)
+	first, _ := match.CutSegment(path)
 	return matcherIter{indexed: r.byFirstSegment[first], general: r.general}
 }
 
 // A matcherIter merges two lists of matchers, both ordered by specificity.
 type matcherIter struct {
-	current          *Matcher
-	indexed, general []*Matcher // the matchers that next has not returned yet
+	current          *matcher
+	indexed, general []*matcher // the matchers that next has not returned yet
 }
 
 // next sets current to the next matcher, or returns false at the end.
@@ -261,7 +262,7 @@ func (v *Evaluation) has(r *Rule) bool {
 }
 
 // apply adds the charges of a rule that applies.
-func (v *Evaluation) apply(m *Matcher) {
+func (v *Evaluation) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
 	if m.rule.NewIdentities != nil && !v.request.isStated {

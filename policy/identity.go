@@ -239,17 +239,6 @@ func (id *Identity) canBeInvented() bool {
 	return false
 }
 
-// IsKind reports whether s can be the kind of an identity: 1 to 20 of a-z, 0-9 and -, beginning
-// with a letter.
-func IsKind(s string) bool {
-	for i, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || i > 0 && (b >= '0' && b <= '9' || b == '-')) {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 20
-}
-
 // MaxValue is the length of the longest value in a key, in bytes. Longer values are hashed.
 const MaxValue = 128
 

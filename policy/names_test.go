@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // namesOf makes Rules with one rule by address. change adds what the policy reads.
@@ -131,7 +132,7 @@ func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
 func TestReplacedMethodIsMalformedWhereRulesUseTheMethod(t *testing.T) {
 	t.Parallel()
 	withMethod := func(s *Spec) {
-		s.Rules[0].Match = Match{Methods: []string{"DELETE"}, Hosts: []string{"a.example"}, Paths: []Pattern{{{SegmentLiteral, "files"}}}}
+		s.Rules[0].Match = Match{Methods: []string{"DELETE"}, Hosts: []string{"a.example"}, Paths: []string{"/files"}}
 	}
 	withCost := func(s *Spec) { s.Rules[0].Limits[0].Cost = Cost{Units: 1, Methods: map[string]int64{"DELETE": 5}} }
 	byMethod := func(s *Spec) { s.Rules[0].Limits[0].Key = By("method", Source{Kind: KindMethod}) }
@@ -202,7 +203,7 @@ func (o ordinary) Lookup(kind Kind, name string) []string {
 	return nil
 }
 
-func (o ordinary) HasHeader(test func(string) bool) bool { return HasHeader(o, test) }
+func (o ordinary) HasHeader(test func(string) bool) bool { return syntax.HasHeader(o, test) }
 func (o ordinary) Address() netip.Addr                   { return netip.Addr{} }
 func (o ordinary) BodySize() int64                       { return 0 }
 

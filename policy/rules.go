@@ -12,9 +12,9 @@ import (
 // them at the same time.
 type Rules struct {
 	spec           Spec
-	byFirstSegment map[string][]*Matcher      // matchers by the literal first segment of their paths, the most specific first
-	general        []*Matcher                 // matchers whose paths begin with a pattern, the most specific first
-	beforeAuth     []*Matcher                 // matchers of rules with BeforeAuth
+	byFirstSegment map[string][]*matcher      // matchers by the literal first segment of their paths, the most specific first
+	general        []*matcher                 // matchers whose paths begin with a pattern, the most specific first
+	beforeAuth     []*matcher                 // matchers of rules with BeforeAuth
 	keyCount       int                        // the length of request.keys
 	settings       map[string][]limitSettings // by rule
 	byName         map[string]*Rule
@@ -36,10 +36,31 @@ type Rule struct {
 	// NewIdentities is how many new identities one address may bring to the rule. Nil: any number.
 	NewIdentities *penstock.Plan
 
-	matchers []*Matcher
+	matchers []*matcher
 	order    int
 
 	countsPreflights bool // the author set Always, so that nothing passes the rule
+}
+
+// A Match describes which requests a rule matches. The zero value matches all.
+type Match struct {
+	Methods []string // none: any. GET includes HEAD, unless another rule names HEAD
+
+	// Hosts are names such as api.example.com, in lower case, or *.example.com for all hosts below it.
+	// None, or an empty one: any.
+	Hosts []string
+
+	// Paths are patterns. In them, {name} is one segment, * any part of one, and /** at the end
+	// everything below. None: any. New converts them to the canonical form of Spec.Paths.
+	Paths []string
+
+	Where Condition // must also hold
+}
+
+// IsAll reports whether every request matches.
+func (m *Match) IsAll() bool {
+	return len(m.Methods) == 0 && len(m.Where) == 0 && (len(m.Hosts) == 0 || slices.Contains(m.Hosts, "")) &&
+		(len(m.Paths) == 0 || slices.Contains(m.Paths, "/**"))
 }
 
 // A Limit is one limit of a rule.
@@ -210,6 +231,20 @@ func (r *Rules) EmptyDeny() (files []string) {
 		}
 	}
 	return files
+}
+
+// ByHost returns the names of the enforced rules that depend on the host. Clients choose the host.
+// So a client evades these rules if the same site also answers under another host.
+func (r *Rules) ByHost() (names []string) {
+	dependsOnHost := func(m *matcher) bool {
+		return m.Host != "" || slices.ContainsFunc(m.where, func(t Test) bool { return t.Source.Needs(KindHost) })
+	}
+	for _, rule := range r.spec.Rules {
+		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, dependsOnHost) {
+			names = append(names, rule.Name)
+		}
+	}
+	return names
 }
 
 // Statuses is a set of HTTP status codes below 640, one bit for each.

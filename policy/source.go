@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sort"
 	"strings"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // A Kind is a kind of attribute.
@@ -116,16 +118,6 @@ func (s *Source) IsAlwaysPresent() bool {
 	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
 }
 
-// IsToken reports whether s is a token of RFC 9110, like the names of headers, cookies and methods.
-func IsToken(s string) bool {
-	for _, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
-			return false
-		}
-	}
-	return s != ""
-}
-
 // text returns the text of a source in the request, if it has one.
 func (q *request) text(s *Source) (string, bool) {
 	text := ""
@@ -135,7 +127,7 @@ func (q *request) text(s *Source) (string, bool) {
 	case KindClaim:
 		return q.claims().Text(s.Name)
 	case KindSegment:
-		return q.matcher.Path.segment(q.path, s.Name)
+		return q.matcher.Path.TextOf(q.path, s.Name)
 	case KindAddress:
 		return q.addressText(), true
 	case KindHost:
@@ -158,7 +150,7 @@ func (q *request) addressText() string {
 	if !a.IsValid() {
 		return "unix"
 	}
-	return AddressText(a, q.rules.spec.IPv4Prefix, q.rules.spec.IPv6Prefix)
+	return syntax.AddressText(a, q.rules.spec.IPv4Prefix, q.rules.spec.IPv6Prefix)
 }
 
 // A Test holds if a source has one of certain values.
@@ -193,7 +185,7 @@ func (t *Test) Add(value string) error {
 	}
 	switch t.Source.Kind {
 	case KindAddress:
-		network, ok := ParseNetwork(value)
+		network, ok := syntax.ParseNetwork(value)
 		if !ok {
 			return fmt.Errorf("%.60q is not an address or a network; write 192.0.2.1, 10.0.0.0/8 or 2001:db8::/32", value)
 		}
@@ -203,7 +195,7 @@ func (t *Test) Add(value string) error {
 		t.networks.add(network)
 		return nil
 	case KindHost:
-		host, err := ParseHost(value)
+		host, err := syntax.ParseHost(value)
 		if err != nil {
 			return err
 		}
@@ -364,7 +356,7 @@ func (t *Test) has(text string) bool {
 	if _, ok := t.texts[text]; ok {
 		return true
 	}
-	return slices.ContainsFunc(t.domains, func(domain string) bool { return matchesHost(domain, text) })
+	return slices.ContainsFunc(t.domains, func(domain string) bool { return syntax.MatchesHost(domain, text) })
 }
 
 // networks is a set of address ranges, by the length of their prefix in bits.
@@ -378,7 +370,7 @@ func (n networks) add(p netip.Prefix) {
 }
 
 func (n networks) contains(a netip.Addr) bool {
-	a = foldAddress(a)
+	a = syntax.FoldAddress(a)
 	for bits, set := range n {
 		if p, err := a.Prefix(bits); err == nil {
 			if _, ok := set[p]; ok {
@@ -417,25 +409,4 @@ func (n networks) ranges() (all []addressRange) {
 		merged = append(merged, r)
 	}
 	return merged
-}
-
-// ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are
-// zero. IPv4 in IPv6 becomes IPv4.
-func ParseNetwork(text string) (netip.Prefix, bool) {
-	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
-		a = a.Unmap()
-		return netip.PrefixFrom(a, a.BitLen()), true
-	}
-	p, err := netip.ParsePrefix(text)
-	if err != nil {
-		return p, false
-	}
-	if p.Addr().Is4In6() {
-		const bitsBeforeIPv4 = 96
-		if p.Bits() < bitsBeforeIPv4 {
-			return p, false
-		}
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-bitsBeforeIPv4)
-	}
-	return p, p == p.Masked()
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/match"
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // A Spec is a policy as data. Package policyfile makes one from a file. Go code can fill one in,
@@ -128,7 +130,7 @@ func (b *builder) build() {
 	spec.Identities = b.identities(spec.Identities)
 	b.rules.byName = make(map[string]*Rule, len(spec.Rules))
 	for i, rule := range spec.Rules {
-		if !IsName(rule.Name) {
+		if !syntax.IsName(rule.Name) {
 			b.fail("%q is not a name for a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
 		}
 		if strings.HasPrefix(rule.Name, reservedPrefix) {
@@ -164,7 +166,19 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	if len(r.Match.Methods) > 0 {
 		b.rules.names.addMethods()
 	}
-	r.matchers = r.Match.Matchers()
+	r.matchers, r.Match.Paths = nil, slices.Clone(r.Match.Paths)
+	var paths []match.Pattern
+	for i, text := range r.Match.Paths {
+		path, err := match.ParsePattern(text, b.rules.spec.Paths.Clean, b.rules.spec.Paths.IgnoreTrailingSlash)
+		if err != nil {
+			b.fail("rule %q: %w", r.Name, err)
+			return &r
+		}
+		paths, r.Match.Paths[i] = append(paths, path), path.String()
+	}
+	for _, m := range match.Matchers(r.Match.Methods, r.Match.Hosts, paths, len(r.Match.Where)) {
+		r.matchers = append(r.matchers, &matcher{Matcher: m, where: r.Match.Where, rule: &r})
+	}
 	r.Limits = slices.Clone(r.Limits)
 	for i, limit := range r.Limits {
 		l := b.limit(&r, limit)
@@ -175,9 +189,6 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 			l.Candidate = b.limit(&r, l.Candidate)
 		}
 		r.Limits[i] = l
-	}
-	for _, m := range r.matchers {
-		m.rule = &r
 	}
 	return &r
 }
@@ -255,7 +266,7 @@ func (b *builder) test(t Test) Test {
 	if t.Source.Kind == KindSegment {
 		texts := make(map[string]struct{}, len(t.texts))
 		for text := range t.texts {
-			if clean, err := b.rules.spec.Paths.cleanSegment(text, true); err == nil {
+			if clean, err := match.CleanSegment(text, true, b.rules.spec.Paths.Clean); err == nil {
 				text = clean
 			}
 			texts[text] = struct{}{}
@@ -276,7 +287,7 @@ func (b *builder) identity(id *Identity) *Identity {
 	b.rules.names.addSource(copied.Source)
 	copied.FirstOf, copied.AllOf = b.identities(id.FirstOf), b.identities(id.AllOf)
 	isCompound := copied.FirstOf != nil || copied.AllOf != nil
-	if !copied.Global && copied.Func == nil && !isCompound && !IsKind(copied.Kind) {
+	if !copied.Global && copied.Func == nil && !isCompound && !syntax.IsKind(copied.Kind) {
 		b.fail("%q cannot be the kind of an identity; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", copied.Kind)
 	}
 	if copied.Source.Kind == KindHeader {
@@ -310,7 +321,7 @@ func (b *builder) addIdentifyingHeader(name string) {
 
 // indexMatchers builds the indices by which a request finds its matchers.
 func (b *builder) indexMatchers() {
-	var matchers []*Matcher
+	var matchers []*matcher
 	for _, rule := range b.rules.spec.Rules {
 		for _, m := range rule.matchers {
 			m.order = len(matchers)
@@ -318,10 +329,10 @@ func (b *builder) indexMatchers() {
 		}
 	}
 	slices.SortStableFunc(matchers, bySpecificity)
-	b.rules.byFirstSegment = make(map[string][]*Matcher)
+	b.rules.byFirstSegment = make(map[string][]*matcher)
 	for i, m := range matchers {
 		m.order = i
-		if m.Path[0].Kind == SegmentLiteral {
+		if m.Path[0].Kind == match.Literal {
 			b.rules.byFirstSegment[m.Path[0].Text] = append(b.rules.byFirstSegment[m.Path[0].Text], m)
 		} else {
 			b.rules.general = append(b.rules.general, m)
@@ -330,14 +341,4 @@ func (b *builder) indexMatchers() {
 			b.rules.beforeAuth = append(b.rules.beforeAuth, m)
 		}
 	}
-}
-
-// IsName reports whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
-func IsName(s string) bool {
-	for _, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || b >= '0' && b <= '9' || b == '_' || b == '.' || b == '-') {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 64
 }

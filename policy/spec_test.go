@@ -107,7 +107,7 @@ func TestKeyByASegmentDependsOnTheRule(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		one.Rules[0].Match.Paths = []Pattern{pattern(t, path)}
+		one.Rules[0].Match.Paths = []string{path}
 		spec.Rules = append(spec.Rules, one.Rules...)
 	}
 	spec.ApplyAll = true
@@ -139,7 +139,7 @@ func TestListedSegmentsHaveTheFormOfPaths(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Rules[0].Match.Paths = []Pattern{pattern(t, "/{shop}")}
+	spec.Rules[0].Match.Paths = []string{"/{shop}"}
 	spec.Paths.IgnoreCase = true
 	rules, err := New(spec)
 	if err != nil {
@@ -179,5 +179,34 @@ func TestPreflightsAreChargedByRulesThatAlwaysApply(t *testing.T) {
 		if len(v.Charges) != c.want {
 			t.Errorf("a preflight has %d charges; want %d", len(v.Charges), c.want)
 		}
+	}
+}
+
+// The Spec of Rules makes the same Rules again. A star that is encoded stays a star.
+func TestSpecOfRulesMakesTheSameRules(t *testing.T) {
+	t.Parallel()
+	spec, err := Simple("files", Global(), guard.FailOpen, penstock.PerSecond(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Rules[0].Match.Paths = []string{"/files/%2a", "/users/{id}", "/caf%c3%a9"}
+	for range 2 {
+		rules, err := New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for path, isMatched := range map[string]bool{"/files/*": true, "/files/a": false, "/caf%C3%A9": true, "/caf": false, "/users/a": true, "/users/": false} {
+			if got := rules.Matching(fields{KindPath: {"": {path}}}); len(got) > 1 || (len(got) == 1) != isMatched {
+				t.Errorf("path %s is matched by %d rules; want a match: %v", path, len(got), isMatched)
+			}
+		}
+		if paths := rules.Rules()[0].Match.Paths; !slices.Equal(paths, []string{"/files/%2A", "/users/{id}", "/caf%C3%A9"}) {
+			t.Errorf("the paths are %q; want the canonical ones", paths)
+		}
+		spec = rules.Spec()
+	}
+	spec.Rules[0].Match.Paths = []string{"files"}
+	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "must begin with a slash") {
+		t.Errorf("New of a path without a slash returns the error %v; want one about the slash", err)
 	}
 }

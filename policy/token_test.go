@@ -5,6 +5,8 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // fields are Attributes without an address and a body.
@@ -12,7 +14,7 @@ type fields map[Kind]map[string][]string
 
 func (f fields) Lookup(kind Kind, name string) []string { return f[kind][name] }
 func (f fields) Address() netip.Addr                    { return netip.Addr{} }
-func (f fields) HasHeader(test func(string) bool) bool  { return HasHeader(f[KindHeader], test) }
+func (f fields) HasHeader(test func(string) bool) bool  { return syntax.HasHeader(f[KindHeader], test) }
 func (f fields) BodySize() int64                        { return 0 }
 
 func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {

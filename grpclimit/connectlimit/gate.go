@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/internal/calls"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
-	"github.com/penstock/penstock/policy"
 )
 
 // Options configure a Gate. The zero value is useful.
@@ -194,7 +194,7 @@ type requestHeader http.Header
 
 func (h requestHeader) Values(lower string) []string { return h[http.CanonicalHeaderKey(lower)] }
 
-func (h requestHeader) Has(test func(name string) bool) bool { return policy.HasHeader(h, test) }
+func (h requestHeader) Has(test func(name string) bool) bool { return syntax.HasHeader(h, test) }
 
 // setFields copies fields, whose names are in lower case, to a header.
 func setFields(header http.Header, fields map[string][]string) {

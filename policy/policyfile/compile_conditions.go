@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -19,7 +20,7 @@ func (c *compiler) compileTiers() {
 		isLast := i == len(tiers)-1
 		t := policy.Tier{Name: e.Name, IsDefault: e.Value.Otherwise}
 		switch {
-		case !policy.IsKind(e.Name):
+		case !syntax.IsKind(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of a tier; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(e.Name))
 		case e.Name == "default":
 			c.fail(&e.Name, "a tier cannot be called default; write free: default for the tier of all other clients")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -86,7 +87,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *costConfig) {
 	mayHaveHeader := hasHeader || c.isWritten(&cost.Header)
 	mayHaveBody := cost.Body != 0 || c.isWritten(&cost.Body)
 	switch {
-	case hasHeader && !policy.IsToken(cost.Header):
+	case hasHeader && !syntax.IsToken(cost.Header):
 		c.fail(&cost.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(cost.Header))
 	case hasHeader && !hasMax:
 		c.fail(&cost.Header, "clients control the header, so its cost needs an upper bound; add max:")
@@ -105,7 +106,7 @@ func (c *compiler) compileCostFields(l *policy.Limit, cost *costConfig) {
 	// Cost.Header is a header of the request, and CostHeader is one of the response.
 	l.Cost.Header = textproto.CanonicalMIMEHeaderKey(cost.Header)
 	if cost.Actual != "" {
-		if !policy.IsToken(cost.Actual) {
+		if !syntax.IsToken(cost.Actual) {
 			c.fail(&cost.Actual, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(cost.Actual))
 		}
 		l.CostHeader, l.Adjustable = textproto.CanonicalMIMEHeaderKey(cost.Actual), true

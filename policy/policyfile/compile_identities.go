@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -27,7 +28,7 @@ func (c *compiler) compileIdentities() {
 }
 
 func isIdentityName(s string) bool {
-	return policy.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
+	return syntax.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
 }
 
 // An identityState is the state of compiling a named identity. It detects identities that refer to
@@ -141,7 +142,7 @@ func (c *compiler) suggestIdentity(name string) string {
 func isHeaderLike(name string) bool {
 	word, _, hasHyphen := strings.Cut(name, "-")
 	_, isSource := sourceWords[word]
-	return hasHyphen && !isSource && policy.IsToken(name) && !strings.HasPrefix(name, "$")
+	return hasHyphen && !isSource && syntax.IsToken(name) && !strings.HasPrefix(name, "$")
 }
 
 // compileIdentityList compiles the parts of an identity. kind is first_of or all_of.
@@ -160,7 +161,7 @@ func (c *compiler) compileIdentityList(kind string, configs *[]identityConfig) [
 func (c *compiler) compileSimple(config *identityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.identityNotes[id] = identityNote{source: &config.Source}
-	if !policy.IsKind(config.Kind) {
+	if !syntax.IsKind(config.Kind) {
 		c.fail(&config.Kind, "%q cannot be a kind, which is part of the key, as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(config.Kind))
 	}
 	var ok bool

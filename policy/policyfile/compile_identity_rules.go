@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -56,7 +57,7 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 		c.warn(at, "clients cannot invent identities of this rule, so new_identities has no effect; remove it")
 	}
 	limit.Name, limit.Group = policy.NewIdentities, r.Name
-	if !policy.IsName(r.Name) {
+	if !syntax.IsName(r.Name) {
 		return // the wrong name is reported elsewhere
 	}
 	plan, err := limit.Compile()

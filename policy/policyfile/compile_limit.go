@@ -3,10 +3,12 @@ package policyfile
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -15,7 +17,7 @@ func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *ruleConfig, config *
 	l := &policy.Limit{Rule: r, Shadow: config.Shadow || ruleConfig.Shadow, Patience: config.MaxWait}
 	l.Key = c.compileKey(r, ruleConfig, config)
 	c.compileShape(l, config.shape(), config.Name)
-	if config.Name != "" && !policy.IsName(config.Name) {
+	if config.Name != "" && !syntax.IsName(config.Name) {
 		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
 	}
 	l.Policy = r.Name + "." + l.Name
@@ -47,7 +49,7 @@ func (c *compiler) compileKey(r *policy.Rule, ruleConfig *ruleConfig, config *li
 	}
 	id := c.compileIdentityConfig(per)
 	for _, name := range id.Segments() {
-		hasSegment := func(path policy.Pattern) bool { return path.HasSegment(name) }
+		hasSegment := func(path string) bool { return slices.Contains(strings.Split(path, "/"), "{"+name+"}") }
 		if paths := r.Match.Paths; len(paths) == 0 && len(ruleConfig.Match.Path) == 0 || !holdsForAll(paths, hasSegment) {
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
@@ -147,7 +149,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		}
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
-		if !policy.IsName(name) || !policy.IsName(l.Rule.Name) {
+		if !syntax.IsName(name) || !syntax.IsName(l.Rule.Name) {
 			limit.Name, limit.Group = "x", "x" // valid placeholders; the wrong name is reported elsewhere
 		}
 		plan, err := limit.Compile()
@@ -251,7 +253,7 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *limitConfig) *polic
 	candidate.Guard = shadowSettings(l.Guard)
 	c.compileShape(&candidate, c.candidateShape(config), l.Name+candidateSuffix)
 	candidate.Name = l.Name + candidateSuffix
-	if !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
+	if !syntax.IsName(candidate.Name) && syntax.IsName(l.Name) {
 		c.fail(at, "the limit's name %q is too long for a candidate, whose name is %d letters longer; shorten it", l.Name, len(candidateSuffix))
 	}
 	candidate.Policy = l.Rule.Name + "." + candidate.Name

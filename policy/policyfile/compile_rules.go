@@ -6,13 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/internal/match"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
 
 // A placedMatcher is a matcher of a rule, with its place in the file.
 type placedMatcher struct {
-	*policy.Matcher
+	*match.Matcher
 	rule         *policy.Rule
 	ruleIndex    int // the index of the rule in the file
 	at           any // a pointer to the path or the match in the policyConfig
@@ -62,12 +64,12 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 	seen := make(map[target][]*placedMatcher)
 	for _, m := range matchers {
 		// An implied matcher is that of HEAD, which GET implies.
-		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
+		if m.rule.Always || m.IsImplied || m.Conditions > 0 {
 			continue
 		}
 		var path strings.Builder
 		for _, s := range m.Path {
-			if s.Kind == policy.SegmentNamed {
+			if s.Kind == match.Named {
 				s.Text = ""
 			}
 			fmt.Fprintf(&path, "/%d%s", s.Kind, s.Text)
@@ -133,7 +135,7 @@ func (c *compiler) compileRule(config *ruleConfig) (r *policy.Rule, matchers []*
 	case config.Name == "" && c.isMisnamed(config, "name"):
 	case config.Name == "":
 		c.fail(c.placeOf(config, &config.Name), "the rule has no name; add one, as in name: search")
-	case !policy.IsName(config.Name):
+	case !syntax.IsName(config.Name):
 		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-', as in search-api", wording.Clip(config.Name))
 	}
 	matchers = c.compileMatch(r, &config.Match)
@@ -205,20 +207,22 @@ func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers [
 	for i := range config.Host {
 		if config.Host[i] == "*" {
 			r.Match.Hosts = append(r.Match.Hosts, "")
-		} else if host, err := policy.ParseHost(config.Host[i]); err != nil {
+		} else if host, err := syntax.ParseHost(config.Host[i]); err != nil {
 			c.fail(&config.Host[i], "%v", err)
 		} else {
 			r.Match.Hosts = append(r.Match.Hosts, host)
 		}
 	}
 	r.Match.Where = c.compileCondition(config.Where, "match")
+	var paths []match.Pattern
 	var places []any // where each path is written, by Matcher.PathIndex
 	if len(config.Path) == 0 {
 		places = []any{config} // a match without paths has one Path, for all paths
 	}
 	for i := range config.Path {
 		if path, ok := c.compilePattern(&config.Path[i], config.Path[i]); ok {
-			r.Match.Paths, places = append(r.Match.Paths, path), append(places, &config.Path[i])
+			paths, places = append(paths, path), append(places, &config.Path[i])
+			r.Match.Paths = append(r.Match.Paths, config.Path[i])
 		}
 	}
 	if len(places) == 0 || len(r.Match.Hosts) == 0 && len(config.Host) > 0 {
@@ -228,15 +232,15 @@ func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers [
 		c.fail(config, "up to here, the rules have more than %d combinations of path and host; write patterns instead", maxCombinations)
 		return nil
 	}
-	for _, m := range r.Match.Matchers() {
+	for _, m := range match.Matchers(r.Match.Methods, r.Match.Hosts, paths, len(r.Match.Where)) {
 		matchers = append(matchers, &placedMatcher{Matcher: m, rule: r, at: places[m.PathIndex]})
 	}
 	return matchers
 }
 
 // compilePattern compiles the pattern of a path.
-func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
-	pattern, err := c.spec.Paths.ParsePattern(text)
+func (c *compiler) compilePattern(p any, text string) (match.Pattern, bool) {
+	pattern, err := match.ParsePattern(text, c.spec.Paths.Clean, c.spec.Paths.IgnoreTrailingSlash)
 	if err != nil {
 		c.fail(p, "%v", err)
 		return nil, false
@@ -244,7 +248,7 @@ func (c *compiler) compilePattern(p any, text string) (policy.Pattern, bool) {
 	for _, s := range strings.Split(text, "/") {
 		name := strings.Trim(s, ":<>") // :name and <name> are named segments in other programs
 		switch {
-		case s != name && policy.IsWord(name):
+		case s != name && syntax.IsWord(name):
 			c.warn(p, "the segment %q matches only this text; for a segment with any text write path: %q, with the quotes", wording.Clip(s),
 				wording.Clip(strings.Replace(text, s, "{"+name+"}", 1)))
 		case expressionLike.MatchString(s):
@@ -273,7 +277,7 @@ func (c *compiler) checkMethod(p any, name string) {
 	switch {
 	case name == "*":
 		c.fail(p, "no request has the method *; remove method to match any")
-	case !policy.IsToken(name):
+	case !syntax.IsToken(name):
 		c.fail(p, "%q is not a method; write one such as GET or POST, or a list", wording.Clip(name))
 	case !slices.Contains(registeredMethods, strings.ToUpper(name)):
 		c.warn(p, "%q is not a method of the HTTP registry; %s", wording.Clip(name), wording.Suggest(strings.ToUpper(name), registeredMethods))

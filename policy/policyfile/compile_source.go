@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -62,13 +63,13 @@ func (c *compiler) compileSource(p any, text string, otherWords ...string) (poli
 func (c *compiler) compileNamedSource(p any, kind policy.Kind, name string) (policy.Source, bool) {
 	switch kind {
 	case policy.KindHeader:
-		if !policy.IsToken(name) {
+		if !syntax.IsToken(name) {
 			c.fail(p, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(name))
 			return policy.Source{}, false
 		}
 		return policy.Header(name), true
 	case policy.KindCookie:
-		if !policy.IsToken(name) {
+		if !syntax.IsToken(name) {
 			c.fail(p, "%q cannot be the name of a cookie; use letters, digits, - and _", wording.Clip(name))
 			return policy.Source{}, false
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -38,12 +39,12 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 			}
 			continue
 		}
-		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
-			endingIn := func(segments ...policy.Segment) policy.Pattern {
+		if last := len(m.Path) - 1; m.Path[last].Kind == match.Any && !c.isLimitedBelow(m) {
+			endingIn := func(segments ...match.Segment) match.Pattern {
 				return append(slices.Clone(m.Path[:last]), segments...)
 			}
-			unlimited := endingIn(policy.Segment{Text: "a"}, policy.Segment{Text: "b"})
-			everything, oneNamed := endingIn(policy.Segment{Kind: policy.SegmentRest}), endingIn(policy.Segment{Kind: policy.SegmentNamed, Text: "name"})
+			unlimited := endingIn(match.Segment{Text: "a"}, match.Segment{Text: "b"})
+			everything, oneNamed := endingIn(match.Segment{Kind: match.Rest}), endingIn(match.Segment{Kind: match.Named, Text: "name"})
 			oneSegment.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or \"%s\" in quotes if one segment is intended",
 				unlimited, everything, oneNamed)
 		}
@@ -97,7 +98,7 @@ func (k *remarkKind) end() {
 func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distinguish []string) {
 	last := len(m.Path) - 1
 	word := m.Path[last].Text
-	if m.Path[last].Kind != policy.SegmentLiteral || word == "" {
+	if m.Path[last].Kind != match.Literal || word == "" {
 		return nil, nil, nil
 	}
 	otherCase := strings.ToUpper(word)
@@ -105,7 +106,7 @@ func (c *compiler) otherSpellings(m *placedMatcher) (spellings, unify, distingui
 		otherCase = strings.ToLower(word)
 	}
 	if otherCase != word && !c.spec.Paths.IgnoreCase && !c.isWrittenIn("http", "case_sensitive") {
-		spellings = append(spellings, append(slices.Clone(m.Path[:last]), policy.Segment{Text: otherCase}).String())
+		spellings = append(spellings, append(slices.Clone(m.Path[:last]), match.Segment{Text: otherCase}).String())
 		unify, distinguish = append(unify, "case_sensitive: false"), append(distinguish, "case_sensitive: true")
 	}
 	if !c.spec.Paths.IgnoreTrailingSlash && !c.isWrittenIn("http", "trailing_slash") {
@@ -122,7 +123,7 @@ func (c *compiler) indexMatchers(matchers []*placedMatcher) {
 		return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.matcherIndex, b.matcherIndex))
 	}
 	for _, m := range slices.SortedFunc(slices.Values(matchers), bySpecificity) {
-		if first := m.Path[0]; first.Kind == policy.SegmentLiteral {
+		if first := m.Path[0]; first.Kind == match.Literal {
 			c.byFirstSegment[first.Text] = append(c.byFirstSegment[first.Text], m)
 		} else {
 			c.startingWithPattern = append(c.startingWithPattern, m)
@@ -132,7 +133,7 @@ func (c *compiler) indexMatchers(matchers []*placedMatcher) {
 
 // isLimitedBelow reports whether another rule limits the paths below the last segment of a path.
 func (c *compiler) isLimitedBelow(m *placedMatcher) bool {
-	below := append(slices.Clone(m.Path[:len(m.Path)-1]), policy.Segment{Kind: policy.SegmentRest})
+	below := append(slices.Clone(m.Path[:len(m.Path)-1]), match.Segment{Kind: match.Rest})
 	return c.anyMatcher(m, func(other *placedMatcher) bool {
 		return other.Path.Covers(below) && other.rule.Enforces() && !other.rule.Shadow
 	})
@@ -166,7 +167,7 @@ func (c *compiler) anyMatcher(m *placedMatcher, holds func(*placedMatcher) bool)
 		c.comparisons++
 		return holds(other)
 	}
-	isFound := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], compare)
+	isFound := m.Path[0].Kind == match.Literal && slices.ContainsFunc(c.byFirstSegment[m.Path[0].Text], compare)
 	return isFound || slices.ContainsFunc(c.startingWithPattern, compare)
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/transport/quotaheaders"
 	"github.com/penstock/penstock/policy"
@@ -76,7 +77,7 @@ func New(pkg string, controller *admission.Controller, o Options) (*Gate, error)
 	}
 	if o.AddressHeader == "" {
 		o.AddressHeader = "X-Forwarded-For"
-	} else if !policy.IsToken(o.AddressHeader) {
+	} else if !syntax.IsToken(o.AddressHeader) {
 		errs = append(errs, fmt.Errorf("AddressHeader: %.40q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", o.AddressHeader))
 	}
 	if o.Messages > WaitForMessages {
@@ -171,7 +172,7 @@ type Metadata interface {
 // call Done of the Admission.
 func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refusal) {
 	rules := g.controller.Rules()
-	host, ok := policy.CleanHost(c.Authority)
+	host, ok := syntax.CleanHost(c.Authority)
 	if !ok {
 		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, with an optional port")
 	}

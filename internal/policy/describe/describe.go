@@ -174,8 +174,8 @@ func Conditions(rule *policy.Rule) (all []Condition) {
 			hosts = append(hosts, host)
 		}
 	}
-	for _, pattern := range m.Paths {
-		if path := pattern.String(); !slices.Contains(paths, path) {
+	for _, path := range m.Paths {
+		if !slices.Contains(paths, path) {
 			paths = append(paths, path)
 		}
 	}
@@ -192,7 +192,7 @@ func Conditions(rule *policy.Rule) (all []Condition) {
 	if len(hosts) > 0 && !slices.Contains(m.Hosts, "") {
 		all = append(all, Condition{"host", wording.ShortList(hosts, "or")})
 	}
-	if len(paths) > 0 && !slices.ContainsFunc(m.Paths, policy.Pattern.IsAll) {
+	if len(paths) > 0 && !slices.Contains(m.Paths, "/**") {
 		all = append(all, Condition{"path", wording.ShortList(paths, "or")})
 	}
 	if len(m.Where) > 0 {

@@ -18,6 +18,7 @@ import (
 	gojwt "github.com/golang-jwt/jwt/v5"
 
 	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -276,10 +277,10 @@ func (t Config) mistakes() (mistakes []error) {
 	wrong := func(field, format string, args ...any) {
 		mistakes = append(mistakes, fieldErrorf(field, format, args...))
 	}
-	if t.Header != "" && !policy.IsToken(t.Header) {
+	if t.Header != "" && !syntax.IsToken(t.Header) {
 		wrong("header", "%q is not a header name; write one such as Authorization", t.Header)
 	}
-	if t.Cookie != "" && !policy.IsToken(t.Cookie) {
+	if t.Cookie != "" && !syntax.IsToken(t.Cookie) {
 		wrong("cookie", "%q is not a cookie name; write one such as session_token", t.Cookie)
 	}
 	if t.Secret != "" && t.hasPublicKeys() {

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -125,7 +126,7 @@ func Normalize(rules *policy.Rules, key string) string {
 	kind, value, _ := strings.Cut(key, ":")
 	if address, err := netip.ParseAddr(value); kind == "ip" && err == nil {
 		spec := rules.Spec()
-		return kind + ":" + policy.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
+		return kind + ":" + syntax.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
 	}
 	// The commas of an AllOf separate its keys, so its reading comes first.
 	var escaped string

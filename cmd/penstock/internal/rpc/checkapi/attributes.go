@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -43,9 +44,9 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 			return []string{value}
 		}
 	case policy.KindCookie:
-		return policy.CookieValues(a.headers["Cookie"], name)
+		return syntax.CookieValues(a.headers["Cookie"], name)
 	case policy.KindQuery:
-		return policy.QueryValues(a.values[policy.KindRawQuery], name)
+		return syntax.QueryValues(a.values[policy.KindRawQuery], name)
 	case policy.KindMethod, policy.KindHost, policy.KindPath, policy.KindRawQuery:
 		if a.values[kind] != "" {
 			return a.values[kind : kind+1]
@@ -55,7 +56,7 @@ func (a *attributes) Lookup(kind policy.Kind, name string) []string {
 }
 
 func (a *attributes) HasHeader(test func(name string) bool) bool {
-	return policy.HasHeader(a.headers, test)
+	return syntax.HasHeader(a.headers, test)
 }
 
 func (a *attributes) Address() netip.Addr { return a.address }
@@ -70,7 +71,7 @@ func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, 
 	if err := a.readMethod(m.GetMethod()); err != nil {
 		return nil, err
 	}
-	host, ok := policy.CleanHost(m.GetHost())
+	host, ok := syntax.CleanHost(m.GetHost())
 	if !ok || len(m.GetHost()) > maxHost {
 		return nil, invalid("attributes.host", "it is malformed; write a name or an address, with an optional port")
 	}
@@ -114,7 +115,7 @@ func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, 
 
 func (a *attributes) readMethod(method string) error {
 	switch upper := strings.ToUpper(method); {
-	case len(method) > maxMethod || method != "" && !policy.IsToken(method):
+	case len(method) > maxMethod || method != "" && !syntax.IsToken(method):
 		return invalid("attributes.method", "it is malformed; write a method such as GET, with at most %d characters", maxMethod)
 	case upper != method && isKnownMethod(upper):
 		return invalid("attributes.method", "write %s in capitals", upper)
@@ -139,7 +140,7 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 	a.headers = make(map[string][]string, len(headers))
 	size := 0
 	for name, value := range headers {
-		if !policy.IsToken(name) || len(name) > maxHeaderName {
+		if !syntax.IsToken(name) || len(name) > maxHeaderName {
 			return invalid("attributes.headers", "a name is malformed; write names such as X-API-Key, with at most %d characters", maxHeaderName)
 		}
 		key := http.CanonicalHeaderKey(name)

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -135,7 +136,7 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	if s.Name != "" {
 		limit.Name = s.Name
 	}
-	if err == nil && !policy.IsName(limit.Name) {
+	if err == nil && !syntax.IsName(limit.Name) {
 		err = invalid(field+".name", "write 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 	}
 	limit.Group = policy.StatedGroup

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -79,7 +80,7 @@ func (s *Service) read(r *penstockv1.CheckRequest, prefix string, p purpose) (*v
 			return nil, prefixed(prefix, err)
 		}
 	case r.GetRule() != "":
-		if !policy.IsName(r.GetRule()) {
+		if !syntax.IsName(r.GetRule()) {
 			return nil, invalid(prefix+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 		}
 		if check.rules.Rule(r.GetRule()) == nil {

@@ -2,7 +2,6 @@ package core
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -127,9 +126,8 @@ func algorithmOf(rules *policy.Rules, rule, limit string) string {
 
 // hasMatch reports whether a match has all methods, hosts and paths of an old one.
 func hasMatch(m, old *policy.Match) bool {
-	isSamePath := func(a, b policy.Pattern) bool { return reflect.DeepEqual(a, b) }
 	return m.IsAll() || hasAll(m.Methods, old.Methods, isSameText) && hasAll(m.Hosts, old.Hosts, isSameText) &&
-		hasAll(m.Paths, old.Paths, isSamePath) && implies(old.Where, m.Where)
+		hasAll(m.Paths, old.Paths, isSameText) && implies(old.Where, m.Where)
 }
 
 // hasAll reports whether a list has all values of an old one. An empty list stands for all values.

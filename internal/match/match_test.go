@@ -1,11 +1,11 @@
-package policy
+package match
 
 import "testing"
 
 // pattern parses the pattern of a path.
 func pattern(t *testing.T, text string) Pattern {
 	t.Helper()
-	p, err := Paths{}.ParsePattern(text)
+	p, err := ParsePattern(text, func(path string) (string, error) { return path, nil }, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,8 @@
-package policy
+package syntax
 
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -30,8 +29,8 @@ func CleanHost(host string) (name string, ok bool) {
 func isHostname(name string) bool {
 	previous := byte('.')
 	for i := range len(name) {
-		c := lowerASCII(name[i])
-		isAllowed := c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && previous != '.'
+		c := name[i]
+		isAllowed := c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && previous != '.'
 		if !isAllowed {
 			return false
 		}
@@ -40,9 +39,9 @@ func isHostname(name string) bool {
 	return previous != '.' || name == ""
 }
 
-// matchesHost reports whether a request's host equals that of a rule, or is below it if the rule's
+// MatchesHost reports whether a request's host equals that of a rule, or is below it if the rule's
 // host begins with *.
-func matchesHost(pattern, host string) bool {
+func MatchesHost(pattern, host string) bool {
 	if domain, isWildcard := strings.CutPrefix(pattern, "*"); isWildcard {
 		return len(host) > len(domain) && strings.HasSuffix(host, domain)
 	}
@@ -73,18 +72,4 @@ func ParseHost(text string) (string, error) {
 		return "*." + host, nil
 	}
 	return host, nil
-}
-
-// ByHost returns the names of the enforced rules that depend on the host. Clients choose the host.
-// So a client evades these rules if the same site also answers under another host.
-func (r *Rules) ByHost() (names []string) {
-	dependsOnHost := func(m *Matcher) bool {
-		return m.Host != "" || slices.ContainsFunc(m.Where, func(t Test) bool { return t.Source.Needs(KindHost) })
-	}
-	for _, rule := range r.spec.Rules {
-		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, dependsOnHost) {
-			names = append(names, rule.Name)
-		}
-	}
-	return names
 }

@@ -1,4 +1,4 @@
-package policy
+package syntax
 
 import (
 	"net/url"
@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// CookieValues returns the values of a cookie in lines of the header Cookie, for Attributes.Lookup.
+// CookieValues returns the values of a cookie in lines of the header Cookie, for policy.Attributes.
 // CookieValues accepts more than net/http, because an upstream may read what net/http ignores.
 func CookieValues(lines []string, name string) (values []string) {
 	for _, line := range lines {
@@ -34,7 +34,7 @@ func unescapeName(name string) string {
 	return name
 }
 
-// QueryValues returns the values of a parameter in a query, for Attributes.Lookup. QueryValues
+// QueryValues returns the values of a parameter in a query, for policy.Attributes. QueryValues
 // accepts more than net/url, because some servers do. They end a parameter at a semicolon, read
 // brackets in a name, or accept invalid escapes.
 func QueryValues(query, name string) (values []string) {
@@ -56,7 +56,7 @@ func QueryValues(query, name string) (values []string) {
 	return values
 }
 
-// HasHeader reports whether the name of a header field passes the test, for Attributes.HasHeader.
+// HasHeader reports whether the name of a header field passes the test, for policy.Attributes.
 func HasHeader(header map[string][]string, test func(name string) bool) bool {
 	for name := range header {
 		if test(name) {
@@ -70,7 +70,7 @@ func HasHeader(header map[string][]string, test func(name string) bool) bool {
 // brackets in a name as underscores. PHP, Rack and qs (Express) read name[] and name[x] as name.
 // Rack and qs also drop brackets before a name, and Rack those after it.
 func isSameName(sentName, name string) bool {
-	sentName = trimName(sentName)
+	sentName = TrimName(sentName)
 	if equalsName(sentName, name) {
 		return true
 	}
@@ -81,14 +81,14 @@ func isSameName(sentName, name string) bool {
 	if i := strings.IndexAny(sentName, brackets); i >= 0 {
 		sentName = sentName[:i]
 	}
-	return equalsName(trimName(sentName), name)
+	return equalsName(TrimName(sentName), name)
 }
 
 const brackets = "[]"
 
-// trimName returns a name without the white space around it, as servers read it that decode headers
+// TrimName returns a name without the white space around it, as servers read it that decode headers
 // as ISO 8859-1: the bytes 0x85 and 0xa0 are white space there.
-func trimName(name string) string {
+func TrimName(name string) string {
 	isSpace := func(b byte) bool { return b == 0x85 || b == 0xa0 }
 	for {
 		name = strings.TrimSpace(name)

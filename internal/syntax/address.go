@@ -1,4 +1,4 @@
-package policy
+package syntax
 
 import "net/netip"
 
@@ -21,7 +21,7 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b
 	}
-	a = foldAddress(a)
+	a = FoldAddress(a)
 	bits, defaultBits := prefix4, 32
 	if a.Is6() {
 		bits, defaultBits = prefix6, 64
@@ -35,8 +35,8 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	return netip.PrefixFrom(a, bits).Masked().AppendTo(b)
 }
 
-// foldAddress converts all forms of an address to one: IPv4 if possible, and without a zone.
-func foldAddress(a netip.Addr) netip.Addr {
+// FoldAddress converts all forms of an address to one: IPv4 if possible, and without a zone.
+func FoldAddress(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if nat64.Contains(a) {
 		bytes := a.As16()
@@ -47,3 +47,24 @@ func foldAddress(a netip.Addr) netip.Addr {
 
 // nat64 is the range of IPv6 addresses that stand for IPv4 hosts (RFC 6052).
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+
+// ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are
+// zero. IPv4 in IPv6 becomes IPv4.
+func ParseNetwork(text string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return p, false
+	}
+	if p.Addr().Is4In6() {
+		const bitsBeforeIPv4 = 96
+		if p.Bits() < bitsBeforeIPv4 {
+			return p, false
+		}
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-bitsBeforeIPv4)
+	}
+	return p, p == p.Masked()
+}

@@ -1,0 +1,47 @@
+// Package syntax reads addresses, hosts, cookies, queries and names as requests and policies have
+// them.
+package syntax
+
+import "strings"
+
+// IsName reports whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
+func IsName(s string) bool {
+	for _, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= '0' && b <= '9' || b == '_' || b == '.' || b == '-') {
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 64
+}
+
+// IsToken reports whether s is a token of RFC 9110, like the names of headers, cookies and methods.
+func IsToken(s string) bool {
+	for _, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// IsKind reports whether s can be the kind of an identity: 1 to 20 of a-z, 0-9 and -, beginning
+// with a letter.
+func IsKind(s string) bool {
+	for i, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || i > 0 && (b >= '0' && b <= '9' || b == '-')) {
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 20
+}
+
+// IsWord reports whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
+// digit.
+func IsWord(s string) bool {
+	for i, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 64
+}
