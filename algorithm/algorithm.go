@@ -30,9 +30,9 @@ const (
 	// the state: the time in it is set to now.
 	MaxStall = 5_000_000
 
-	// MaxTime is the latest time that a step can compute with, in µs since the epoch. It is in
+	// maxTime is the latest time that a step can compute with, in µs since the epoch. It is in
 	// September 2112.
-	MaxTime = Max
+	maxTime = Max
 
 	// Never is the RetryAfter of a cost that can never fit.
 	Never = -1
@@ -52,7 +52,7 @@ const (
 	Refund             // returns units, never more than are used
 	Reset              // clears the state
 
-	// Attempt charges a denied request, in algorithms with the option CountsDenied. It spends as much
+	// Attempt charges a denied request, in algorithms with the option countsDenied. It spends as much
 	// of the cost as fits until twice the limit's units are used. Of a cost that can never fit, it
 	// spends nothing. It is never denied, and nothing refunds it. Only stores use it.
 	Attempt
@@ -75,7 +75,7 @@ type Request struct {
 	Holder   string // the holder of a slot, or the owner of a place in a queue
 
 	// IsRefundable says that a later Refund may return what this request spends. Then the outcome has
-	// a Receipt, if the algorithm has the option ExactRefunds.
+	// a Receipt, if the algorithm has the option exactRefunds.
 	IsRefundable bool
 
 	// Receipt is that of the outcome whose units a Refund returns. The Refund is then exact: the
@@ -184,11 +184,11 @@ func (a *stateArray[S]) Step(i uint32, p *Params, r *Request, now int64, commit 
 }
 
 // CheckTime returns an error unless steps can compute with now, in µs since the epoch: it must be
-// above 0 and at most MaxTime.
+// above 0 and at most maxTime.
 func CheckTime(now int64) error {
-	if now <= 0 || now > MaxTime {
+	if now <= 0 || now > maxTime {
 		return fmt.Errorf("the time is %v; it must be after 1970-01-01 00:00:00 and at most %v", time.UnixMicro(now).UTC().Format(time.DateTime),
-			time.UnixMicro(MaxTime).UTC().Format(time.DateOnly))
+			time.UnixMicro(maxTime).UTC().Format(time.DateOnly))
 	}
 	return nil
 }

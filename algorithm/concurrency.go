@@ -44,9 +44,9 @@ var Concurrency = Define("concurrency", concurrencyLua, concurrency,
 		}
 		return Params{slots, l.Period}, nil
 	},
-	Title("in_flight"), Collection(), NeedsHolder(), Burst(BurstIsCapacity),
+	Title("in_flight"), collection(), NeedsHolder(), Burst(BurstIsCapacity),
 	Bounded(func(l Limit, _ string) string { return fmt.Sprintf("%d at a time", l.Burst) }),
-	Divisible(func(l Limit, n, i int64) []Limit {
+	divisible(func(l Limit, n, i int64) []Limit {
 		// The Burst is the number of slots, so only it must be exact.
 		return []Limit{{Count: max(l.Count/n, 1), Period: l.Period, Burst: piece(l.Burst, n, i)}}
 	}))

@@ -24,7 +24,7 @@ type Algorithm struct {
 	// Properties of requests.
 	needsHolder, ownsRefunds, canBook, canRefund bool
 	countsDenied                                 bool
-	receiptNumber                                int // see ExactRefunds; 0: without the option
+	receiptNumber                                int // see exactRefunds; 0: without the option
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.
@@ -80,50 +80,50 @@ func All() []*Algorithm {
 // "anchored-window". Default: its name.
 func Title(title string) Option { return func(a *Algorithm) { a.title = title } }
 
-// Numbers sets the maximum count of numbers in the Lua twin's state: 1 to 120. Default: 6. Six or
+// numbers sets the maximum count of numbers in the Lua twin's state: 1 to 120. Default: 6. Six or
 // fewer are faster. Each number is at most Max, and the third at most MaxPeriod: stores keep seven
 // bytes of each number, and six of the third.
-func Numbers(n int) Option { return func(a *Algorithm) { a.maxNumbers = n } }
+func numbers(n int) Option { return func(a *Algorithm) { a.maxNumbers = n } }
 
-// Collection says that the Lua twin itself reads and writes its state, a sorted set. Without
-// Collection, the state consists of numbers, and the generated script loads and saves them.
-func Collection() Option { return func(a *Algorithm) { a.isCollection = true } }
+// collection says that the Lua twin itself reads and writes its state, a sorted set. Without
+// collection, the state consists of numbers, and the generated script loads and saves them.
+func collection() Option { return func(a *Algorithm) { a.isCollection = true } }
 
 // NeedsHolder says that every request except Peek and Reset needs a Holder. Only a Refund with the
 // same Holder returns what a Spend took.
 func NeedsHolder() Option { return func(a *Algorithm) { a.needsHolder, a.ownsRefunds = true, true } }
 
-// OwnsRefunds says that a Refund returns only what its Holder has taken.
-func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
+// ownsRefunds says that a Refund returns only what its Holder has taken.
+func ownsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
 
 // CanRefund says that a Refund returns units at any time and for every Holder.
 func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
 
-// CountsDenied says that the step has the mode Attempt, so that a limit may count denied requests.
-func CountsDenied() Option { return func(a *Algorithm) { a.countsDenied = true } }
+// countsDenied says that the step has the mode Attempt, so that a limit may count denied requests.
+func countsDenied() Option { return func(a *Algorithm) { a.countsDenied = true } }
 
-// ExactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt
+// exactRefunds says that a Refund with a Receipt is exact; see Request.Receipt. In Lua, the receipt
 // of a request is the number with this index, from 1, of the twin's new state.
-func ExactRefunds(index int) Option { return func(a *Algorithm) { a.receiptNumber = index } }
+func exactRefunds(index int) Option { return func(a *Algorithm) { a.receiptNumber = index } }
 
 // CanBook says that a request with patience can book units that become free later. If the first of
 // the Params is above 1, it must be the rate: how many parts of a unit become free in a µs. The
 // longest patience is Max/2 divided by this rate, in µs, and at most a day.
 func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 
-// Additive says that Spends without patience add up. If Step grants one Spend of k times a cost, it
+// additive says that Spends without patience add up. If Step grants one Spend of k times a cost, it
 // also grants k Spends of this cost, one after another at the same moment. The state and the last
 // outcome are the same in both cases. With each Spend, Remaining falls by the cost, and
 // ResetAfter grows by a k-th of the total growth, rounded down or up. So stores may decide the
 // Spends of many callers together.
-func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
+func additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
-// RetryAfterGrant sets the function that computes, from a grant or a denial, the RetryAfter of the
+// retryAfterGrant sets the function that computes, from a grant or a denial, the RetryAfter of the
 // next request. The next request is a Spend of cost units at the same moment, without patience.
 // remaining and reset are the Remaining and ResetAfter of the answer, and p is the result of
 // Prepare. The function may return 1 µs less than that RetryAfter. It returns 0 if the request
 // would be granted immediately, if it can never be granted, or if the answer is not known.
-func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
+func retryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
 	return func(a *Algorithm) { a.retryAfterGrant = f }
 }
 
@@ -140,12 +140,12 @@ const (
 // Burst says what the algorithm uses a limit's Burst for. Default: BurstUnused.
 func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burstUse = use } }
 
-// RefillsSteadily says that used units become free one by one at the limit's rate, rather than at
+// refillsSteadily says that used units become free one by one at the limit's rate, rather than at
 // the end of a window.
-func RefillsSteadily() Option { return func(a *Algorithm) { a.hasSteadyRefill = true } }
+func refillsSteadily() Option { return func(a *Algorithm) { a.hasSteadyRefill = true } }
 
-// WindowsDiffer says that two stores may begin their windows at different moments.
-func WindowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows = true } }
+// windowsDiffer says that two stores may begin their windows at different moments.
+func windowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows = true } }
 
 // Bounded sets the function that says in words how much a limit admits. rate is the limit's rate in
 // words.
@@ -171,17 +171,17 @@ func Leasable(decay Decay, window func(Limit) int64) Option {
 	return func(a *Algorithm) { a.decay, a.windowLength = decay, window }
 }
 
-// Shared sets the function for the part of a limit that each of n instances enforces. f returns
+// shared sets the function for the part of a limit that each of n instances enforces. f returns
 // several limits, the best first. The first valid one is used. Each must admit at least an n-th
 // of the limit. Default: Count and Burst are divided and rounded up.
-func Shared(f func(l Limit, n int64) []Limit) Option {
+func shared(f func(l Limit, n int64) []Limit) Option {
 	return func(a *Algorithm) { a.possibleShares = f }
 }
 
-// Divisible sets the function for part i of a limit that is split into n parts. f returns several
+// divisible sets the function for part i of a limit that is split into n parts. f returns several
 // forms of that part, the best first. The first valid one is used. All parts together must admit
 // exactly what the whole limit admits. Default: a limit cannot be split.
-func Divisible(f func(l Limit, n, i int64) []Limit) Option {
+func divisible(f func(l Limit, n, i int64) []Limit) Option {
 	return func(a *Algorithm) { a.possibleParts = f }
 }
 
@@ -223,31 +223,31 @@ func (a *Algorithm) Windows() string { return a.windowName }
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
-// IsCollection reports whether the Lua twin keeps its state in a sorted set (see Collection).
+// IsCollection reports whether the Lua twin keeps its state in a sorted set (see collection).
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
-// Numbers is the largest count of numbers in a state. The option Numbers sets it.
+// Numbers is the largest count of numbers in a state. The option numbers sets it.
 func (a *Algorithm) Numbers() int { return a.maxNumbers }
 
-// IsAdditive reports whether the option Additive is set.
+// IsAdditive reports whether the option additive is set.
 func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
 
 // NeedsHolder reports whether the option NeedsHolder is set.
 func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }
 
-// OwnsRefunds reports whether the option OwnsRefunds or NeedsHolder is set.
+// OwnsRefunds reports whether the option NeedsHolder or ownsRefunds is set.
 func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
 // CanRefund reports whether the option CanRefund is set.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
 
-// CountsDenied reports whether the option CountsDenied is set.
+// CountsDenied reports whether the option countsDenied is set.
 func (a *Algorithm) CountsDenied() bool { return a.countsDenied }
 
-// HasExactRefunds reports whether the option ExactRefunds is set.
+// HasExactRefunds reports whether the option exactRefunds is set.
 func (a *Algorithm) HasExactRefunds() bool { return a.receiptNumber > 0 }
 
-// ReceiptNumber is the index that the option ExactRefunds sets, or 0.
+// ReceiptNumber is the index that the option exactRefunds sets, or 0.
 func (a *Algorithm) ReceiptNumber() int { return a.receiptNumber }
 
 // CanBook reports whether the option CanBook is set.
@@ -256,13 +256,13 @@ func (a *Algorithm) CanBook() bool { return a.canBook }
 // BurstUse is what the option Burst sets.
 func (a *Algorithm) BurstUse() BurstUse { return a.burstUse }
 
-// RefillsSteadily reports whether the option RefillsSteadily is set.
+// RefillsSteadily reports whether the option refillsSteadily is set.
 func (a *Algorithm) RefillsSteadily() bool { return a.hasSteadyRefill }
 
-// WindowsDiffer reports whether the option WindowsDiffer is set.
+// WindowsDiffer reports whether the option windowsDiffer is set.
 func (a *Algorithm) WindowsDiffer() bool { return a.hasDifferentWindows }
 
-// RetryAfterGrant calls the function of the option RetryAfterGrant. Without the option, it returns
+// RetryAfterGrant calls the function of the option retryAfterGrant. Without the option, it returns
 // 0.
 func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	if a.retryAfterGrant == nil {

@@ -4,7 +4,7 @@ import "testing"
 
 // The laws of limits that count denied requests. A store counts a denied request by an Attempt.
 
-func countsDenied(a subject) bool { return a.countsDenied }
+func mayCountDenied(a subject) bool { return a.countsDenied }
 
 var countingOnlyDelays = law{"a counted denial only delays", func(a subject, roll dice) error {
 	r := startRun(a, roll)
@@ -39,7 +39,7 @@ func (r *run) hasCoarseTicks() bool {
 }
 
 func TestCountingOnlyDelays(t *testing.T) {
-	prove(t, countingOnlyDelays, subjectsWhere(countsDenied))
+	prove(t, countingOnlyDelays, subjectsWhere(mayCountDenied))
 }
 
 // hammer makes requests that take all units, and counts those that are denied. It calls the
@@ -100,7 +100,7 @@ var lockoutEnds = law{"a lockout ends after twice the usual time", func(a subjec
 	})
 }}
 
-func TestLockoutEnds(t *testing.T) { prove(t, lockoutEnds, subjectsWhere(countsDenied)) }
+func TestLockoutEnds(t *testing.T) { prove(t, lockoutEnds, subjectsWhere(mayCountDenied)) }
 
 // The algorithms that count denied requests are those whose units have no holder and no turn.
 func TestTheseAlgorithmsCountDenied(t *testing.T) {

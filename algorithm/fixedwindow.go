@@ -46,9 +46,9 @@ var AnchoredWindow = defineFixedWindow("anchored-window", func(l Limit) (Params,
 // defineFixedWindow defines one of the algorithms that share the step of fixed windows.
 func defineFixedWindow(title string, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
-		Title(title), CanRefund(), CountsDenied(), ExactRefunds(1), Additive(), WindowsDiffer(),
+		Title(title), CanRefund(), countsDenied(), exactRefunds(1), additive(), windowsDiffer(),
 		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
-		Divisible(splitCount),
+		divisible(splitCount),
 		Bounded(func(l Limit, rate string) string {
 			return fmt.Sprintf("%s in each window, so up to %d around its end", rate, 2*l.Count)
 		}),

@@ -1157,7 +1157,7 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, roll dice) error
 	return compareAnswers(single, whole, r.now+roll(0, 2*r.refillTime(r.limit)))
 }}
 
-// The contract of the option Additive, in any state.
+// The contract of the option additive, in any state.
 var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	if err := r.useWithChanges(func(Request, Outcome) error { return nil }); err != nil {
@@ -1197,7 +1197,7 @@ var spendsAddUp = law{"spends add up", func(a subject, roll dice) error {
 	return nil
 }}
 
-// The contract of the option RetryAfterGrant, in any state.
+// The contract of the option retryAfterGrant, in any state.
 var answerPredictsRetryAfter = law{"an answer predicts the next RetryAfter", func(a subject, roll dice) error {
 	r := startRun(a, roll)
 	return r.useWithChanges(func(_ Request, out Outcome) error {

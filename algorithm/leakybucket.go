@@ -38,17 +38,17 @@ var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
 	func(l Limit) (Params, error) {
 		const leavesAtOnce = 1 // a unit that needs no waiting place
 		p, err := prepareBucket(l, leavesAtOnce)
-		// The rate p[0] is the third number of the state, which is at most MaxPeriod; see Numbers.
+		// The rate p[0] is the third number of the state, which is at most MaxPeriod; see numbers.
 		if err == nil && p[0] > MaxPeriod {
 			return Params{}, fmt.Errorf("%d per %d µs is too fast for a queue: at most %d units may leave in a µs", l.Count, l.Period, int64(MaxPeriod))
 		}
 		return p, err
 	},
-	Title("leaky-bucket"), Burst(BurstIsQueue), RefillsSteadily(), OwnsRefunds(), CanBook(),
+	Title("leaky-bucket"), Burst(BurstIsQueue), refillsSteadily(), ownsRefunds(), CanBook(),
 	Bounded(func(l Limit, rate string) string {
 		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
 	}),
-	Shared(func(l Limit, n int64) []Limit {
+	shared(func(l Limit, n int64) []Limit {
 		l.Burst = cdiv(l.Burst+1, n) - 1 // the queue has Burst+1 places: the unit in the first leaves immediately
 		return slower(l, n)
 	}))

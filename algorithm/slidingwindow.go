@@ -42,9 +42,9 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 		tick := tickOf(l.Count, l.Period)
 		return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
 	},
-	Title("sliding-window"), CanRefund(), CountsDenied(), ExactRefunds(1), Additive(), WindowsDiffer(),
+	Title("sliding-window"), CanRefund(), countsDenied(), exactRefunds(1), additive(), windowsDiffer(),
 	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
-	Divisible(splitCount),
+	divisible(splitCount),
 	Bounded(func(l Limit, rate string) string {
 		return fmt.Sprintf("%s by estimate, and less than %d in any period of that length", rate, 2*l.Count)
 	}))

@@ -46,9 +46,9 @@ func SubWindow(n int) *Algorithm {
 			return Params{}, fmt.Errorf("a period of %d µs cannot be split into %d parts", l.Period, n)
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
-	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(), CountsDenied(), ExactRefunds(1),
+	}, Title("sub-window"), numbers(MaxParts+5), CanRefund(), countsDenied(), exactRefunds(1),
 		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
-		Divisible(splitCount), Bounded(slidingExactly))
+		divisible(splitCount), Bounded(slidingExactly))
 }
 
 // slidingExactly is the bound of algorithms that admit Count in any Period.

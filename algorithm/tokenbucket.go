@@ -40,14 +40,14 @@ var tokenBucketLua string
 var TokenBucket = defineStates("tokenbucket", tokenBucketLua,
 	func() States { return &bucketStates{marks: make(map[uint32]*marks)} },
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
-	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CountsDenied(), ExactRefunds(2), CanBook(), Additive(),
-	RetryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
+	Title("token-bucket"), Burst(BurstIsCapacity), refillsSteadily(), CanRefund(), countsDenied(), exactRefunds(2), CanBook(), additive(),
+	retryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
 	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
-	Shared(func(l Limit, n int64) []Limit {
+	shared(func(l Limit, n int64) []Limit {
 		l.Burst = cdiv(l.Burst, n)
 		return slower(l, n)
 	}),
-	Divisible(func(l Limit, n, i int64) []Limit {
+	divisible(func(l Limit, n, i int64) []Limit {
 		l.Burst = piece(l.Burst, n, i)
 		limits := []Limit{{piece(l.Count, n, i), l.Period, l.Burst}}
 		if l.Period <= MaxPeriod/n { // then all n limits can have equal rates, which add up exactly
