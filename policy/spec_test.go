@@ -200,7 +200,7 @@ func TestSpecOfRulesMakesTheSameRules(t *testing.T) {
 				t.Errorf("path %s is matched by %d rules; want a match: %v", path, len(got), isMatched)
 			}
 		}
-		if paths := rules.Rules()[0].Match.Paths; !slices.Equal(paths, []string{"/files/%2A", "/users/{id}", "/caf%C3%A9"}) {
+		if paths := rules.All()[0].Match.Paths; !slices.Equal(paths, []string{"/files/%2A", "/users/{id}", "/caf%C3%A9"}) {
 			t.Errorf("the paths are %q; want the canonical ones", paths)
 		}
 		spec = rules.Spec()

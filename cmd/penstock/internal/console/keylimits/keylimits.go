@@ -130,7 +130,7 @@ func Normalize(rules *policy.Rules, key string) string {
 	}
 	// The commas of an AllOf separate its keys, so its reading comes first.
 	var escaped string
-	for _, r := range rules.Rules() {
+	for _, r := range rules.All() {
 		for _, l := range r.Limits {
 			isFirst := escaped == "" || l.Key.AllOf != nil
 			if isFirst && l.Key.CanBe(key) {
@@ -195,7 +195,7 @@ func isWrongAddress(key string) bool {
 	if !isAddress || value == "" || strings.Contains(value, ",") { // the key of an AllOf has other parts
 		return false
 	}
-	_, ok := policy.ParseNetwork(value)
+	_, ok := syntax.ParseNetwork(value)
 	return !ok
 }
 

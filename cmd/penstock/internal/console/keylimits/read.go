@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/redisstore"
 )
 
