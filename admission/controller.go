@@ -191,20 +191,20 @@ type ExplicitCharges struct {
 
 // RequestOptions are options of requests of all kinds. The zero value is useful.
 type RequestOptions struct {
-	// IdempotencyKey makes repeats of the request free. After the request is granted, a request with
-	// the same IdempotencyKey and the same charges is admitted and charges nothing, for the time
-	// IdempotencyWindow. A request with an IdempotencyKey never waits, and may have at most 63 charges.
-	// A repeat is charged again in three cases. The store gave no answer to one of the two requests, or
-	// the store has lost its data, or an error interrupted a batch over several servers of a Cluster.
-	// Rules with before_auth, new_identities and shadows count repeats too. Repeats are free, so the
-	// IdempotencyKey must not come from the client that is limited. After Cancel, the next request with
-	// the IdempotencyKey is charged. Default: none.
+	// IdempotencyKey makes repeats of the request free. After the request is granted, a request
+	// with the same IdempotencyKey and the same charges is admitted and charges nothing, for the
+	// time IdempotencyWindow. A request with an IdempotencyKey never waits, and may have at most 63
+	// charges. A repeat is charged again in three cases. The store gave no answer to one of the two
+	// requests, or the store has lost its data, or an error interrupted a batch over several
+	// servers of a Cluster. Rules with before_auth, new_identities and shadows count repeats too.
+	// Repeats are free, so the IdempotencyKey must not come from the client that is limited. After
+	// Cancel, the next request with the IdempotencyKey is charged. Default: none.
 	IdempotencyKey string
 
-	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller corrects
-	// with a SettledCharge for this long. Repeats are free for this long too, but after the
-	// SettledCharge the outcome is Malformed. A reservation may have at most 62 charges. Default: no
-	// reservation.
+	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller
+	// corrects with a SettledCharge for this long. Repeats are free for this long too, but after
+	// the SettledCharge the outcome is Malformed. A reservation may have at most 62 charges.
+	// Default: no reservation.
 	Settleable time.Duration
 
 	// Holder names the holder of the slots that the request takes. A request with the same Holder
@@ -221,8 +221,8 @@ type RequestOptions struct {
 	// request, such as for its path. Default: the rules in force.
 	Rules *policy.Rules
 
-	// Peek only reports what would be decided now. Nothing is charged or observed. A request that would
-	// have to wait is denied.
+	// Peek only reports what would be decided now. Nothing is charged or observed. A request that
+	// would have to wait is denied.
 	Peek bool
 
 	// IsRefundable means that Cancel or TakeGrants may return all charges of the request. The store

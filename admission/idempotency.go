@@ -29,7 +29,8 @@ var (
 	errLongKey        = fmt.Errorf("the id of the request is longer than %d bytes", MaxIdempotencyKey)
 )
 
-// onceLimit is the limit of the charges that an IdempotencyKey adds to a batch. Clients do not see it.
+// onceLimit is the limit of the charges that an IdempotencyKey adds to a batch. Clients do not see
+// it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
 // The charges of the group of an IdempotencyKey, under the key of the request's first charge.

@@ -102,8 +102,8 @@ func (s *settlement) start() {
 	s.renewHolds()
 }
 
-// finish corrects the charges by the result of the request. For a rejected request it does so in the
-// background.
+// finish corrects the charges by the result of the request. For a rejected request it does so in
+// the background.
 func (s *settlement) finish(r *Result, isRejected bool) {
 	if s.isStatusUnknown.Load() {
 		r.Status = 0

@@ -219,8 +219,8 @@ func parseAuthorization(value string) (text, why string) {
 }
 
 // comparedText returns the form in which a value of a source is compared with listed values. In an
-// authorization header, "Bearer  abc" becomes "bearer abc". In a cookie, "s%3Aabc+" becomes "s:abc".
-// All other values stay.
+// authorization header, "Bearer  abc" becomes "bearer abc". In a cookie, "s%3Aabc+" becomes
+// "s:abc". All other values stay.
 func comparedText(s *Source, value string) string {
 	switch {
 	case s.Kind == KindHeader && isAuthorization(s.Name):

@@ -136,8 +136,8 @@ func (r *Rules) indexSettings() {
 	}
 }
 
-// A RuleSource has the rules in force. *Rules are the source of rules that are never reloaded, and a
-// *policyfile.Watcher is the source of those in a file.
+// A RuleSource has the rules in force. *Rules are the source of rules that are never reloaded, and
+// a *policyfile.Watcher is the source of those in a file.
 type RuleSource interface {
 	// Rules returns the rules in force. It is called for each request, so it must be quick. Many
 	// goroutines call it at the same time.

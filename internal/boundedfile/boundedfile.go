@@ -47,8 +47,8 @@ func Read(path string, max int64) ([]byte, error) {
 	return text, err
 }
 
-// patience is how long a read may wait for more bytes. Files of /proc such as kmsg look regular, and
-// never end. Only such files can be waited for: disks know no deadline.
+// patience is how long a read may wait for more bytes. Files of /proc such as kmsg look regular,
+// and never end. Only such files can be waited for: disks know no deadline.
 const patience = 2 * time.Second
 
 func readAll(file *os.File, max int64, patience time.Duration) ([]byte, error) {

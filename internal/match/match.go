@@ -401,6 +401,6 @@ func CleanSegment(text string, isLast bool, clean func(path string) (string, err
 	return canonical[1:], nil
 }
 
-// offsetText matches the position in an error about a path. The position is removed from errors about
-// patterns, because it counts from the start of a segment.
+// offsetText matches the position in an error about a path. The position is removed from errors
+// about patterns, because it counts from the start of a segment.
 var offsetText = regexp.MustCompile(` at offset \d+`)

@@ -33,7 +33,8 @@ type Options struct {
 	// which belongs to penstock serve. Default: none.
 	Ignore []string
 
-	// Check rejects rules that the program cannot enforce. Parse and Load return its error. Default: none.
+	// Check rejects rules that the program cannot enforce. Parse and Load return its error.
+	// Default: none.
 	Check func(*policy.Rules) error
 }
 

@@ -57,7 +57,8 @@ func (c *compiler) compileKey(r *policy.Rule, ruleConfig *ruleConfig, config *li
 	return id
 }
 
-// A shape has pointers to the fields of a policyConfig that a limit and its candidate have in common.
+// A shape has pointers to the fields of a policyConfig that a limit and its candidate have in
+// common.
 type shape struct {
 	at                    any // a pointer to the limit or the candidate itself
 	rate, burst, inFlight *tierTexts

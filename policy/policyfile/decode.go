@@ -45,8 +45,8 @@ func parse(name string, text []byte, env func(string) (string, bool), o Options)
 	return c, d.err()
 }
 
-// A reporter collects the mistakes of a policyConfig. It has the position of each value, by a pointer to
-// the value: positions[&config.OnFailure] is where the file has the value of on_failure.
+// A reporter collects the mistakes of a policyConfig. It has the position of each value, by a
+// pointer to the value: positions[&config.OnFailure] is where the file has the value of on_failure.
 type reporter struct {
 	file        string
 	text        []byte           // nil: nothing was read

@@ -37,8 +37,8 @@ func (n *namedList[T]) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// A valuesConfig has the values that a source may have: a list, one value, or {file: NAME} with one per
-// line. "*" is any value.
+// A valuesConfig has the values that a source may have: a list, one value, or {file: NAME} with one
+// per line. "*" is any value.
 type valuesConfig struct {
 	Is   []string // empty if File is set
 	File string   // a file with one value per line
@@ -73,8 +73,8 @@ func (v *valuesConfig) decode(d *decoder, node *yaml.Node) {
 // A conditionConfig holds if all of its clauses hold.
 type conditionConfig []clauseConfig
 
-// A clauseConfig holds if its source has one of its values. A source is a part of the request, such as
-// "header X-Plan", or the name of an identity.
+// A clauseConfig holds if its source has one of its values. A source is a part of the request, such
+// as "header X-Plan", or the name of an identity.
 type clauseConfig struct {
 	Source string
 	Values valuesConfig
@@ -122,8 +122,8 @@ func nestedName(source string, value *yaml.Node) string {
 	return value.Content[0].Value
 }
 
-// A conditionsConfig holds if one of them holds. A single condition may be written without a list. The word
-// default always holds.
+// A conditionsConfig holds if one of them holds. A single condition may be written without a list.
+// The word default always holds.
 type conditionsConfig struct {
 	Otherwise bool              // the word default was written
 	Any       []conditionConfig // the conditions, if that word was not written

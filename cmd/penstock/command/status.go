@@ -144,7 +144,8 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 }
 
 // checkRef returns an error if --ref has taken the flag behind it as its value. This happens if a
-// script leaves out the ref, for example because a variable is empty. A masked key is no ref either.
+// script leaves out the ref, for example because a variable is empty. A masked key is no ref
+// either.
 func checkRef(ref string) error {
 	_, err := hex.DecodeString(ref)
 	const digitsOfMask = 8 // behind the # of a masked key

@@ -84,9 +84,9 @@ func (r *Reader) ReadStates(ctx context.Context, limits []Limit) (states []Limit
 	return states, nil
 }
 
-// Clear resets the states that are in use. Its store makes the resets. It resets one at a time, so that a missing right does
-// not hide what was reset. It reports each reset, even a failed one, and ends after the first
-// failure.
+// Clear resets the states that are in use. Its store makes the resets. It resets one at a time, so
+// that a missing right does not hide what was reset. It reports each reset, even a failed one, and
+// ends after the first failure.
 func (r *Reader) Clear(ctx context.Context, store penstock.Store, states []Limit, report func(Change)) (*Reset, error) {
 	result := &Reset{Reset: []string{}, Before: states, After: slices.Clone(states)}
 	for i := range result.After {

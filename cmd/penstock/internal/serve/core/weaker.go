@@ -11,11 +11,11 @@ import (
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
 // entries of the deny list. A limit that has become a shadow counts as gone. These parts have
-// changed: an allow list with new entries, rules whose match is narrower or that are no longer always
-// charged, and limits with another algorithm or another per, whose counters begin anew. A rule
-// without limits is new. At most maxNamed of each kind are named. The values of a
-// match are compared as they are written. So a rule is named if its path was /* and is /b, and also
-// if its path was /b and is /*. Numbers, costs and on_failure are not compared.
+// changed: an allow list with new entries, rules whose match is narrower or that are no longer
+// always charged, and limits with another algorithm or another per, whose counters begin anew. A
+// rule without limits is new. At most maxNamed of each kind are named. The values of a match are
+// compared as they are written. So a rule is named if its path was /* and is /b, and also if its
+// path was /b and is /*. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, tiers, matches, always, algorithms, identities, unlimited, parts []string
 	for _, rule := range before.All() {
