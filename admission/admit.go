@@ -118,12 +118,12 @@ func (a *Admission) visibleStatus(i int) penstock.Status {
 // the turn.
 func (a *Admission) admit(r *Request) (Outcome, error) {
 	rules := a.options.Rules
-	if hasAllCharges := rules.EvaluateFirst(r.Attributes, &a.evaluation); !hasAllCharges {
+	if hasAllCharges := rules.EvaluateBeforeAuth(r.Attributes, &a.evaluation); !hasAllCharges {
 		r.adjust(&a.evaluation)
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}
-		rules.EvaluateRest(r.Attributes, &a.evaluation)
+		rules.EvaluateAfterAuth(r.Attributes, &a.evaluation)
 	}
 	r.adjust(&a.evaluation)
 	return a.admitCharges(nil)
@@ -159,7 +159,7 @@ func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool)
 		return outcome, err, true
 	}
 	a.options.setHolder(v.Charges)
-	if check := a.options.CheckLimits; check != nil && v.Unclear == "" {
+	if check := a.options.CheckLimits; check != nil && v.Ambiguous == "" {
 		if err := check(v.Limits); err != nil {
 			outcome, err = a.rejectMalformed(err)
 			return outcome, err, true
@@ -169,9 +169,9 @@ func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool)
 		a.controller.options.TokenRejected(v.TokenError)
 	}
 	switch {
-	case v.Unclear != "":
-		a.rejection.Detail = v.Unclear
-		return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, v.Unclear), true
+	case v.Ambiguous != "":
+		a.rejection.Detail = v.Ambiguous
+		return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, v.Ambiguous), true
 	case v.ListMatch == policy.AllowListed:
 		return a.observe(Exempt), nil, true
 	case v.ListMatch == policy.DenyListed:

@@ -49,7 +49,7 @@ func newIdentities(now func() time.Time) *identities {
 
 // admit reports whether an identity is known, or its address may send a new one now. If not,
 // retryAfter is the time after which the client should retry.
-func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryAfter time.Duration) {
+func (s *identities) admit(u *policy.InventedIdentity) (isAdmitted bool, retryAfter time.Duration) {
 	var h maphash.Hash
 	h.SetSeed(s.seed)
 	h.WriteString(u.Limit.Group())
@@ -88,7 +88,7 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (isAdmitted bool, retryA
 
 // count counts a new identity for its address. If the address may not send one now, retryAfter is
 // the time after which the client should retry.
-func (s *identities) count(u *policy.UncheckedIdentity) (isAllowed bool, retryAfter time.Duration) {
+func (s *identities) count(u *policy.InventedIdentity) (isAllowed bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{chargeOf(u)}
 	d, err := s.newByAddress.Decide(context.Background(), charge[:])
 	if err != nil { // the store is full: there are too many addresses
@@ -101,7 +101,7 @@ func (s *identities) count(u *policy.UncheckedIdentity) (isAllowed bool, retryAf
 const fullRetryAfter = time.Second
 
 // chargeOf returns the charge of a new identity, under its address.
-func chargeOf(u *policy.UncheckedIdentity) penstock.Charge {
+func chargeOf(u *policy.InventedIdentity) penstock.Charge {
 	return penstock.Charge{Key: u.Address, Plan: u.Limit, Cost: 1}
 }
 
@@ -124,8 +124,8 @@ func (s *identities) startGeneration() {
 // admitsIdentities reports whether each of the request's identities is known, or its address may
 // send a new one now. If not, it rejects the request.
 func (a *Admission) admitsIdentities() bool {
-	for i := range a.evaluation.Unchecked {
-		u := &a.evaluation.Unchecked[i]
+	for i := range a.evaluation.Invented {
+		u := &a.evaluation.Invented[i]
 		isAdmitted, retryAfter := a.controller.identities.admit(u)
 		if isAdmitted {
 			continue

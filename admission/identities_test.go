@@ -23,7 +23,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1"}
+	u := &policy.InventedIdentity{Limit: plan, Address: "ip:192.0.2.1"}
 	for i := range 5 * maxIdentities {
 		u.Key = strconv.Itoa(i)
 		if isAdmitted, _ := s.admit(u); !isAdmitted {
@@ -49,7 +49,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 			admitted++
 		}
 		if i == maxAddresses/2 {
-			s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: "in use"})
+			s.admit(&policy.InventedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: "in use"})
 		}
 	}
 	if admitted > maxAddresses || s.newByAddress.Len() > maxAddresses {
@@ -117,7 +117,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	for range goroutines {
 		racers.Go(func() {
 			for i := range 1000 {
-				if isAdmitted, _ := s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); isAdmitted {
+				if isAdmitted, _ := s.admit(&policy.InventedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); isAdmitted {
 					admitted.Add(1)
 				}
 			}
@@ -142,7 +142,7 @@ func BenchmarkKnownIdentity(b *testing.B) {
 	}
 	b.RunParallel(func(pb *testing.PB) {
 		for i := 0; pb.Next(); i++ {
-			s.admit(&policy.UncheckedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: benchmarkKeys[i%len(benchmarkKeys)]})
+			s.admit(&policy.InventedIdentity{Limit: plan, Address: "ip:192.0.2.1", Key: benchmarkKeys[i%len(benchmarkKeys)]})
 		}
 	})
 }

@@ -38,8 +38,8 @@ func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[stri
 	withDescriptor := &descriptorAttributes{&a.attributes, descriptor}
 	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(withDescriptor)}
 	rules.Evaluate(withDescriptor, &i.Evaluation)
-	if i.Evaluation.Unclear != "" {
-		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Unclear)
+	if i.Evaluation.Ambiguous != "" {
+		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Ambiguous)
 	}
 	return i, nil
 }

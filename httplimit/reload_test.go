@@ -50,8 +50,8 @@ rules:
 	replace(files[0])
 
 	var loaded, invalid atomic.Int64
-	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Settle: time.Millisecond, Notify: func(r policyfile.Reload) {
-		if r.Err == nil {
+	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Settle: time.Millisecond, Notify: func(err error) {
+		if err == nil {
 			loaded.Add(1)
 		} else {
 			invalid.Add(1)

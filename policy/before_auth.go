@@ -5,15 +5,15 @@ package policy
 // no token, or the check of its token is cached, no signature must be checked. Then no separate
 // call is made: the rule is like one with Always, and all rules are charged together.
 
-// EvaluateFirst evaluates the rules with before_auth alone, if some of them match the request and
+// EvaluateBeforeAuth evaluates the rules with before_auth alone, if some of them match the request and
 // Evaluate would have to check a signature. If it does this, it returns false, and the Evaluation
 // has only the charges of these rules. If the charges are granted, they are kept, and the caller
-// evaluates the other rules with EvaluateRest.
+// evaluates the other rules with EvaluateAfterAuth.
 //
-// In all other cases EvaluateFirst does what Evaluate does, and returns true. If the key of a rule
-// with before_auth is unclear, EvaluateFirst returns true too. The request is then malformed, and
+// In all other cases EvaluateBeforeAuth does what Evaluate does, and returns true. If the key of a rule
+// with before_auth is ambiguous, EvaluateBeforeAuth returns true too. The request is then malformed, and
 // no signature is checked.
-func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
+func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) bool {
 	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)
 		return true
@@ -32,7 +32,7 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 		}
 	}
 	switch {
-	case v.request.unclear != "":
+	case v.request.ambiguous != "":
 		v.finish(r, a)
 		return true
 	case len(v.Charges) > 0:
@@ -42,9 +42,9 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	return true
 }
 
-// EvaluateRest evaluates the rules without before_auth, after those with before_auth have granted
+// EvaluateAfterAuth evaluates the rules without before_auth, after those with before_auth have granted
 // the request.
-func (r *Rules) EvaluateRest(a Attributes, v *Evaluation) {
+func (r *Rules) EvaluateAfterAuth(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	v.request.isGrantedBeforeAuth = true
 	r.evaluate(a, v)

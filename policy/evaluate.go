@@ -22,10 +22,10 @@ const (
 
 // An Evaluation is the result of Rules for one request. It can be reused for another request.
 type Evaluation struct {
-	// Unclear is why the request must be rejected as malformed, or "". Something that identifies the
-	// client can then be read in several ways, such as a header that was sent twice. If Unclear is
-	// set, all other fields are empty. Unclear contains nothing that the client sent.
-	Unclear string
+	// Ambiguous is why the request must be rejected as malformed, or "". Something that identifies the
+	// client can then be read in several ways, such as a header that was sent twice. If Ambiguous is
+	// set, all other fields are empty. Ambiguous contains nothing that the client sent.
+	Ambiguous string
 
 	TokenError *TokenError // why the token is rejected; nil if the token is valid, if there is none, or if no rule needs it
 
@@ -36,9 +36,9 @@ type Evaluation struct {
 	Shadows   []Shadow          // each is decided separately, also if the request is denied
 	Tier      string            // of the client, if rules or limits needed it
 
-	// Unchecked are the identities that clients can invent, of rules with NewIdentities. The caller
-	// must handle them before the charges are decided; see UncheckedIdentity.
-	Unchecked []UncheckedIdentity
+	// Invented are the identities that clients can invent, of rules with NewIdentities. The caller
+	// must handle them before the charges are decided; see InventedIdentity.
+	Invented []InventedIdentity
 
 	request request
 }
@@ -48,14 +48,6 @@ type Shadow struct {
 	Charges   []penstock.Charge
 	Limits    []*Limit
 	Candidate bool // true: a candidate of a limit; false: a shadow rule, or a limit with shadow: true
-}
-
-// Variant returns the index in l.Variants of the plan for the client's tier.
-func (v *Evaluation) Variant(l *Limit) int {
-	if len(l.Variants) == 1 {
-		return 0
-	}
-	return v.request.tierIndex()
 }
 
 // request is what is known about a request so far.
@@ -80,7 +72,7 @@ type request struct {
 	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
 	isGrantedBeforeAuth bool   // the rules with before_auth have granted the request, and are skipped
 	hasMethodOverride   bool   // some servers use another method
-	unclear             string // the first reason why the client can be read in several ways
+	ambiguous           string // the first reason why the client can be read in several ways
 }
 
 // Evaluate finds the charges of a request, and sets v to the result.
@@ -90,14 +82,14 @@ func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.finish(r, a)
 }
 
-// finish sets the result of an Evaluation. An unclear request has no charges. Such a request is
+// finish sets the result of an Evaluation. An ambiguous request has no charges. Such a request is
 // rejected as malformed, unless the deny list rejects it.
 func (v *Evaluation) finish(r *Rules, a Attributes) {
 	v.TokenError = v.request.tokenError
-	if v.request.unclear != "" && v.ListMatch != DenyListed {
-		why := v.request.unclear
+	if v.request.ambiguous != "" && v.ListMatch != DenyListed {
+		why := v.request.ambiguous
 		v.reset(r, a)
-		v.Unclear = why
+		v.Ambiguous = why
 	}
 }
 
@@ -209,8 +201,8 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	clear(v.Charges)
 	clear(v.Shadows)
 	v.TokenError = nil
-	v.Unclear, v.ListMatch, v.Tier = "", NotListed, ""
-	v.Unchecked = v.Unchecked[:0]
+	v.Ambiguous, v.ListMatch, v.Tier = "", NotListed, ""
+	v.Invented = v.Invented[:0]
 	v.Matched, v.Charges, v.Limits, v.Shadows = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Shadows[:0]
 	q := &v.request
 	keys := q.keys[:0]
@@ -222,7 +214,7 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 	q.hasMethodOverride = r.names.hasMethods && isMethodOverridden(a, q.method)
 	if why := r.names.explain(a); why != "" {
-		q.noteUnclear(why)
+		q.noteAmbiguous(why)
 	}
 }
 
@@ -266,7 +258,7 @@ func (v *Evaluation) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
 	if m.rule.NewIdentities != nil && !v.request.isStated {
-		v.noteUnchecked(m.rule)
+		v.noteInvented(m.rule)
 	}
 	var shadow Shadow
 	for _, l := range m.rule.Limits {
@@ -398,10 +390,10 @@ func (q *request) claims() Claims {
 	if tokens.Verifier == nil {
 		return nil
 	}
-	token, unclear := tokens.Find(q.attributes)
+	token, ambiguous := tokens.Find(q.attributes)
 	switch {
-	case unclear != "":
-		q.noteUnclear(unclear)
+	case ambiguous != "":
+		q.noteAmbiguous(ambiguous)
 	case token != "" && q.isBeforeAuth && !tokens.Verifier.IsKnown(token):
 		q.hasSkippedCheck = true
 	case token != "":

@@ -37,12 +37,6 @@ func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Sou
 // ByFunc limits by the result of a function, which is the key without any change.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
-// FirstOf limits by the first identity that a request has.
-func FirstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
-
-// AllOf limits by the combination of several identities.
-func AllOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }
-
 // No identity with a source has one of these keys, because its keys contain a colon.
 const (
 	globalKey  = "global"  // of all requests

@@ -46,12 +46,12 @@ func TestCanBeChecksTheFirstKindOfAKey(t *testing.T) {
 		{name: "user", id: byUser, key: "unknown", want: true},
 		{name: "global", id: Global(), key: "global", want: true},
 		{name: "global", id: Global(), key: "unknown"},
-		{name: "first of", id: FirstOf(byUser, byDevice), key: "device:7", want: true},
-		{name: "first of", id: FirstOf(byUser, byDevice), key: "ip:192.0.2.1"},
-		{name: "all of", id: AllOf(byUser, byDevice), key: "user:42,device:7", want: true},
-		{name: "all of", id: AllOf(byUser, byDevice), key: "user:42"},
-		{name: "all of", id: AllOf(byUser, byDevice), key: "device:7,user:42"},
-		{name: "all of one", id: AllOf(byUser), key: "user:42", want: true},
+		{name: "first of", id: firstOf(byUser, byDevice), key: "device:7", want: true},
+		{name: "first of", id: firstOf(byUser, byDevice), key: "ip:192.0.2.1"},
+		{name: "all of", id: allOf(byUser, byDevice), key: "user:42,device:7", want: true},
+		{name: "all of", id: allOf(byUser, byDevice), key: "user:42"},
+		{name: "all of", id: allOf(byUser, byDevice), key: "device:7,user:42"},
+		{name: "all of one", id: allOf(byUser), key: "user:42", want: true},
 	} {
 		if got := c.id.CanBe(c.key); got != c.want {
 			t.Errorf("%s: CanBe(%q) is %v; want %v", c.name, c.key, got, c.want)
@@ -65,10 +65,10 @@ func TestExampleKeyCanBeAKey(t *testing.T) {
 	for want, id := range map[string]*Identity{
 		"user:42":                     byUser,
 		"global":                      Global(),
-		"device:42":                   FirstOf(byDevice, byUser),
-		"user:42,device:42":           AllOf(byUser, byDevice),
-		"user:42,device:42,global":    AllOf(FirstOf(byUser, byDevice), byDevice, Global()),
-		"user:42,device:42,device:42": AllOf(AllOf(byUser, byDevice), byDevice),
+		"device:42":                   firstOf(byDevice, byUser),
+		"user:42,device:42":           allOf(byUser, byDevice),
+		"user:42,device:42,global":    allOf(firstOf(byUser, byDevice), byDevice, Global()),
+		"user:42,device:42,device:42": allOf(allOf(byUser, byDevice), byDevice),
 	} {
 		if got := id.ExampleKey("42"); got != want || !id.CanBe(got) {
 			t.Errorf("the example is %q, and CanBe returns %t for it; want %q and true", got, id.CanBe(got), want)
@@ -80,11 +80,11 @@ func TestMissingPartOfACombinedKeyIsItsKind(t *testing.T) {
 	t.Parallel()
 	byUser, byDevice, byTeam := By("user", Header("X-User")), By("device", Header("X-Device")), By("team", Header("X-Team"))
 	for want, id := range map[string]*Identity{
-		"team:1,user:":         AllOf(byTeam, byUser),
-		"user:,team:1":         AllOf(FirstOf(byUser, byDevice), byTeam),
-		"user:,device:,team:1": AllOf(AllOf(byUser), byDevice, byTeam),
-		"device:,team:1":       AllOf(AllOf(byDevice, byUser), byTeam),
-		"unknown":              AllOf(byUser, byDevice),
+		"team:1,user:":         allOf(byTeam, byUser),
+		"user:,team:1":         allOf(firstOf(byUser, byDevice), byTeam),
+		"user:,device:,team:1": allOf(allOf(byUser), byDevice, byTeam),
+		"device:,team:1":       allOf(allOf(byDevice, byUser), byTeam),
+		"unknown":              allOf(byUser, byDevice),
 	} {
 		q := request{attributes: fields{KindHeader: {"X-Team": {"1"}}}}
 		if got := q.key(id); got != want {
@@ -95,7 +95,7 @@ func TestMissingPartOfACombinedKeyIsItsKind(t *testing.T) {
 
 func TestIdentityNeedsTheKindsOfItsParts(t *testing.T) {
 	t.Parallel()
-	byUser, byClaim := By("user", Header("X-User")), By("sub", Claim("sub"))
+	byUser, byClaim := By("user", Header("X-User")), By("sub", Source{Kind: KindClaim, Name: "sub"})
 	nested := Source{Kind: KindIdentity, Identity: byClaim}
 	for _, c := range []struct {
 		name string
@@ -104,9 +104,9 @@ func TestIdentityNeedsTheKindsOfItsParts(t *testing.T) {
 	}{
 		{name: "header", id: byUser},
 		{name: "claim", id: byClaim, want: true},
-		{name: "first of", id: FirstOf(byUser, byClaim), want: true},
-		{name: "all of", id: AllOf(byUser, byClaim), want: true},
-		{name: "all of headers", id: AllOf(byUser, byUser)},
+		{name: "first of", id: firstOf(byUser, byClaim), want: true},
+		{name: "all of", id: allOf(byUser, byClaim), want: true},
+		{name: "all of headers", id: allOf(byUser, byUser)},
 		{name: "key by an identity", id: By("key", nested), want: true},
 		{name: "key by another identity", id: By("key", Source{Kind: KindIdentity, Identity: byUser})},
 	} {
@@ -115,3 +115,7 @@ func TestIdentityNeedsTheKindsOfItsParts(t *testing.T) {
 		}
 	}
 }
+
+func firstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
+
+func allOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }

@@ -189,10 +189,10 @@ func isMethodOverridden(a Attributes, method string) bool {
 	return false
 }
 
-// noteMethod marks the request as unclear if some servers use another method. It must be called
+// noteMethod marks the request as ambiguous if some servers use another method. It must be called
 // before rules use the method.
 func (q *request) noteMethod() {
 	if q.hasMethodOverride {
-		q.noteUnclear("a header such as X-HTTP-Method-Override states another method than the request")
+		q.noteAmbiguous("a header such as X-HTTP-Method-Override states another method than the request")
 	}
 }

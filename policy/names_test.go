@@ -42,7 +42,7 @@ var readers = map[string]func(spec *Spec, header string){
 		s.Tiers = []Tier{{Name: "a", AnyOf: []Condition{{is(Header(header), "b")}}}, {Name: "c", IsDefault: true}}
 	},
 	"a limit":            func(s *Spec, header string) { s.Rules[0].Limits[0].Key = By("key", Header(header)) },
-	"a part of an AllOf": func(s *Spec, header string) { s.Rules[0].Limits[0].Key = AllOf(ByAddress(), By("key", Header(header))) },
+	"a part of an AllOf": func(s *Spec, header string) { s.Rules[0].Limits[0].Key = allOf(ByAddress(), By("key", Header(header))) },
 	"an identity":        func(s *Spec, header string) { s.Identities = []*Identity{By("key", Header(header))} },
 	"a condition":        func(s *Spec, header string) { s.Rules[0].Match.Where = Condition{is(Header(header), "b")} },
 	"a cost":             func(s *Spec, header string) { s.Rules[0].Limits[0].Cost = Cost{Header: header, Max: 5} },
@@ -63,11 +63,11 @@ func TestHeaderThatSomeServersReadAsOneOfThePolicyIsMalformed(t *testing.T) {
 		} {
 			var v Evaluation
 			rules.Evaluate(fields{KindHeader: {c.name: {"b"}, "Accept": {"text/html"}}}, &v)
-			if isClear := v.Unclear == ""; isClear != c.isClear {
-				t.Errorf("%s reads X-Api-Key; whether a request with the header %q is clear: %v (%q); want %v", what, c.name, isClear, v.Unclear, c.isClear)
+			if isClear := v.Ambiguous == ""; isClear != c.isClear {
+				t.Errorf("%s reads X-Api-Key; whether a request with the header %q is clear: %v (%q); want %v", what, c.name, isClear, v.Ambiguous, c.isClear)
 			}
-			if v.Unclear != "" && !strings.Contains(v.Unclear, "header X-Api-Key") {
-				t.Errorf("a request with the header %q is malformed, because %q; want the header X-Api-Key named", c.name, v.Unclear)
+			if v.Ambiguous != "" && !strings.Contains(v.Ambiguous, "header X-Api-Key") {
+				t.Errorf("a request with the header %q is malformed, because %q; want the header X-Api-Key named", c.name, v.Ambiguous)
 			}
 		}
 		if !rules.ReadsHeader("x-API-key") || rules.ReadsHeader("X-Api-Kez") {
@@ -76,8 +76,8 @@ func TestHeaderThatSomeServersReadAsOneOfThePolicyIsMalformed(t *testing.T) {
 	}
 	others := namesOf(t, func(s *Spec) {})
 	var v Evaluation
-	if others.Evaluate(fields{KindHeader: {"X_api_key": {"b"}}}, &v); v.Unclear != "" {
-		t.Errorf("a request with a header that the policy does not read is malformed, because %q; want it clear", v.Unclear)
+	if others.Evaluate(fields{KindHeader: {"X_api_key": {"b"}}}, &v); v.Ambiguous != "" {
+		t.Errorf("a request with a header that the policy does not read is malformed, because %q; want it clear", v.Ambiguous)
 	}
 }
 
@@ -96,15 +96,15 @@ func TestHeadersThatThePolicyNamesAreNoAliases(t *testing.T) {
 	} {
 		var v Evaluation
 		c.rules.Evaluate(fields{KindHeader: {c.name: {"b"}}}, &v)
-		if isClear := v.Unclear == ""; isClear != c.isClear {
-			t.Errorf("whether a request with the header %q is clear: %v (%q); want %v", c.name, isClear, v.Unclear, c.isClear)
+		if isClear := v.Ambiguous == ""; isClear != c.isClear {
+			t.Errorf("whether a request with the header %q is clear: %v (%q); want %v", c.name, isClear, v.Ambiguous, c.isClear)
 		}
 	}
 }
 
 func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
 	t.Parallel()
-	readsParameter := namesOf(t, func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Query("key"), "banned")} })
+	readsParameter := namesOf(t, func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Source{Kind: KindQuery, Name: "key"}, "banned")} })
 	readsCookie := namesOf(t, func(s *Spec) { s.Tokens.Cookie = "sid" })
 	readsNeither := namesOf(t, func(s *Spec) {})
 	for _, c := range []struct {
@@ -122,8 +122,8 @@ func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
 		a := fields{KindRawQuery: {"": {c.query}}, KindHeader: {"Cookie": {"first=1", c.cookie}}}
 		var v Evaluation
 		c.rules.Evaluate(a, &v)
-		if isClear := v.Unclear == ""; isClear != c.isClear {
-			t.Errorf("whether a request with the query %q and the cookies %q is clear: %v (%q); want %v", c.query, c.cookie, isClear, v.Unclear, c.isClear)
+		if isClear := v.Ambiguous == ""; isClear != c.isClear {
+			t.Errorf("whether a request with the query %q and the cookies %q is clear: %v (%q); want %v", c.query, c.cookie, isClear, v.Ambiguous, c.isClear)
 		}
 	}
 }
@@ -161,8 +161,8 @@ func TestReplacedMethodIsMalformedWhereRulesUseTheMethod(t *testing.T) {
 		a := fields{KindMethod: {"": {"POST"}}, KindHost: {"": {c.host}}, KindPath: {"": {c.path}}, KindHeader: {c.header: {c.override}}}
 		var v Evaluation
 		namesOf(t, c.policy).Evaluate(a, &v)
-		if isClear := v.Unclear == ""; isClear != c.isClear {
-			t.Errorf("%s: whether a POST of %s%s with %s: %q is clear: %v (%q); want %v", c.what, c.host, c.path, c.header, c.override, isClear, v.Unclear, c.isClear)
+		if isClear := v.Ambiguous == ""; isClear != c.isClear {
+			t.Errorf("%s: whether a POST of %s%s with %s: %q is clear: %v (%q); want %v", c.what, c.host, c.path, c.header, c.override, isClear, v.Ambiguous, c.isClear)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func TestNamesOfOrdinaryRequestsAllocateNothing(t *testing.T) {
 		}
 		s.Rules[0].Match.Methods = []string{"GET"}
 		s.Tokens.Cookie = "sid"
-		s.Identities = append(s.Identities, By("q", Query("key")))
+		s.Identities = append(s.Identities, By("q", Source{Kind: KindQuery, Name: "key"}))
 	})
 	var a Attributes = ordinary{"Accept": nil, "Accept-Encoding": nil, "User-Agent": nil, "X-Api-Key": {"a"}, "Cookie": {"a=b; sid=%20c"}, "X-Request-Id": nil}
 	n := testing.AllocsPerRun(100, func() {

@@ -210,43 +210,6 @@ func SectionOf[T any](r *Rules) (section T, ok bool) {
 	return section, false
 }
 
-// HasFilledDeny reports whether the deny list reads values from a file, and the file has some.
-func (r *Rules) HasFilledDeny(file string) bool {
-	for _, when := range r.spec.Deny {
-		if slices.ContainsFunc(when, func(t Test) bool { return t.File == file && !t.IsEmpty() }) {
-			return true
-		}
-	}
-	return false
-}
-
-// EmptyDeny returns the files of the deny list that have no values. The clients that they listed
-// before are no longer rejected.
-func (r *Rules) EmptyDeny() (files []string) {
-	for _, when := range r.spec.Deny {
-		for i := range when {
-			if t := &when[i]; t.File != "" && t.IsEmpty() {
-				files = append(files, t.File)
-			}
-		}
-	}
-	return files
-}
-
-// ByHost returns the names of the enforced rules that depend on the host. Clients choose the host.
-// So a client evades these rules if the same site also answers under another host.
-func (r *Rules) ByHost() (names []string) {
-	dependsOnHost := func(m *matcher) bool {
-		return m.Host != "" || slices.ContainsFunc(m.where, func(t Test) bool { return t.Source.Needs(KindHost) })
-	}
-	for _, rule := range r.spec.Rules {
-		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, dependsOnHost) {
-			names = append(names, rule.Name)
-		}
-	}
-	return names
-}
-
 // Statuses is a set of HTTP status codes below 640, one bit for each.
 type Statuses [10]uint64
 

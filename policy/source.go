@@ -83,18 +83,6 @@ func Header(name string) Source {
 	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name), written: name}
 }
 
-// Cookie returns the source for the cookie with this name.
-func Cookie(name string) Source { return Source{Kind: KindCookie, Name: name} }
-
-// Query returns the source for the query parameter with this name.
-func Query(name string) Source { return Source{Kind: KindQuery, Name: name} }
-
-// Descriptor returns the source for the entry of a descriptor with this key.
-func Descriptor(key string) Source { return Source{Kind: KindDescriptor, Name: key} }
-
-// Claim returns the source for a claim of the verified token.
-func Claim(name string) Source { return Source{Kind: KindClaim, Name: name} }
-
 // String returns the source as policy files write it.
 func (s *Source) String() string {
 	if s.Kind.IsNamed() {
@@ -106,11 +94,6 @@ func (s *Source) String() string {
 // Needs reports whether a source has a kind, or is an identity with a source of that kind.
 func (s *Source) Needs(kind Kind) bool {
 	return s.Kind == kind || s.Identity != nil && s.Identity.Needs(kind)
-}
-
-// IsPrivate reports whether the values of a source may be secrets, such as API keys.
-func (s *Source) IsPrivate() bool {
-	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery) || s.Needs(KindDescriptor)
 }
 
 // IsAlwaysPresent reports whether every request has a value for the source.

@@ -55,9 +55,6 @@ type Tier struct {
 // DefaultMaxWaiting is the default of Spec.MaxWaiting.
 const DefaultMaxWaiting = 1000
 
-// MaxLimits is how many limits can charge one request.
-const MaxLimits = penstock.MaxCharges
-
 // Simple returns a policy with one rule. The limits of this rule charge every request, and are
 // decided together. A request costs one unit at first. Its true cost may be set afterwards, for all
 // limits that can refund units. It is at least one unit, unless IsMinimum of the limit is set to
@@ -117,7 +114,7 @@ func (b *builder) build() {
 		b.rules.names.addSource(Header(spec.Tokens.Header))
 	}
 	if spec.Tokens.Cookie != "" {
-		b.rules.names.addSource(Cookie(spec.Tokens.Cookie))
+		b.rules.names.addSource(Source{Kind: KindCookie, Name: spec.Tokens.Cookie})
 	}
 	for i := range spec.Tiers {
 		t := &spec.Tiers[i]
@@ -155,8 +152,8 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	if r.Unlimited != (len(r.Limits) == 0) {
 		b.fail("rule %q: a rule has Limits or is Unlimited; set exactly one of the two", r.Name)
 	}
-	if len(r.Limits) > MaxLimits {
-		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), MaxLimits)
+	if len(r.Limits) > penstock.MaxCharges {
+		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), penstock.MaxCharges)
 	}
 	isObserved := func(l *Limit) bool { return l.Shadow || l.Candidate != nil }
 	if r.BeforeAuth && (r.Unlimited || r.Shadow || r.NewIdentities != nil || slices.ContainsFunc(r.Limits, isObserved)) {

@@ -29,7 +29,7 @@ func specWithLists(t *testing.T) Spec {
 	spec.Rules[0].Match.Where = list(Header("X-Variant"), "b")[0]
 	spec.Allow = list(Header("X-Partner"), "p")
 	spec.Deny = list(Source{Kind: KindIdentity, Identity: byUser}, "user:42")
-	spec.Tiers = []Tier{{Name: "paid", AnyOf: list(Query("X-Plan"), "paid")}, {Name: "free", IsDefault: true}}
+	spec.Tiers = []Tier{{Name: "paid", AnyOf: list(Source{Kind: KindQuery, Name: "X-Plan"}, "paid")}, {Name: "free", IsDefault: true}}
 	return spec
 }
 
@@ -56,7 +56,7 @@ func TestMistakesInASpecAreErrors(t *testing.T) {
 		{want: "names that begin with penstock", change: func(_ *Spec, r *Rule) { r.Name = reservedPrefix + "x" }},
 		{want: `two rules are called "search"`, change: func(s *Spec, r *Rule) { s.Rules = append(s.Rules, r) }},
 		{want: "a rule has Limits or is Unlimited", change: func(_ *Spec, r *Rule) { r.Unlimited = true }},
-		{want: "the most is", change: func(_ *Spec, r *Rule) { r.Limits = slices.Repeat(r.Limits, MaxLimits+1) }},
+		{want: "the most is", change: func(_ *Spec, r *Rule) { r.Limits = slices.Repeat(r.Limits, penstock.MaxCharges+1) }},
 		{want: `two limits called "second"`, change: func(_ *Spec, r *Rule) { r.Limits = append(r.Limits, r.Limits[0]) }},
 		{want: "the last tier, and no other", change: func(s *Spec, _ *Rule) { s.Tiers[0].IsDefault = true }},
 		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Shadow = true, true }},
@@ -200,7 +200,7 @@ func TestSpecOfRulesMakesTheSameRules(t *testing.T) {
 				t.Errorf("path %s is matched by %d rules; want a match: %v", path, len(got), isMatched)
 			}
 		}
-		if paths := rules.All()[0].Match.Paths; !slices.Equal(paths, []string{"/files/%2A", "/users/{id}", "/caf%C3%A9"}) {
+		if paths := rules.Spec().Rules[0].Match.Paths; !slices.Equal(paths, []string{"/files/%2A", "/users/{id}", "/caf%C3%A9"}) {
 			t.Errorf("the paths are %q; want the canonical ones", paths)
 		}
 		spec = rules.Spec()

@@ -50,48 +50,48 @@ func TokenReasons() []string {
 const MaxTokenLength = 8 << 10
 
 // Find returns the token of a request before it is verified, or "" if there is none. If the token
-// can be read in several ways, unclear is the reason.
-func (t *Tokens) Find(a Attributes) (token, unclear string) {
+// can be read in several ways, ambiguous is the reason.
+func (t *Tokens) Find(a Attributes) (token, ambiguous string) {
 	if t.Header != "" {
-		if unclear = explainHidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
-			token, unclear = t.inHeader(a.Lookup(KindHeader, t.Header))
+		if ambiguous = explainHidden(a, &Source{Kind: KindHeader, Name: t.Header}); ambiguous == "" {
+			token, ambiguous = t.inHeader(a.Lookup(KindHeader, t.Header))
 		}
-		if unclear != "" {
-			return "", "header " + t.Header + " " + unclear
+		if ambiguous != "" {
+			return "", "header " + t.Header + " " + ambiguous
 		}
 	}
 	if token == "" && t.Cookie != "" {
-		if unclear = explainHidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); unclear == "" {
-			token, unclear = singleValue(a.Lookup(KindCookie, t.Cookie))
+		if ambiguous = explainHidden(a, &Source{Kind: KindCookie, Name: t.Cookie}); ambiguous == "" {
+			token, ambiguous = singleValue(a.Lookup(KindCookie, t.Cookie))
 		}
-		if unclear != "" {
-			return "", "cookie " + t.Cookie + " " + unclear
+		if ambiguous != "" {
+			return "", "cookie " + t.Cookie + " " + ambiguous
 		}
 	}
 	return token, ""
 }
 
 // inHeader returns the token in the lines of Header.
-func (t *Tokens) inHeader(lines []string) (token, unclear string) {
+func (t *Tokens) inHeader(lines []string) (token, ambiguous string) {
 	if !isAuthorization(t.Header) || len(lines) != 1 {
 		return singleValue(lines)
 	}
-	text, unclear := parseAuthorization(lines[0])
+	text, ambiguous := parseAuthorization(lines[0])
 	token, isBearer := strings.CutPrefix(text, "bearer ")
-	if unclear != "" || !isBearer {
-		return "", unclear
+	if ambiguous != "" || !isBearer {
+		return "", ambiguous
 	}
 	return token, ""
 }
 
 // singleValue returns the token if there is at most one value, and "" if there is none. If the
-// token can be read in several ways, unclear is the reason.
-func singleValue(values []string) (token, unclear string) {
+// token can be read in several ways, ambiguous is the reason.
+func singleValue(values []string) (token, ambiguous string) {
 	switch {
 	case len(values) > 1:
 		return "", fmt.Sprintf("is sent %d times", len(values))
 	case len(values) == 0 || values[0] == "":
 		return "", ""
 	}
-	return values[0], explainUnclearToken(values[0])
+	return values[0], explainAmbiguousToken(values[0])
 }

@@ -17,7 +17,7 @@ func (f fields) Address() netip.Addr                    { return netip.Addr{} }
 func (f fields) HasHeader(test func(string) bool) bool  { return syntax.HasHeader(f[KindHeader], test) }
 func (f fields) BodySize() int64                        { return 0 }
 
-func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
+func TestTokenOfARequestIsFoundOrAmbiguous(t *testing.T) {
 	t.Parallel()
 	// The constant jwt looks like a JSON Web Token, so lenient servers may find it anywhere in a
 	// header. The constant token does not, so servers find it only after Bearer.
@@ -85,12 +85,12 @@ func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 		if c.header == "" && c.cookie == "" {
 			tokens.Header = "Authorization"
 		}
-		got, unclear := tokens.Find(fields{KindHeader: c.lines, KindCookie: c.cookies})
-		if unclear != "" {
+		got, ambiguous := tokens.Find(fields{KindHeader: c.lines, KindCookie: c.cookies})
+		if ambiguous != "" {
 			got += "!"
 		}
 		if got != c.want {
-			t.Errorf("header %q, cookie %q: in the headers %q and the cookies %q, Find returns %q (%s); want %q", c.header, c.cookie, c.lines, c.cookies, got, unclear, c.want)
+			t.Errorf("header %q, cookie %q: in the headers %q and the cookies %q, Find returns %q (%s); want %q", c.header, c.cookie, c.lines, c.cookies, got, ambiguous, c.want)
 		}
 	}
 	t.Logf("counted: %d spellings of a request with a token", len(cases))

@@ -701,16 +701,16 @@ func TestFilesWithRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 		t.Errorf("Load returns %v; want an ErrInvalid that names the rule", err)
 	}
 	write("{rate: 1/h}")
-	reloads := make(chan policyfile.Reload, 1)
-	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: options, Notify: func(r policyfile.Reload) { reloads <- r }})
+	reloads := make(chan error, 1)
+	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: options, Notify: func(err error) { reloads <- err }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watcher.Close()
 	first := watcher.Rules()
 	write("{in_flight: 3}")
-	if r := <-reloads; !errors.Is(r.Err, penstock.ErrInvalid) || watcher.Rules() != first {
-		t.Errorf("the reload has the error %v, and the rules changed: %t; want an error and the old rules", r.Err, watcher.Rules() != first)
+	if err := <-reloads; !errors.Is(err, penstock.ErrInvalid) || watcher.Rules() != first {
+		t.Errorf("the reload has the error %v, and the rules changed: %t; want an error and the old rules", err, watcher.Rules() != first)
 	}
 }
 

@@ -29,7 +29,7 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	var v policy.Evaluation
 	wantFirst := func(what string, a testRequest, isComplete bool, charges ...string) {
 		t.Helper()
-		want(t, what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), isComplete)
+		want(t, what+": EvaluateBeforeAuth returns", rules.EvaluateBeforeAuth(a, &v), isComplete)
 		want(t, what+": the charges", chargesOf(&v), charges)
 	}
 	// isKnown reports whether the signature of a request's token was checked before.
@@ -41,15 +41,15 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	wantFirst("without a token", testRequest{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	wantFirst("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
 	want(t, "the signature of anna's token is checked", isKnown(anna), false)
-	rules.EvaluateRest(anna, &v)
-	want(t, "the charges of EvaluateRest", chargesOf(&v), []string{"api.second user:anna 1"})
+	rules.EvaluateAfterAuth(anna, &v)
+	want(t, "the charges of EvaluateAfterAuth", chargesOf(&v), []string{"api.second user:anna 1"})
 	want(t, "the signature of anna's token is checked", isKnown(anna), true)
 	wantFirst("with a known token", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
 
 	forged := testRequest{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
 	wantFirst("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
-	rules.EvaluateRest(forged, &v)
-	want(t, "the charges of EvaluateRest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
+	rules.EvaluateAfterAuth(forged, &v)
+	want(t, "the charges of EvaluateAfterAuth", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
 	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
 	wantFirst("with a forged token, the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	want(t, "the reason of the token error", v.TokenError.Reason, "signature")
@@ -57,13 +57,13 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	wantFirst("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
 	mallory := testRequest{path: "/a"}.with("Authorization", bearer("mallory"))
 	wantFirst("a client on the deny list", mallory, false, "flood.hour ip:192.0.2.1 1")
-	rules.EvaluateRest(mallory, &v)
+	rules.EvaluateAfterAuth(mallory, &v)
 	want(t, "a client on the deny list", v.ListMatch, policy.DenyListed)
 	wantFirst("with the header twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
-	want(t, "with the header twice: is malformed", v.Unclear != "", true)
+	want(t, "with the header twice: is malformed", v.Ambiguous != "", true)
 }
 
-// EvaluateFirst checks no signature for a malformed request, nor for an OPTIONS request with a
+// EvaluateBeforeAuth checks no signature for a malformed request, nor for an OPTIONS request with a
 // token. The latter is not a preflight, because browsers send preflights without a token.
 func TestNoSignatureIsCheckedForUnchargedRequests(t *testing.T) {
 	rules := rulesOf(t, `
@@ -75,25 +75,25 @@ rules:
 `)
 	preflight := testRequest{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
 	for _, row := range []struct {
-		what       string
-		request    testRequest
-		isComplete bool
-		isUnclear  bool
-		charges    []string
+		what        string
+		request     testRequest
+		isComplete  bool
+		isAmbiguous bool
+		charges     []string
 	}{
-		{what: "the key is unclear", request: testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), isComplete: true, isUnclear: true},
+		{what: "the key is ambiguous", request: testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), isComplete: true, isAmbiguous: true},
 		{what: "OPTIONS with a token", request: preflight, charges: []string{"flood.hour ip:192.0.2.1 1"}},
 	} {
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)
 		a := row.request.with("Authorization", authorization)
-		want(t, row.what+": EvaluateFirst returns", rules.EvaluateFirst(a, &v), row.isComplete)
-		want(t, row.what+": is malformed", v.Unclear != "", row.isUnclear)
+		want(t, row.what+": EvaluateBeforeAuth returns", rules.EvaluateBeforeAuth(a, &v), row.isComplete)
+		want(t, row.what+": is malformed", v.Ambiguous != "", row.isAmbiguous)
 		want(t, row.what+": the charges", chargesOf(&v), row.charges)
 		want(t, row.what+": the signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
 	}
 	var v policy.Evaluation
-	rules.EvaluateFirst(preflight, &v)
+	rules.EvaluateBeforeAuth(preflight, &v)
 	want(t, "a preflight without a token", chargesOf(&v), nil)
 }
 
@@ -105,7 +105,7 @@ func chargesOf(v *policy.Evaluation) (texts []string) {
 	return texts
 }
 
-func TestDoubtsNameRejectedIdentities(t *testing.T) {
+func TestIgnoredValuesNameRejectedIdentities(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
 tiers: {partner: [{header X-Partner: [acme, globex]}], other: default}
@@ -124,6 +124,6 @@ rules:
 	} {
 		var v policy.Evaluation
 		rules.Evaluate(row.request, &v)
-		want(t, row.request, v.Doubts(), row.doubts)
+		want(t, row.request, v.IgnoredValues(), row.doubts)
 	}
 }

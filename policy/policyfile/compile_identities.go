@@ -82,9 +82,9 @@ func (c *compiler) compileIdentityConfig(config *identityConfig) *policy.Identit
 		}
 		return invalidIdentity
 	case config.First != nil:
-		return c.compileCompound(config, policy.FirstOf(c.compileIdentityList("first_of", &config.First)...))
+		return c.compileCompound(config, &policy.Identity{FirstOf: c.compileIdentityList("first_of", &config.First)})
 	case config.All != nil:
-		return c.compileCompound(config, policy.AllOf(c.compileIdentityList("all_of", &config.All)...))
+		return c.compileCompound(config, &policy.Identity{AllOf: c.compileIdentityList("all_of", &config.All)})
 	}
 	return c.compileSimple(config)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
@@ -113,10 +114,10 @@ func (c *compiler) checkBatchSize() {
 	}
 	limits, counters := mostPerRequest(func(r *policy.Rule) int { return len(r.Limits) }), mostPerRequest(countersOf)
 	switch {
-	case limits > policy.MaxLimits:
-		c.fail(&c.config.Rules, "a request could be charged to %d limits, because rules with always: true apply together; the most is %d; remove rules or limits", limits, policy.MaxLimits)
-	case counters > policy.MaxLimits:
-		c.fail(&c.config.Rules, "a request could be charged to %d counters, counting each one that split_into makes; the most is %d; lower split_into", counters, policy.MaxLimits)
+	case limits > penstock.MaxCharges:
+		c.fail(&c.config.Rules, "a request could be charged to %d limits, because rules with always: true apply together; the most is %d; remove rules or limits", limits, penstock.MaxCharges)
+	case counters > penstock.MaxCharges:
+		c.fail(&c.config.Rules, "a request could be charged to %d counters, counting each one that split_into makes; the most is %d; lower split_into", counters, penstock.MaxCharges)
 	}
 }
 

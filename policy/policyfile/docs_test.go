@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy"
@@ -270,7 +271,7 @@ func TestConfigurationPageHasTheBounds(t *testing.T) {
 		"values and names in the file; those of an anchor count again for each alias | " + formatNumber(maxNodes),
 		"rules | " + formatNumber(maxRules),
 		"pairs of a path and a host, in all rules | " + formatNumber(maxCombinations),
-		"limits that can apply to one request | " + formatNumber(policy.MaxLimits),
+		"limits that can apply to one request | " + formatNumber(penstock.MaxCharges),
 		"parts of an identity | " + formatNumber(maxParts),
 		"a part of a key; a longer one becomes its SHA-256 | " + formatNumber(policy.MaxValue) + " bytes",
 		"files of values, each counted as often as it is named | " + formatNumber(maxListFiles),

@@ -217,8 +217,8 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 		}
 		return cmp.Or(strings.Join(list, ", "), "none")
 	}
-	if v.Unclear != "" {
-		return "malformed: " + v.Unclear + "\n"
+	if v.Ambiguous != "" {
+		return "malformed: " + v.Ambiguous + "\n"
 	}
 	switch v.ListMatch {
 	case policy.DenyListed:

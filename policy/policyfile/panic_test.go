@@ -49,7 +49,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	if versionOf(w) != "first" || len(reports.all()) != 1 {
 		t.Fatalf("rules %s are in force, and %d loads were reported; want the old rules and one report", versionOf(w), len(reports.all()))
 	}
-	wantPanic(t, reports.all()[0].Err)
+	wantPanic(t, reports.all()[0])
 	broken.Store(false)
 	if err := w.Reload(); err != nil {
 		t.Fatalf("the next reload fails: %v", err)

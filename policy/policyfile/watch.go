@@ -62,10 +62,10 @@ type WatchOptions struct {
 	// Ready returns, so Ready must return soon. Default: none.
 	Ready func(*Policy)
 
-	// Notify is called after every load except the first. If the files did not change, and a poll
-	// finds the same error again, it is not called. The calls do not overlap. Notify must not call
-	// Reload or Close. Default: none.
-	Notify func(Reload)
+	// Notify is called after every load except the first, with nil, or with the reason why the old
+	// rules stay in force. If the files did not change, and a poll finds the same error again, it is
+	// not called. The calls do not overlap. Notify must not call Reload or Close. Default: none.
+	Notify func(error)
 
 	// Keys is called after each read of tokens.jwks_url, with its error or nil. Calls may overlap.
 	// Default: none.
@@ -78,13 +78,6 @@ const (
 	maxSettleFactor = 20 // a load waits at most this number times Settle
 	loadTries       = 5  // how many times a load reads files that change during the load
 )
-
-// A Reload is the result of a load.
-type Reload struct {
-	At    time.Time // when the load ended
-	Rules int       // the number of rules in force
-	Err   error     // nil, or why the old rules stay in force
-}
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
@@ -110,7 +103,7 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), fold
 		o.Ready = func(*Policy) {}
 	}
 	if o.Notify == nil {
-		o.Notify = func(Reload) {}
+		o.Notify = func(error) {}
 	}
 	w := &Watcher{path: path, options: o, load: load, folderWatcher: folderWatcher, stop: make(chan struct{}), ended: make(chan struct{})}
 	w.files = absolute([]string{path})
@@ -224,7 +217,7 @@ func (w *Watcher) loadIfChanged() {
 // reportLocked calls Notify with the result of a load.
 func (w *Watcher) reportLocked(err error) {
 	defer panicked.Recover("reporting a reload")
-	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().All()), Err: err})
+	w.options.Notify(err)
 }
 
 // loadLocked loads the file. It uses the new rules only if none of their files changed during the

@@ -472,9 +472,9 @@ func testText(t *policy.Test) string {
 		return name + " is present"
 	case t.File != "":
 		return fmt.Sprintf("%s is one of the %d in %s", name, t.Len(), wording.Plain(t.File))
-	case t.Source.IsPrivate() && t.Len() == 1:
+	case isPrivate(&t.Source) && t.Len() == 1:
 		return name + " is a value that is not shown"
-	case t.Source.IsPrivate():
+	case isPrivate(&t.Source):
 		return fmt.Sprintf("%s is one of %d values that are not shown", name, t.Len())
 	}
 	values := t.Values()
@@ -493,4 +493,9 @@ func sourceText(s *policy.Source) string {
 		return kind + " " + wording.Plain(name)
 	}
 	return s.Kind.String()
+}
+
+// isPrivate reports whether the values of a source may be secrets, such as API keys.
+func isPrivate(s *policy.Source) bool {
+	return s.Needs(policy.KindHeader) || s.Needs(policy.KindCookie) || s.Needs(policy.KindQuery) || s.Needs(policy.KindDescriptor)
 }

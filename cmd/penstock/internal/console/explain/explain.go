@@ -98,7 +98,7 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 	case policy.DenyListed:
 		report.List = "deny"
 	}
-	report.Doubts = evaluation.Doubts()
+	report.Doubts = evaluation.IgnoredValues()
 	report.addRules(inspection)
 	for i := range evaluation.Charges {
 		c, err := newCharge(evaluation.Limits[i], &evaluation.Charges[i], "enforced", r.ContentLength, keys)

@@ -46,8 +46,8 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Eva
 	switch {
 	case check.attributes != nil:
 		check.rules.Evaluate(check.attributes, evaluation)
-		if evaluation.Unclear != "" {
-			return nil, nil, failf(codes.FailedPrecondition, "%s", evaluation.Unclear)
+		if evaluation.Ambiguous != "" {
+			return nil, nil, failf(codes.FailedPrecondition, "%s", evaluation.Ambiguous)
 		}
 		return check, evaluation, nil
 	case check.rule != nil:

@@ -146,8 +146,8 @@ func (c *call) matchPolicy(s *ruleset) error {
 		evaluation := &c.evaluation
 		s.rules.Evaluate(attributes, evaluation)
 		switch {
-		case evaluation.Unclear != "":
-			return invalid("%s", evaluation.Unclear)
+		case evaluation.Ambiguous != "":
+			return invalid("%s", evaluation.Ambiguous)
 		case evaluation.ListMatch == policy.DenyListed:
 			c.items = append(c.items, item{descriptorIndex: i, kind: refuse})
 			continue

@@ -101,10 +101,10 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 				r.log.Warn("cannot read the keys that verify tokens; the old keys stay in use", append([]any{"err", err}, stackOf(err)...)...)
 			}
 		},
-		Notify: func(reload policyfile.Reload) {
+		Notify: func(err error) {
 			<-started // wait until r.watcher is set: the file may change before that
-			if reload.Err != nil {
-				r.reloadFailed(reload.Err)
+			if err != nil {
+				r.reloadFailed(err)
 				return
 			}
 			r.reloadSucceeded(r.watcher.Policy())
@@ -135,7 +135,7 @@ func (r *rules) reloadSucceeded(file *policyfile.Policy) {
 	r.metrics.Reloaded(metrics.ConfigPolicy, nil, time.Now())
 	r.isFileInvalid = false
 	for _, file := range p.EmptyDeny {
-		if r.inForce.HasFilledDeny(file) {
+		if hasFilledDeny(r.inForce, file) {
 			r.log.Error("a deny list has become empty; it denies no client now", "policy", p.File, "list", file)
 		}
 	}

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// Doubts returns why rules ignored some of the values that identify the client: its token is
-// rejected, or the policy does not list a value. The reasons contain no secrets. Call Doubts right
+// IgnoredValues returns why rules ignored some of the values that identify the client: its token is
+// rejected, or the policy does not list a value. The reasons contain no secrets. Call IgnoredValues right
 // after Evaluate.
-func (v *Evaluation) Doubts() (reasons []string) {
+func (v *Evaluation) IgnoredValues() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {
 		text := fmt.Sprintf(format, args...)

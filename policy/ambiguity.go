@@ -18,11 +18,11 @@ import (
 
 // identifyingText returns the text that identifies the client, or "" if the request has none. The
 // text is that of a header, a cookie, a parameter or an entry of a descriptor. If it can be read in
-// several ways, identifyingText marks the request as unclear.
+// several ways, identifyingText marks the request as ambiguous.
 func (q *request) identifyingText(s *Source) string {
 	values := q.attributes.Lookup(s.Kind, s.Name)
 	if why := explainHidden(q.attributes, s); why != "" {
-		q.noteUnclear(s.String() + " " + why)
+		q.noteAmbiguous(s.String() + " " + why)
 		return ""
 	}
 	if len(values) == 0 {
@@ -45,18 +45,18 @@ func (q *request) identifyingText(s *Source) string {
 		why = "has an ampersand, which some servers read as several values"
 	case s.Kind == KindCookie:
 		text = cookieText(text) // some servers decode it, and must see the same client
-		if why = explainUnclear(text); why == "" && strings.HasPrefix(text, "j:") {
+		if why = explainAmbiguous(text); why == "" && strings.HasPrefix(text, "j:") {
 			why = "begins with j:, and some servers read the rest as JSON" // cookie-parser of Express
 		}
 	default:
-		why = explainUnclear(text)
+		why = explainAmbiguous(text)
 	}
 	mayHaveCommas := s.Kind == KindQuery || s.Kind == KindHeader && hasCommas(s.Name)
 	if why == "" && !mayHaveCommas && strings.Contains(text, ",") {
 		why = "has a comma, which some servers read as several values"
 	}
 	if why != "" {
-		q.noteUnclear(s.String() + " " + why)
+		q.noteAmbiguous(s.String() + " " + why)
 		return ""
 	}
 	return text
@@ -156,16 +156,16 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteUnclear records why the request is malformed. The text contains nothing that the client sent,
+// noteAmbiguous records why the request is malformed. The text contains nothing that the client sent,
 // because that may be a secret.
-func (q *request) noteUnclear(why string) {
-	if q.unclear == "" {
-		q.unclear = why + "; send it once, plainly written"
+func (q *request) noteAmbiguous(why string) {
+	if q.ambiguous == "" {
+		q.ambiguous = why + "; send it once, plainly written"
 	}
 }
 
-// explainUnclear returns why servers may read a text in different ways, or "".
-func explainUnclear(text string) string {
+// explainAmbiguous returns why servers may read a text in different ways, or "".
+func explainAmbiguous(text string) string {
 	if text == "" {
 		return ""
 	}
@@ -198,14 +198,14 @@ var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`
 // parseAuthorization converts the value of an authorization header to one form: its scheme in lower
 // case, a space, and the credentials. If the value can be read in several ways, why is the reason.
 func parseAuthorization(value string) (text, why string) {
-	if why := explainUnclear(value); why != "" || value == "" {
+	if why := explainAmbiguous(value); why != "" || value == "" {
 		return "", why
 	}
 	scheme, credentials, _ := strings.Cut(value, " ")
 	scheme, credentials = strings.ToLower(scheme), strings.TrimLeft(credentials, " ")
 	switch {
 	case scheme == "bearer":
-		why = explainUnclearToken(credentials)
+		why = explainAmbiguousToken(credentials)
 	case jwtLike.MatchString(value):
 		why = "has a token that does not follow Bearer and a space"
 	case !syntax.IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
@@ -251,10 +251,10 @@ func decodeCookie(value string) string {
 	return value
 }
 
-// explainUnclearToken returns why servers may read a bearer token in different ways, or "". A token
+// explainAmbiguousToken returns why servers may read a bearer token in different ways, or "". A token
 // with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token
 // has exactly one spelling (base64url without padding, RFC 7515).
-func explainUnclearToken(text string) string {
+func explainAmbiguousToken(text string) string {
 	const dotsIfSigned, dotsIfEncrypted = 2, 4 // RFC 7515 and RFC 7516
 	dots := strings.Count(text, ".")
 	switch {

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-func TestCookieIsUnclearIfServersFindItInDifferentPlaces(t *testing.T) {
+func TestCookieIsAmbiguousIfServersFindItInDifferentPlaces(t *testing.T) {
 	t.Parallel()
 	const name = "session"
 	for line, isClear := range map[string]bool{
@@ -47,14 +47,14 @@ func TestKeyByAuthorizationIsTheSameForEverySpellingThatServersAccept(t *testing
 		"bearer abc":   "auth:bearer%20abc",
 		"BEARER   abc": "auth:bearer%20abc",
 		"Basic dTpw":   "auth:basic%20dTpw",
-		"Bearer:abc":   "", // unclear
+		"Bearer:abc":   "", // ambiguous
 		"Bearer a\tb":  "",
 	} {
 		var v Evaluation
 		rules.Evaluate(fields{KindHeader: {"Authorization": {line}}}, &v)
 		if want == "" {
-			if v.Unclear == "" || len(v.Charges) != 0 {
-				t.Errorf("Authorization %q: the charges are %+v; want none, because the request is unclear", line, v.Charges)
+			if v.Ambiguous == "" || len(v.Charges) != 0 {
+				t.Errorf("Authorization %q: the charges are %+v; want none, because the request is ambiguous", line, v.Charges)
 			}
 		} else if len(v.Charges) != 1 || v.Charges[0].Key != want {
 			t.Errorf("Authorization %q: the charges are %+v; want one with the key %q", line, v.Charges, want)
@@ -139,7 +139,7 @@ func TestListedMethodsMatchInAnyCase(t *testing.T) {
 // Servers may decode a cookie, so both of its forms match a value that is listed in either.
 func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 	t.Parallel()
-	test, err := Is(Cookie("sid"), "s%3Aone", "s:two", "100%")
+	test, err := Is(Source{Kind: KindCookie, Name: "sid"}, "s%3Aone", "s:two", "100%")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,15 +154,15 @@ func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 		var v Evaluation
 		rules.Evaluate(fields{KindCookie: {"sid": {value}}, KindHeader: {"Cookie": {"sid=" + value}}}, &v)
 		if v.ListMatch != want {
-			t.Errorf("the cookie %q has the list match %d (unclear: %q); want %d", value, v.ListMatch, v.Unclear, want)
+			t.Errorf("the cookie %q has the list match %d (ambiguous: %q); want %d", value, v.ListMatch, v.Ambiguous, want)
 		}
 	}
 }
 
 // cookie-parser of Express reads JSON after j:, and CGI libraries split a value at an ampersand.
-func TestCookieIsUnclearIfServersReadAnotherValue(t *testing.T) {
+func TestCookieIsAmbiguousIfServersReadAnotherValue(t *testing.T) {
 	t.Parallel()
-	test, err := Is(Cookie("sid"), "evil")
+	test, err := Is(Source{Kind: KindCookie, Name: "sid"}, "evil")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,14 +170,14 @@ func TestCookieIsUnclearIfServersReadAnotherValue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for value, isUnclear := range map[string]bool{
+	for value, isAmbiguous := range map[string]bool{
 		"j%3A%22evil%22": true, "%6a:%22evil%22": true, "j:1": true, "j%3A%22%5Cu0065vil%22": true, "evil&x": true, "&evil": true,
 		"J:1": false, "aj:1": false, "s:evil.sig": false, "evil%26x": false, "a+b/c==": false,
 	} {
 		var v Evaluation
 		rules.Evaluate(fields{KindCookie: {"sid": {value}}, KindHeader: {"Cookie": {"sid=" + value}}}, &v)
-		if (v.Unclear != "") != isUnclear || v.ListMatch == DenyListed {
-			t.Errorf("the cookie %q has the list match %d, and is unclear because it %q; want it unclear: %v", value, v.ListMatch, v.Unclear, isUnclear)
+		if (v.Ambiguous != "") != isAmbiguous || v.ListMatch == DenyListed {
+			t.Errorf("the cookie %q has the list match %d, and is ambiguous because it %q; want it ambiguous: %v", value, v.ListMatch, v.Ambiguous, isAmbiguous)
 		}
 	}
 }

@@ -9,26 +9,26 @@ import (
 // NewIdentities is the name of the limit of a rule's new_identities, in metrics and responses.
 const NewIdentities = "new-identities"
 
-// An UncheckedIdentity is an identity that the client may have invented, such as the value of a
+// An InventedIdentity is an identity that the client may have invented, such as the value of a
 // header, in a rule with new_identities. The caller of Evaluate must find out whether the identity
 // is new. For a new one the caller must charge Limit once, under the key Address.
-type UncheckedIdentity struct {
+type InventedIdentity struct {
 	Rule    *Rule
 	Limit   *penstock.Plan // its Group is the name of the rule
 	Address string         // "ip:192.0.2.1", or its network
 	Key     string         // the identity, as the key of a charge
 }
 
-// noteUnchecked notes the unchecked identities of a rule that applies.
-func (v *Evaluation) noteUnchecked(r *Rule) {
+// noteInvented notes the invented identities of a rule that applies.
+func (v *Evaluation) noteInvented(r *Rule) {
 	q := &v.request
 	for _, l := range r.Limits {
 		if l.Shadow || !q.isInvented(l.Key) {
 			continue
 		}
-		unchecked := UncheckedIdentity{Rule: r, Limit: r.NewIdentities, Address: "ip:" + q.addressText(), Key: q.key(l.Key)}
-		if !slices.ContainsFunc(v.Unchecked, func(other UncheckedIdentity) bool { return other.Rule == r && other.Key == unchecked.Key }) {
-			v.Unchecked = append(v.Unchecked, unchecked)
+		invented := InventedIdentity{Rule: r, Limit: r.NewIdentities, Address: "ip:" + q.addressText(), Key: q.key(l.Key)}
+		if !slices.ContainsFunc(v.Invented, func(other InventedIdentity) bool { return other.Rule == r && other.Key == invented.Key }) {
+			v.Invented = append(v.Invented, invented)
 		}
 	}
 }

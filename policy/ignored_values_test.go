@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-func TestDoubtsNameValuesThatThePolicyDoesNotList(t *testing.T) {
+func TestIgnoredValuesAreThoseThatThePolicyDoesNotList(t *testing.T) {
 	t.Parallel()
 	is := func(source Source, values ...string) Test {
 		test, err := Is(source, values...)
@@ -22,7 +22,7 @@ func TestDoubtsNameValuesThatThePolicyDoesNotList(t *testing.T) {
 	byUser.Only = &users
 	// rules makes Rules whose two limits have one plan each, or one for each tier.
 	rules := func(hasPlanForEachTier bool) *Rules {
-		spec, err := Simple("search", FirstOf(byKey, byUser), guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))
+		spec, err := Simple("search", firstOf(byKey, byUser), guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,8 +68,8 @@ func TestDoubtsNameValuesThatThePolicyDoesNotList(t *testing.T) {
 	} {
 		var v Evaluation
 		c.rules.Evaluate(fields{KindHeader: c.header}, &v)
-		if got := v.Doubts(); !slices.Equal(got, c.want) {
-			t.Errorf("%s: the doubts are %q; want %q", c.name, got, c.want)
+		if got := v.IgnoredValues(); !slices.Equal(got, c.want) {
+			t.Errorf("%s: the ignored values are %q; want %q", c.name, got, c.want)
 		}
 	}
 }
