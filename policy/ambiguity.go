@@ -156,8 +156,8 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteAmbiguous records why the request is malformed. The text contains nothing that the client sent,
-// because that may be a secret.
+// noteAmbiguous records why the request is malformed. The text contains nothing that the client
+// sent, because that may be a secret.
 func (q *request) noteAmbiguous(why string) {
 	if q.ambiguous == "" {
 		q.ambiguous = why + "; send it once, plainly written"
@@ -251,9 +251,9 @@ func decodeCookie(value string) string {
 	return value
 }
 
-// explainAmbiguousToken returns why servers may read a bearer token in different ways, or "". A token
-// with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token
-// has exactly one spelling (base64url without padding, RFC 7515).
+// explainAmbiguousToken returns why servers may read a bearer token in different ways, or "". A
+// token with two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a
+// token has exactly one spelling (base64url without padding, RFC 7515).
 func explainAmbiguousToken(text string) string {
 	const dotsIfSigned, dotsIfEncrypted = 2, 4 // RFC 7515 and RFC 7516
 	dots := strings.Count(text, ".")

@@ -5,14 +5,14 @@ package policy
 // no token, or the check of its token is cached, no signature must be checked. Then no separate
 // call is made: the rule is like one with Always, and all rules are charged together.
 
-// EvaluateBeforeAuth evaluates the rules with before_auth alone, if some of them match the request and
-// Evaluate would have to check a signature. If it does this, it returns false, and the Evaluation
-// has only the charges of these rules. If the charges are granted, they are kept, and the caller
-// evaluates the other rules with EvaluateAfterAuth.
+// EvaluateBeforeAuth evaluates the rules with before_auth alone, if some of them match the request
+// and Evaluate would have to check a signature. If it does this, it returns false, and the
+// Evaluation has only the charges of these rules. If the charges are granted, they are kept, and
+// the caller evaluates the other rules with EvaluateAfterAuth.
 //
-// In all other cases EvaluateBeforeAuth does what Evaluate does, and returns true. If the key of a rule
-// with before_auth is ambiguous, EvaluateBeforeAuth returns true too. The request is then malformed, and
-// no signature is checked.
+// In all other cases EvaluateBeforeAuth does what Evaluate does, and returns true. If the key of a
+// rule with before_auth is ambiguous, EvaluateBeforeAuth returns true too. The request is then
+// malformed, and no signature is checked.
 func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) bool {
 	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)
@@ -42,8 +42,8 @@ func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) bool {
 	return true
 }
 
-// EvaluateAfterAuth evaluates the rules without before_auth, after those with before_auth have granted
-// the request.
+// EvaluateAfterAuth evaluates the rules without before_auth, after those with before_auth have
+// granted the request.
 func (r *Rules) EvaluateAfterAuth(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	v.request.isGrantedBeforeAuth = true

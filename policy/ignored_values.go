@@ -6,8 +6,8 @@ import (
 )
 
 // IgnoredValues returns why rules ignored some of the values that identify the client: its token is
-// rejected, or the policy does not list a value. The reasons contain no secrets. Call IgnoredValues right
-// after Evaluate.
+// rejected, or the policy does not list a value. The reasons contain no secrets. Call IgnoredValues
+// right after Evaluate.
 func (v *Evaluation) IgnoredValues() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {
