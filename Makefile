@@ -19,7 +19,7 @@ packages = github.com/penstock/penstock/...
 # if one of its tests starts goroutines that share state. In both lists the longest packages begin first.
 # Tests that begin with effort.SkipUnderRace skip themselves under the detector. make test runs them once more, without
 # it: these tests are in sequential, and their packages in sequential_in.
-raced = ./redisstore ./guard ./cmd/penstock/internal/serve/service ./redisstore/goredis ./redisguard ./redisstore/internal/client ./redisstore/internal/coalesce \
+raced = ./redisstore ./guard ./cmd/penstock/internal/serve/service ./redisstore/goredis ./redisguard ./internal/redisclient ./redisstore/internal/coalesce \
 	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit ./cmd/penstock/internal/rpc/checkapi ./grpclimit/connectlimit ./cmd/penstock/internal/rpc/extauthz ./cmd/penstock/internal/rpc/envoyrls ./policy/policyfile ./internal/policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/serve/telemetry ./cmd/penstock/internal/serve/core ./cmd/penstock/internal/console/activity ./cmd/penstock/internal/console/adminapi
 unraced = ./internal/testing/faults ./cmd/penstock/internal/testing/conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 # -parallel: most tests wait for servers, so more of them run at once than there are cores.
@@ -226,8 +226,8 @@ lint:
 	@git ls-files '*.go' '*.lua' '*.md' '*.sh' '*.yaml' | grep -v testdata/ | xargs go run $(MISSPELL) -locale US -i cancelled,upsteam -error
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)
-	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./redisstore/internal/luagen -lua $(CURDIR)/bin/lua >/dev/null
-	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
+	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./internal/luagen -lua $(CURDIR)/bin/lua >/dev/null
+	luacheck -q --no-color algorithm examples internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 	luacheck -q --no-color --read-globals core -- deploy/recipes
 	@scripts/protos bin/_penstockv1 && diff -r bin/_penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not up to date with its proto file (make protos)"; exit 1; }

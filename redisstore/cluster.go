@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/batches"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 )
 
 const (
@@ -156,16 +156,16 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		err = chargeErr
 		switch {
 		case storeCtx.Err() != nil && errors.Join(chargeErr, refundErr) != nil:
-			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
+			err = penstock.NewStoreError(penstock.ReasonUnknown, redisclient.ErrClosed)
 		case refundErr != nil:
 			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(chargeErr, refundErr))
 		}
 	}
 	if !s.work.Start(chargeOrRefund) {
 		cancel()
-		return nil, s.unavailable(ctx, client.NotSent(client.ErrClosed))
+		return nil, s.unavailable(ctx, redisclient.NotSent(redisclient.ErrClosed))
 	}
-	if ctxErr := client.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, abandoned) {
+	if ctxErr := redisclient.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, abandoned) {
 		if s.outliving.Add(1) > maxOutliving {
 			cancel()
 		} else {

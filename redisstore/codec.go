@@ -9,9 +9,9 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
 // A call is one script call: a list of batches, and how they are packed. The memory of calls is
@@ -36,12 +36,12 @@ type call struct {
 
 // The sizes, in bytes, of the parts of packed arguments and of replies.
 const (
-	stampedSize = 8 + client.StampSize // the time, the stamp
-	headerSize  = stampedSize + 2      // and the number of batches
-	batchSize   = 2                    // the number of charges in a batch
-	chargeSize  = 2 + 1 + 1 + 4 + 4*8  // key, algorithm, mode, tag; cost, three parameters
-	statusSize  = 5 * 8                // granted, remaining, retry, reset, wait
-	plainSize   = 2 * 8                // remaining, reset: the whole cost was granted without a wait
+	stampedSize = 8 + redisclient.StampSize // the time, the stamp
+	headerSize  = stampedSize + 2           // and the number of batches
+	batchSize   = 2                         // the number of charges in a batch
+	chargeSize  = 2 + 1 + 1 + 4 + 4*8       // key, algorithm, mode, tag; cost, three parameters
+	statusSize  = 5 * 8                     // granted, remaining, retry, reset, wait
+	plainSize   = 2 * 8                     // remaining, reset: the whole cost was granted without a wait
 
 	receiptSize = 8 // follows a status or a plain status, if a charge of the batch may be refunded
 
@@ -125,7 +125,7 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 func (c *call) putHeader(s *Store, now int64) {
 	c.stamp = uint16(s.stamps.Add(1))
 	putNumber(c.buf, now)
-	client.PutStamp(c.buf, c.stamp)
+	redisclient.PutStamp(c.buf, c.stamp)
 }
 
 // increment adds one to the 16-bit number that begins at buf[index].

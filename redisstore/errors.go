@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 )
 
 // unavailable converts an error of the client to an error of the Store. The result is a
@@ -173,7 +173,7 @@ func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {
 		switch {
-		case errors.Is(err, client.ErrLate):
+		case errors.Is(err, redisclient.ErrLate):
 			return penstock.ReasonLate
 		case isUnsent(err):
 			return penstock.ReasonUnreachable
@@ -234,7 +234,7 @@ func isUnsent(err error) bool {
 		return true
 	}
 	_, isCertificateWrong := errors.AsType[*tls.CertificateVerificationError](err)
-	return isCertificateWrong || isCertificateRejected(err) || errors.Is(err, client.ErrNotSent)
+	return isCertificateWrong || isCertificateRejected(err) || errors.Is(err, redisclient.ErrNotSent)
 }
 
 // isCertificateRejected reports whether a server has ended the TLS handshake because of the

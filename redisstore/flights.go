@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
@@ -107,7 +107,7 @@ func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, w *coa
 	isSent, err := coalescer.Wait(ctx, w)
 	switch {
 	case err != nil && !isSent:
-		return penstock.Decision{}, s.unavailable(ctx, client.TooLate(err))
+		return penstock.Decision{}, s.unavailable(ctx, redisclient.TooLate(err))
 	case err != nil:
 		return penstock.Decision{}, s.unavailable(ctx, err)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
+	"github.com/penstock/penstock/internal/luagen"
 )
 
 // heartbeatLua adds an instance to a sorted set, or removes it. It replies the number of instances

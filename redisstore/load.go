@@ -11,8 +11,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/redisstore/internal/client"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
+	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/redisclient"
 )
 
 // A Script is a Lua script that a Client loads into servers.
@@ -242,7 +242,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.Digest, c.keys, c.args)
 		if err == nil {
-			return client.CutStamp(reply, c.stamp)
+			return redisclient.CutStamp(reply, c.stamp)
 		}
 		if !isNoScript(err) {
 			return "", nameMissingRight(script.Text, err)
@@ -263,12 +263,12 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if isMine {
 			s.startLoading(name, pending, script, c.keys[0])
 		}
-		if err := client.Await(ctx, pending.done, nil); err != nil {
-			return "", client.TooLate(err)
+		if err := redisclient.Await(ctx, pending.done, nil); err != nil {
+			return "", redisclient.TooLate(err)
 		}
 		// If loads are forbidden, the next try sends the text.
 		if err := pending.err; err != nil && !s.loads.isForbidden.Load() {
-			return "", client.NotSent(fmt.Errorf("load the script: %w", err))
+			return "", redisclient.NotSent(fmt.Errorf("load the script: %w", err))
 		}
 	}
 }
@@ -280,7 +280,7 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	if err != nil {
 		return "", nameMissingRight(script.Text, err)
 	}
-	return client.CutStamp(reply, c.stamp)
+	return redisclient.CutStamp(reply, c.stamp)
 }
 
 // startLoading loads a script into the server of a key. The load runs in the background, because
@@ -297,7 +297,7 @@ func (s *Store) startLoading(name string, pending *pendingLoad, script *script, 
 		}
 		s.loads.end(name, pending, err)
 	}) {
-		s.loads.end(name, pending, client.ErrClosed)
+		s.loads.end(name, pending, redisclient.ErrClosed)
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
 // A forgetfulClient is of a server that knows a script only for some calls after each load.
@@ -152,7 +152,7 @@ func TestLoadThatHangsEnds(t *testing.T) {
 		s.work.Cancel()
 		pending, isMine := s.loads.begin("m")
 		s.startLoading("m", pending, new(script), "k")
-		if <-pending.done; !isMine || pending.err != client.ErrClosed {
+		if <-pending.done; !isMine || pending.err != redisclient.ErrClosed {
 			t.Errorf("after Close, a load ends with %v; want ErrClosed", pending.err)
 		}
 	})

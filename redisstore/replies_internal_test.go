@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 )
 
 // A scriptedClient replies to Eval as the test says.
@@ -305,8 +305,8 @@ func TestErrorsBeforeAnyCommand(t *testing.T) {
 		reason penstock.Reason
 	}{
 		{&net.OpError{Op: "dial", Err: errors.New("refused")}, penstock.ReasonUnreachable}, {&net.OpError{Op: "read", Err: errors.New("reset")}, penstock.ReasonUnknown},
-		{&tls.CertificateVerificationError{Err: errors.New("wrong")}, penstock.ReasonUnreachable}, {client.NotSent(errors.New("x")), penstock.ReasonUnreachable},
-		{client.TooLate(errors.New("x")), penstock.ReasonLate}, {context.DeadlineExceeded, penstock.ReasonTimeout}, {errors.New("x"), penstock.ReasonUnknown},
+		{&tls.CertificateVerificationError{Err: errors.New("wrong")}, penstock.ReasonUnreachable}, {redisclient.NotSent(errors.New("x")), penstock.ReasonUnreachable},
+		{redisclient.TooLate(errors.New("x")), penstock.ReasonLate}, {context.DeadlineExceeded, penstock.ReasonTimeout}, {errors.New("x"), penstock.ReasonUnknown},
 		{tls.AlertError(42), penstock.ReasonUnreachable}, {tls.AlertError(46), penstock.ReasonUnreachable}, {tls.AlertError(48), penstock.ReasonUnreachable}, {tls.AlertError(49), penstock.ReasonUnreachable},
 		{tls.AlertError(116), penstock.ReasonUnreachable}, {tls.AlertError(43), penstock.ReasonUnreachable}, {tls.AlertError(44), penstock.ReasonUnreachable}, {tls.AlertError(45), penstock.ReasonUnreachable},
 		{tls.AlertError(41), penstock.ReasonUnknown}, {tls.AlertError(47), penstock.ReasonUnknown}, {tls.AlertError(50), penstock.ReasonUnknown}, {tls.AlertError(80), penstock.ReasonUnknown}, {tls.AlertError(117), penstock.ReasonUnknown},

@@ -4,8 +4,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
 const numberSize = 8 // bytes

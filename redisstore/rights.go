@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
+	"github.com/penstock/penstock/internal/luagen"
 )
 
 // A Right is a command that a Store's user must be allowed to run.

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/penstock/penstock/internal/boundedfile"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/redis/rueidis"
 )
 
@@ -79,7 +79,7 @@ func asReply(err error) error {
 // connection. So AuthCredentialsFn of the option is set, and has priority over its Password.
 //
 // An error wraps penstock.ErrInvalid and never shows the password.
-func ParseURL(text string) (rueidis.ClientOption, error) { return client.ParseURL(text, readFile) }
+func ParseURL(text string) (rueidis.ClientOption, error) { return redisclient.ParseURL(text, readFile) }
 
 // readFile reads a file that a URL names.
 func readFile(name string) ([]byte, error) { return boundedfile.Read(name, 1<<20) }
@@ -87,25 +87,27 @@ func readFile(name string) ([]byte, error) { return boundedfile.Read(name, 1<<20
 // CheckURL returns the error that ParseURL would return, but reads no file: the files may be on
 // another machine.
 func CheckURL(text string) error {
-	_, err := client.ParseURL(text, nil)
+	_, err := redisclient.ParseURL(text, nil)
 	return err
 }
 
 // Dial makes a Client that connects in the background. If it cannot connect, it tries again when it
 // is used. ParseURL makes the option.
-func Dial(option rueidis.ClientOption) Client { return dialedClient{client.Connect(option, asReply)} }
+func Dial(option rueidis.ClientOption) Client {
+	return dialedClient{redisclient.Connect(option, asReply)}
+}
 
 // Connect makes a rueidis client for commands that a Client does not have. The connections of this
 // client are like those of Dial. Connect waits for the first connection. An error reply of the
 // server is a ReplyError. The caller must call disconnect, also after an error.
 func Connect(ctx context.Context, option rueidis.ClientOption) (c rueidis.Client, disconnect func(), err error) {
-	connector := client.Connect(option, asReply)
+	connector := redisclient.Connect(option, asReply)
 	c, err = connector.Get(ctx)
 	return c, connector.Close, err
 }
 
 // A dialedClient is a rueidis client that may not be connected yet.
-type dialedClient struct{ *client.Connector }
+type dialedClient struct{ *redisclient.Connector }
 
 func (d dialedClient) get(ctx context.Context) (rueidisClient, error) {
 	c, err := d.Get(ctx)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/redisstore/internal/luagen"
+	"github.com/penstock/penstock/internal/luagen"
 )
 
 // A script decides charges with some algorithms:

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/redisstore/internal/luagen"
+	"github.com/penstock/penstock/internal/luagen"
 )
 
 // A Server describes the only server of a store, or one primary of a Cluster, by its INFO. Counts

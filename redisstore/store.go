@@ -17,9 +17,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/batches"
-	"github.com/penstock/penstock/redisstore/internal/background"
-	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
@@ -91,7 +91,7 @@ func New(c Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client, s.work = client.Detach[Script](c), background.New()
+	s.client, s.work = redisclient.Detach[Script](c), background.New()
 	s.topology.madeAt = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
@@ -204,7 +204,7 @@ func (s *Store) decideValid(ctx context.Context, c *call) {
 // now.
 func (s *Store) prepare(ctx context.Context) (isSharded bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return false, s.unavailable(ctx, client.TooLate(err))
+		return false, s.unavailable(ctx, redisclient.TooLate(err))
 	}
 	if s.now != nil {
 		if err := algorithm.CheckTime(s.fixedNow()); err != nil {

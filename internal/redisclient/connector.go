@@ -1,4 +1,4 @@
-package client
+package redisclient
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/redisstore/internal/background"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/redis/rueidis"
 )
 

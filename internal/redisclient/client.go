@@ -1,6 +1,6 @@
-// Package client sets up clients of Redis. It reads URLs, connects in the background, and corrects
+// Package redisclient sets up clients of Redis. It reads URLs, connects in the background, and corrects
 // what rueidis does with connections. It also lets callers return at their deadlines.
-package client
+package redisclient
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package client
+package redisclient
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/redisstore/internal/background"
+	"github.com/penstock/penstock/internal/background"
 )
 
 // Calls is the interface of the client that a Detached wraps, redisstore.Client. S is
