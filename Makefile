@@ -226,7 +226,7 @@ lint:
 	@git ls-files '*.go' '*.lua' '*.md' '*.sh' '*.yaml' | grep -v testdata/ | xargs go run $(MISSPELL) -locale US -i cancelled,upsteam -error
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)
-	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./internal/luagen -lua $(CURDIR)/bin/lua >/dev/null
+	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./internal/luagen ./cmd/penstock/internal/console/redisops -lua $(CURDIR)/bin/lua >/dev/null
 	luacheck -q --no-color algorithm examples internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 	luacheck -q --no-color --read-globals core -- deploy/recipes

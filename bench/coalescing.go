@@ -77,11 +77,10 @@ func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coales
 // separateCaller returns a caller with a store for each goroutine, over one client. So no two
 // goroutines share a script.
 func separateCaller(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
-	option, err := redisstore.ParseURL(server.URL())
+	client, err := redisstore.Dial(server.URL())
 	if err != nil {
 		return nil, err
 	}
-	client := redisstore.Dial(option)
 	idle := make(chan *redisstore.Store, 512) // the largest number of goroutines
 	for range cap(idle) {
 		store, err := redisstore.New(client, redisstore.Options{Prefix: "separate"})

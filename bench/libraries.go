@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
@@ -113,7 +114,7 @@ func ululeCaller(server *redistest.Server) (*caller, error) {
 }
 
 func rueidisLimiterCaller(server *redistest.Server) (*caller, error) {
-	option, err := redisstore.ParseURL(server.URL())
+	option, err := redisclient.ParseURL(server.URL())
 	if err != nil {
 		return nil, err
 	}

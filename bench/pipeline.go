@@ -3,13 +3,12 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
 	"strconv"
 
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -125,14 +124,14 @@ func (r *recorder) EvalSha(_ context.Context, digest string, keys, args []string
 }
 
 func (r *recorder) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	digest := digestOf(script)
+	digest := luagen.Digest(script)
 	r.scripts[digest] = script
 	return r.EvalSha(ctx, digest, keys, args)
 }
 
-func (r *recorder) Load(_ context.Context, _ string, scripts []redisstore.Script) error {
+func (r *recorder) Load(_ context.Context, _ string, scripts []string) error {
 	for _, script := range scripts {
-		r.scripts[script.Digest] = script.Text
+		r.scripts[luagen.Digest(script)] = script
 	}
 	return nil
 }
@@ -140,8 +139,3 @@ func (r *recorder) Load(_ context.Context, _ string, scripts []redisstore.Script
 func (r *recorder) Sharded(context.Context) (bool, error) { return false, nil }
 func (r *recorder) Ping(context.Context) error            { return nil }
 func (r *recorder) Close() error                          { return nil }
-
-func digestOf(script string) string {
-	sum := sha1.Sum([]byte(script))
-	return hex.EncodeToString(sum[:])
-}

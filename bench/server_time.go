@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -121,7 +122,7 @@ func chargesFor(limits []penstock.Limit) (batch []penstock.Charge, err error) {
 // scriptSubject returns a subject that calls a script. Names of its keys in Redis begin with
 // prefix. args returns the script's arguments for a limit of count units per day.
 func scriptSubject(name, script, prefix string, args func(count, cost int) []string) *subject {
-	digest := digestOf(script)
+	digest := luagen.Digest(script)
 	return &subject{name: name, scripts: []string{script}, add: func(l *load, i int, state keyState) {
 		key, count, cost := key(i), coldCount, 1
 		switch state {

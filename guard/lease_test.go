@@ -13,6 +13,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
@@ -46,12 +48,12 @@ func TestLeaseObeysTheLaw(t *testing.T) {
 func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	option, err := redisstore.ParseURL(redistest.Start(t).URL())
+	option, err := redisclient.ParseURL(redistest.Start(t).URL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	option.ConnWriteTimeout = time.Minute // a busy machine can stop Redis for seconds
-	redis, err := redisstore.New(redisstore.Dial(option), redisstore.Options{})
+	redis, err := redisstore.New(clienttest.Dial(option), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -204,11 +204,11 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 		{candidate: ", candidate: {rate: 5/h, algorithm: sliding-window}", scripts: 2 * requests, allowed: requests, shadows: 5},
 	} {
 		text := "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 1000/h" + test.candidate + "}]}]"
-		option, err := redisstore.ParseURL(server.URL())
+		dialed, err := redisstore.Dial(server.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := &scriptCounter{Client: redisstore.Dial(option)}
+		client := &scriptCounter{Client: dialed}
 		store, err := redisstore.New(client, redisstore.Options{Prefix: fmt.Sprintf("p%d-%d", test.scripts, test.shadows)})
 		if err != nil {
 			t.Fatal(err)

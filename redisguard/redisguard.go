@@ -32,15 +32,14 @@ type Store struct {
 // The door of a Store is unexported, so that the documentation of Store does not show it.
 type door = batches.Door
 
-// Open makes a Store for the server or servers that a URL names; see redisstore.ParseURL for its
+// Open makes a Store for the server or servers that a URL names; see redisstore.Open for its
 // forms. It does not wait for a connection: until Redis answers, each limit is decided by its
 // fallback. An error wraps penstock.ErrInvalid. Close ends the Store.
 func Open(url string, o Options) (*Store, error) {
-	option, err := redisstore.ParseURL(url)
+	client, err := redisstore.Dial(url)
 	if err != nil {
 		return nil, err
 	}
-	client := redisstore.Dial(option)
 	s, err := New(client, o)
 	if err != nil {
 		_ = client.Close()

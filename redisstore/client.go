@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// A Client is the small part of a Redis client that a Store needs. This package makes a Client from
-// a URL (Open), from options (Dial) or from a rueidis.Client (NewRueidis). Package
-// redisstore/goredis makes a Client from a go-redis client.
+// A Client is the small part of a Redis client that a Store needs. Open and Dial make one from a
+// URL, and package redisstore/goredis makes one from a go-redis client.
 //
 // A Client must not send a script again, even if the reply is lost. The script may have run, and a
 // second run would charge twice. A Client may follow a redirection (MOVED, ASK), which proves that
@@ -30,8 +29,8 @@ type Client interface {
 	// Load loads scripts by SCRIPT LOAD into the server that owns key. If key is "", it loads them
 	// into each server that the client knows of, also into replicas that may be promoted. If one
 	// server fails, Load continues with the others, and returns all errors. A reply other than the
-	// script's digest is an error.
-	Load(ctx context.Context, key string, scripts []Script) error
+	// script's SHA-1, in hexadecimal digits, is an error.
+	Load(ctx context.Context, key string, scripts []string) error
 
 	// Sharded reports whether keys are spread over several servers. Then a script may only use keys of
 	// one hash tag. The caller of the Store waits for Sharded, so it must return when ctx ends.
@@ -41,7 +40,7 @@ type Client interface {
 	Ping(ctx context.Context) error
 
 	// Close closes the connections of a client that Dial made. A client that the user passed to
-	// NewRueidis or goredis.New stays open.
+	// goredis.New stays open.
 	Close() error
 }
 

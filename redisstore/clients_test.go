@@ -6,11 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/redis/rueidis"
 )
 
 // Short names for the helpers that these tests share with those of redisstore/goredis.
@@ -48,28 +49,20 @@ func urlOf(scheme, hosts string, o clienttest.Options) string {
 	return address.String()
 }
 
-// ownClients makes clients from rueidis clients of the program.
-var ownClients = clienttest.Library{
-	Name: "rueidis",
-	One: func(t testing.TB, addr string, _ clienttest.Options) redisstore.Client {
+// oneConnection makes clients of URLs that send all commands on one connection.
+var oneConnection = clienttest.Library{
+	Name: "one connection",
+	One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		t.Helper()
-		return rueidisClient(t, rueidis.ClientOption{InitAddress: []string{addr}})
+		option, err := redisclient.ParseURL(urlOf("redis", addr, o))
+		if err != nil {
+			t.Fatal(err)
+		}
+		option.PipelineMultiplex = -1
+		c := clienttest.Dial(option)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
 	},
-	Cluster: func(t testing.TB, addrs []string, _ clienttest.Options) redisstore.Client {
-		t.Helper()
-		return rueidisClient(t, rueidis.ClientOption{InitAddress: addrs})
-	},
-}
-
-func rueidisClient(t testing.TB, option rueidis.ClientOption) redisstore.Client {
-	t.Helper()
-	option.DisableCache = true
-	c, err := rueidis.NewClient(option)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return redisstore.NewRueidis(c)
 }
 
 func dial(url string) func(t testing.TB) redisstore.Client {
@@ -80,12 +73,12 @@ func dial(url string) func(t testing.TB) redisstore.Client {
 // does, or for replyTimeout if that is longer.
 func dialURL(t testing.TB, url string, replyTimeout time.Duration) redisstore.Client {
 	t.Helper()
-	option, err := redisstore.ParseURL(url)
+	option, err := redisclient.ParseURL(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	option.ConnWriteTimeout = max(option.ConnWriteTimeout, replyTimeout)
-	c := redisstore.Dial(option)
+	c := clienttest.Dial(option)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -93,8 +86,8 @@ func dialURL(t testing.TB, url string, replyTimeout time.Duration) redisstore.Cl
 // suite is the tests that redisstore/goredis runs too, with its own clients.
 func suite(t *testing.T) clienttest.Suite {
 	return clienttest.Suite{
-		Library: clientsOfURLs, Other: ownClients,
-		ClusterRights: clienttest.RulesOf(t, redisstore.RightsOptions{Cluster: true}),
+		Library: clientsOfURLs, Other: oneConnection,
+		ClusterRights: clienttest.RulesOf(redisrights.Options{Cluster: true}),
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{Prefix: newPrefix()}))
 		},
@@ -118,8 +111,7 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 	clienttest.RunConcurrent(t, suite(t))
 }
 
-// A proxy loses, repeats, swaps or replaces replies. Clients of the program itself are not tested:
-// rueidis panics at a reply that comes twice.
+// A proxy loses, repeats, swaps or replaces replies.
 func TestNumbersOfOtherCallsAreNotDelivered(t *testing.T) {
 	t.Parallel()
 	t.Run("coalesced", func(t *testing.T) {
@@ -139,7 +131,7 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 	s := redistest.Shared(t)
 	clienttest.RunConformance(t, redisstore.Options{},
 		clienttest.Maker{Name: "url", Client: dial(s.URL())},
-		clienttest.Maker{Name: "rueidis", Client: func(t testing.TB) redisstore.Client { return ownClients.One(t, s.Addr, clienttest.Options{}) }},
+		clienttest.Maker{Name: "one connection", Client: func(t testing.TB) redisstore.Client { return oneConnection.One(t, s.Addr, clienttest.Options{}) }},
 	)
 }
 
@@ -155,16 +147,4 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	s := redistest.StartSentinel(t)
 	url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
 	clienttest.RunConformance(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
-}
-
-// For clientsOfURLs, clienttest.RunConcurrent makes this check.
-func TestCallsOfRueidisDoNotWaitForConnectionsOfOthers(t *testing.T) {
-	t.Parallel()
-	clienttest.DeadlinesWhileConnecting(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
-		option, err := redisstore.ParseURL(urlOf("redis", addr, o))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return rueidisClient(t, option)
-	}})
 }

@@ -41,11 +41,10 @@ func (c *shardedClient) EvalSha(ctx context.Context, digest string, keys, args [
 
 func dialURL(t testing.TB, url string) Client {
 	t.Helper()
-	option, err := ParseURL(url)
+	client, err := Dial(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := Dial(option)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -37,7 +38,7 @@ func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 
 // A full server sends its error before any command. If the context of a call ends while rueidis
 // dials, rueidis sends no command. When the error of a full server then arrives, rueidis panics,
-// which would end the program. Clients of Dial must prevent that.
+// which would end the program. Our clients must prevent that.
 func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -57,7 +58,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 		}
 	}()
 	var isFull atomic.Bool
-	option, err := redisstore.ParseURL("redis://" + server.Addr)
+	option, err := redisclient.ParseURL("redis://" + server.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 		<-ctx.Done()
 		return conn, err
 	}
-	client := redisstore.Dial(option)
+	client := clienttest.Dial(option)
 	defer client.Close()
 	store := redisstore.DisableCoalescing(newStore(t, client, redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
@@ -113,7 +114,7 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer silentServer.Close()
-				option, err := redisstore.ParseURL(fmt.Sprintf(format, server.Addr))
+				option, err := redisclient.ParseURL(fmt.Sprintf(format, server.Addr))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -137,7 +138,7 @@ func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 					open.Add(1)
 					return &closeRecorder{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 				}
-				store := newStore(t, redisstore.Dial(option), redisstore.Options{})
+				store := newStore(t, clienttest.Dial(option), redisstore.Options{})
 				charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 				call := func() error {
 					_, err := store.Decide(within(t, 20*time.Millisecond), charges)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -235,7 +237,7 @@ func (s *stuckConn) Close() error {
 func TestNoCallerDialsOrCloses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	option, err := redisstore.ParseURL("redis://" + server.Addr)
+	option, err := redisclient.ParseURL("redis://" + server.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +255,7 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		}
 		return &stuckConn{Conn: conn, closing: &closing, release: release}, nil
 	}
-	store := redisstore.DisableCoalescing(newStore(t, redisstore.Dial(option), redisstore.Options{}))
+	store := redisstore.DisableCoalescing(newStore(t, clienttest.Dial(option), redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	call := func() error {
 		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
@@ -299,7 +301,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, nodes := start(t)
-			option, err := redisstore.ParseURL(url)
+			option, err := redisclient.ParseURL(url)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -313,7 +315,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 				}
 				return dialer.DialContext(ctx, "tcp", address)
 			}
-			store := newStore(t, redisstore.Dial(option), redisstore.Options{})
+			store := newStore(t, clienttest.Dial(option), redisstore.Options{})
 			call := func(i int, patience time.Duration) error {
 				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000).MustCompile(), 1)})
 				return err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
 // unavailable converts an error of the client to an error of the Store. The result is a
@@ -88,7 +89,7 @@ func (s *Store) hintFor(rejection error) string {
 	}
 	switch {
 	case strings.Contains(text, "access"): // every version of Redis has this word if the user has no right to a key
-		return "~" + strings.TrimSuffix(s.prefix, schemaVersion) + "*"
+		return "~" + rediskeys.Prefix(s.prefix) + "*"
 	case isLoginRejected(rejection):
 		return "a valid user and password for the store"
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/redis/rueidis"
 )
 
 // server starts a real server for an example. In a program, its URL would be
@@ -74,30 +73,6 @@ func ExampleOptions() {
 	fmt.Println(decision.Allowed, err)
 	// Output:
 	// true <nil>
-}
-
-// A program can use its own rueidis client. The program closes this client, and should switch off
-// the client's retries.
-func ExampleNewRueidis() {
-	url, stop := server()
-	defer stop()
-	option, err := redisstore.ParseURL(url) // with retries and the client cache switched off
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := rueidis.NewClient(option)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close()
-	store, err := redisstore.New(redisstore.NewRueidis(client), redisstore.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer store.Close()
-	fmt.Println(store.Ping(context.Background()))
-	// Output:
-	// <nil>
 }
 
 // The reason of an error shows whether the charges may have been made.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
@@ -209,7 +210,7 @@ func (g *goldenStore) do(args ...string) any {
 // keys returns the keys that the store has written. Members and scores of sets are in hex, because
 // members need not be UTF-8.
 func (g *goldenStore) keys() (keys []goldenKey) {
-	begin := g.prefix + schemaVersion
+	begin := rediskeys.Base(g.prefix)
 	for _, name := range g.do("KEYS", begin+"{*").([]any) {
 		name := name.(string)
 		key := goldenKey{Name: strings.TrimPrefix(name, begin)}
@@ -230,7 +231,7 @@ func (g *goldenStore) keys() (keys []goldenKey) {
 // restore writes the keys without a TTL, because TTLs are not part of the state.
 func (g *goldenStore) restore(keys []goldenKey) {
 	for _, key := range keys {
-		name := g.prefix + schemaVersion + key.Name
+		name := rediskeys.Base(g.prefix) + key.Name
 		if key.Set == nil {
 			g.do("SET", name, string(key.String))
 			continue

@@ -1,46 +1,13 @@
 package redisstore
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"hash"
-	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
-// Keys have this form, with the schema's version after the prefix:
-//
-//	ps1{user:42}search                     the limits of group "search" under key "user:42"
-//	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
-//
-// The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
-// without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
-// bytes become %XX. A key whose encoding is longer than maxHashTagBytes becomes "%#" and its
-// SHA-256. The empty key becomes "%_". The store's own keys begin with "%@". With Options.Secret
-// every key becomes "%#" and the beginning of its HMAC.
-const (
-	schemaVersion   = "1"
-	maxHashTagBytes = 128 // bytes between the braces
-	maxPrefixBytes  = 64  // bytes
-	macBytes        = 16  // bytes of the HMAC-SHA-256 that stand for a key
-)
-
-const hexDigits = "0123456789ABCDEF"
-
-// isPlain has true for each byte that names keep as it is.
-var isPlain = func() (t [256]bool) {
-	for c := range t {
-		t[c] = isLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
-	}
-	return t
-}()
-
-func isLetterOrDigit(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-}
+const maxPrefixBytes = 64 // bytes of Options.Prefix
 
 // appendKey appends the name of the Redis key that has the state of a plan's limit for key.
 func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
@@ -60,115 +27,11 @@ func (s *Store) appendKeyStart(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
 	if s.secret != nil {
-		b = NewNames(Options{Secret: s.secret}).Append(b, key)
+		b = rediskeys.NewNames(s.secret).Append(b, key)
 	} else {
-		b = appendName(b, key)
+		b = rediskeys.Append(b, key)
 	}
 	return append(b, '}')
-}
-
-// appendName appends the name of a key without a secret.
-func appendName(b []byte, key string) []byte {
-	if key == "" {
-		return append(b, '%', '_')
-	}
-	if b, fits := appendEncoded(b, key); fits {
-		return b
-	}
-	sum := sha256.Sum256([]byte(key))
-	return hex.AppendEncode(append(b, '%', '#'), sum[:])
-}
-
-// Names writes the names that keys have in the store: the text between the braces. So programs can
-// keep and compare keys as the store does. Names is not safe for concurrent use.
-type Names struct {
-	mac   hash.Hash // nil: there is no secret
-	sum   hash.Hash // of keys that are too long
-	chunk [128]byte // a part of the key that is hashed; afterwards the hash
-}
-
-// NewNames makes the Names of a store with these Options.
-func NewNames(o Options) *Names {
-	n := &Names{sum: sha256.New()}
-	if o.Secret != nil {
-		n.mac = hmac.New(sha256.New, o.Secret)
-	}
-	return n
-}
-
-// MaxName is the longest name in bytes.
-const MaxName = maxHashTagBytes
-
-// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes. The 3
-// bytes are for an encoded byte (%XX) that Append may write before it finds that the name is too
-// long.
-func (n *Names) Append(b []byte, key string) []byte {
-	if n.mac != nil {
-		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:macBytes])
-	}
-	if key == "" {
-		return append(b, '%', '_')
-	}
-	if b, fits := appendEncoded(b, key); fits {
-		return b
-	}
-	return hex.AppendEncode(append(b, '%', '#'), n.hash(n.sum, key))
-}
-
-// hash returns the hash of a key. The result is valid until the next call of hash.
-func (n *Names) hash(h hash.Hash, key string) []byte {
-	h.Reset()
-	for len(key) > 0 {
-		part := n.chunk[:copy(n.chunk[:], key)]
-		h.Write(part)
-		key = key[len(part):]
-	}
-	return h.Sum(n.chunk[:0])
-}
-
-// KeyOfName returns the key for which Names writes the name. ok is false if the name is a hash, or
-// if Names writes it for no key.
-func KeyOfName(name string) (key string, ok bool) {
-	if name == "%_" {
-		return "", true
-	}
-	var b []byte
-	for i := 0; i < len(name); i++ {
-		switch c := name[i]; {
-		case isPlain[c]:
-			b = append(b, c)
-		case c == '%' && i+2 < len(name):
-			high, low := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
-			if high < 0 || low < 0 {
-				return "", false
-			}
-			b = append(b, byte(high<<4|low))
-			i += 2
-		default:
-			return "", false
-		}
-	}
-	if again, fits := appendEncoded(nil, string(b)); len(b) == 0 || !fits || string(again) != name {
-		return "", false // such as %41, which is written as A
-	}
-	return string(b), true
-}
-
-// appendEncoded appends the encoding of a key, unless it is longer than maxHashTagBytes.
-func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
-	start := len(b)
-	for i := 0; i < len(key) && len(b)-start <= maxHashTagBytes; i++ {
-		c := key[i]
-		if isPlain[c] {
-			b = append(b, c)
-		} else {
-			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
-		}
-	}
-	if len(b)-start <= maxHashTagBytes {
-		return b, true
-	}
-	return b[:start], false
 }
 
 // KeyOf returns the name of the Redis key in which a store with these Options has the state of a

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/testing/effort"
 )
 
@@ -20,7 +21,7 @@ func keyStore(t testing.TB, secret string) *Store {
 	if secret != "" {
 		o.Secret = []byte(secret)
 	}
-	s, err := New(NewRueidis(nil), o)
+	s, err := New(readCounter{}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func TestKeysAreEncodedAsDocumented(t *testing.T) {
 	search := penstock.PerSecond(1)
 	search.Group = "search"
 	uploads := search.WithName("uploads").With(penstock.SlidingLog)
-	long := strings.Repeat("a", maxHashTagBytes+1)
+	long := strings.Repeat("a", rediskeys.MaxName+1)
 	sum := sha256.Sum256([]byte(long))
 	for _, row := range []struct {
 		key   string
@@ -166,8 +167,8 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 		seen[name] = true
 	}
 	for n := range 200 { // short keys are encoded, and longer ones are hashed
-		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxHashTagBytes {
-			t.Errorf("%d bytes of zero are encoded as %q; want at most %d bytes between the braces", n, name, maxHashTagBytes)
+		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > rediskeys.MaxName {
+			t.Errorf("%d bytes of zero are encoded as %q; want at most %d bytes between the braces", n, name, rediskeys.MaxName)
 		}
 	}
 }
@@ -228,11 +229,11 @@ func TestSlotsAreThoseOfRedis(t *testing.T) {
 func TestPrefixIsChecked(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"{", "a}", "a b", "%", "a\n", "\x00", "é", strings.Repeat("p", 200)} {
-		if _, err := New(NewRueidis(nil), Options{Prefix: bad}); err == nil || !strings.Contains(err.Error(), "prefix") {
+		if _, err := New(readCounter{}, Options{Prefix: bad}); err == nil || !strings.Contains(err.Error(), "prefix") {
 			t.Errorf("prefix %.20q: %v; want an error about the prefix", bad, err)
 		}
 	}
-	s, err := New(NewRueidis(nil), Options{Prefix: "Shop-2_a.b:c"})
+	s, err := New(readCounter{}, Options{Prefix: "Shop-2_a.b:c"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,20 +15,6 @@ import (
 	"github.com/penstock/penstock/internal/redisclient"
 )
 
-// A Script is a Lua script that a Client loads into servers.
-type Script struct {
-	Text   string
-	Digest string // the SHA-1 of Text, in hexadecimal digits
-}
-
-// Check compares what a server answered to SCRIPT LOAD with the digest.
-func (s Script) Check(answer string) error {
-	if answer == s.Digest {
-		return nil
-	}
-	return fmt.Errorf("the server answered SCRIPT LOAD with %.60q; the script's SHA-1 is %s", answer, s.Digest)
-}
-
 // Load loads every script that the limits can need into the servers:
 //
 //   - scripts for each limit alone;
@@ -50,9 +36,9 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	if slices.Contains(plans, nil) {
 		return fmt.Errorf("%w: redisstore: a limit has no Plan; make one with Limit.Compile", penstock.ErrInvalid)
 	}
-	var wanted []Script
+	var wanted []string
 	for _, script := range s.scripts.forLimits(plans) {
-		wanted = append(wanted, script.Script)
+		wanted = append(wanted, script.text)
 	}
 	if len(wanted) == 0 {
 		return nil
@@ -240,18 +226,18 @@ const (
 // only after NOSCRIPT, which proves that nothing ran.
 func (s *Store) send(ctx context.Context, c *call, script *script) (string, error) {
 	for tries := 0; ; tries++ {
-		reply, err := s.client.EvalSha(ctx, script.Digest, c.keys, c.args)
+		reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
 		if err == nil {
 			return redisclient.CutStamp(reply, c.stamp)
 		}
 		if !isNoScript(err) {
-			return "", nameMissingRight(script.Text, err)
+			return "", nameMissingRight(script.text, err)
 		}
 		if tries == maxLoadsPerCall {
 			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
 		}
-		name := script.Digest + " " + s.serverOf(c.keys[0])
+		name := script.digest + " " + s.serverOf(c.keys[0])
 		pending, isMine := s.loads.begin(name)
 		// Only now, because tests rely on it: each counted caller loads the script, or waits for it.
 		s.loads.missing.Add(1)
@@ -276,9 +262,9 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 // sendText runs a script by its text. Afterwards the server also knows it by its digest.
 func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, error) {
 	s.loads.evals.Add(1)
-	reply, err := s.client.Eval(ctx, script.Text, c.keys, c.args)
+	reply, err := s.client.Eval(ctx, script.text, c.keys, c.args)
 	if err != nil {
-		return "", nameMissingRight(script.Text, err)
+		return "", nameMissingRight(script.text, err)
 	}
 	return redisclient.CutStamp(reply, c.stamp)
 }
@@ -290,7 +276,7 @@ func (s *Store) startLoading(name string, pending *pendingLoad, script *script, 
 	if !s.work.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 		defer cancel()
-		err := s.client.Load(ctx, key, []Script{script.Script})
+		err := s.client.Load(ctx, key, []string{script.text})
 		s.loads.recordRight(err)
 		if err == nil {
 			s.loads.loaded.Add(1)

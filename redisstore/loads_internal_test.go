@@ -49,7 +49,7 @@ func stampNumberOf(args []string) string {
 	return args[0][stampedSize-size : stampedSize]
 }
 
-func (c *forgetfulClient) Load(ctx context.Context, _ string, scripts []Script) error {
+func (c *forgetfulClient) Load(ctx context.Context, _ string, scripts []string) error {
 	at, _ := ctx.Deadline()
 	c.loadFor = append(c.loadFor, time.Until(at))
 	c.log = append(c.log, fmt.Sprint("load ", len(scripts)))
@@ -261,23 +261,6 @@ func TestRefundsOfABatch(t *testing.T) {
 		if isDenied(c.statuses) != c.want {
 			t.Errorf("the statuses %v are of a denial: %t; want %t", c.statuses, !c.want, c.want)
 		}
-	}
-	for _, c := range []struct {
-		n    int
-		want string
-	}{{-1, "1"}, {0, "1"}, {1, "1"}, {500, "500"}, {501, "500"}} {
-		fake := &scriptedClient{}
-		fake.reply = func(_ string, _, args []string) (string, error) {
-			if args[0] != "ps1{" || args[1] != c.want {
-				t.Errorf("a sample of %d keys has the arguments %q; want ps1{ and %s", c.n, args, c.want)
-			}
-			return "4 2\n1 a", nil
-		}
-		s := newScripted(t, fake)
-		if k, err := s.SampleKeys(t.Context(), c.n); err != nil || k.Total != 4 || k.Seen != 2 || k.Groups["a"] != 2 {
-			t.Errorf("the sample is %+v, %v; want 4 keys, 2 of them seen, and 2 of a", k, err)
-		}
-		s.Close()
 	}
 }
 

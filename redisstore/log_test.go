@@ -23,7 +23,7 @@ func (readCounter) EvalSha(context.Context, string, []string, []string) (string,
 	return "", ReplyError("NOSCRIPT")
 }
 
-func (readCounter) Load(context.Context, string, []Script) error { return nil }
+func (readCounter) Load(context.Context, string, []string) error { return nil }
 
 func (c readCounter) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
 	counting := `local call = function(...)

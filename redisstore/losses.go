@@ -17,8 +17,6 @@ func (s *Store) Losses() int64 {
 	return s.epochs.losses
 }
 
-func (s *Store) epochKey() string { return s.prefix + "{%@}epoch" }
-
 const (
 	// epochLife is how long the epoch lives after a heartbeat. It is long, so that a loss within an
 	// outage is seen too.

@@ -36,7 +36,7 @@ func (c *scriptedClient) Eval(ctx context.Context, script string, keys, args []s
 	return c.reply(script, keys, args)
 }
 
-func (c *scriptedClient) Load(context.Context, string, []Script) error { return nil }
+func (c *scriptedClient) Load(context.Context, string, []string) error { return nil }
 func (c *scriptedClient) Sharded(context.Context) (bool, error)        { return c.isSharded, c.shardErr }
 func (c *scriptedClient) Ping(context.Context) error                   { return nil }
 func (c *scriptedClient) Close() error                                 { return nil }
@@ -203,8 +203,9 @@ func TestEachServerHasAKey(t *testing.T) {
 				t.Errorf("%s: the key of %q is %q; want one that it owns", name, address, key)
 			}
 		}
-		if _, err := s.Servers(t.Context()); err == nil || penstock.AsStoreError(err) == nil {
-			t.Errorf("%s: Servers returns %v; want a StoreError, since no reply is that of INFO", name, err)
+		reject := func(_, reply string) error { return fmt.Errorf("the reply is %q", reply) }
+		if err := s.EvalOnEach(t.Context(), "return ''", "n", nil, reject); err == nil || penstock.AsStoreError(err) == nil {
+			t.Errorf("%s: EvalOnEach returns %v; want a StoreError, since no reply is accepted", name, err)
 		}
 		s.Close()
 	}
@@ -222,59 +223,6 @@ func TestRepliesOfOtherScriptsAreChecked(t *testing.T) {
 			t.Errorf("the server's clock is read as %v; want 5 µs after the second", got)
 		}
 		s.Close()
-	}
-	for reply, want := range map[string]string{
-		"2\n1 2\nnxy": "2 [{n xy}]", "0\n": "0 []", "5\n0 0\n1 0\nm": "5 [{ } {m }]", "": "", "x\n": "", "1\n1 2\nnx": "", "1\n-1 2\nnxy": "", "1\n1 -2\nnxy": "", "1\nx\n": "", "1\n1 2": "",
-	} {
-		all, n, err := parseSummaries(reply)
-		if got := fmt.Sprint(n, " ", all); (err != nil) != (want == "") || err == nil && got != want {
-			t.Errorf("the reply %q is read as %s, %v; want %q", reply, got, err, want)
-		}
-	}
-	if _, err := parseInfo("used_memory:1\r\n" + strings.Repeat("x", 1<<20-15)); err != nil {
-		t.Errorf("a reply of 1 MiB: %v; want no error", err)
-	}
-	if _, err := parseInfo("used_memory:1\r\n" + strings.Repeat("x", 1<<20-14)); err == nil {
-		t.Error("a reply of more than 1 MiB is accepted; want an error")
-	}
-}
-
-// Summaries are read in parts of 20, up to 100.
-func TestSummariesAreReadInParts(t *testing.T) {
-	for n, want := range map[int]string{
-		0: "-20 -1", 20: "-20 -1", 21: "-20 -1 -40 -21", 40: "-20 -1 -40 -21", 1000: "-20 -1 -40 -21 -60 -41 -80 -61 -100 -81",
-	} {
-		var ranges []string
-		s := newScripted(t, &scriptedClient{reply: func(_ string, keys, args []string) (string, error) {
-			ranges = append(ranges, args[0], args[1])
-			if keys[0] != "ps1{%@}instances" || args[2] != "ps1{%@}summary." {
-				t.Errorf("the script gets the key %q and the arguments %q; want those of instances and summaries", keys, args)
-			}
-			return fmt.Sprint(n, "\n1 1\nab"), nil
-		}})
-		all, instances, err := s.ReadSummaries(t.Context())
-		if got := strings.Join(ranges, " "); got != want || err != nil || instances != n || len(all) != len(ranges)/2 {
-			t.Errorf("of %d instances, the ranges %s are read as %d summaries, %v; want %s, and one of each", n, got, len(all), err, want)
-		}
-		s.Close()
-	}
-	s := newScripted(t, &scriptedClient{reply: replying("x", nil)})
-	defer s.Close()
-	if _, _, err := s.ReadSummaries(t.Context()); penstock.AsStoreError(err) == nil {
-		t.Errorf("a wrong reply: %v; want a StoreError", err)
-	}
-	for _, c := range []struct {
-		instance string
-		size     int
-		life     time.Duration
-		isValid  bool
-	}{
-		{"i", 16 << 10, time.Millisecond, true}, {"i", 16<<10 + 1, time.Second, false}, {"i", 1, time.Millisecond - 1, false}, {"", 1, time.Second, false},
-		{strings.Repeat("i", 128), 1, time.Second, true}, {strings.Repeat("i", 129), 1, time.Second, false},
-	} {
-		if err := s.WriteSummary(t.Context(), c.instance, strings.Repeat("x", c.size), c.life); (err == nil) != c.isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("a summary of %d bytes about %.10q for %v: %v; want it valid: %t", c.size, c.instance, c.life, err, c.isValid)
-		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )
@@ -22,10 +23,7 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
-	rules, err := ACLRules(Options{Prefix: "limiter"}, Rights(RightsOptions{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := redisrights.Rules("limiter", redisrights.Of(redisrights.Options{}))
 	keys, commands, _ := strings.Cut(rules, " -@all ")
 	all := strings.Fields(commands)
 	mustDo(t, s, append(strings.Fields("ACL SETUSER complete on >secret "+keys+" -@all"), all...)...)
@@ -189,20 +187,16 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		_, err := user.testClock.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
-	add("WriteSummary", func(user stores) error {
-		return user.testClock.WriteSummary(ctx, "a", "text", time.Minute)
-	})
-	add("ReadSummaries", func(user stores) error {
-		_, _, err := user.testClock.ReadSummaries(ctx)
+	add("Eval", func(user stores) error {
+		_, err := user.testClock.Eval(ctx, "return redis.call('SET', KEYS[1], ARGV[1], 'PX', 60000).ok", []string{"a"}, "text")
 		return err
 	})
 	add("Heartbeat of an instance that leaves", func(user stores) error {
 		_, err := user.testClock.Heartbeat(ctx, "a", 0)
 		return err
 	})
-	add("Servers", func(user stores) error {
-		_, err := user.testClock.Servers(ctx)
-		return err
+	add("EvalOnEach", func(user stores) error {
+		return user.testClock.EvalOnEach(ctx, "return redis.call('GET', KEYS[1]) or ''", "a", nil, func(_, _ string) error { return nil })
 	})
 	add("Load", func(user stores) error {
 		return user.testClock.Load(ctx, numbers)

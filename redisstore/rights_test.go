@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -25,19 +26,19 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 		_, err := store.Decide(within(t, 3*time.Second), charge)
 		return err
 	}
-	allow := func(t *testing.T, s *redistest.Server, o redisstore.RightsOptions) {
-		must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+clienttest.RulesOf(t, o))...)
+	allow := func(t *testing.T, s *redistest.Server, o redisrights.Options) {
+		must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+clienttest.RulesOf(o))...)
 	}
 	sentinel := "redis+sentinel://limiter:secret@" + strings.Join(group.Addrs(), ",") + "/" + redistest.MasterName
 	single := "redis://limiter:secret@" + group.Primary.Addr
 	for _, c := range []struct {
 		name, url string
-		options   redisstore.RightsOptions
+		options   redisrights.Options
 		command   string // the right that the test takes away
 	}{
-		{name: "sentinel", url: sentinel, options: redisstore.RightsOptions{Sentinel: true}, command: "+role"},
-		{name: "database", url: single + "/2", options: redisstore.RightsOptions{Database: true}, command: "+select"},
-		{name: "both", url: sentinel + "/2", options: redisstore.RightsOptions{Sentinel: true, Database: true}, command: "+role"},
+		{name: "sentinel", url: sentinel, options: redisrights.Options{Sentinel: true}, command: "+role"},
+		{name: "database", url: single + "/2", options: redisrights.Options{Database: true}, command: "+select"},
+		{name: "both", url: sentinel + "/2", options: redisrights.Options{Sentinel: true, Database: true}, command: "+role"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			without := c.options
@@ -59,12 +60,12 @@ func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
 	}
 }
 
-// CheckRights names each right that a user lacks, and no other.
-func TestCheckRightsNamesWhatIsMissing(t *testing.T) {
+// CheckScript names each right that a user lacks, and no other.
+func TestCheckScriptNamesWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	all := redisstore.Rights(redisstore.RightsOptions{Cluster: true, Sentinel: true, Database: true, GoRedis: true})
-	all = append(all, redisstore.Rights(redisstore.RightsOptions{Sentinel: true})...)
+	all := redisrights.Of(redisrights.Options{Cluster: true, Sentinel: true, Database: true, GoRedis: true})
+	all = append(all, redisrights.Of(redisrights.Options{Sentinel: true})...)
 	must(t, s, strings.Fields("ACL SETUSER limiter on nopass")...)
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "limiter", Password: "any", DisableCache: true})
 	if err != nil {
@@ -73,16 +74,13 @@ func TestCheckRightsNamesWhatIsMissing(t *testing.T) {
 	t.Cleanup(client.Close)
 	check := func(rules string) string {
 		must(t, s, strings.Fields("ACL SETUSER limiter resetkeys "+rules+" +eval")...)
-		got, err := client.Do(t.Context(), client.B().Eval().Script(redisstore.CheckRights(all)).Numkeys(0).Arg("limiter1{k}").Build()).ToString()
+		got, err := client.Do(t.Context(), client.B().Eval().Script(redisrights.CheckScript(all)).Numkeys(0).Arg("limiter1{k}").Build()).ToString()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return got
 	}
-	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := redisrights.Rules("limiter", all)
 	if got := check(rules); got != "" {
 		t.Errorf("a user with all rights lacks %s; want nothing missing", got)
 	}
@@ -104,17 +102,14 @@ func TestCheckRightsNamesWhatIsMissing(t *testing.T) {
 
 // A program with few algorithms needs fewer rights.
 func TestRightsDependOnTheAlgorithms(t *testing.T) {
-	names := func(o redisstore.RightsOptions) (all []string) {
-		for _, r := range redisstore.Rights(o) {
+	names := func(o redisrights.Options) (all []string) {
+		for _, r := range redisrights.Of(o) {
 			all = append(all, r.Command)
 		}
 		return all
 	}
-	got := fmt.Sprint(names(redisstore.RightsOptions{DecideOnly: true, Algorithms: []*algorithm.Algorithm{algorithm.TokenBucket}}))
+	got := fmt.Sprint(names(redisrights.Options{DecideOnly: true, Algorithms: []*algorithm.Algorithm{algorithm.TokenBucket}}))
 	if want := "[evalsha eval script|load del get pexpire set setrange time]"; got != want {
 		t.Errorf("a token bucket needs %s; want %s", got, want)
-	}
-	if _, err := redisstore.ACLRules(redisstore.Options{Prefix: "a b"}, nil); err == nil {
-		t.Error("the prefix \"a b\" is accepted; want an error")
 	}
 }

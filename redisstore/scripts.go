@@ -1,8 +1,6 @@
 package redisstore
 
 import (
-	"crypto/sha1"
-	"encoding/hex"
 	"errors"
 	"slices"
 	"strconv"
@@ -21,7 +19,8 @@ import (
 //   - uniform: several such batches, for several callers
 //   - mixed: any number of batches, with any number of charges of any of the algorithms
 type script struct {
-	Script
+	text       string
+	digest     string // as luagen.Digest returns it
 	algorithms []*algorithm.Algorithm
 	kind       kind
 }
@@ -125,14 +124,13 @@ func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *
 	s := &script{kind: kind, algorithms: algorithms}
 	switch kind {
 	case single:
-		s.Text = luagen.Single(algorithms)
+		s.text = luagen.Single(algorithms)
 	case uniform:
-		s.Text = luagen.Uniform(algorithms)
+		s.text = luagen.Uniform(algorithms)
 	default:
-		s.Text = luagen.Mixed(algorithms)
+		s.text = luagen.Mixed(algorithms)
 	}
-	sum := sha1.Sum([]byte(s.Text))
-	s.Digest = hex.EncodeToString(sum[:])
+	s.digest = luagen.Digest(s.text)
 	list.add(s)
 	return s
 }

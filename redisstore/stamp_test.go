@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -69,12 +70,12 @@ func TestConnectionThatLostAReplyEnds(t *testing.T) {
 			t.Parallel()
 			target := clienttest.OneBehindProxy(t)
 			proxy := target.Proxies[0]
-			option, err := redisstore.ParseURL("redis://" + proxy.Addr())
+			option, err := redisclient.ParseURL("redis://" + proxy.Addr())
 			if err != nil {
 				t.Fatal(err)
 			}
 			option.PipelineMultiplex = -1 // one connection
-			store := redisstore.DisableCoalescing(newStore(t, redisstore.Dial(option), redisstore.Options{}))
+			store := redisstore.DisableCoalescing(newStore(t, clienttest.Dial(option), redisstore.Options{}))
 			plan := slowRefill("d", 1000)
 			remaining(t, store, "k", plan) // the server knows the script
 			before := connectionsOf(t, target.Servers[0])

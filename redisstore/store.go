@@ -6,7 +6,6 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -20,6 +19,7 @@ import (
 	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
@@ -47,7 +47,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefixBytes)
 	}
 	for i, c := range []byte(o.Prefix) {
-		if !isLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {
+		if !rediskeys.IsLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {
 			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits, '-', '_', '.' and ':'", penstock.ErrInvalid, c, i+1)
 		}
 	}
@@ -91,7 +91,7 @@ func New(c Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client, s.work = redisclient.Detach[Script](c), background.New()
+	s.client, s.work = redisclient.Detach(c), background.New()
 	s.topology.madeAt = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
@@ -102,24 +102,57 @@ func newStore(o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	o.Prefix = cmp.Or(o.Prefix, "ps")
-	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
+	s := &Store{prefix: rediskeys.Base(o.Prefix), secret: o.Secret, now: o.Now}
 	s.door = batches.NewDoor(s, s.decide)
 	s.stamps.Store(rand.Uint32()) // other than that of a second store with the same client
 	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
 	return s, nil
 }
 
-// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. Open
-// does not wait for a connection: servers may start later. Call Ping to check that the servers
-// answer, and Close when the Store is no longer needed.
+// Open makes a Store for the server or servers that a URL names. Open does not wait for a
+// connection: servers may start later. Call Ping to check that the servers answer, and Close when
+// the Store is no longer needed. A URL has one of these forms:
+//
+//	redis://[user:password@]host[:port][/db]                 one server, or a Cluster
+//	redis+cluster://host1:port,host2:port                    a Cluster, by several of its nodes
+//	redis+sentinel://[user:password@]host1:port,…/name[/db]  the primary that Sentinels call name
+//	unix:///path/to/socket[?db=n]                            one server, by its socket
+//
+// In each form valkey may replace redis. rediss and valkeys mean TLS (1.2 or later), also in
+// rediss+cluster and rediss+sentinel. The port defaults to 6379, for Sentinels to 26379. Options
+// follow as ?name=value&…; defaults are in parentheses:
+//
+//	db                      the database number
+//	password_file           a file with the password
+//	dial_timeout            how long connecting may take (1s)
+//	ca, cert, key           PEM files: the servers' CA, and the client's certificate and key
+//	server_name             the name in all certificates (each server's host or address)
+//	insecure_skip_verify    true accepts any certificate: for tests only
+//	sentinel_username, sentinel_password, sentinel_password_file
+//
+// The files password_file, sentinel_password_file, cert and key are read again for each new
+// connection. An error wraps penstock.ErrInvalid and never shows the password.
 func Open(url string, o Options) (*Store, error) {
-	option, err := ParseURL(url)
+	c, err := Dial(url)
 	if err != nil {
 		return nil, err
 	}
-	return New(Dial(option), o)
+	return New(c, o)
 }
+
+// Dial makes the Client of Open. It connects in the background. If it cannot connect, it tries again
+// when it is used. Programs that wrap a Client call Dial and New; all others call Open.
+func Dial(url string) (Client, error) {
+	option, err := redisclient.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return redisclient.Dial(option, func(text string) error { return ReplyError(text) }), nil
+}
+
+// CheckURL returns the error that Open would return for a URL, but reads no file: the files may be
+// on another machine.
+func CheckURL(url string) error { return redisclient.CheckURL(url) }
 
 // Ping returns nil if the server answers. Programs that must not start without a server call Ping
 // first.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
 // Node names the server that decides a batch. On a Cluster, the name is the address of the primary
@@ -153,7 +154,7 @@ func (s *Store) queryLayout(ctx context.Context) (string, error) {
 // in name. The map's keys are the primaries' addresses. Without a Cluster it returns one key, for
 // the address "", even if there are several servers.
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
-	one := map[string]string{"": s.prefix + "{%@}" + name}
+	one := map[string]string{"": rediskeys.Own(s.prefix, name)}
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
 		return nil, err

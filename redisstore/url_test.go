@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 )
@@ -128,7 +129,7 @@ func TestURLsAreParsed(t *testing.T) {
 		"unix://user:pw@/run/redis.sock":                                            "/run/redis.sock, user user, password pw, socket",
 		"unix:///run/r?password_file=" + passwordFile:                               "/run/r, password from a file, socket",
 	} {
-		o, err := redisstore.ParseURL(url)
+		o, err := redisclient.ParseURL(url)
 		if err != nil || formatOptions(o) != want {
 			t.Errorf("%s is parsed as %s, %v; want %s", url, formatOptions(o), err, want)
 		}
@@ -149,7 +150,7 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cert, key := writeCertificate(t, dir)
-	o, err := redisstore.ParseURL("rediss://h?cert=" + cert + "&key=" + key)
+	o, err := redisclient.ParseURL("rediss://h?cert=" + cert + "&key=" + key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +258,7 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 		"rediss://h?key=" + cert:                   "cert and key belong together; write both or neither",
 		"rediss://h?cert=" + cert + "&key=" + cert: "cert and key: tls: found a certificate rather than a key in the PEM for the private key",
 	} {
-		_, err := redisstore.ParseURL(url)
+		_, err := redisclient.ParseURL(url)
 		if want = "penstock: invalid: redis URL: " + want; err == nil || err.Error() != want || !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v; want %s", url, err, want)
 		}
@@ -280,7 +281,7 @@ func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
 	for _, url := range []string{
 		"", "h", "http://h", "redis://h/-1", "redis://h1,h2", "rediss://h?cert=/no/cert", "redis://h?ca=/no/file", "redis://h?dial_timeout=1",
 	} {
-		_, want := redisstore.ParseURL(url)
+		_, want := redisclient.ParseURL(url)
 		if err := redisstore.CheckURL(url); err == nil || !errors.Is(err, penstock.ErrInvalid) || err.Error() != fmt.Sprint(want) {
 			t.Errorf("%s: %v; want %v", url, err, want)
 		}
@@ -301,7 +302,7 @@ func TestErrorsOfURLsNeverShowThePassword(t *testing.T) {
 				continue // a host, a port and a path: this may not be a password
 			}
 			url := fmt.Sprintf(form, password)
-			if _, err := redisstore.ParseURL(url); err != nil && (strings.Contains(err.Error(), "s3") || strings.Contains(err.Error(), "cret")) {
+			if _, err := redisclient.ParseURL(url); err != nil && (strings.Contains(err.Error(), "s3") || strings.Contains(err.Error(), "cret")) {
 				t.Errorf("%s: %v; want an error that does not show the password", url, err)
 			}
 		}
@@ -321,7 +322,7 @@ func FuzzParseURL(f *testing.F) {
 				return // the option names a file, which ParseURL would read
 			}
 		}
-		o, err := redisstore.ParseURL(url)
+		o, err := redisclient.ParseURL(url)
 		if err != nil {
 			if !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("%q: %v; want an ErrInvalid", url, err)

@@ -34,6 +34,7 @@ func TestScriptsAreWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	write("heartbeat", Heartbeat)
 	var all []*algorithm.Algorithm
 	for _, limit := range []penstock.Limit{
 		penstock.PerSecond(1), penstock.PerSecond(1).With(penstock.LeakyBucket), penstock.PerSecond(1).With(penstock.FixedWindow),

@@ -18,7 +18,7 @@ const redialPause = 100 * time.Millisecond
 // try again.
 type Connector struct {
 	option   rueidis.ClientOption
-	asReply  func(error) error // converts an error reply to the caller's type of error
+	newReply func(text string) error // makes an error of the text of an error reply
 	attempts *background.Group
 
 	ready atomic.Pointer[rueidis.Client] // nil before it has connected, and after Close
@@ -35,18 +35,15 @@ type attempt struct {
 	endedAt time.Time
 }
 
-// Connect begins to connect. An error reply of the server is passed through asReply.
-func Connect(option rueidis.ClientOption, asReply func(error) error) *Connector {
-	c := &Connector{option: option, asReply: asReply, attempts: background.New()}
+// Connect begins to connect. newReply makes an error of the text of an error reply.
+func Connect(option rueidis.ClientOption, newReply func(text string) error) *Connector {
+	c := &Connector{option: option, newReply: newReply, attempts: background.New()}
 	guardConnections(&c.option, c.attempts.Context())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.connectLocked()
 	return c
 }
-
-// Option returns the option for further clients. Close closes their connections too.
-func (c *Connector) Option() rueidis.ClientOption { return c.option }
 
 // Get returns the client, or waits for it until ctx ends. The attempt continues for later callers.
 func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
@@ -99,6 +96,14 @@ func (c *Connector) connect(a *attempt) {
 	}
 	a.endedAt = time.Now()
 	close(a.done)
+}
+
+// asReply converts an error reply by newReply, and returns other errors as they are.
+func (c *Connector) asReply(err error) error {
+	if reply, ok := rueidis.IsRedisErr(err); ok {
+		return c.newReply(reply.Error())
+	}
+	return err
 }
 
 // Close closes the client, and cancels an attempt to connect.

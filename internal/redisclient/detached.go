@@ -12,12 +12,11 @@ import (
 	"github.com/penstock/penstock/internal/background"
 )
 
-// Calls is the interface of the client that a Detached wraps, redisstore.Client. S is
-// redisstore.Script; as a type parameter it avoids an import cycle.
-type Calls[S any] interface {
+// Calls is the interface of the client that a Detached wraps, redisstore.Client.
+type Calls interface {
 	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
 	Eval(ctx context.Context, script string, keys, args []string) (string, error)
-	Load(ctx context.Context, key string, scripts []S) error
+	Load(ctx context.Context, key string, scripts []string) error
 	Sharded(ctx context.Context) (bool, error)
 	Ping(ctx context.Context) error
 	Close() error
@@ -27,19 +26,19 @@ type Calls[S any] interface {
 // does not. Some clients dial, close or wait for a connection beyond the deadline. So calls run on
 // separate goroutines, the workers. A call continues if its caller leaves. Sharded has no worker:
 // the wrapped client must end it by itself.
-type Detached[S any] struct {
-	next      Calls[S]
+type Detached struct {
+	next      Calls
 	calls     *background.Group
 	abandoned atomic.Int64 // calls whose callers have left, and that still run
 
 	mu       sync.Mutex
-	idle     []*worker[S] // the one that was used last is at the end
+	idle     []*worker // the one that was used last is at the end
 	isClosed bool
 }
 
 // Detach wraps a client.
-func Detach[S any](next Calls[S]) *Detached[S] {
-	return &Detached[S]{next: next, calls: background.New()}
+func Detach(next Calls) *Detached {
+	return &Detached{next: next, calls: background.New()}
 }
 
 const (
@@ -62,29 +61,29 @@ const (
 
 var errAbandoned = fmt.Errorf("%d abandoned calls still wait for the server", maxAbandoned)
 
-func (d *Detached[S]) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	return d.run(&runningCall[S]{Context: ctx, method: evalSha, text: digest, keys: keys, args: args})
+func (d *Detached) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	return d.run(&runningCall{Context: ctx, method: evalSha, text: digest, keys: keys, args: args})
 }
 
-func (d *Detached[S]) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	return d.run(&runningCall[S]{Context: ctx, method: eval, text: script, keys: keys, args: args})
+func (d *Detached) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	return d.run(&runningCall{Context: ctx, method: eval, text: script, keys: keys, args: args})
 }
 
-func (d *Detached[S]) Load(ctx context.Context, key string, scripts []S) error {
-	_, err := d.run(&runningCall[S]{Context: ctx, method: load, text: key, scripts: scripts})
+func (d *Detached) Load(ctx context.Context, key string, scripts []string) error {
+	_, err := d.run(&runningCall{Context: ctx, method: load, text: key, scripts: scripts})
 	return err
 }
 
-func (d *Detached[S]) Ping(ctx context.Context) error {
-	_, err := d.run(&runningCall[S]{Context: ctx, method: ping})
+func (d *Detached) Ping(ctx context.Context) error {
+	_, err := d.run(&runningCall{Context: ctx, method: ping})
 	return err
 }
 
-func (d *Detached[S]) Sharded(ctx context.Context) (bool, error) { return d.next.Sharded(ctx) }
+func (d *Detached) Sharded(ctx context.Context) (bool, error) { return d.next.Sharded(ctx) }
 
 // Close cancels the calls, and their callers return. Close waits up to a second for the calls to
 // end.
-func (d *Detached[S]) Close() error {
+func (d *Detached) Close() error {
 	d.calls.Cancel()
 	d.closeIdle()
 	err := d.next.Close()
@@ -102,7 +101,7 @@ func (d *Detached[S]) Close() error {
 
 // run returns when the call has ended, when its caller's context ends, or when the client is
 // closed.
-func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
+func (d *Detached) run(r *runningCall) (string, error) {
 	if err := r.Context.Err(); err != nil {
 		return "", TooLate(err)
 	}
@@ -123,14 +122,14 @@ func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
 }
 
 // A worker makes one call after the other.
-type worker[S any] struct {
-	calls chan *runningCall[S]
+type worker struct {
+	calls chan *runningCall
 	ended chan struct{} // receives once for each call that has ended
 	done  chan struct{} // the Done channel of the contexts of its calls; closed only if the last call was abandoned
 }
 
 // worker returns a worker that is idle, or a new one.
-func (d *Detached[S]) worker() *worker[S] {
+func (d *Detached) worker() *worker {
 	d.mu.Lock()
 	if last := len(d.idle) - 1; last >= 0 {
 		w := d.idle[last]
@@ -139,13 +138,13 @@ func (d *Detached[S]) worker() *worker[S] {
 		return w
 	}
 	d.mu.Unlock()
-	w := &worker[S]{calls: make(chan *runningCall[S], 1), ended: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &worker{calls: make(chan *runningCall, 1), ended: make(chan struct{}, 1), done: make(chan struct{})}
 	go w.work(d)
 	return w
 }
 
 // work ends when calls is closed, or when the worker was idle for workerIdleTime.
-func (w *worker[S]) work(d *Detached[S]) {
+func (w *worker) work(d *Detached) {
 	timer := time.NewTimer(workerIdleTime) // reset for each call, because a new timer would be allocated
 	for {
 		select {
@@ -165,7 +164,7 @@ func (w *worker[S]) work(d *Detached[S]) {
 }
 
 // addIdle makes a worker idle after its call. If the client was closed, the worker ends.
-func (d *Detached[S]) addIdle(w *worker[S]) {
+func (d *Detached) addIdle(w *worker) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.isClosed {
@@ -176,7 +175,7 @@ func (d *Detached[S]) addIdle(w *worker[S]) {
 }
 
 // removeIdle removes a worker that is idle, and returns false if it is not.
-func (d *Detached[S]) removeIdle(w *worker[S]) bool {
+func (d *Detached) removeIdle(w *worker) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := slices.Index(d.idle, w)
@@ -187,7 +186,7 @@ func (d *Detached[S]) removeIdle(w *worker[S]) bool {
 	return true
 }
 
-func (d *Detached[S]) closeIdle() {
+func (d *Detached) closeIdle() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.isClosed = true
@@ -201,14 +200,14 @@ func (d *Detached[S]) closeIdle() {
 // outlasts the caller by maxAbandonedTime at most. So a connection that was begun for one caller
 // serves others too, and a reply that has arrived is read although a deadline has passed. Once the
 // caller has left, Err returns an error, so the client sends nothing more.
-type runningCall[S any] struct {
+type runningCall struct {
 	context.Context               // the caller's
 	done            chan struct{} // the worker's
 
 	method     method
 	text       string // the digest, the script, or the key
 	keys, args []string
-	scripts    []S
+	scripts    []string
 
 	state atomic.Int32 // callRuns, callEnded or callAbandoned
 	reply string       // with err, the result once the call has ended
@@ -232,7 +231,7 @@ const (
 	callAbandoned
 )
 
-func (r *runningCall[S]) run(d *Detached[S]) {
+func (r *runningCall) run(d *Detached) {
 	defer d.calls.Leave()
 	defer func() {
 		if p := recover(); p != nil {
@@ -256,7 +255,7 @@ func (r *runningCall[S]) run(d *Detached[S]) {
 
 // abandon lets the call continue without its caller, and its worker ends after the call. If the
 // call has already ended, abandon returns false.
-func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
+func (r *runningCall) abandon(d *Detached, w *worker) bool {
 	d.abandoned.Add(1)
 	if !r.state.CompareAndSwap(callRuns, callAbandoned) {
 		d.abandoned.Add(-1)
@@ -276,10 +275,10 @@ func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	return true
 }
 
-func (r *runningCall[S]) Done() <-chan struct{} { return r.done }
+func (r *runningCall) Done() <-chan struct{} { return r.done }
 
 // Err is not nil once the caller has left.
-func (r *runningCall[S]) Err() error {
+func (r *runningCall) Err() error {
 	if err := r.Context.Err(); err != nil || r.state.Load() != callAbandoned {
 		return err
 	}
@@ -289,7 +288,7 @@ func (r *runningCall[S]) Err() error {
 // Deadline is the caller's deadline plus overtime, so that a reply is read even if this process is
 // late. For a caller without a deadline it is in an hour: if a context has no deadline, rueidis
 // starts two goroutines for the call.
-func (r *runningCall[S]) Deadline() (time.Time, bool) {
+func (r *runningCall) Deadline() (time.Time, bool) {
 	at, ok := r.Context.Deadline()
 	if !ok {
 		at = time.Now().Add(time.Hour)

@@ -56,7 +56,7 @@ func (f *fakeCalls) Eval(ctx context.Context, script string, keys, args []string
 	return f.call(ctx, "eval %s %v %v", script, keys, args)
 }
 
-func (f *fakeCalls) Load(ctx context.Context, key string, scripts []int) error {
+func (f *fakeCalls) Load(ctx context.Context, key string, scripts []string) error {
 	_, err := f.call(ctx, "load %s %v", key, scripts)
 	return err
 }
@@ -73,13 +73,13 @@ func (f *fakeCalls) Close() error                          { return errors.New("
 func TestDetachedPassesCallsOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCalls{}
-		d := Detach[int](f)
+		d := Detach(f)
 		for _, want := range []error{nil, errors.New("an error")} {
 			f.log, f.err = nil, want
 			ctx := t.Context()
 			reply, err := d.EvalSha(ctx, "d", []string{"k"}, []string{"a"})
 			reply2, err2 := d.Eval(ctx, "s", []string{"k2"}, []string{"a2"})
-			err3, err4 := d.Load(ctx, "k3", []int{7}), d.Ping(ctx)
+			err3, err4 := d.Load(ctx, "k3", []string{"7"}), d.Ping(ctx)
 			isSharded, err5 := d.Sharded(ctx)
 			if got := fmt.Sprint(f.log); got != "[evalsha d [k] [a] eval s [k2] [a2] load k3 [7] ping]" || reply != "reply" || reply2 != "reply" || !isSharded {
 				t.Errorf("the calls are %s, with the replies %s, %s and %t; want each call with its arguments and its reply", got, reply, reply2, isSharded)
@@ -119,7 +119,7 @@ func TestDetachedPassesCallsOn(t *testing.T) {
 func TestWorkersEndWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCalls{}
-		d := Detach[int](f)
+		d := Detach(f)
 		idle := func() int {
 			synctest.Wait()
 			d.mu.Lock()
@@ -167,7 +167,7 @@ func TestWorkersEndWhenIdle(t *testing.T) {
 func TestAbandonedCallsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCalls{hold: make(chan struct{})}
-		d := Detach[int](f)
+		d := Detach(f)
 		defer d.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -208,7 +208,7 @@ func TestAbandonedCallsEnd(t *testing.T) {
 func TestAbandonedCallsHaveABound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCalls{hold: make(chan struct{})}
-		d := Detach[int](f)
+		d := Detach(f)
 		defer d.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 1023 {
@@ -243,7 +243,7 @@ func TestAbandonedCallsHaveABound(t *testing.T) {
 func TestCloseOfADetachedClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCalls{hold: make(chan struct{})}
-		d := Detach[int](f)
+		d := Detach(f)
 		errs := make(chan error, 1)
 		go func() { errs <- d.Ping(t.Context()) }()
 		synctest.Wait()
@@ -261,7 +261,7 @@ func TestCloseOfADetachedClient(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		d := Detach[int](hangingCalls{&fakeCalls{}, release})
+		d := Detach(hangingCalls{&fakeCalls{}, release})
 		go d.Ping(t.Context())
 		synctest.Wait()
 		began := time.Now()
@@ -275,7 +275,7 @@ func TestCloseOfADetachedClient(t *testing.T) {
 // A worker whose call ends after Close ends too.
 func TestWorkerEndsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := Detach[int](&fakeCalls{})
+		d := Detach(&fakeCalls{})
 		w := d.worker()
 		d.Close()
 		d.addIdle(w)
@@ -360,7 +360,7 @@ func TestConnectorTriesAgainAfterAPause(t *testing.T) {
 			dials++
 			return nil, fmt.Errorf("attempt %d", dials)
 		}
-		c := Connect(option, func(err error) error { return fmt.Errorf("converted: %w", err) })
+		c := Connect(option, func(text string) error { return errors.New(text) })
 		defer time.Sleep(time.Minute) // until the goroutines of rueidis have ended
 		defer c.Close()
 		synctest.Wait()
@@ -376,7 +376,7 @@ func TestConnectorTriesAgainAfterAPause(t *testing.T) {
 			want  string
 		}{{0, "attempt 1"}, {100 * time.Millisecond, "attempt 1"}, {1, "attempt 2"}, {99 * time.Millisecond, "attempt 2"}, {time.Hour, "attempt 3"}} {
 			time.Sleep(step.after)
-			if got := get(); !strings.Contains(got, "converted: ") || !strings.HasSuffix(got, step.want) {
+			if got := get(); !strings.HasSuffix(got, step.want) {
 				t.Errorf("%v later, the error is %s; want that of %s", step.after, got, step.want)
 			}
 		}
@@ -391,7 +391,7 @@ func TestCloseEndsAnAttemptToConnect(t *testing.T) {
 			time.Sleep(time.Second)
 			return newScripted("", 1), nil
 		}
-		c := Connect(option, func(err error) error { return err })
+		c := Connect(option, func(text string) error { return errors.New(text) })
 		defer time.Sleep(time.Minute) // until the goroutines of rueidis have ended
 		errs := make(chan error, 2)
 		go func() {
@@ -434,16 +434,16 @@ func TestErrorsOfFilesNameTheirOption(t *testing.T) {
 		"redis://h?ca=a":                                                `the option "ca" needs TLS`,
 		"redis+sentinel://h/m?password_file=a&sentinel_password_file=b": "",
 	} {
-		if _, err := ParseURL(text, read); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		if _, err := parse(text, read); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 		if want != "" && !strings.Contains(text, "sentinel_password_file=a") && !strings.Contains(want, "needs TLS") {
-			if _, err := ParseURL(text, nil); err != nil {
+			if err := CheckURL(text); err != nil {
 				t.Errorf("%s, without files: %v; want no error", text, err)
 			}
 		}
 	}
-	option, err := ParseURL("redis+sentinel://u:old@h/m?password_file=a&sentinel_username=su&sentinel_password_file=b", read)
+	option, err := parse("redis+sentinel://u:old@h/m?password_file=a&sentinel_username=su&sentinel_password_file=b", read)
 	if err != nil || option.Password != "from a" || option.Sentinel.Password != "from b" {
 		t.Fatalf("the passwords are %q and %q, %v; want those of the files", option.Password, option.Sentinel.Password, err)
 	}
@@ -457,7 +457,7 @@ func TestErrorsOfFilesNameTheirOption(t *testing.T) {
 		}
 	}
 	// Only the file of one of them is named: the other password is that of the URL.
-	option, err = ParseURL("redis+sentinel://u:given@h/m?sentinel_password_file=b", read)
+	option, err = parse("redis+sentinel://u:given@h/m?sentinel_password_file=b", read)
 	if got, err2 := option.AuthCredentialsFn(rueidis.AuthCredentialsContext{Address: address}); err != nil || err2 != nil || got.Password != "given" {
 		t.Errorf("the credentials are %+v, %v, %v; want the password of the URL", got, err, err2)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-const docs = "../../../docs"
+const docs = "../../docs"
 
 // Every URL of a store in the docs can be parsed.
 func TestURLsOfDocsAreValid(t *testing.T) {
@@ -30,7 +30,7 @@ func TestURLsOfDocsAreValid(t *testing.T) {
 				continue
 			}
 			n++
-			if _, err := ParseURL(text, nil); err != nil {
+			if err := CheckURL(text); err != nil {
 				t.Errorf("%s: %s: %v; want a valid URL", name, text, err)
 			}
 		}

@@ -15,12 +15,27 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/redis/rueidis"
 )
 
-// ParseURL parses the URL of Redis; redisstore.ParseURL documents the forms. readFile reads the
-// files that the URL names, also later for new connections. If it is nil, no file is read.
-func ParseURL(text string, readFile func(string) ([]byte, error)) (rueidis.ClientOption, error) {
+// ParseURL parses the URL of a store; redisstore.Open documents the forms. It reads the files that
+// the URL names. Some of them are read again for each new connection.
+func ParseURL(text string) (rueidis.ClientOption, error) {
+	return parse(text, func(name string) ([]byte, error) { return boundedfile.Read(name, maxFileBytes) })
+}
+
+// maxFileBytes bounds a file that a URL names, in bytes.
+const maxFileBytes = 1 << 20
+
+// CheckURL returns the error that ParseURL would return, but reads no file.
+func CheckURL(text string) error {
+	_, err := parse(text, nil)
+	return err
+}
+
+// parse reads files by readFile. If it is nil, no file is read.
+func parse(text string, readFile func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, readFile)
 	if err != nil {
 		if mayShowPassword(text) {

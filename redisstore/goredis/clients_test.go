@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -66,7 +67,7 @@ func makerOf(newClient func() redis.UniversalClient) clienttest.Maker {
 func suite(t *testing.T) clienttest.Suite {
 	return clienttest.Suite{
 		Library: plain, Other: ring,
-		ClusterRights: clienttest.RulesOf(t, redisstore.RightsOptions{Cluster: true, GoRedis: true}),
+		ClusterRights: clienttest.RulesOf(redisrights.Options{Cluster: true, GoRedis: true}),
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return clienttest.NewStore(t, client, redisstore.Options{})
 		},

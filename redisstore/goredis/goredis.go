@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
 )
@@ -112,14 +113,14 @@ func asReply(err error) error {
 
 // Load without a key reaches every node of a Cluster or Ring. With any other client it reaches one
 // server, because go-redis does not know the replicas behind Sentinel.
-func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+func (a adapter) Load(ctx context.Context, key string, scripts []string) error {
 	loadOn := func(ctx context.Context, node redis.Scripter) error {
 		for _, script := range scripts {
-			digest, err := node.ScriptLoad(ctx, script.Text).Result()
+			digest, err := node.ScriptLoad(ctx, script).Result()
 			if err != nil {
 				return asReply(err)
 			}
-			if err := script.Check(digest); err != nil {
+			if err := luagen.CheckLoaded(script, digest); err != nil {
 				return err
 			}
 		}

@@ -7,9 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/doctor"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/internal/redisrights"
 )
 
 var (
@@ -57,7 +58,7 @@ func newACL() *cobra.Command {
 // An aclUser is the user of Redis that the command prints.
 type aclUser struct {
 	role, user, prefix, client, format string
-	rights                             redisstore.RightsOptions
+	rights                             redisrights.Options
 }
 
 func (a *aclUser) run(c *cobra.Command) error {
@@ -80,25 +81,23 @@ func (a *aclUser) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	rules, err := a.rules(s.Prefix)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprint(c.OutOrStdout(), a.render(rules))
+	_, err = fmt.Fprint(c.OutOrStdout(), a.render(a.rules(s.Prefix)))
 	return err
 }
 
 // rules returns the user's rules, without its password.
-func (a *aclUser) rules(prefix string) (string, error) {
+func (a *aclUser) rules(prefix string) string {
 	o := a.rights
 	o.GoRedis = a.client == "go-redis"
 	o.DecideOnly = a.role == "admin" || a.role == "read"
-	o.SampleKeys = a.role == "metrics"
-	rights := redisstore.Rights(o)
+	if a.role == "metrics" {
+		o.Further = redisops.SampleRights()
+	}
+	rights := redisops.Rights(o)
 	if a.role == "doctor" {
 		rights = doctor.Rights(o)
 	}
-	return redisstore.ACLRules(redisstore.Options{Prefix: prefix}, rights)
+	return redisrights.Rules(prefix, rights)
 }
 
 // render returns the user in the output format.

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
@@ -87,7 +88,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 			return withStatus(exitUsage, err)
 		}
 		defer store.Close()
-		if _, n, err := store.ReadSummaries(ctx); err == nil { // if the store fails, Peek returns why
+		if _, n, err := redisops.ReadSummaries(ctx, store); err == nil { // if the store fails, Peek returns why
 			instances = max(instances, n)
 		}
 	}

@@ -13,36 +13,23 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// memoryOfACluster sets a maxmemory-policy that evicts keys, for each of the three primaries in
-// turn.
-func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
+// scriptsOnACluster runs a script on each of the three primaries, and gets their own replies.
+func scriptsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	store := NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), redisstore.Options{})
+	replies := make(map[string]string)
+	err := store.EvalOnEach(t.Context(), "return redis.call('INFO', 'server') .. ARGV[1]", "run", []string{"an argument"}, func(server, reply string) error {
+		replies[server] = reply
+		return nil
+	})
+	if err != nil || len(replies) != 3 {
+		t.Errorf("%d primaries replied, %v; want 3", len(replies), err)
+	}
 	for _, primary := range c.Primaries() {
-		Must(t, primary, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
-		if memory, err := worstMemory(t, store); err != nil || !memory.Evicts() || memory.Server != primary.Addr {
-			t.Errorf("the memory is %+v, %v; want that %s evicts", memory, err, primary.Addr)
-		}
-		Must(t, primary, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
-		if memory, err := worstMemory(t, store); err != nil || memory.Evicts() || memory.Server != primary.Addr {
-			t.Errorf("the memory is %+v, %v; want that of %s, the only server with a bound", memory, err, primary.Addr)
-		}
-		Must(t, primary, "CONFIG", "SET", "maxmemory", "0")
-		Must(t, primary, "FLUSHALL")
-	}
-	const keys = 60
-	for i := range keys {
-		if _, err := store.Decide(t.Context(), []penstock.Charge{Spend(fmt.Sprint("k", i), SlowRefill("sampled", 9), 1)}); err != nil {
-			t.Fatal(err)
+		want, _, _ := strings.Cut(strings.SplitAfter(Must(t, primary, "INFO", "server").(string), "run_id:")[1], "\r\n")
+		if got := replies[primary.Addr]; !strings.Contains(got, want) || !strings.HasSuffix(got, "an argument") {
+			t.Errorf("the reply of %s is %q; want its run ID %s, and the argument", primary.Addr, got, want)
 		}
 	}
-	if sample, err := store.SampleKeys(t.Context(), redisstore.MaxSample); err != nil || sample.Total < keys || sample.Groups["sampled"] != keys {
-		t.Errorf("SampleKeys returned %+v, %v; want at least as many keys as were decided, and %d of the group", sample, err, keys)
-	}
-}
-
-func worstMemory(t *testing.T, store *redisstore.Store) (redisstore.Memory, error) {
-	servers, err := store.Servers(t.Context())
-	return redisstore.WorstMemory(servers), err
 }
 
 // nodesOfACluster compares the node that a store names with the node that has the key.

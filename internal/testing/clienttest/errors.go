@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -200,14 +201,9 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 }
 
 // RulesOf returns the ACL rules of the user of a store. The rules allow only what the store needs,
-// with keys that begin with "limiter". The command penstock acl prints the same rules.
-func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
-	t.Helper()
-	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, redisstore.Rights(o))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rules
+// with keys that begin with "limiter".
+func RulesOf(o redisrights.Options) string {
+	return redisrights.Rules("limiter", redisrights.Of(o))
 }
 
 // allowUser makes the user "limiter", who has no rights except these rules.
@@ -217,10 +213,10 @@ func allowUser(t testing.TB, s *redistest.Server, rules string) {
 }
 
 // rightsOnOneServer runs the conformance suite as a user who has only the rights of
-// redisstore.Rights.
+// redisrights.Of.
 func rightsOnOneServer(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
-	allowUser(t, s, RulesOf(t, redisstore.RightsOptions{}))
+	allowUser(t, s, RulesOf(redisrights.Options{}))
 	store := NewStore(t, suite.One(t, s.Addr, limiterLogin), redisstore.Options{Prefix: "limiter"})
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
@@ -235,8 +231,9 @@ func useTheRest(t *testing.T, store *redisstore.Store) {
 	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
 		t.Errorf("Heartbeat: %v; want no error", err)
 	}
-	if _, err := store.Servers(t.Context()); err != nil {
-		t.Errorf("Servers: %v; want no error", err)
+	read := func(_, _ string) error { return nil }
+	if err := store.EvalOnEach(t.Context(), "return redis.call('GET', KEYS[1]) or ''", "unused", nil, read); err != nil {
+		t.Errorf("EvalOnEach: %v; want no error", err)
 	}
 	if err := store.Ping(t.Context()); err != nil {
 		t.Errorf("Ping: %v; want no error", err)

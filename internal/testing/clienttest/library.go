@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -30,4 +33,9 @@ func (l Library) on(addr string, o Options) Maker {
 
 func (l Library) onCluster(addrs []string, o Options) Maker {
 	return Maker{l.Name, func(t testing.TB) redisstore.Client { t.Helper(); return l.Cluster(t, addrs, o) }}
+}
+
+// Dial makes a client from options of rueidis.
+func Dial(option rueidis.ClientOption) redisstore.Client {
+	return redisclient.Dial(option, func(text string) error { return redisstore.ReplyError(text) })
 }

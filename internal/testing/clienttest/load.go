@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -116,11 +117,11 @@ func loadOnACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 }
 
 // WantScripts fails the test if the server does not know all scripts.
-func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Script) {
+func WantScripts(t *testing.T, server *redistest.Server, scripts []string) {
 	t.Helper()
 	for _, script := range scripts {
-		if known := Must(t, server, "SCRIPT", "EXISTS", script.Digest).([]any); known[0] != int64(1) {
-			t.Errorf("%s does not know the script %s; want all scripts loaded", server.Addr, script.Digest)
+		if known := Must(t, server, "SCRIPT", "EXISTS", luagen.Digest(script)).([]any); known[0] != int64(1) {
+			t.Errorf("%s does not know the script %s; want all scripts loaded", server.Addr, luagen.Digest(script))
 		}
 	}
 }
@@ -130,8 +131,8 @@ func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Sc
 type CountingClient struct {
 	redisstore.Client
 	Loads, Evals atomic.Int64
-	Scripts      []redisstore.Script // of the last Load into every server
-	Proceed      chan struct{}       // nil: no command waits
+	Scripts      []string      // of the last Load into every server
+	Proceed      chan struct{} // nil: no command waits
 }
 
 // oneCallerLoads lets several callers decide concurrently on a server without scripts. Exactly one
@@ -183,10 +184,16 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	}
 }
 
-// wrongDigest loads a script with a digest that is not its own.
+// wrongDigest loads a script, and gets the digest of another one.
 func wrongDigest(t *testing.T, suite Suite) {
-	client := suite.One(t, redistest.Start(t).Addr, Options{ReplyTimeout: longReplyTimeout})
-	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
+	proxy := OneBehindProxy(t).Proxies[0]
+	client := suite.One(t, proxy.Addr(), Options{ReplyTimeout: longReplyTimeout})
+	if err := client.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Only("SCRIPT")
+	proxy.MangleReplies(func([]byte) []byte { return []byte("$40\r\n" + strings.Repeat("0", 40) + "\r\n") })
+	err := client.Load(t.Context(), "", []string{"return 1"})
 	if err == nil || !strings.Contains(err.Error(), "SHA-1") {
 		t.Errorf("a script with a wrong digest: %v; want an error about its SHA-1", err)
 	}
@@ -198,7 +205,7 @@ func (c *CountingClient) Eval(ctx context.Context, script string, keys, args []s
 	return c.Client.Eval(ctx, script, keys, args)
 }
 
-func (c *CountingClient) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+func (c *CountingClient) Load(ctx context.Context, key string, scripts []string) error {
 	c.Loads.Add(1)
 	if key == "" {
 		c.Scripts = slices.Clone(scripts)

@@ -45,7 +45,7 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 		c := redistest.StartCluster(t)
 		t.Run("more", func(t *testing.T) { onCluster(t, c) })
 		t.Run("nodes", func(t *testing.T) { nodesOfACluster(t, s, c) })
-		t.Run("memory", func(t *testing.T) { memoryOfACluster(t, s, c) })
+		t.Run("scripts on each server", func(t *testing.T) { scriptsOnACluster(t, s, c) })
 		t.Run("rights", func(t *testing.T) { rightsOnACluster(t, s, c) })
 		t.Run("down", func(t *testing.T) {
 			if err := c.Tolerate(time.Second); err != nil {

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/testing/effort"
-	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 	"github.com/rs/zerolog"
 )
@@ -228,7 +228,7 @@ func (e *experiment) optionOf(i int) rueidis.ClientOption {
 	if e.fault.option != nil {
 		return e.fault.option(e, i)
 	}
-	option, err := redisstore.ParseURL(e.target.url)
+	option, err := redisclient.ParseURL(e.target.url)
 	if err != nil {
 		e.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 )
@@ -26,7 +27,7 @@ type instance struct {
 
 func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Duration) *instance {
 	t.Helper()
-	store, err := redisstore.New(redisstore.Dial(option), redisstore.Options{})
+	store, err := redisstore.New(clienttest.Dial(option), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

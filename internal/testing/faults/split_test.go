@@ -11,8 +11,8 @@ import (
 	"sync"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/testing/redistest"
-	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 )
 
@@ -45,7 +45,7 @@ var splits = []fault{
 
 // onBothSides puts the first instance on the minority's side.
 func onBothSides(e *experiment, instance int) rueidis.ClientOption {
-	option, err := redisstore.ParseURL(e.target.url)
+	option, err := redisclient.ParseURL(e.target.url)
 	e.must(err)
 	if instance > 0 {
 		return option

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -23,7 +24,7 @@ import (
 )
 
 func plainNames() func([]byte, string) []byte {
-	return redisstore.NewNames(redisstore.Options{}).Append
+	return rediskeys.NewNames(nil).Append
 }
 
 const testPolicy = `
@@ -372,7 +373,7 @@ func TestObserveAllocatesNothing(t *testing.T) {
 	effort.SkipUnderRace(t)
 	for _, names := range []redisstore.Options{{}, {Secret: []byte("pepper")}} {
 		for _, load := range loads {
-			r := New(Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+			r := New(Options{Names: func() func([]byte, string) []byte { return rediskeys.NewNames(names.Secret).Append }})
 			r.SetLimits(rulesOf(t, load.policy).Plans())
 			without, with, n := decisions(t, load.policy, nil), decisions(t, load.policy, r.Observe), 0
 			allocations := func(decide func(int)) float64 {

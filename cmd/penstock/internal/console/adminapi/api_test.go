@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -67,7 +68,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Cleanup(func() { p.Close() })
 	names := redisstore.Options{}
 	store := memstore.New(memstore.Options{})
-	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return rediskeys.NewNames(names.Secret).Append }})
 	recorder.SetLimits(p.Rules.Plans())
 	o := Options{
 		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Policy: p.Rules,
@@ -87,7 +88,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
 			return explain.Explain(p.Rules, r, descriptor, names, 1)
 		},
-		Name: func(key string) string { return string(redisstore.NewNames(names).Append(nil, key)) }, Key: redisstore.KeyOfName,
+		Name: func(key string) string { return string(rediskeys.NewNames(names.Secret).Append(nil, key)) }, Key: rediskeys.KeyOf,
 	}
 	if change != nil {
 		change(&o)
@@ -317,7 +318,7 @@ func TestShortListsOfOffendersBoundTheOthers(t *testing.T) {
 // one.
 func TestOffendersHaveTheirScope(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
-		other := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(redisstore.Options{}).Append }})
+		other := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return rediskeys.NewNames(nil).Append }})
 		o.Fleet = func(context.Context) *activity.Fleet { // only the other instance, which denied nobody
 			fleet := &activity.Fleet{Instances: []activity.Instance{{Name: "b", Summary: other.Summary()}, {Name: "c", Summary: other.Summary()}}, Registered: 2}
 			for _, w := range activity.Windows() {
@@ -366,7 +367,7 @@ func TestMasksHideTheIdentity(t *testing.T) {
 	f := newFixture(t, nil)
 	hashed := newFixture(t, func(o *Options) {
 		o.Name = func(key string) string {
-			return string(redisstore.NewNames(redisstore.Options{Secret: []byte("s")}).Append(nil, key))
+			return string(rediskeys.NewNames([]byte("s")).Append(nil, key))
 		}
 	})
 	a, b := f.identity(Viewer{}, "key:0123456789ab"), f.identity(Viewer{}, "key:01aaaaaaaaab")

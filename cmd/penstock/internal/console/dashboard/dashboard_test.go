@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -62,7 +63,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	t.Cleanup(func() { p.Close() })
 	storeOptions, store := redisstore.Options{}, memstore.New(memstore.Options{})
 	// The activity records the names that keys would have in a redisstore.
-	newAppendName := func() func(b []byte, key string) []byte { return redisstore.NewNames(storeOptions).Append }
+	newAppendName := func() func(b []byte, key string) []byte { return rediskeys.NewNames(storeOptions.Secret).Append }
 	recorder := activity.New(activity.Options{Names: newAppendName})
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
@@ -86,7 +87,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 			return explain.Explain(p.Rules, r, descriptor, storeOptions, 1)
 		},
 		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
-		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: redisstore.KeyOfName,
+		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: rediskeys.KeyOf,
 	}
 	if change != nil {
 		change(&s.options)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
 // newActivity makes the recorder of what happens in this instance. It keeps keys in the form that
@@ -17,9 +17,8 @@ import (
 func newActivity(s settings.Settings) *activity.Recorder {
 	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit)}
 	if s.ShownIdentities != "off" {
-		names := redisstore.Options{Secret: s.KeyHashSecret}
 		// Each function that Names returns serves one goroutine.
-		o.Names = func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }
+		o.Names = func() func([]byte, string) []byte { return rediskeys.NewNames(s.KeyHashSecret).Append }
 	}
 	return activity.New(o)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
@@ -27,7 +28,6 @@ import (
 	"github.com/penstock/penstock/observe"
 	penstockotel "github.com/penstock/penstock/observe/otel"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // Options of Open. Settings, Metrics and Log must be set.
@@ -152,7 +152,13 @@ func (c *Core) open(ctx context.Context) error {
 	}
 	c.background.Go(func() { c.poll(ctx) })
 	if redis := c.backend.redis; redis != nil {
-		c.monitor = storeMonitor{log: c.Log, servers: redis.Servers, sample: redis.SampleKeys}
+		c.monitor = storeMonitor{
+			log:     c.Log,
+			servers: func(ctx context.Context) ([]redisops.Server, error) { return redisops.Servers(ctx, redis) },
+			sample: func(ctx context.Context, keys int) (redisops.KeySample, error) {
+				return redisops.SampleKeys(ctx, redis, keys)
+			},
+		}
 		c.background.Go(func() { c.monitor.run(ctx) })
 		c.Metrics.AddStore(c.storeHealth)
 	}
@@ -338,7 +344,7 @@ func (c *Core) Digest() string { return c.rules.digestInForce() }
 type StoreState struct {
 	Reason    string                 // why it fails; "" if it works
 	Breakers  map[string]guard.State // by node
-	Memory    *redisstore.Memory     // of the fullest server; nil: not known
+	Memory    *redisops.Memory       // of the fullest server; nil: not known
 	Instances int                    // how many instances share the limits if the store fails
 }
 
@@ -347,7 +353,7 @@ type StoreState struct {
 func (c *Core) StoreState() StoreState {
 	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
 	if servers := c.monitor.latestHealth().Servers; servers != nil {
-		worst := redisstore.WorstMemory(servers)
+		worst := redisops.WorstMemory(servers)
 		s.Memory = &worst
 	}
 	if c.guarded != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
@@ -103,7 +104,7 @@ func (f *fleet) write(ctx context.Context) {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, summaryTimeout)
 		defer cancel()
-		err = f.store.WriteSummary(ctx, *name, text, summaryLife)
+		err = redisops.WriteSummary(ctx, f.store, *name, text, summaryLife)
 	}
 	if err != nil {
 		f.core.Log.Debug("the summary of this instance is not written", withHint(err, "err", err)...)
@@ -164,7 +165,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for the result too
 	defer cancel()
-	written, registered, err := f.store.ReadSummaries(ctx)
+	written, registered, err := redisops.ReadSummaries(ctx, f.store)
 	if err != nil {
 		return nil, 0, err
 	}

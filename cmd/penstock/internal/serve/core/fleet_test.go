@@ -13,12 +13,13 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // openDemo opens a core with the sample rules.
@@ -69,10 +70,7 @@ func (c *Core) readFleet() *activity.Fleet {
 
 func TestInstancesShowEachOther(t *testing.T) {
 	redis := redistest.Start(t)
-	rights, err := redisstore.ACLRules(redisstore.Options{}, redisstore.Rights(redisstore.RightsOptions{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rights := redisrights.Rules("", redisops.Rights(redisrights.Options{}))
 	if _, err := redis.Do(append(strings.Fields("ACL SETUSER limiter on >secret"), strings.Fields(rights)...)...); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +130,7 @@ func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
 		if _, err := a.fleet.store.Heartbeat(t.Context(), name, time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		if err := a.fleet.store.WriteSummary(t.Context(), name, text, time.Minute); err != nil {
+		if err := redisops.WriteSummary(t.Context(), a.fleet.store, name, text, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -24,7 +24,7 @@ type stuckClient struct {
 	calls []int // number of scripts of each call
 }
 
-func (c *stuckClient) Load(ctx context.Context, _ string, scripts []redisstore.Script) error {
+func (c *stuckClient) Load(ctx context.Context, _ string, scripts []string) error {
 	c.mu.Lock()
 	c.calls = append(c.calls, len(scripts))
 	c.mu.Unlock()

@@ -12,17 +12,17 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // A storeMonitor reads the state of the store's servers, for metrics and warnings. A server that
 // evicts counters loses what clients have used. A full server makes no decision.
 type storeMonitor struct {
 	log     *slog.Logger
-	servers func(context.Context) ([]redisstore.Server, error)
-	sample  func(ctx context.Context, keys int) (redisstore.KeySample, error)
+	servers func(context.Context) ([]redisops.Server, error)
+	sample  func(ctx context.Context, keys int) (redisops.KeySample, error)
 
 	canEvict, isNearlyFull bool     // of the latest read
 	runIDs                 []string // of the servers at the latest read
@@ -67,7 +67,7 @@ func (m *storeMonitor) check(ctx context.Context) {
 	servers, err := m.servers(ctx)
 	if err == nil {
 		found.Servers = servers
-		m.warn(redisstore.WorstMemory(servers))
+		m.warn(redisops.WorstMemory(servers))
 		m.noteChange(servers)
 	}
 	found.Missing = missingRights(err)
@@ -111,7 +111,7 @@ func (m *storeMonitor) logMissing(missing []string) {
 }
 
 // warn logs when a server becomes able to evict counters, or becomes nearly full.
-func (m *storeMonitor) warn(memory redisstore.Memory) {
+func (m *storeMonitor) warn(memory redisops.Memory) {
 	canEvict := memory.Evicts()
 	isNearlyFull := memory.Max > 0 && memory.Used > memory.Max/10*8 // 80 %; Max is 0 without a bound
 	if canEvict && !m.canEvict {
@@ -124,7 +124,7 @@ func (m *storeMonitor) warn(memory redisstore.Memory) {
 }
 
 // noteChange logs the servers whose run IDs were not among those of the read before.
-func (m *storeMonitor) noteChange(servers []redisstore.Server) {
+func (m *storeMonitor) noteChange(servers []redisops.Server) {
 	var runIDs, changed []string
 	for _, s := range servers {
 		if s.RunID == "" {
@@ -143,7 +143,7 @@ func (m *storeMonitor) noteChange(servers []redisstore.Server) {
 }
 
 // withServer adds the server's address to a log line about one server of a Cluster.
-func withServer(m redisstore.Memory, line ...any) []any {
+func withServer(m redisops.Memory, line ...any) []any {
 	if m.Server != "" {
 		line = append(line, "server", m.Server)
 	}

@@ -8,34 +8,34 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/testing/logbuffer"
-	"github.com/penstock/penstock/redisstore"
 )
 
-func noSample(context.Context, int) (redisstore.KeySample, error) { return redisstore.KeySample{}, nil }
+func noSample(context.Context, int) (redisops.KeySample, error) { return redisops.KeySample{}, nil }
 
 func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 	log := new(logbuffer.Buffer)
-	var now redisstore.Memory
+	var now redisops.Memory
 	var failure error
-	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisstore.Server, error) {
-		return []redisstore.Server{{Memory: now}}, failure
+	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisops.Server, error) {
+		return []redisops.Server{{Memory: now}}, failure
 	}}
 	const evicts, scarce = "may evict counters", "memory is 80 % full"
 	rows := []struct {
-		now            redisstore.Memory
+		now            redisops.Memory
 		err            error
 		evicts, scarce int // lines logged so far
 	}{
-		{now: redisstore.Memory{Used: 900, Policy: "allkeys-lru"}}, // without maxmemory nothing is evicted
-		{now: redisstore.Memory{Used: 799, Max: 1000, Policy: "noeviction"}},
-		{now: redisstore.Memory{Used: 801, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
-		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
+		{now: redisops.Memory{Used: 900, Policy: "allkeys-lru"}}, // without maxmemory nothing is evicted
+		{now: redisops.Memory{Used: 799, Max: 1000, Policy: "noeviction"}},
+		{now: redisops.Memory{Used: 801, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
+		{now: redisops.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 0, scarce: 1},
 		{err: errors.New("no answer"), evicts: 0, scarce: 1},
-		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
-		{now: redisstore.Memory{Used: 100, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
-		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 1, scarce: 2},
-		{now: redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru"}, evicts: 2, scarce: 2},
+		{now: redisops.Memory{Used: 900, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
+		{now: redisops.Memory{Used: 100, Max: 1000, Policy: "volatile-ttl"}, evicts: 1, scarce: 1},
+		{now: redisops.Memory{Used: 900, Max: 1000, Policy: "noeviction"}, evicts: 1, scarce: 2},
+		{now: redisops.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru"}, evicts: 2, scarce: 2},
 	}
 	for i, row := range rows {
 		now, failure = row.now, row.err
@@ -45,7 +45,7 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 			t.Errorf("row %d, %+v: %d lines about eviction and %d about scarce memory; want %d and %d", i, row.now, evictLines, scarceLines, row.evicts, row.scarce)
 		}
 	}
-	now = redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
+	now = redisops.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
 	m.canEvict, m.isNearlyFull = false, false
 	failure = nil
 	m.check(t.Context())
@@ -59,22 +59,22 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 // server that does not report its ID.
 func TestFailoversAreEvents(t *testing.T) {
 	log := new(logbuffer.Buffer)
-	var now []redisstore.Server
-	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisstore.Server, error) { return now, nil }}
-	server := func(address, id string) redisstore.Server {
-		return redisstore.Server{Memory: redisstore.Memory{Server: address}, RunID: id}
+	var now []redisops.Server
+	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisops.Server, error) { return now, nil }}
+	server := func(address, id string) redisops.Server {
+		return redisops.Server{Memory: redisops.Memory{Server: address}, RunID: id}
 	}
 	for i, row := range []struct {
-		now  []redisstore.Server
+		now  []redisops.Server
 		line string // a part of the new line; "": there is none
 	}{
-		{now: []redisstore.Server{server("", "a")}},
-		{now: []redisstore.Server{server("", "a")}},
-		{now: []redisstore.Server{server("", "b")}, line: `servers="the store"`},
-		{now: []redisstore.Server{server("", "")}},
-		{now: []redisstore.Server{server("10.0.0.1:1", "c"), server("10.0.0.2:1", "d")}},
-		{now: []redisstore.Server{server("10.0.0.2:1", "d")}},
-		{now: []redisstore.Server{server("10.0.0.3:1", "e"), server("10.0.0.2:1", "d")}, line: `servers=10.0.0.3:1`},
+		{now: []redisops.Server{server("", "a")}},
+		{now: []redisops.Server{server("", "a")}},
+		{now: []redisops.Server{server("", "b")}, line: `servers="the store"`},
+		{now: []redisops.Server{server("", "")}},
+		{now: []redisops.Server{server("10.0.0.1:1", "c"), server("10.0.0.2:1", "d")}},
+		{now: []redisops.Server{server("10.0.0.2:1", "d")}},
+		{now: []redisops.Server{server("10.0.0.3:1", "e"), server("10.0.0.2:1", "d")}, line: `servers=10.0.0.3:1`},
 	} {
 		now = row.now
 		before := len(log.Lines("event=server_changed"))
@@ -96,9 +96,9 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 	}
 	var infoErr, sampleErr error
 	m := storeMonitor{log: log.Logger(),
-		servers: func(context.Context) ([]redisstore.Server, error) { return []redisstore.Server{{Keys: 7}}, infoErr },
-		sample: func(context.Context, int) (redisstore.KeySample, error) {
-			return redisstore.KeySample{Seen: 5}, sampleErr
+		servers: func(context.Context) ([]redisops.Server, error) { return []redisops.Server{{Keys: 7}}, infoErr },
+		sample: func(context.Context, int) (redisops.KeySample, error) {
+			return redisops.KeySample{Seen: 5}, sampleErr
 		},
 	}
 	for i, row := range []struct {
@@ -131,9 +131,9 @@ func TestMissingRightsAreLoggedOnce(t *testing.T) {
 }
 
 func TestPanicWhileServersAreReadEndsOnlyThisRead(t *testing.T) {
-	m := storeMonitor{log: new(logbuffer.Buffer).Logger(), sample: noSample, servers: func(context.Context) ([]redisstore.Server, error) { panic("as it should") }}
+	m := storeMonitor{log: new(logbuffer.Buffer).Logger(), sample: noSample, servers: func(context.Context) ([]redisops.Server, error) { panic("as it should") }}
 	m.check(t.Context())
-	m.servers = func(context.Context) ([]redisstore.Server, error) { return make([]redisstore.Server, 1), nil }
+	m.servers = func(context.Context) ([]redisops.Server, error) { return make([]redisops.Server, 1), nil }
 	if m.check(t.Context()); m.latest.Load() == nil || len(m.latest.Load().Servers) != 1 {
 		t.Errorf("after a panic, the next read finds %+v; want one server", m.latest.Load())
 	}

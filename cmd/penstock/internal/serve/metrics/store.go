@@ -7,17 +7,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/observe"
 	penstockprom "github.com/penstock/penstock/observe/prometheus"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // StoreHealth is what is known of the store's servers. Numbers that are not known have no series.
 type StoreHealth struct {
-	IsDegraded bool                  // the store fails to make decisions, or failed a moment ago
-	Servers    []redisstore.Server   // nil: not known
-	Keys       *redisstore.KeySample // nil: not known
-	Missing    []string              // of StoreRights: those that the user lacks
+	IsDegraded bool                // the store fails to make decisions, or failed a moment ago
+	Servers    []redisops.Server   // nil: not known
+	Keys       *redisops.KeySample // nil: not known
+	Missing    []string            // of StoreRights: those that the user lacks
 }
 
 // StoreRights are the rights that the metrics of the store need, besides those of decisions.
@@ -33,10 +33,10 @@ type storeCollector struct {
 type serverSeries struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
-	value func(*redisstore.Server) float64
+	value func(*redisops.Server) float64
 }
 
-func newServerSeries(name string, kind prometheus.ValueType, help string, value func(*redisstore.Server) float64) serverSeries {
+func newServerSeries(name string, kind prometheus.ValueType, help string, value func(*redisops.Server) float64) serverSeries {
 	return serverSeries{prometheus.NewDesc("rate_limiter_store_"+name, help, []string{"node"}, nil), kind, value}
 }
 
@@ -46,21 +46,21 @@ var (
 	storeRuleKeys = prometheus.NewDesc("rate_limiter_store_rule_keys", "Keys of a rule in the store, estimated from a sample.", []string{"rule"}, nil)
 
 	allServerSeries = []serverSeries{
-		newServerSeries("memory_used_bytes", prometheus.GaugeValue, "Memory in use, by server.", func(s *redisstore.Server) float64 { return float64(s.Used) }),
-		newServerSeries("memory_max_bytes", prometheus.GaugeValue, "The server's maxmemory; 0 is no bound.", func(s *redisstore.Server) float64 { return float64(s.Max) }),
-		newServerSeries("can_evict", prometheus.GaugeValue, "1 if the server may delete counters when its memory is full, else 0.", func(s *redisstore.Server) float64 { return boolean(s.Evicts()) }),
-		newServerSeries("keys", prometheus.GaugeValue, "Keys in all databases of the server, of all programs.", func(s *redisstore.Server) float64 { return float64(s.Keys) }),
-		newServerSeries("evicted_keys_total", prometheus.CounterValue, "Keys that the server deleted because its memory was full.", func(s *redisstore.Server) float64 { return float64(s.Evicted) }),
-		newServerSeries("expired_keys_total", prometheus.CounterValue, "Keys whose TTL ended.", func(s *redisstore.Server) float64 { return float64(s.Expired) }),
-		newServerSeries("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisstore.Server) float64 { return s.CPU.Seconds() }),
-		newServerSeries("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisstore.Server) float64 { return float64(s.Scripts) }),
-		newServerSeries("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisstore.Server) float64 { return s.ScriptTime.Seconds() }),
-		newServerSeries("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisstore.Server) float64 { return float64(s.Cached) }),
-		newServerSeries("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Clients) }),
-		newServerSeries("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisstore.Server) float64 { return float64(s.MaxClients) }),
-		newServerSeries("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisstore.Server) float64 { return float64(s.Refused) }),
-		newServerSeries("replicas", prometheus.GaugeValue, "Replicas that are connected to the server.", func(s *redisstore.Server) float64 { return float64(s.Replicas) }),
-		newServerSeries("replication_lag_bytes", prometheus.GaugeValue, "Bytes that the slowest replica of the server has not received.", func(s *redisstore.Server) float64 { return float64(s.Lag) }),
+		newServerSeries("memory_used_bytes", prometheus.GaugeValue, "Memory in use, by server.", func(s *redisops.Server) float64 { return float64(s.Used) }),
+		newServerSeries("memory_max_bytes", prometheus.GaugeValue, "The server's maxmemory; 0 is no bound.", func(s *redisops.Server) float64 { return float64(s.Max) }),
+		newServerSeries("can_evict", prometheus.GaugeValue, "1 if the server may delete counters when its memory is full, else 0.", func(s *redisops.Server) float64 { return boolean(s.Evicts()) }),
+		newServerSeries("keys", prometheus.GaugeValue, "Keys in all databases of the server, of all programs.", func(s *redisops.Server) float64 { return float64(s.Keys) }),
+		newServerSeries("evicted_keys_total", prometheus.CounterValue, "Keys that the server deleted because its memory was full.", func(s *redisops.Server) float64 { return float64(s.Evicted) }),
+		newServerSeries("expired_keys_total", prometheus.CounterValue, "Keys whose TTL ended.", func(s *redisops.Server) float64 { return float64(s.Expired) }),
+		newServerSeries("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisops.Server) float64 { return s.CPU.Seconds() }),
+		newServerSeries("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisops.Server) float64 { return float64(s.Scripts) }),
+		newServerSeries("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisops.Server) float64 { return s.ScriptTime.Seconds() }),
+		newServerSeries("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisops.Server) float64 { return float64(s.Cached) }),
+		newServerSeries("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisops.Server) float64 { return float64(s.Clients) }),
+		newServerSeries("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisops.Server) float64 { return float64(s.MaxClients) }),
+		newServerSeries("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisops.Server) float64 { return float64(s.Refused) }),
+		newServerSeries("replicas", prometheus.GaugeValue, "Replicas that are connected to the server.", func(s *redisops.Server) float64 { return float64(s.Replicas) }),
+		newServerSeries("replication_lag_bytes", prometheus.GaugeValue, "Bytes that the slowest replica of the server has not received.", func(s *redisops.Server) float64 { return float64(s.Lag) }),
 	}
 )
 
@@ -114,7 +114,7 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 		send(storeRights, prometheus.GaugeValue, boolean(slices.Contains(health.Missing, right)), right)
 	}
 	servers := slices.Clone(health.Servers)
-	slices.SortFunc(servers, func(a, b redisstore.Server) int { return strings.Compare(a.Server, b.Server) })
+	slices.SortFunc(servers, func(a, b redisops.Server) int { return strings.Compare(a.Server, b.Server) })
 	for _, s := range servers[:min(len(servers), observe.MaxNodes)] {
 		for _, series := range allServerSeries {
 			send(series.desc, series.kind, series.value(&s), observe.Node(s.Server))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/core"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -71,7 +72,7 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 	}
 	defer store.Close()
 	eventually.True(t, "exactly one summary to have it for doctor", func() bool {
-		written, _, err := store.ReadSummaries(t.Context())
+		written, _, err := redisops.ReadSummaries(t.Context(), store)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
 // SharedSecret derives a secret from all secrets that instances share. If there are none, the
@@ -26,12 +26,11 @@ func (s *Settings) SharedSecret() []byte {
 // Identities returns how identities are shown. Instances with the same shared secret show the same
 // masks. The name of a key is how the store writes it.
 func (s *Settings) Identities(shared []byte) *redact.Identities {
-	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
 	masks := sha256.Sum256(append([]byte("penstock masks"), shared...))
 	return &redact.Identities{
 		Show:   s.ShownIdentities,
 		Secret: masks[:],
-		Key:    redisstore.KeyOfName,
-		Name:   func(key string) string { return string(redisstore.NewNames(keys).Append(nil, key)) },
+		Key:    rediskeys.KeyOf,
+		Name:   func(key string) string { return string(rediskeys.NewNames(s.KeyHashSecret).Append(nil, key)) },
 	}
 }

@@ -13,7 +13,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
+	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/redisinfo"
+	"github.com/penstock/penstock/internal/redisrights"
 )
 
 const (
@@ -182,16 +185,16 @@ func (d *doctor) checkVersionsAreEqual() {
 }
 
 // rightsOptions returns the options that select the rights which serve needs with this store.
-func (d *doctor) rightsOptions() redisstore.RightsOptions {
-	return redisstore.RightsOptions{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0}
+func (d *doctor) rightsOptions() redisrights.Options {
+	return redisrights.Options{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0}
 }
 
 // checkRights finds the rights that serve needs and the user lacks. Users are not replicated, so it
 // checks each server.
 func (d *doctor) checkRights(ctx context.Context, s *server) {
-	rights := redisstore.Rights(d.rightsOptions())
+	rights := redisops.Rights(d.rightsOptions())
 	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s has all rights that serve needs", d.user())}
-	text, err := d.do(ctx, s, "EVAL", redisstore.CheckRights(rights), "0", d.base+"{doctor}self-test").ToString()
+	text, err := d.do(ctx, s, "EVAL", redisrights.CheckScript(rights), "0", d.base+"{doctor}self-test").ToString()
 	if err != nil {
 		c.Status, c.Summary = Unknown, "the rights of the user "+d.user()+" cannot be checked: "+shortText(err)
 		if strings.Contains(err.Error(), "NOPERM") {
@@ -206,7 +209,7 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	why := ""
 	keyed, missingKeyed := 0, 0 // all commands that use a key, and those that the user lacks
 	for _, right := range rights {
-		hasKey := slices.Contains(right.Example, redisstore.KeyOfExample)
+		hasKey := slices.Contains(right.Example, luagen.KeyOfExample)
 		if hasKey {
 			keyed++
 		}
@@ -246,9 +249,9 @@ func (d *doctor) checkMemory(s *server) {
 		d.addWithoutInfo("memory", s, "the memory")
 		return
 	}
-	evictionPolicy, used, maxMemory := s.info["maxmemory_policy"], s.number("used_memory"), s.number("maxmemory")
+	evictionPolicy, used, maxMemory := s.info["maxmemory_policy"], s.info.Integer("used_memory"), s.info.Integer("maxmemory")
 	c := Check{Name: "eviction", Server: s.address, Status: OK, Summary: "maxmemory-policy is noeviction: a full server deletes no counters",
-		Facts: map[string]any{"maxmemory_policy": evictionPolicy, "evicted_keys": s.number("evicted_keys")}}
+		Facts: map[string]any{"maxmemory_policy": evictionPolicy, "evicted_keys": s.info.Integer("evicted_keys")}}
 	if evictionPolicy != "noeviction" {
 		c.Status, c.Summary = Failed, "maxmemory-policy is "+evictionPolicy
 		c.Why = "a full server deletes counters, and clients may use their limits again"
@@ -262,7 +265,7 @@ func (d *doctor) checkMemory(s *server) {
 	switch share := percent(used, maxMemory); {
 	case maxMemory == 0:
 		m.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
-		if system := s.number("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
+		if system := s.info.Integer("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
 			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may kill the server", used*100/system)
 			m.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
 		}
@@ -283,7 +286,7 @@ func (d *doctor) checkMemory(s *server) {
 // run suggest the same number.
 func maxMemoryCommand(s *server) string {
 	const least = 64 << 20 // bytes
-	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.number("used_memory"), 2*s.number("maxmemory"), least))
+	return fmt.Sprintf("CONFIG SET maxmemory %d", max(2*s.info.Integer("used_memory"), 2*s.info.Integer("maxmemory"), least))
 }
 
 func percent(part, whole int64) int64 {
@@ -310,8 +313,8 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 			continue
 		}
 		text, err := d.do(ctx, s, "INFO", "stats").ToString()
-		evicted, _ := strconv.ParseInt(parseInfo(text)["evicted_keys"], 10, 64)
-		if n := evicted - s.number("evicted_keys"); err == nil && n > 0 {
+		evicted, _ := strconv.ParseInt(redisinfo.Parse(text)["evicted_keys"], 10, 64)
+		if n := evicted - s.info.Integer("evicted_keys"); err == nil && n > 0 {
 			d.add(Check{Name: "eviction", Server: s.address, Status: Failed, Summary: "the server is deleting keys now: " + count(n, "key") + " during this run",
 				Why: "counters are among them, so clients use their limits again", Remedy: d.cli(s, "CONFIG SET maxmemory-policy noeviction"),
 				Facts: map[string]any{"evicted_keys": evicted}})
@@ -325,7 +328,7 @@ func (d *doctor) checkPersistence(s *server) {
 		d.addWithoutInfo("persistence", s, "persistence")
 		return
 	}
-	fork := time.Duration(s.number("latest_fork_usec")) * time.Microsecond
+	fork := time.Duration(s.info.Integer("latest_fork_usec")) * time.Microsecond
 	c := Check{Name: "persistence", Server: s.address, Status: OK, Facts: map[string]any{"aof_enabled": s.info["aof_enabled"] == "1",
 		"rdb_last_bgsave_status": s.info["rdb_last_bgsave_status"], "aof_last_write_status": s.info["aof_last_write_status"], "latest_fork_us": fork.Microseconds()}}
 	switch {
@@ -358,7 +361,7 @@ func (d *doctor) checkScripts(s *server) {
 		d.addWithoutInfo("scripts", s, "the script cache")
 		return
 	}
-	n, evicted := s.number("number_of_cached_scripts"), s.number("evicted_scripts")
+	n, evicted := s.info.Integer("number_of_cached_scripts"), s.info.Integer("evicted_scripts")
 	c := Check{Name: "scripts", Server: s.address, Status: OK, Summary: count(n, "script") + " in the cache", Facts: map[string]any{"cached": n, "evicted": evicted}}
 	if n > maxCachedScripts || evicted > 0 {
 		c.Status = Warning
@@ -374,9 +377,9 @@ func (d *doctor) checkConnections(s *server) {
 		d.addWithoutInfo("connections", s, "the connections")
 		return
 	}
-	n, most, rejected := s.number("connected_clients"), s.number("maxclients"), s.number("rejected_connections")
+	n, most, rejected := s.info.Integer("connected_clients"), s.info.Integer("maxclients"), s.info.Integer("rejected_connections")
 	c := Check{Name: "connections", Server: s.address, Status: OK, Summary: fmt.Sprintf("%s of %d", count(n, "connection"), most),
-		Facts: map[string]any{"connected": n, "most": most, "rejected": rejected, "blocked": s.number("blocked_clients")}}
+		Facts: map[string]any{"connected": n, "most": most, "rejected": rejected, "blocked": s.info.Integer("blocked_clients")}}
 	switch {
 	case percent(n, most) >= maxConnectionShare:
 		c.Status, c.Why = Warning, "an instance that cannot connect uses on_failure"
@@ -417,17 +420,17 @@ func (d *doctor) judgeReplica(s *server) {
 }
 
 func (d *doctor) judgePrimary(s *server) {
-	replicas := s.number("connected_slaves")
+	replicas := s.info.Integer("connected_slaves")
 	c := Check{Name: "replication", Server: s.address, Status: OK, Summary: "a primary with " + count(replicas, "replica"), Facts: map[string]any{"role": "primary", "replicas": replicas}}
-	offset := s.number("master_repl_offset")
+	offset := s.info.Integer("master_repl_offset")
 	for i := range replicas {
 		line := s.info["slave"+strconv.FormatInt(i, 10)]
-		replicated, _ := strconv.ParseInt(listField(line, "offset"), 10, 64)
-		lag, _ := strconv.ParseInt(listField(line, "lag"), 10, 64)
-		state := listField(line, "state")
+		replicated, _ := strconv.ParseInt(redisinfo.ListField(line, "offset"), 10, 64)
+		lag, _ := strconv.ParseInt(redisinfo.ListField(line, "lag"), 10, 64)
+		state := redisinfo.ListField(line, "state")
 		if isBehind := lag > maxLagSeconds || offset-replicated > maxLagBytes; isBehind || state != "online" {
 			c.Status = Warning
-			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", listField(line, "ip"), listField(line, "port"), state, size(offset-replicated), lag)
+			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", redisinfo.ListField(line, "ip"), redisinfo.ListField(line, "port"), state, size(offset-replicated), lag)
 			c.Why, c.Remedy = "after a failover, clients may use again the units that the replica has not received", "see the replica's log and its network"
 		}
 	}

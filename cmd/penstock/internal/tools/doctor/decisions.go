@@ -12,6 +12,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/hashslot"
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/redisinfo"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -47,7 +49,7 @@ func (c countingClient) Eval(ctx context.Context, script string, keys, args []st
 	return c.Client.Eval(ctx, script, keys, args)
 }
 
-func (c countingClient) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+func (c countingClient) Load(ctx context.Context, key string, scripts []string) error {
 	c.commands.Add(int64(len(scripts)))
 	return c.Client.Load(ctx, key, scripts)
 }
@@ -57,7 +59,7 @@ func (d *doctor) open() (*redisstore.Store, error) {
 	option := d.option
 	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
 	option.ForceSingleClient = d.kind == "single"
-	return redisstore.New(countingClient{redisstore.Dial(option), &d.commands}, d.Keys)
+	return redisstore.New(countingClient{redisclient.Dial(option, newReply), &d.commands}, d.Keys)
 }
 
 // checkDecisions makes decisions at each primary, as serve would.
@@ -153,7 +155,7 @@ func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 	c := Check{Name: "latency", Server: s.address, Status: OK, Facts: map[string]any{"p50_us": p50.Microseconds(), "p99_us": p99.Microseconds(), "max_us": longest.Microseconds(),
 		"decisions": len(times), "store_timeout_ms": d.StoreTimeout.Milliseconds()}}
 	c.Summary = fmt.Sprintf("half of the decisions took %v, 99 %% at most %v; store_timeout is %v", rounded(p50), rounded(p99), d.StoreTimeout)
-	scriptMicros, _ := strconv.ParseFloat(listField(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
+	scriptMicros, _ := strconv.ParseFloat(redisinfo.ListField(s.info["latency_percentiles_usec_evalsha"], "p50"), 64)
 	if scriptMicros > 0 {
 		c.Facts["script_p50_us"] = scriptMicros
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock/internal/redisinfo"
 )
 
 // discover finds and connects to all servers of the store.
@@ -61,7 +63,7 @@ func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
 func replicasIn(info map[string]string) (addresses []string) {
 	for i := 0; info["slave"+strconv.Itoa(i)] != ""; i++ {
 		line := info["slave"+strconv.Itoa(i)]
-		host, port := listField(line, "ip"), listField(line, "port")
+		host, port := redisinfo.ListField(line, "ip"), redisinfo.ListField(line, "port")
 		isPortKnown := port != "" && port != "0"
 		if host != "" && isPortKnown {
 			addresses = append(addresses, net.JoinHostPort(host, port))
@@ -164,7 +166,7 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 		}
 	}
 	if known[node.address] == nil && len(known) > 0 { // the Cluster lists this node under another address
-		node.disconnect()
+		node.connector.Close()
 		d.servers = slices.DeleteFunc(d.servers, func(s *server) bool { return s == node })
 	}
 }

@@ -11,12 +11,14 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/redisstore"
 )
 
 // Options of Run. URL must be set.
 type Options struct {
-	URL          string             // of the store, as redisstore.ParseURL reads it
+	URL          string             // of the store, as redisstore.Open reads it
 	Name         string             // name of the store in the report, without secrets
 	Keys         redisstore.Options // prefix and secret, as for serve
 	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
@@ -86,7 +88,7 @@ const (
 // The Report has the faults of the servers. If the URL or the options are wrong, Run returns an
 // error that wraps penstock.ErrInvalid.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	option, err := redisstore.ParseURL(o.URL)
+	option, err := redisclient.ParseURL(o.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -96,10 +98,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.StoreTimeout <= 0 {
 		o.StoreTimeout = 250 * time.Millisecond
 	}
-	d := &doctor{Options: o, option: option, base: o.Keys.Prefix + "1", kind: "single"}
-	if o.Keys.Prefix == "" {
-		d.base = "ps1"
-	}
+	d := &doctor{Options: o, option: option, base: rediskeys.Base(o.Keys.Prefix), kind: "single"}
 	defer d.disconnect()
 	d.discover(ctx)
 	d.examine(ctx)
@@ -142,7 +141,7 @@ type doctor struct {
 
 func (d *doctor) disconnect() {
 	for _, s := range append(d.servers, d.sentinels...) {
-		s.disconnect()
+		s.connector.Close()
 	}
 }
 

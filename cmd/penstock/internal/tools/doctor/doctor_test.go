@@ -17,6 +17,9 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
+	"github.com/penstock/penstock/internal/redisinfo"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -102,7 +105,7 @@ func fillStore(t *testing.T, url string) {
 	}
 	for _, name := range []string{"one", "two"} {
 		_, err1 := store.Heartbeat(t.Context(), name, time.Minute)
-		err2 := store.WriteSummary(t.Context(), name, "abc123 0.1.0 1", time.Minute)
+		err2 := redisops.WriteSummary(t.Context(), store, name, "abc123 0.1.0 1", time.Minute)
 		if err := errors.Join(err1, err2); err != nil {
 			t.Fatal(err)
 		}
@@ -252,10 +255,7 @@ func commands(all ...string) func(*testing.T, *redistest.Server) {
 func rightsWithout(rights ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
-		rules, err := redisstore.ACLRules(redisstore.Options{}, Rights(redisstore.RightsOptions{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		rules := redisrights.Rules("", Rights(redisrights.Options{}))
 		line := "ACL SETUSER limiter reset on >secret " + rules
 		for _, r := range rights {
 			line += " -" + r
@@ -404,7 +404,7 @@ func failSnapshot(t *testing.T, s *redistest.Server) {
 	do(t, s, "BGSAVE")
 	eventually.NoError(t, func() error {
 		text, err := s.Do("INFO", "persistence")
-		if parseInfo(fmt.Sprint(text))["rdb_last_bgsave_status"] != "err" {
+		if redisinfo.Parse(fmt.Sprint(text))["rdb_last_bgsave_status"] != "err" {
 			return fmt.Errorf("the snapshot has not failed yet: %v", err)
 		}
 		return nil
@@ -469,7 +469,7 @@ func instances(summaries ...string) func(*testing.T, *redistest.Server) {
 		defer store.Close()
 		for i, summary := range summaries {
 			_, err1 := store.Heartbeat(t.Context(), fmt.Sprint(i), time.Minute)
-			err2 := store.WriteSummary(t.Context(), fmt.Sprint(i), summary, time.Minute)
+			err2 := redisops.WriteSummary(t.Context(), store, fmt.Sprint(i), summary, time.Minute)
 			if err := errors.Join(err1, err2); err != nil {
 				t.Fatal(err)
 			}
@@ -685,11 +685,8 @@ func TestFaultsOfSentinelsAreFound(t *testing.T) {
 func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	t.Parallel()
 	group, cluster := redistest.StartSentinel(t), redistest.StartCluster(t)
-	setRights := func(servers []*redistest.Server, o redisstore.RightsOptions, without string) {
-		rules, err := redisstore.ACLRules(redisstore.Options{}, Rights(o))
-		if err != nil {
-			t.Fatal(err)
-		}
+	setRights := func(servers []*redistest.Server, o redisrights.Options, without string) {
+		rules := redisrights.Rules("", Rights(o))
 		for _, s := range servers {
 			do(t, s, strings.TrimSuffix("ACL SETUSER limiter reset on >secret "+rules+" -"+without, " -"))
 		}
@@ -698,12 +695,12 @@ func TestChecksNameTheRightThatIsMissing(t *testing.T) {
 	for _, c := range []struct {
 		url     string
 		servers []*redistest.Server
-		options redisstore.RightsOptions
+		options redisrights.Options
 		rights  string // the test revokes each of them once
 	}{
 		{url: "redis://" + limiter + group.Primary.Addr, servers: []*redistest.Server{group.Primary, group.Replica}, rights: "info scan type pttl memory|usage slowlog|get zrange time"},
-		{url: sentinelURL(group, limiter), servers: []*redistest.Server{group.Primary, group.Replica}, options: redisstore.RightsOptions{Sentinel: true}, rights: "info"},
-		{url: "redis://" + limiter + cluster.Nodes[0].Addr, servers: cluster.Nodes, options: redisstore.RightsOptions{Cluster: true}, rights: "info cluster|info scan"},
+		{url: sentinelURL(group, limiter), servers: []*redistest.Server{group.Primary, group.Replica}, options: redisrights.Options{Sentinel: true}, rights: "info"},
+		{url: "redis://" + limiter + cluster.Nodes[0].Addr, servers: cluster.Nodes, options: redisrights.Options{Cluster: true}, rights: "info cluster|info scan"},
 	} {
 		setRights(c.servers, c.options, "")
 		fillStore(t, strings.Replace(c.url, limiter, "", 1))

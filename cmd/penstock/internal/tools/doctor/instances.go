@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -29,7 +30,7 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	texts, registered, err := store.ReadSummaries(ctx)
+	texts, registered, err := redisops.ReadSummaries(ctx, store)
 	if err != nil {
 		d.addFailedInstances(err)
 		return

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
+	"github.com/penstock/penstock/internal/redisinfo"
 )
 
 const (
@@ -64,7 +65,7 @@ func (d *doctor) deletedSince(ctx context.Context, s *server) int64 {
 	}
 	now := &server{client: s.client}
 	d.readInfo(ctx, now)
-	removed := func(s *server) int64 { return s.number("evicted_keys") + s.number("expired_keys") }
+	removed := func(s *server) int64 { return s.info.Integer("evicted_keys") + s.info.Integer("expired_keys") }
 	return max(removed(now)-removed(s), 0)
 }
 
@@ -246,14 +247,14 @@ func (d *doctor) checkTenants(s *server) {
 		if _, err := strconv.Atoi(number); !isDatabase || err != nil {
 			continue
 		}
-		n, _ := strconv.ParseInt(listField(value, "keys"), 10, 64)
+		n, _ := strconv.ParseInt(redisinfo.ListField(value, "keys"), 10, 64)
 		all += n
 		if name != ownDatabase {
 			elsewhere += n
 		}
 	}
 	c := Check{Name: "tenants", Server: s.address, Status: OK, Summary: fmt.Sprintf("the server has only keys of limits; %s commands per second", s.info["instantaneous_ops_per_sec"]),
-		Facts: map[string]any{"keys": all, "ops_per_second": s.number("instantaneous_ops_per_sec")}}
+		Facts: map[string]any{"keys": all, "ops_per_second": s.info.Integer("instantaneous_ops_per_sec")}}
 	others := elsewhere
 	hasAllKeys := s.sample != nil && s.sample.isWhole
 	isReplica := s.role() == "replica" || s.role() == "slave"
@@ -294,7 +295,7 @@ func (d *doctor) checkSpread() {
 		if s.sample == nil || s.info == nil {
 			return
 		}
-		n, _ := strconv.ParseInt(listField(s.info["db0"], "keys"), 10, 64)
+		n, _ := strconv.ParseInt(redisinfo.ListField(s.info["db0"], "keys"), 10, 64)
 		all += n
 		if n > most || fullest == nil {
 			most, fullest = n, s

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +12,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
+	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/redisinfo"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -22,17 +23,17 @@ type server struct {
 	isReplica bool   // according to the Cluster or the Sentinels
 	ranges    []slotRange
 
-	client     rueidis.Client // nil if the server cannot be reached
-	disconnect func()
-	err        error // why the server cannot be reached, or why a Sentinel names no primary
-	dialed     dialed
-	waited     time.Duration // for the connection and the first reply
+	connector *redisclient.Connector
+	client    rueidis.Client // nil if the server cannot be reached
+	err       error          // why the server cannot be reached, or why a Sentinel names no primary
+	dialed    dialed
+	waited    time.Duration // for the connection and the first reply
 
 	slotsError     string // why CLUSTER SLOTS failed
 	primaryAddress string // of a Sentinel: the primary that it names
 
 	hello   map[string]string // its reply to HELLO, which needs no right
-	info    map[string]string // its reply to INFO; nil if there is none
+	info    redisinfo.Fields  // its reply to INFO; nil if there is none
 	infoErr error             // why INFO failed
 	offset  offset            // of its clock
 	sample  *sample
@@ -50,7 +51,7 @@ type dialed struct {
 
 // connect connects to a server, with the login and the TLS settings of the option.
 func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, address string) *server {
-	s := &server{address: address, disconnect: func() {}}
+	s := &server{address: address}
 	option.InitAddress, option.ForceSingleClient, option.Sentinel = []string{address}, true, rueidis.SentinelOption{}
 	option.ConnWriteTimeout = commandTimeout
 	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
@@ -66,10 +67,10 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	begin := time.Now()
-	s.client, s.disconnect, s.err = redisstore.Connect(ctx, option)
+	s.connector = redisclient.Connect(option, newReply)
+	s.client, s.err = s.connector.Get(ctx)
 	s.waited = time.Since(begin)
 	if s.err != nil {
-		s.client = nil
 		if greeting := greetingOf(ctx, &option, dial, address); greeting != "" {
 			s.err = errors.New(greeting)
 		}
@@ -81,6 +82,9 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	}
 	return s
 }
+
+// newReply makes an error of the text of an error reply.
+func newReply(text string) error { return redisstore.ReplyError(text) }
 
 // greetingOf returns the error that a server sends to a new connection, such as that there are too
 // many clients. A client that writes first may not receive this error, so greetingOf only reads.
@@ -163,38 +167,10 @@ func (d *doctor) sendHello(ctx context.Context, s *server) (map[string]string, e
 // readInfo reads INFO. Afterwards info or infoErr is set.
 func (d *doctor) readInfo(ctx context.Context, s *server) {
 	text, err := d.do(ctx, s, "INFO", "all").ToString()
-	s.info, s.infoErr = parseInfo(text), err
+	s.info, s.infoErr = redisinfo.Parse(text), err
 	if err != nil {
 		s.info = nil
 	}
-}
-
-// parseInfo returns the fields of a reply to INFO, which has lines such as "role:master".
-func parseInfo(text string) map[string]string {
-	fields := make(map[string]string)
-	for line := range strings.Lines(strings.TrimPrefix(text, "txt:")) { // txt: begins a verbatim string of RESP3
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && !strings.HasPrefix(name, "#") {
-			fields[name] = value
-		}
-	}
-	return fields
-}
-
-// number returns a field of INFO as a number, or 0 if it does not exist. A number beyond 0 to 2^53
-// becomes the nearest bound, so that the callers' arithmetic cannot overflow.
-func (s *server) number(name string) int64 {
-	n, _ := strconv.ParseInt(s.info[name], 10, 64)
-	return min(max(n, 0), 1<<53)
-}
-
-// listField returns the value of a field in a list such as "p50=1.0,p99=2.0", or "".
-func listField(list, name string) string {
-	for field := range strings.SplitSeq(list, ",") {
-		if n, value, _ := strings.Cut(field, "="); n == name {
-			return value
-		}
-	}
-	return ""
 }
 
 // hasSlot reports whether the server has a slot of the Cluster.

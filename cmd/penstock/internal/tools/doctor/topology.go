@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/hashslot"
+	"github.com/penstock/penstock/internal/redisinfo"
 )
 
 // checkTopology examines the Cluster, or the Sentinels.
@@ -57,7 +58,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 			d.addUnreadable("topology", s, "this node's view of the Cluster", "+cluster|info", err)
 			continue
 		}
-		state := parseInfo(text)
+		state := redisinfo.Parse(text)
 		c := Check{Name: "topology", Server: s.address, Status: OK, Summary: "this node reports that the Cluster is ok", Facts: map[string]any{"cluster_state": state["cluster_state"],
 			"slots_fail": state["cluster_slots_fail"], "slots_pfail": state["cluster_slots_pfail"]}}
 		if state["cluster_state"] != "ok" {

@@ -1,15 +1,14 @@
-package redisstore
+package redisops
 
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/redisinfo"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // A Server describes the only server of a store, or one primary of a Cluster, by its INFO. Counts
@@ -45,9 +44,9 @@ return call('INFO', 'server', 'memory', 'stats', 'cpu', 'clients', 'replication'
 // Servers describes the server of the store, or every primary of a Cluster, in the order of their
 // addresses. Servers needs the right to INFO and, on a Cluster, the right to CLUSTER SLOTS. Decide
 // needs neither right.
-func (s *Store) Servers(ctx context.Context) ([]Server, error) {
+func Servers(ctx context.Context, store *redisstore.Store) ([]Server, error) {
 	var all []Server
-	err := s.evalOnEachServer(ctx, infoLua, "info", nil, func(address, reply string) error {
+	err := store.EvalOnEach(ctx, infoLua, "info", nil, func(address, reply string) error {
 		server, err := parseInfo(reply)
 		server.Server = address
 		all = append(all, server)
@@ -59,26 +58,6 @@ func (s *Store) Servers(ctx context.Context) ([]Server, error) {
 	return all, nil
 }
 
-// evalOnEachServer runs a script on the server of the store, or on every primary of a Cluster. The
-// function read is called with each reply. The script gets one key, which the server owns and which
-// ends in name.
-func (s *Store) evalOnEachServer(ctx context.Context, script, name string, args []string, read func(address, reply string) error) error {
-	keys, err := s.keyOfEachServer(ctx, name)
-	if err != nil {
-		return s.unavailable(ctx, err)
-	}
-	for _, address := range slices.Sorted(maps.Keys(keys)) {
-		reply, err := s.client.Eval(ctx, script, []string{keys[address]}, args)
-		if err != nil {
-			return s.unavailable(ctx, nameMissingRight(script, err))
-		}
-		if err := read(address, reply); err != nil {
-			return s.unavailable(ctx, err)
-		}
-	}
-	return nil
-}
-
 // maxInfoBytes bounds a reply of INFO, in bytes. A usual one has less than 20,000.
 const maxInfoBytes = 1 << 20
 
@@ -87,16 +66,11 @@ func parseInfo(text string) (Server, error) {
 	if len(text) > maxInfoBytes {
 		return Server{}, fmt.Errorf("the info script replied %d bytes; the most is %d", len(text), maxInfoBytes)
 	}
-	fields := make(map[string]string)
-	for line := range strings.Lines(text) {
-		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
-			fields[name] = value
-		}
-	}
+	fields := redisinfo.Parse(text)
 	if fields["used_memory"] == "" {
 		return Server{}, fmt.Errorf("the info script replied %.40q; expected a text with used_memory", text)
 	}
-	number := func(name string) int64 { return integer(fields[name]) }
+	number := fields.Integer
 	const maxText = 40 // bytes; the longest policy of Redis has 15, and a run ID has 40
 	short := func(name string) string { return fields[name][:min(len(fields[name]), maxText)] }
 	s := Server{
@@ -110,43 +84,18 @@ func parseInfo(text string) (Server, error) {
 	for name, value := range fields {
 		switch {
 		case name == "cmdstat_eval" || name == "cmdstat_evalsha": // calls=5,usec=76,…
-			s.Scripts += integer(listField(value, "calls"))
-			const maxMicros = maxNumber / 1000 // so that the time has at most maxNumber ns
-			s.ScriptTime += time.Duration(min(integer(listField(value, "usec")), maxMicros)) * time.Microsecond
-		case isNumbered(name, "db"): // keys=1,expires=0,…
-			s.Keys += integer(listField(value, "keys"))
-		case isNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
-			if offset := listField(value, "offset"); offset != "" {
-				s.Lag = max(s.Lag, number("master_repl_offset")-integer(offset))
+			s.Scripts += redisinfo.Integer(redisinfo.ListField(value, "calls"))
+			const maxMicros = redisinfo.MaxInteger / 1000 // so that the time has at most MaxInteger ns
+			s.ScriptTime += time.Duration(min(redisinfo.Integer(redisinfo.ListField(value, "usec")), maxMicros)) * time.Microsecond
+		case redisinfo.IsNumbered(name, "db"): // keys=1,expires=0,…
+			s.Keys += redisinfo.Integer(redisinfo.ListField(value, "keys"))
+		case redisinfo.IsNumbered(name, "slave"): // ip=10.0.0.2,port=6379,state=online,offset=14,lag=1
+			if offset := redisinfo.ListField(value, "offset"); offset != "" {
+				s.Lag = max(s.Lag, number("master_repl_offset")-redisinfo.Integer(offset))
 			}
 		}
 	}
 	return s, nil
-}
-
-// isNumbered reports whether a name is the prefix followed by a number.
-func isNumbered(name, prefix string) bool {
-	digits, found := strings.CutPrefix(name, prefix)
-	return found && digits != "" && strings.Trim(digits, "0123456789") == ""
-}
-
-// listField returns a field of a list such as "calls=1,usec=10".
-func listField(list, name string) string {
-	for field := range strings.SplitSeq(list, ",") {
-		if n, value, _ := strings.Cut(field, "="); n == name {
-			return value
-		}
-	}
-	return ""
-}
-
-// maxNumber replaces larger numbers of INFO. The sum of a thousand such numbers does not overflow.
-const maxNumber = 1 << 53
-
-// integer returns a number of INFO. If the text is not a number, or negative, it returns 0.
-func integer(text string) int64 {
-	n, _ := strconv.ParseInt(text, 10, 64)
-	return min(max(n, 0), maxNumber)
 }
 
 // seconds returns a time of INFO, which is in seconds. If the text is not a number, or negative, it
@@ -156,5 +105,5 @@ func seconds(text string) time.Duration {
 	if !(n > 0) { // also for NaN
 		return 0
 	}
-	return time.Duration(min(n, maxNumber/float64(time.Second)) * float64(time.Second))
+	return time.Duration(min(n, redisinfo.MaxInteger/float64(time.Second)) * float64(time.Second))
 }

@@ -1,4 +1,4 @@
-package redisstore
+package redisops
 
 // Memory describes a server's memory.
 type Memory struct {

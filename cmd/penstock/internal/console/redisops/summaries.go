@@ -1,4 +1,4 @@
-package redisstore
+package redisops
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // The bounds of summaries.
@@ -26,13 +27,14 @@ return ''`
 
 // readSummariesLua replies the number of registered instances and some of the summaries. For each
 // summary the reply has the lengths of the name and of the text, then the name and the text. The
-// keys of the texts are in the slot of KEYS[1]. A key that is not a string is left out. ARGV has
-// the first and the last index in the set of instances, and the beginning of the keys of texts.
+// keys of the texts are in the slot of KEYS[1], and begin like it. A key that is not a string is
+// left out. ARGV has the first and the last index in the set of instances.
 const readSummariesLua = `#!lua
+local begin = string.sub(KEYS[1], 1, -#'instances' - 1) .. 'summary.'
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
 for _, name in ipairs(names) do
-  local text = redis.pcall('GET', ARGV[3] .. name)
+  local text = redis.pcall('GET', begin .. name)
   if type(text) == 'string' then
     found[#found + 1] = #name .. ' ' .. #text .. '\n' .. name .. text
   end
@@ -42,39 +44,30 @@ return table.concat(found)`
 // A Summary is a text about an instance. The program that writes it chooses its format.
 type Summary struct{ Instance, Text string }
 
-func (s *Store) instancesKey() string { return s.prefix + "{%@}instances" }
-func (s *Store) summaryKey() string   { return s.prefix + "{%@}summary." }
-
 // WriteSummary stores a text about an instance. The text expires after life. instance is the name
-// that the program passes to Heartbeat. The text has at most MaxSummary bytes.
-func (s *Store) WriteSummary(ctx context.Context, instance, text string, life time.Duration) error {
-	if err := checkInstance(instance); err != nil {
-		return err
-	}
+// that Heartbeat has registered. The text has at most MaxSummary bytes.
+func WriteSummary(ctx context.Context, store *redisstore.Store, instance, text string, life time.Duration) error {
 	if len(text) > MaxSummary || life < time.Millisecond {
-		return fmt.Errorf("%w: redisstore: the summary has %d bytes and a life of %v; it must have at most %d bytes and a life of 1ms or longer", penstock.ErrInvalid, len(text), life, MaxSummary)
+		return fmt.Errorf("%w: the summary has %d bytes and a life of %v; it must have at most %d bytes and a life of 1ms or longer", penstock.ErrInvalid, len(text), life, MaxSummary)
 	}
-	_, err := s.client.Eval(ctx, writeSummaryLua, []string{s.summaryKey() + instance}, []string{text, strconv.FormatInt(life.Milliseconds(), 10)})
-	if err != nil {
-		return s.unavailable(ctx, nameMissingRight(writeSummaryLua, err))
-	}
-	return nil
+	_, err := store.Eval(ctx, writeSummaryLua, []string{"summary." + instance}, text, strconv.FormatInt(life.Milliseconds(), 10))
+	return err
 }
 
 // ReadSummaries returns the texts of those MaxSummaries instances whose heartbeats expire last. It
 // also returns how many instances are registered. Some instances may have stopped since their last
 // heartbeat.
-func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
+func ReadSummaries(ctx context.Context, store *redisstore.Store) (all []Summary, instances int, err error) {
 	for from := 0; from < MaxSummaries; from += summariesPerScript {
 		// Negative indexes count from the end of the set, where the heartbeats are that expire last.
-		args := []string{strconv.Itoa(-from - summariesPerScript), strconv.Itoa(-from - 1), s.summaryKey()}
-		reply, err := s.client.Eval(ctx, readSummariesLua, []string{s.instancesKey()}, args)
+		first, last := strconv.Itoa(-from-summariesPerScript), strconv.Itoa(-from-1)
+		reply, err := store.Eval(ctx, readSummariesLua, []string{"instances"}, first, last)
 		if err != nil {
-			return nil, 0, s.unavailable(ctx, nameMissingRight(readSummariesLua, err))
+			return nil, 0, err
 		}
 		part, n, err := parseSummaries(reply)
 		if err != nil {
-			return nil, 0, s.unavailable(ctx, err)
+			return nil, 0, penstock.NewStoreError(penstock.ReasonUnknown, err)
 		}
 		all, instances = append(all, part...), n
 		if from+summariesPerScript >= n {

@@ -1,4 +1,5 @@
-package redisstore
+// Package redisrights lists the rights that the Redis user of a store needs.
+package redisrights
 
 import (
 	"slices"
@@ -6,24 +7,23 @@ import (
 
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/luagen"
+	"github.com/penstock/penstock/internal/rediskeys"
 )
 
-// A Right is a command that a Store's user must be allowed to run.
+// A Right is a command that a store's user must be allowed to run.
 type Right struct {
 	Command string   // as ACL SETUSER takes it after '+': "get", "script|load"
-	Example []string // a call of the command, for ACL DRYRUN; KeyOfExample stands for a key
+	Example []string // a call of the command, for ACL DRYRUN; luagen.KeyOfExample stands for a key
 
-	// Without is what a Store cannot do without the right. "" means that it cannot decide.
+	// Without is what cannot be done without the right. "" means that the store cannot decide.
 	Without string
 }
 
-// KeyOfExample stands for a key in Right.Example.
-const KeyOfExample = luagen.KeyOfExample
-
-// RightsOptions describe how a Store is used.
-type RightsOptions struct {
-	DecideOnly bool // the program calls only Decide and Load: not Heartbeat, Servers, Ping or summaries
-	SampleKeys bool // the program also calls SampleKeys
+// Options describe how a store is used.
+type Options struct {
+	DecideOnly bool     // the program calls only Decide and Load: not Heartbeat or Ping
+	Scripts    []string // scripts that the program sends by Eval and EvalOnEach
+	Further    []Right  // rights that the program needs besides
 
 	Cluster  bool // the servers are a Redis Cluster
 	Sentinel bool // the store's URL begins with redis+sentinel
@@ -34,14 +34,14 @@ type RightsOptions struct {
 	Algorithms []*algorithm.Algorithm
 }
 
-// Rights returns the rights that the Redis user of a Store needs. First come those to send scripts,
-// then those for the commands inside scripts, then those for the connection. The commands inside
-// scripts are read from the scripts themselves.
-func Rights(o RightsOptions) []Right {
+// Of returns the rights that the Redis user of a store needs. First come those to send scripts, then
+// those for the commands inside scripts, then those for the connection. The commands inside scripts
+// are read from the scripts themselves.
+func Of(o Options) []Right {
 	exampleDigest := strings.Repeat("0", 40) // the hexadecimal digits of a SHA-1
 	rights := []Right{
-		{Command: "evalsha", Example: []string{"EVALSHA", exampleDigest, "1", KeyOfExample}},
-		{Command: "eval", Example: []string{"EVAL", "return 1", "1", KeyOfExample}},
+		{Command: "evalsha", Example: []string{"EVALSHA", exampleDigest, "1", luagen.KeyOfExample}},
+		{Command: "eval", Example: []string{"EVAL", "return 1", "1", luagen.KeyOfExample}},
 		{Command: "script|load", Example: []string{"SCRIPT", "LOAD", "return 1"}, Without: "load scripts in advance: the first call that needs one sends its text"},
 	}
 	for _, command := range commandsInScripts(o) {
@@ -57,9 +57,7 @@ func Rights(o RightsOptions) []Right {
 	if !o.DecideOnly {
 		rights = append(rights, Right{Command: "ping", Example: []string{"PING"}, Without: "answer Store.Ping"})
 	}
-	if o.SampleKeys {
-		rights = append(rights, sampleRights()...)
-	}
+	rights = append(rights, o.Further...)
 	if o.Cluster {
 		rights = append(rights,
 			Right{Command: "cluster|slots", Example: []string{"CLUSTER", "SLOTS"}},
@@ -77,9 +75,9 @@ func Rights(o RightsOptions) []Right {
 	return rights
 }
 
-// commandsInScripts returns the commands that the scripts of a Store run, sorted by name. Commands
+// commandsInScripts returns the commands that the scripts run, sorted by name. Commands
 // on sorted sets, such as ZADD, come last.
-func commandsInScripts(o RightsOptions) []string {
+func commandsInScripts(o Options) []string {
 	algorithms := o.Algorithms
 	if algorithms == nil {
 		algorithms = algorithm.All()
@@ -92,10 +90,10 @@ func commandsInScripts(o RightsOptions) []string {
 		}
 	}
 	if !o.DecideOnly {
-		scripts = append(scripts, heartbeatLua, infoLua, writeSummaryLua, readSummariesLua)
+		scripts = append(scripts, luagen.Heartbeat)
 	}
 	var commands []string
-	for _, script := range scripts {
+	for _, script := range append(scripts, o.Scripts...) {
 		commands = slices.AppendSeq(commands, luagen.Commands(script))
 	}
 	slices.SortFunc(commands, func(a, b string) int {
@@ -111,10 +109,9 @@ func commandsInScripts(o RightsOptions) []string {
 	return slices.Compact(commands)
 }
 
-// CheckRights returns a script that replies with the rights that its user lacks, separated by
-// commas. The script's ARGV[1] is a key of the Store. The script writes nothing, and needs the
-// right to EVAL.
-func CheckRights(rights []Right) string {
+// CheckScript returns a script that replies with the rights that its user lacks, separated by commas.
+// The script's ARGV[1] is a key of the store. The script writes nothing, and needs the right to EVAL.
+func CheckScript(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +
 		"  local isKnown, isAllowed = pcall(redis.acl_check_cmd, ...)\n" +
@@ -126,17 +123,12 @@ func CheckRights(rights []Right) string {
 	return b.String()
 }
 
-// ACLRules returns the rules of a user that has these rights to the keys of a store with these
-// Options, and no others. The rules are the end of a call of ACL SETUSER, or of a line in an ACL
-// file.
-func ACLRules(o Options, rights []Right) (string, error) {
-	s, err := newStore(o)
-	if err != nil {
-		return "", err
-	}
-	rules := "~" + s.prefix + "* -@all"
+// Rules returns the rules of a user that has these rights to the keys of stores with this prefix, and
+// no others. The rules are the end of a call of ACL SETUSER, or of a line in an ACL file.
+func Rules(prefix string, rights []Right) string {
+	rules := "~" + rediskeys.Base(prefix) + "* -@all"
 	for _, r := range rights {
 		rules += " +" + r.Command
 	}
-	return rules, nil
+	return rules
 }

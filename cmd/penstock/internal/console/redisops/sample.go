@@ -1,4 +1,4 @@
-package redisstore
+package redisops
 
 import (
 	"context"
@@ -6,6 +6,9 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+
+	"github.com/penstock/penstock/internal/redisrights"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // MaxSample is the largest number of keys that SampleKeys looks at on each server. A sample of this
@@ -21,9 +24,10 @@ type KeySample struct {
 
 // sampleLua looks at some keys. The first line of its reply has the number of all keys in the
 // database and the number of keys seen. A line follows for each group of this store among the keys
-// seen: the number of its keys, and its name. ARGV has a prefix, a number of keys and a cursor. Any
-// cursor is safe: an invalid one begins at some other key. SCAN may return a key twice, and a page
-// may have few keys. The script reads at most four pages, so its time is bounded.
+// seen: the number of its keys, and its name. All keys of this store begin like KEYS[1], up to the
+// brace. ARGV has a number of keys and a cursor. Any cursor is safe: an invalid one begins at some
+// other key. SCAN may return a key twice, and a page may have few keys. The script reads at most
+// four pages, so its time is bounded.
 //
 // Unlike other scripts, its error names all rights that are missing.
 const sampleLua = `local call, may, missing = redis.call, redis.acl_check_cmd, {}
@@ -36,17 +40,18 @@ if #missing > 0 then
   table.sort(missing)
   return redis.error_reply('NOPERM the user needs the right +' .. table.concat(missing, ' +'))
 end
-local all, most = call('DBSIZE'), tonumber(ARGV[2])
-local known, groups, seen, cursor, pages = {}, {}, 0, ARGV[3], 0
+local all, most = call('DBSIZE'), tonumber(ARGV[1])
+local begin = string.match(KEYS[1], '^[^{]*{')
+local known, groups, seen, cursor, pages = {}, {}, 0, ARGV[2], 0
 repeat
-  local page = call('SCAN', cursor, 'COUNT', ARGV[2])
+  local page = call('SCAN', cursor, 'COUNT', ARGV[1])
   cursor = page[1]
   for _, name in ipairs(page[2]) do
     if seen < most and not known[name] then
       known[name] = true
       seen = seen + 1
-      if string.sub(name, 1, #ARGV[1]) == ARGV[1] then
-        local isOfStore = string.sub(name, #ARGV[1] + 1, #ARGV[1] + 2) == '%@'
+      if string.sub(name, 1, #begin) == begin then
+        local isOfStore = string.sub(name, #begin + 1, #begin + 2) == '%@'
         local group = not isOfStore and string.match(name, '}([^}:]*)[^}]*$') or ''
         groups[group] = (groups[group] or 0) + 1
       end
@@ -60,9 +65,9 @@ for group, n in pairs(groups) do
 end
 return table.concat(lines, '\n')`
 
-// sampleRights returns the rights that SampleKeys needs in addition to those of a Store.
-func sampleRights() []Right {
-	return []Right{
+// SampleRights returns the rights that SampleKeys needs in addition to those of Rights.
+func SampleRights() []redisrights.Right {
+	return []redisrights.Right{
 		{Command: "dbsize", Example: []string{"DBSIZE"}, Without: "estimate the keys of each group"},
 		{Command: "scan", Example: []string{"SCAN", "0"}, Without: "estimate the keys of each group"},
 	}
@@ -72,11 +77,11 @@ func sampleRights() []Right {
 // random key. It estimates how many keys each group has. A database with at most n keys is counted
 // exactly. If n is above MaxSample, MaxSample is used.
 //
-// SampleKeys needs the rights that RightsOptions.SampleKeys adds.
-func (s *Store) SampleKeys(ctx context.Context, n int) (KeySample, error) {
+// SampleKeys needs the rights of SampleRights. On a Cluster it also needs those of Servers.
+func SampleKeys(ctx context.Context, store *redisstore.Store, n int) (KeySample, error) {
 	all := KeySample{Groups: make(map[string]float64)}
-	args := []string{s.prefix + "{", strconv.Itoa(max(1, min(n, MaxSample))), strconv.FormatUint(rand.Uint64(), 10)}
-	err := s.evalOnEachServer(ctx, sampleLua, "sample", args, func(_, reply string) error { return all.add(reply) })
+	args := []string{strconv.Itoa(max(1, min(n, MaxSample))), strconv.FormatUint(rand.Uint64(), 10)}
+	err := store.EvalOnEach(ctx, sampleLua, "sample", args, func(_, reply string) error { return all.add(reply) })
 	if err != nil {
 		return KeySample{}, err
 	}

@@ -1,0 +1,154 @@
+// Package rediskeys names the keys that a redisstore has in Redis.
+package rediskeys
+
+import (
+	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"strings"
+)
+
+// Keys have this form, with the schema's version after the prefix:
+//
+//	ps1{user:42}search                     the limits of group "search" under key "user:42"
+//	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
+//
+// The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
+// without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
+// bytes become %XX. A key whose encoding is longer than MaxName becomes "%#" and its SHA-256. The
+// empty key becomes "%_". The store's own keys begin with "%@". With a secret every key becomes "%#"
+// and the beginning of its HMAC.
+const (
+	schemaVersion = "1"
+	macBytes      = 16 // bytes of the HMAC-SHA-256 that stand for a key
+
+	// MaxName is the longest name in bytes: the text between the braces.
+	MaxName = 128
+)
+
+// Base returns how all keys of a store begin. Without a prefix it is that of "ps".
+func Base(prefix string) string { return cmp.Or(prefix, "ps") + schemaVersion }
+
+// Prefix returns the prefix of a Base.
+func Prefix(base string) string { return strings.TrimSuffix(base, schemaVersion) }
+
+// Own returns the name of a key of the store itself. All such keys are in one slot.
+func Own(base, name string) string { return base + "{%@}" + name }
+
+const hexDigits = "0123456789ABCDEF"
+
+// isPlain has true for each byte that names keep as it is.
+var isPlain = func() (t [256]bool) {
+	for c := range t {
+		t[c] = IsLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
+	}
+	return t
+}()
+
+// IsLetterOrDigit reports whether a byte is an ASCII letter or digit.
+func IsLetterOrDigit(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// Append appends the name of a key without a secret.
+func Append(b []byte, key string) []byte {
+	if key == "" {
+		return append(b, '%', '_')
+	}
+	if b, fits := appendEncoded(b, key); fits {
+		return b
+	}
+	sum := sha256.Sum256([]byte(key))
+	return hex.AppendEncode(append(b, '%', '#'), sum[:])
+}
+
+// Names writes the names that keys have in a store: the text between the braces. Only one goroutine
+// may use it at a time.
+type Names struct {
+	mac   hash.Hash // nil: there is no secret
+	sum   hash.Hash // of keys that are too long
+	chunk [128]byte // a part of the key that is hashed; afterwards the hash
+}
+
+// NewNames makes the Names of a store with this secret. nil: it has none.
+func NewNames(secret []byte) *Names {
+	n := &Names{sum: sha256.New()}
+	if secret != nil {
+		n.mac = hmac.New(sha256.New, secret)
+	}
+	return n
+}
+
+// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes. The 3
+// bytes are for an encoded byte (%XX) that Append may write before it finds that the name is too
+// long.
+func (n *Names) Append(b []byte, key string) []byte {
+	if n.mac != nil {
+		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:macBytes])
+	}
+	if key == "" {
+		return append(b, '%', '_')
+	}
+	if b, fits := appendEncoded(b, key); fits {
+		return b
+	}
+	return hex.AppendEncode(append(b, '%', '#'), n.hash(n.sum, key))
+}
+
+// hash returns the hash of a key. The result is valid until the next call of hash.
+func (n *Names) hash(h hash.Hash, key string) []byte {
+	h.Reset()
+	for len(key) > 0 {
+		part := n.chunk[:copy(n.chunk[:], key)]
+		h.Write(part)
+		key = key[len(part):]
+	}
+	return h.Sum(n.chunk[:0])
+}
+
+// KeyOf returns the key for which Names writes the name. ok is false if the name is a hash, or
+// if Names writes it for no key.
+func KeyOf(name string) (key string, ok bool) {
+	if name == "%_" {
+		return "", true
+	}
+	var b []byte
+	for i := 0; i < len(name); i++ {
+		switch c := name[i]; {
+		case isPlain[c]:
+			b = append(b, c)
+		case c == '%' && i+2 < len(name):
+			high, low := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
+			if high < 0 || low < 0 {
+				return "", false
+			}
+			b = append(b, byte(high<<4|low))
+			i += 2
+		default:
+			return "", false
+		}
+	}
+	if again, fits := appendEncoded(nil, string(b)); len(b) == 0 || !fits || string(again) != name {
+		return "", false // such as %41, which is written as A
+	}
+	return string(b), true
+}
+
+// appendEncoded appends the encoding of a key, unless it is longer than MaxName.
+func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
+	start := len(b)
+	for i := 0; i < len(key) && len(b)-start <= MaxName; i++ {
+		c := key[i]
+		if isPlain[c] {
+			b = append(b, c)
+		} else {
+			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+		}
+	}
+	if len(b)-start <= MaxName {
+		return b, true
+	}
+	return b[:start], false
+}
