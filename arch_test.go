@@ -24,8 +24,8 @@ const module = "github.com/penstock/penstock"
 // A package may import only packages of earlier rows.
 //
 // Two kinds of packages have no rows:
-//   - The leaves are in internal. They import the root, algorithm and other leaves only. A leaf that
-//     imports a package of another module has a row.
+//   - The leaves are in internal. They import the root, algorithm and other leaves only. A leaf
+//     that imports a package of another module has a row.
 //   - Those in internal/testing may import all others, and only tests may import them.
 var mayImport = []struct{ pkg, imports string }{
 	{"algorithm", ""},
@@ -161,7 +161,8 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
-// A type of rueidis in a public signature would make each new version of rueidis one of this module.
+// A type of rueidis in a public signature would make each new version of rueidis one of this
+// module.
 func TestOnlyInternalPackagesImportRueidis(t *testing.T) {
 	for name, p := range packages(t) {
 		if slices.Contains(p.Imports, "github.com/redis/rueidis") && !strings.Contains("/"+name+"/", "/internal/") {

@@ -20,10 +20,10 @@ func (s *Store) Eval(ctx context.Context, script string, names []string, args ..
 }
 
 // EvalOnEach runs a Lua script of the caller's on the Store's server, or on each primary of a
-// Cluster, in the order of their addresses. The function read gets the address and the reply of each
-// server; without a Cluster the address is "". The script gets one key, which the server owns, which
-// no limit can have, and which ends in name. EvalOnEach ends at the first error. On a Cluster it
-// needs the right to CLUSTER SLOTS.
+// Cluster, in the order of their addresses. The function read gets the address and the reply of
+// each server; without a Cluster the address is "". The script gets one key, which the server owns,
+// which no limit can have, and which ends in name. EvalOnEach ends at the first error. On a Cluster
+// it needs the right to CLUSTER SLOTS.
 func (s *Store) EvalOnEach(ctx context.Context, script, name string, args []string, read func(server, reply string) error) error {
 	keys, err := s.keyOfEachServer(ctx, name)
 	if err != nil {

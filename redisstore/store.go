@@ -140,8 +140,8 @@ func Open(url string, o Options) (*Store, error) {
 	return New(c, o)
 }
 
-// Dial makes the Client of Open. It connects in the background. If it cannot connect, it tries again
-// when it is used. Programs that wrap a Client call Dial and New; all others call Open.
+// Dial makes the Client of Open. It connects in the background. If it cannot connect, it tries
+// again when it is used. Programs that wrap a Client call Dial and New; all others call Open.
 func Dial(url string) (Client, error) {
 	option, err := redisclient.ParseURL(url)
 	if err != nil {

@@ -1,8 +1,9 @@
 package luagen
 
-// Heartbeat is the script of Store.Heartbeat. It adds an instance to a sorted set, or removes it. It replies the number of instances
-// that have not expired by the server's clock, the time of that clock, and the epoch. An instance
-// that is added also writes the epoch for a further epochLife: ARGV[3] if there is none.
+// Heartbeat is the script of Store.Heartbeat. It adds an instance to a sorted set, or removes it.
+// It replies the number of instances that have not expired by the server's clock, the time of that
+// clock, and the epoch. An instance that is added also writes the epoch for a further epochLife:
+// ARGV[3] if there is none.
 var Heartbeat = CheckRights(`#!lua
 local call = redis.call
 local time = call('TIME')

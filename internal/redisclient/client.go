@@ -1,5 +1,5 @@
-// Package redisclient sets up clients of Redis. It reads URLs, connects in the background, and corrects
-// what rueidis does with connections. It also lets callers return at their deadlines.
+// Package redisclient sets up clients of Redis. It reads URLs, connects in the background, and
+// corrects what rueidis does with connections. It also lets callers return at their deadlines.
 package redisclient
 
 import (

@@ -14,12 +14,13 @@ import (
 	"github.com/penstock/penstock/internal/redisinfo"
 )
 
-// A Client has the methods of redisstore.Client. It is a client of rueidis that may not be connected
-// yet.
+// A Client has the methods of redisstore.Client. It is a client of rueidis that may not be
+// connected yet.
 type Client struct{ connector *Connector }
 
 // Dial makes a Client that connects in the background. If it cannot connect, it tries again when it
-// is used. newReply makes an error of the text of an error reply, such as "OOM command not allowed".
+// is used. newReply makes an error of the text of an error reply, such as "OOM command not
+// allowed".
 func Dial(option rueidis.ClientOption, newReply func(text string) error) Client {
 	return Client{Connect(option, newReply)}
 }

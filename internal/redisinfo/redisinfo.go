@@ -23,11 +23,12 @@ func Parse(text string) Fields {
 // Integer returns a field as a number. A field that does not exist, or is not a number, is 0.
 func (f Fields) Integer(name string) int64 { return Integer(f[name]) }
 
-// MaxInteger is the largest result of Integer. The sum of a thousand such numbers does not overflow.
+// MaxInteger is the largest result of Integer. The sum of a thousand such numbers does not
+// overflow.
 const MaxInteger = 1 << 53
 
-// Integer returns a number of INFO. A number beyond 0 to MaxInteger becomes the nearest bound. A text
-// that is not a number is 0.
+// Integer returns a number of INFO. A number beyond 0 to MaxInteger becomes the nearest bound. A
+// text that is not a number is 0.
 func Integer(text string) int64 {
 	n, _ := strconv.ParseInt(text, 10, 64)
 	return min(max(n, 0), MaxInteger)

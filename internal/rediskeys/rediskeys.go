@@ -18,8 +18,8 @@ import (
 // The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
 // without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
 // bytes become %XX. A key whose encoding is longer than MaxName becomes "%#" and its SHA-256. The
-// empty key becomes "%_". The store's own keys begin with "%@". With a secret every key becomes "%#"
-// and the beginning of its HMAC.
+// empty key becomes "%_". The store's own keys begin with "%@". With a secret every key becomes
+// "%#" and the beginning of its HMAC.
 const (
 	schemaVersion = "1"
 	macBytes      = 16 // bytes of the HMAC-SHA-256 that stand for a key

@@ -34,9 +34,9 @@ type Options struct {
 	Algorithms []*algorithm.Algorithm
 }
 
-// Of returns the rights that the Redis user of a store needs. First come those to send scripts, then
-// those for the commands inside scripts, then those for the connection. The commands inside scripts
-// are read from the scripts themselves.
+// Of returns the rights that the Redis user of a store needs. First come those to send scripts,
+// then those for the commands inside scripts, then those for the connection. The commands inside
+// scripts are read from the scripts themselves.
 func Of(o Options) []Right {
 	exampleDigest := strings.Repeat("0", 40) // the hexadecimal digits of a SHA-1
 	rights := []Right{
@@ -109,8 +109,9 @@ func commandsInScripts(o Options) []string {
 	return slices.Compact(commands)
 }
 
-// CheckScript returns a script that replies with the rights that its user lacks, separated by commas.
-// The script's ARGV[1] is a key of the store. The script writes nothing, and needs the right to EVAL.
+// CheckScript returns a script that replies with the rights that its user lacks, separated by
+// commas. The script's ARGV[1] is a key of the store. The script writes nothing, and needs the
+// right to EVAL.
 func CheckScript(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +
@@ -123,8 +124,8 @@ func CheckScript(rights []Right) string {
 	return b.String()
 }
 
-// Rules returns the rules of a user that has these rights to the keys of stores with this prefix, and
-// no others. The rules are the end of a call of ACL SETUSER, or of a line in an ACL file.
+// Rules returns the rules of a user that has these rights to the keys of stores with this prefix,
+// and no others. The rules are the end of a call of ACL SETUSER, or of a line in an ACL file.
 func Rules(prefix string, rights []Right) string {
 	rules := "~" + rediskeys.Base(prefix) + "* -@all"
 	for _, r := range rights {

@@ -4,8 +4,8 @@ package redisops
 
 import "github.com/penstock/penstock/internal/redisrights"
 
-// Rights returns the rights that the Redis user of penstock serve needs. With o.DecideOnly, they are
-// not enough for Servers and for summaries.
+// Rights returns the rights that the Redis user of penstock serve needs. With o.DecideOnly, they
+// are not enough for Servers and for summaries.
 func Rights(o redisrights.Options) []redisrights.Right {
 	if !o.DecideOnly {
 		o.Scripts = append(o.Scripts, infoLua, writeSummaryLua, readSummariesLua)
