@@ -88,3 +88,31 @@ func TestPerNamesLimitsAsParseRateDoes(t *testing.T) {
 		t.Errorf("a limit per 15 minutes has the name %q; want every-15m", name)
 	}
 }
+
+// Calendars differ in their windows and counts. Other limits are equal if their numbers are.
+func TestPlansWithTheSameNumbersAreEqual(t *testing.T) {
+	month, day := penstock.CalendarWindow(algorithm.Month, time.UTC), penstock.CalendarWindow(algorithm.Day, time.UTC)
+	base := penstock.PerDay(7).With(month)
+	for name, row := range map[string]struct {
+		a, b   penstock.Limit
+		isSame bool
+	}{
+		"equal calendars":         {base, penstock.PerDay(7).With(month), true},
+		"another calendar":        {base, penstock.PerDay(7).With(day), false},
+		"another count":           {base, penstock.PerDay(8).With(month), false},
+		"another algorithm":       {base, penstock.Limit{Count: 7, Period: 31 * 24 * time.Hour, Algorithm: penstock.FixedWindow}, false},
+		"equal buckets":           {penstock.PerSecond(5), penstock.PerSecond(5), true},
+		"another rate":            {penstock.PerSecond(5), penstock.PerSecond(6), false},
+		"another burst":           {penstock.PerSecond(5), penstock.PerSecond(5).WithBurst(6), false},
+		"equal windows":           {penstock.PerMinute(5).With(penstock.FixedWindow), penstock.PerMinute(5).With(penstock.FixedWindow), true},
+		"parts of another number": {penstock.PerMinute(60).With(penstock.SubWindow(6)), penstock.PerMinute(60).With(penstock.SubWindow(5)), false},
+		"denied ones count":       {penstock.PerMinute(5), penstock.Limit{Count: 5, Period: time.Minute, ShouldCountDenied: true}, false},
+		"a window and its parts":  {penstock.PerMinute(5).With(penstock.FixedWindow), penstock.PerHour(5).With(penstock.FixedWindow), false},
+	} {
+		row.a.Name, row.b.Name = "a", "b" // names do not matter
+		a, b := row.a.MustCompile(), row.b.MustCompile()
+		if !a.Equal(a) || a.Equal(b) != row.isSame || b.Equal(a) != row.isSame {
+			t.Errorf("%s: the same %t; want %t", name, a.Equal(b), row.isSame)
+		}
+	}
+}

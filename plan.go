@@ -170,6 +170,18 @@ const freeTagBits = 7 // the bits of a Tag that a store may use
 // authors of a Store.
 func (p *Plan) ID() [2]uint64 { return p.id }
 
+// Equal reports whether two Plans decide alike, whatever their Names and Groups are. Plans of
+// calendar windows are equal only if they have one Algorithm.
+func (p *Plan) Equal(other *Plan) bool { return p == other || p.hasNumbersOf(other) }
+
+func (p *Plan) hasNumbersOf(other *Plan) bool {
+	a, b := p.limit.Algorithm, other.limit.Algorithm
+	if a.IsCalendar() || b.IsCalendar() { // their windows are not in params
+		return a == b && p.limit.Count == other.limit.Count && p.limit.ShouldCountDenied == other.limit.ShouldCountDenied
+	}
+	return a.Name() == b.Name() && p.params == other.params && p.limit.ShouldCountDenied == other.limit.ShouldCountDenied
+}
+
 // Params returns the limit's parameters at the time now, in µs since the epoch. Params is for
 // authors of a Store, who must not change the parameters.
 func (p *Plan) Params(now int64) *algorithm.Params {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
 )
@@ -339,41 +338,6 @@ func TestRejectionsSayWhy(t *testing.T) {
 	}
 	if none.state() != StateClosed {
 		t.Errorf("without a pause, the state is %v; want closed", none.state())
-	}
-}
-
-// Calendars differ in their windows and numbers. Other limits are the same if their numbers are.
-func TestPlansWithTheSameNumbers(t *testing.T) {
-	month, day := penstock.CalendarWindow(algorithm.Month, time.UTC), penstock.CalendarWindow(algorithm.Day, time.UTC)
-	base := penstock.PerDay(7).With(month)
-	for name, row := range map[string]struct {
-		a, b   penstock.Limit
-		isSame bool
-	}{
-		"equal calendars":        {base, penstock.PerDay(7).With(month), true},
-		"another calendar":       {base, penstock.PerDay(7).With(day), false},
-		"another count":          {base, penstock.PerDay(8).With(month), false},
-		"another algorithm":      {base, penstock.Limit{Count: 7, Period: 31 * 24 * time.Hour, Algorithm: penstock.FixedWindow}, false},
-		"equal buckets":          {penstock.PerSecond(5), penstock.PerSecond(5), true},
-		"another rate":           {penstock.PerSecond(5), penstock.PerSecond(6), false},
-		"another burst":          {penstock.PerSecond(5), penstock.PerSecond(5).WithBurst(6), false},
-		"equal windows":          {penstock.PerMinute(5).With(penstock.FixedWindow), penstock.PerMinute(5).With(penstock.FixedWindow), true},
-		"a window and its parts": {penstock.PerMinute(5).With(penstock.FixedWindow), penstock.PerHour(5).With(penstock.FixedWindow), false},
-	} {
-		row.a.Name, row.b.Name = "n", "n"
-		a, b := row.a.MustCompile(), row.b.MustCompile()
-		if !isSamePlan(a, a) || isSamePlan(a, b) != row.isSame || isSamePlan(b, a) != row.isSame {
-			t.Errorf("%s: the same %t; want %t", name, isSamePlan(a, b), row.isSame)
-		}
-	}
-	for change, limit := range map[string]func(*penstock.Limit){
-		"period": func(l *penstock.Limit) { l.Period *= 2 }, "burst": func(l *penstock.Limit) { l.Burst += 1 },
-	} {
-		l := base
-		limit(&l)
-		if changed, err := l.Compile(); err == nil && isSamePlan(base.MustCompile(), changed) {
-			t.Errorf("calendars with another %s are the same; want that they are not", change)
-		}
 	}
 }
 

@@ -39,7 +39,7 @@ func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demand
 	}
 	for i := range e.charges {
 		p, c := &e.charges[i], &charges[i]
-		if !isSamePlan(p.plan, c.Plan) {
+		if !p.plan.Equal(c.Plan) {
 			return false
 		}
 		cost, patience := c.MinCost(), patienceOf(c)
@@ -170,16 +170,4 @@ func patienceOf(c *penstock.Charge) time.Duration {
 		return 0
 	}
 	return c.Patience.Truncate(time.Microsecond)
-}
-
-// isSamePlan reports whether two plans of one counter have the same numbers.
-func isSamePlan(a, b *penstock.Plan) bool {
-	if a == b {
-		return true
-	}
-	if a.Algorithm().IsCalendar() || b.Algorithm().IsCalendar() {
-		x, y := a.Limit(), b.Limit()
-		return x.Algorithm == y.Algorithm && x.Count == y.Count && x.Period == y.Period && x.Burst == y.Burst
-	}
-	return *a.Params(0) == *b.Params(0)
 }

@@ -202,7 +202,7 @@ func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 		return false
 	}
 	for i, plan := range plans {
-		if own := p.limits[i].plan; own != plan && own.Limit() != plan.Limit() {
+		if own := p.limits[i].plan; own != plan && (own.ID() != plan.ID() || !own.Equal(plan)) {
 			return false
 		}
 	}

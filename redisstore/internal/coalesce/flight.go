@@ -236,18 +236,13 @@ func (f *Flight) remove(w *Waiter) bool {
 	return false
 }
 
-// areEqual reports whether two batches of one series are the same request. Two Plans are equal if
-// their parameters are. The parameters of calendar algorithms depend on the time, so a Plan of such
-// an algorithm equals only itself. All other parameters are the same at any time, so 0 will do.
+// areEqual reports whether two batches of one series are the same request.
 func areEqual(a, b []penstock.Charge) bool {
 	for i := range a {
 		if a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
 			return false
 		}
-		if a[i].IsRefundable != b[i].IsRefundable || a[i].Receipt != b[i].Receipt {
-			return false
-		}
-		if p, q := a[i].Plan, b[i].Plan; p != q && (p.Algorithm().IsCalendar() || q.Algorithm().IsCalendar() || *p.Params(0) != *q.Params(0)) {
+		if a[i].IsRefundable != b[i].IsRefundable || a[i].Receipt != b[i].Receipt || !a[i].Plan.Equal(b[i].Plan) {
 			return false
 		}
 	}
