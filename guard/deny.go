@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // DenyOptions of a DenyCache. The zero value is useful.
@@ -323,7 +324,7 @@ func (d *DenyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*b
 		return
 	}
 	d.waited.Add(1)
-	if !deadline.Await(ctx, answered) {
+	if lazy.Await(ctx, answered, nil) != nil {
 		if b.Err = deadline.CallerErr(ctx); b.Err == nil {
 			d.send(ctx, query, one) // the deadline has passed, so a Fallback below answers
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -199,7 +200,7 @@ func (s *holds) begin(ctx context.Context, charges []penstock.Charge) (begun uin
 			begun |= 1 << i
 		}
 		if done != nil {
-			deadline.Await(ctx, done)
+			_ = lazy.Await(ctx, done, nil)
 		}
 	}
 	return begun

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/redisclient"
 )
 
@@ -165,7 +166,7 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		cancel()
 		return nil, s.unavailable(ctx, redisclient.NotSent(redisclient.ErrClosed))
 	}
-	if ctxErr := redisclient.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, abandoned) {
+	if ctxErr := lazy.Await(ctx, done, nil); ctxErr != nil && state.CompareAndSwap(running, abandoned) {
 		if s.outliving.Add(1) > maxOutliving {
 			cancel()
 		} else {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/internal/redisclient"
 )
@@ -249,7 +250,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if isMine {
 			s.startLoading(name, pending, script, c.keys[0])
 		}
-		if err := redisclient.Await(ctx, pending.done, nil); err != nil {
+		if err := lazy.Await(ctx, pending.done, nil); err != nil {
 			return "", redisclient.TooLate(err)
 		}
 		// If loads are forbidden, the next try sends the text.

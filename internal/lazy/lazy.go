@@ -3,6 +3,7 @@ package lazy
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -16,4 +17,39 @@ type Context interface {
 	// without reading a clock. The deadline may be extended later. So call Deadline when it is
 	// reached.
 	Lazy() (done <-chan struct{}, deadline time.Time)
+}
+
+// ErrClosed is the error of Await if the store was closed.
+var ErrClosed = errors.New("the store was closed")
+
+// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or if
+// storeClosed is closed first. Await makes a timer for the deadline of a Context, which is cheaper
+// than its Done.
+func Await(ctx context.Context, done, storeClosed <-chan struct{}) error {
+	l, ok := ctx.(Context)
+	if !ok {
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-storeClosed:
+			return ErrClosed
+		}
+	}
+	canceled, at := l.Lazy()
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-canceled:
+			return ctx.Err()
+		case <-storeClosed:
+			return ErrClosed
+		case <-time.After(time.Until(at)):
+		}
+		if at, _ = l.Deadline(); time.Until(at) <= 0 { // it may have been extended
+			return context.DeadlineExceeded
+		}
+	}
 }

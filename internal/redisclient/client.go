@@ -3,10 +3,8 @@
 package redisclient
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/penstock/penstock/internal/lazy"
 )
@@ -20,7 +18,7 @@ var (
 	ErrLate = errors.New("the deadline passed before it was sent")
 
 	// ErrClosed is the error of calls after Close.
-	ErrClosed = errors.New("the store was closed")
+	ErrClosed = lazy.ErrClosed
 )
 
 // NotSent marks an error by ErrNotSent.
@@ -28,35 +26,3 @@ func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
 
 // TooLate marks an error by ErrLate and ErrNotSent.
 func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }
-
-// Await returns nil when done is closed or has a value. Await returns an error if ctx ends first,
-// or if clientClosed is closed first. A lazy.Context has a deadline but no timer; Await makes
-// one for it.
-func Await(ctx context.Context, done, clientClosed <-chan struct{}) error {
-	l, ok := ctx.(lazy.Context)
-	if !ok {
-		select {
-		case <-done:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-clientClosed:
-			return ErrClosed
-		}
-	}
-	canceled, at := l.Lazy()
-	for {
-		select {
-		case <-done:
-			return nil
-		case <-canceled:
-			return ctx.Err()
-		case <-clientClosed:
-			return ErrClosed
-		case <-time.After(time.Until(at)):
-		}
-		if at, _ = l.Deadline(); time.Until(at) <= 0 { // it may have been extended
-			return context.DeadlineExceeded
-		}
-	}
-}

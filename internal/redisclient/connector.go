@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/background"
+	"github.com/penstock/penstock/internal/lazy"
 	"github.com/redis/rueidis"
 )
 
@@ -61,7 +62,7 @@ func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
 		}
 		a := c.connectLocked()
 		c.mu.Unlock()
-		if err := Await(ctx, a.done, c.attempts.Context().Done()); err != nil {
+		if err := lazy.Await(ctx, a.done, c.attempts.Context().Done()); err != nil {
 			return nil, NotSent(err)
 		}
 		if a.err != nil {

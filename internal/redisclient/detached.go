@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/background"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // Calls is the interface of the client that a Detached wraps, redisstore.Client.
@@ -114,7 +115,7 @@ func (d *Detached) run(r *runningCall) (string, error) {
 	w := d.worker()
 	r.done = w.done
 	w.calls <- r
-	if err := Await(r.Context, w.ended, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
+	if err := lazy.Await(r.Context, w.ended, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
 		return "", err
 	}
 	d.addIdle(w)

@@ -109,36 +109,6 @@ func Detach(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// Await waits until done is closed. It returns false if the caller was canceled, or the
-// decision's time is over.
-func Await(ctx context.Context, done <-chan struct{}) bool {
-	bounded := From(ctx)
-	if bounded == nil || ctx != context.Context(bounded) {
-		select {
-		case <-done:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	}
-	timer := time.NewTimer(bounded.Left()) // cheaper than bounded.Done, which makes a timer and a context
-	defer timer.Stop()
-	for {
-		select {
-		case <-done:
-			return true
-		case <-bounded.Context.Done():
-			return false
-		case <-timer.C:
-		}
-		left := bounded.Left()
-		if left <= 0 {
-			return false
-		}
-		timer.Reset(left)
-	}
-}
-
 // A Context is a context with a deadline. It has no timer before the first call of Done. A store
 // that needs no timer for each caller calls Lazy instead.
 //

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // delayTick makes the next tick late, as if the process had been stopped for that long until now.
@@ -117,7 +118,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 				}
 			},
 			"Await": func(ctx context.Context, answer <-chan struct{}) error {
-				if Await(ctx, answer) {
+				if lazy.Await(ctx, answer, nil) == nil {
 					return nil
 				}
 				return ctx.Err()

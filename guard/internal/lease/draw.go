@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -129,7 +130,7 @@ func (l *Store) drawAndUnlock(ctx context.Context, k *leasedKey, p *pool, now ti
 	}
 	k.mu.Unlock()
 
-	if !deadline.Await(ctx, pending.done) {
+	if lazy.Await(ctx, pending.done, nil) != nil {
 		k.mu.Lock()
 		own.removeWaiterLocked(k, cost)
 		k.mu.Unlock()
