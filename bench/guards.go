@@ -54,7 +54,7 @@ func (g guardedStore) open(server *redistest.Server, prefix string, limit *penst
 }
 
 func wrapDeny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
-	return guard.NewDenyCache(store, guard.DenyOptions{}), 0, func() {}
+	return guard.Deny(guard.DenyOptions{})(store), 0, func() {}
 }
 
 func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {

@@ -17,7 +17,7 @@ type denials struct {
 	seeds [2]maphash.Seed
 	sets  []denialSet
 
-	entries, remembered, evicted atomic.Int64 // DenyStats
+	entries, remembered, evicted atomic.Int64 // denyStats
 }
 
 const placesPerSet = 8 // each for one denial

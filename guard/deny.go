@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/lazy"
 )
 
-// DenyOptions of a DenyCache. The zero value is useful.
+// DenyOptions configure Deny. The zero value is useful.
 type DenyOptions struct {
 	// MaxAge is the longest time for which a denial is cached. A Refund, Reset or Force that does not
 	// pass through this guard may stay unnoticed for as long. Default: 1 s.
@@ -36,13 +36,8 @@ type DenyOptions struct {
 	Grants bool
 }
 
-// Deny puts a [DenyCache] around a store.
-func Deny(o DenyOptions) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store { return NewDenyCache(next, o) }
-}
-
-// A DenyCache caches denials of the store and repeats them. So requests of a key over its limit do
-// not reach the store, at any request rate.
+// Deny caches denials of the store and repeats them. So requests of a key over its limit do not
+// reach the store, at any request rate.
 //
 // A denial is cached for MaxAge at most, and only while no other request can be granted. Until then
 // nobody changes the counter, so the denial is exact: Remaining, RetryAfter and ResetAfter are
@@ -98,7 +93,12 @@ func Deny(o DenyOptions) penstock.Decorator {
 // When a denial ends, the first request is sent to the store. Requests that come before the store
 // has replied wait for that reply, until their contexts end. If the reply denies these requests
 // too, they get it. If it does not, they are sent to the store.
-type DenyCache struct {
+func Deny(o DenyOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store { return newDenyCache(next, o) }
+}
+
+// A denyCache is the store that Deny makes.
+type denyCache struct {
 	door
 	next               batches.Func
 	maxAge             time.Duration
@@ -108,24 +108,24 @@ type DenyCache struct {
 	start              time.Time     // now counts from here
 	table              *denials
 	demands            *demands
-	waited             atomic.Int64 // DenyStats.Waited
+	waited             atomic.Int64 // denyStats.Waited
 }
 
-// NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
-func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
+// newDenyCache makes a denyCache around a store. It starts no goroutine and needs no Close.
+func newDenyCache(next penstock.Store, o DenyOptions) *denyCache {
 	if o.MaxAge <= 0 {
 		o.MaxAge = denyCacheTTL
 	}
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	d := &DenyCache{next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
+	d := &denyCache{next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
 	d.door = batches.NewDoor(d, d.decide)
 	return d
 }
 
 // Decide implements penstock.Store.
-func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+func (d *denyCache) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	b := batches.Batch{Charges: charges} // on the stack: a cached denial takes no memory from a pool
 	var query [1]denyQuery
 	next := d.lookUp(ctx, &query[0], &b)
@@ -135,7 +135,7 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	return batches.Func(func(ctx context.Context, one []*batches.Batch) { d.do(ctx, next, query[:], one) }).Decide(ctx, charges)
 }
 
-func (d *DenyCache) decide(ctx context.Context, list []*batches.Batch) {
+func (d *denyCache) decide(ctx context.Context, list []*batches.Batch) {
 	if len(list) > 1 {
 		d.decideSeveral(ctx, list)
 		return
@@ -145,7 +145,7 @@ func (d *DenyCache) decide(ctx context.Context, list []*batches.Batch) {
 }
 
 // do does with a list of one batch what its look-up has found.
-func (d *DenyCache) do(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
+func (d *denyCache) do(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
 	switch next {
 	case toSend:
 		d.send(ctx, query, one)
@@ -156,7 +156,7 @@ func (d *DenyCache) do(ctx context.Context, next step, query []denyQuery, one []
 
 // decideSeveral decides the batches that have to be sent to the store as one list. Batches that may
 // have to wait for another request are decided alone.
-func (d *DenyCache) decideSeveral(ctx context.Context, list []*batches.Batch) {
+func (d *denyCache) decideSeveral(ctx context.Context, list []*batches.Batch) {
 	var refreshed []*batches.Batch
 	sent, queries := make([]*batches.Batch, 0, len(list)), make([]denyQuery, 0, len(list)) // of the same length
 	now := d.now()
@@ -184,7 +184,7 @@ const (
 
 // lookUp decides a batch if its cached denial or its context does, and prepares its query
 // otherwise.
-func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) step {
+func (d *denyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) step {
 	if b.Err = penstock.Check(b.Charges); b.Err != nil {
 		return isDecided
 	}
@@ -212,7 +212,7 @@ func (d *DenyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 // send sends a list to the store, and caches denials. It drops the denials of the counters that a
 // Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an
 // error.
-func (d *DenyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
+func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
 	for i, b := range list {
 		if queries[i].route == changing {
 			defer d.table.forget(b.Charges) // also after a panic
@@ -226,9 +226,8 @@ func (d *DenyCache) send(ctx context.Context, queries []denyQuery, list []*batch
 	}
 }
 
-// DenyStats are counts of a DenyCache. To count its answers, count decisions with the Source
-// FromDenyCache.
-type DenyStats struct {
+// denyStats are counts of a denyCache.
+type denyStats struct {
 	Entries    int64 // denials in the cache now, including those that have ended
 	Remembered int64 // denials that were stored since the start
 	Evicted    int64 // denials that were replaced by others before they ended
@@ -236,9 +235,9 @@ type DenyStats struct {
 }
 
 // Stats returns the counts until now.
-func (d *DenyCache) Stats() DenyStats {
+func (d *denyCache) Stats() denyStats {
 	t := d.table
-	return DenyStats{Entries: t.entries.Load(), Remembered: t.remembered.Load(), Evicted: t.evicted.Load(), Waited: d.waited.Load()}
+	return denyStats{Entries: t.entries.Load(), Remembered: t.remembered.Load(), Evicted: t.evicted.Load(), Waited: d.waited.Load()}
 }
 
 // A denyQuery is what a look-up of a batch needs, taken before the batch is sent to the store.
@@ -251,7 +250,7 @@ type denyQuery struct {
 }
 
 // prepare sets what a look-up of the batch needs.
-func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
+func (d *denyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
 	q.known = d.table.find(q.key)
 	if q.sentAt == 0 {
@@ -262,7 +261,7 @@ func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 // learn caches a decision that is a denial. It also caches a grant after which the same batch would
 // be denied. A grant drops an older denial of the same counters. There is one if the granted limit
 // shares them with a limit of other numbers.
-func (d *DenyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
+func (d *denyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
 	if err == nil && q.known != nil && hasGranted(decision) {
 		d.table.remove(q.known)
 	}
@@ -290,7 +289,7 @@ func hasGranted(d *penstock.Decision) bool {
 
 // denialAfterGrant returns the status that the same charge would get right after its grant, if that
 // is known and is a denial.
-func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status) (status penstock.Status, isDenied bool) {
+func (d *denyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status) (status penstock.Status, isDenied bool) {
 	if c.MinCost() <= granted.Remaining || patienceOf(c) > 0 {
 		return status, false
 	}
@@ -307,7 +306,7 @@ func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 
 // refreshOnce decides a list of one batch whose denial has ended. The first such request is sent to
 // the store. The others wait for its answer.
-func (d *DenyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*batches.Batch) {
+func (d *denyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*batches.Batch) {
 	ended, b := query[0].known, one[0]
 	if d.deadlines != nil {
 		bounded, isOwn := d.deadlines.Of(ctx)
@@ -340,7 +339,7 @@ func (d *DenyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*b
 	}
 }
 
-func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {
+func (d *denyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {
 	if decision.Len() != len(charges) {
 		return
 	}
@@ -381,7 +380,7 @@ func safeFor(retryAfter time.Duration) time.Duration {
 }
 
 // settingsOf returns the Settings of a limit.
-func (d *DenyCache) settingsOf(plan *penstock.Plan) (s Settings) {
+func (d *denyCache) settingsOf(plan *penstock.Plan) (s Settings) {
 	if d.limits != nil {
 		s = d.limits(plan)
 	}
@@ -389,7 +388,7 @@ func (d *DenyCache) settingsOf(plan *penstock.Plan) (s Settings) {
 }
 
 // maxAgeOf returns the MaxAge of a limit with these Settings.
-func (d *DenyCache) maxAgeOf(s Settings) time.Duration {
+func (d *denyCache) maxAgeOf(s Settings) time.Duration {
 	return min(cmp.Or(s.DenyCacheTTL, d.maxAge), maxDuration)
 }
 
@@ -400,9 +399,9 @@ const denyCacheTTL = time.Second
 const maxDuration time.Duration = 1 << 61
 
 // now is the time since the cache was made, by the monotonic clock, in ns.
-func (d *DenyCache) now() int64 { return int64(time.Since(d.start)) }
+func (d *denyCache) now() int64 { return int64(time.Since(d.start)) }
 
-// A route says what a DenyCache does with a batch.
+// A route says what a denyCache does with a batch.
 type route uint8
 
 const (

@@ -29,9 +29,6 @@ type FallbackOptions struct {
 	// Default: one.
 	Instances func() int
 
-	// Floor is the smallest number of instances that the limits are divided by. Default: 1.
-	Floor int
-
 	// MaxCounters is the largest number of counters in the local memory. When it is full, FailLocal
 	// charges that need a new counter are denied. Default: 1 million, which use up to 100 MB.
 	MaxCounters int
@@ -52,8 +49,8 @@ type FallbackOptions struct {
 //
 // # The bound of FailLocal
 //
-// The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances and at
-// least Floor. The shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only
+// The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances. The
+// shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only
 // the Burst is rounded. The rate is divided exactly.) While the store is down, let m instances
 // divide by n. In any interval they admit at most m/n of what the limit allows there, plus n-1
 // units.
@@ -396,7 +393,7 @@ func (f *fallback) instances() int {
 	if f.options.Instances != nil {
 		n = f.options.Instances()
 	}
-	return max(n, f.options.Floor, 1)
+	return max(n, 1)
 }
 
 // shareOf returns the part of a plan's limit that one of n instances has, or nil.

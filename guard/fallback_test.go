@@ -295,7 +295,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			if limit.Validate() != nil {
 				continue
 			}
-			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(alwaysDown))
+			store := guard.Fallback(guard.FallbackOptions{Instances: fixed(n)})(penstock.StoreFunc(alwaysDown))
 			whole := capacity(t, memstore.New(memstore.Options{Locks: 1}), limit.MustCompile())
 			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
@@ -313,7 +313,7 @@ func TestShareOfARateIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The share of one of 3 instances is 10/3 units a second: 600 units in 3 minutes.
 		limit := compiled(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1})
-		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(alwaysDown))
+		store := guard.Fallback(guard.FallbackOptions{Instances: fixed(3)})(penstock.StoreFunc(alwaysDown))
 		granted := 0
 		for start := time.Now(); time.Since(start) < 3*time.Minute; {
 			d := decide(t, store, one(limit, "k")...)
@@ -332,7 +332,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 	for name, a := range dividable {
 		t.Run(name, func(t *testing.T) {
 			inner := newFaulty()
-			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(inner)
+			store := guard.Fallback(guard.FallbackOptions{Instances: fixed(2)})(inner)
 			limit := compiled(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
 			wantLeft := func(want int64) {
 				t.Helper()
@@ -419,7 +419,7 @@ func TestFallbackOfABucketRemembersAtMostTwiceItsShare(t *testing.T) {
 
 func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 	inner := newFaulty()
-	options := guard.FallbackOptions{Floor: 2}
+	options := guard.FallbackOptions{Instances: fixed(2)}
 	a, b := guard.Fallback(options)(inner), guard.Fallback(options)(inner)
 	charge := penstock.Charge{Plan: penstock.PerDay(10).With(penstock.SlidingLog).MustCompile(), Cost: 3}
 	decide(t, a, charge)
@@ -436,7 +436,7 @@ func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
 	const years = 8 * 365 * 24 * time.Hour
 	limit := penstock.Limit{Name: "l", Count: 1000 * int64(years/time.Second), Period: years, Burst: 100}.MustCompile()
-	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(alwaysDown))
+	store := guard.Fallback(guard.FallbackOptions{Instances: fixed(7)})(penstock.StoreFunc(alwaysDown))
 	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // the share allows 125 ms at most
 	if !d.Allowed {
 		t.Fatalf("a Spend with a Patience of a day is %v; want it allowed, with the longest Patience of the share", d)
@@ -446,7 +446,7 @@ func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
 func TestHoldsOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := newFaulty()
-		store := guard.Fallback(guard.FallbackOptions{Floor: 2})(inner)
+		store := guard.Fallback(guard.FallbackOptions{Instances: fixed(2)})(inner)
 		l, err := penstock.NewLimiter(store, "jobs", penstock.InFlight(4, time.Minute)) // a share of 2
 		if err != nil {
 			t.Fatal(err)
@@ -490,7 +490,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 }
 
 func TestCostAboveTheShareHasARetryAfter(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(alwaysDown))
+	store := guard.Fallback(guard.FallbackOptions{Instances: fixed(4)})(penstock.StoreFunc(alwaysDown))
 	limit := compiled(t, penstock.PerHour(8))
 	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
 		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Plan: limit, Cost: cost})
@@ -548,7 +548,7 @@ func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 }
 
 func BenchmarkFallbackMirror(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(immediate), one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Instances: fixed(3)})(immediate), one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
 }
 
 func BenchmarkFallbackMirrorOfThree(b *testing.B) {
@@ -561,7 +561,7 @@ func BenchmarkFallbackMirrorOfThree(b *testing.B) {
 	granted := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.NewDecision(statuses), nil
 	})
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(granted), charges)
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Instances: fixed(3)})(granted), charges)
 }
 
 func BenchmarkFallbackWithoutLocal(b *testing.B) {
@@ -569,7 +569,7 @@ func BenchmarkFallbackWithoutLocal(b *testing.B) {
 }
 
 func BenchmarkFallbackLocal(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(failWith(errDown))),
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Instances: fixed(3)})(penstock.StoreFunc(failWith(errDown))),
 		one(compiled(b, penstock.PerSecond(1_000_000_000)), "k"))
 }
 
@@ -577,3 +577,6 @@ func BenchmarkFallbackOpen(b *testing.B) {
 	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(failWith(errDown))),
 		one(compiled(b, penstock.PerSecond(100)), "k"))
 }
+
+// fixed returns a number of instances that stays the same.
+func fixed(n int) func() int { return func() int { return n } }

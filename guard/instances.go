@@ -10,10 +10,10 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// InstanceCounterOptions configure NewInstanceCounter.
-type InstanceCounterOptions struct {
+// instanceCounterOptions configure newInstanceCounter.
+type instanceCounterOptions struct {
 	// Heartbeat registers this instance in the store for as long as life, and returns how many are
-	// registered. A life of 0 removes the instance. Required; use (*redisstore.Store).Heartbeat.
+	// registered. A life of 0 removes the instance. Required.
 	Heartbeat func(ctx context.Context, instance string, life time.Duration) (int, error)
 
 	// Every is the time between two heartbeats. Each registers the instance for three times as long.
@@ -23,15 +23,15 @@ type InstanceCounterOptions struct {
 	// Floor is the smallest number that Instances returns. Default: 1.
 	Floor int
 
-	// Memory is how long the largest count is kept. If instances stop or lose their connection,
+	// KeepFor is how long the largest count is kept. If instances stop or lose their connection,
 	// the others do not take larger shares within this time. Default: 60 s.
-	Memory time.Duration
+	KeepFor time.Duration
 }
 
-// An InstanceCounter counts the instances that share a store. While the store does not answer, the
+// An instanceCounter counts the instances that share a store. While the store does not answer, the
 // last count stays.
-type InstanceCounter struct {
-	options InstanceCounterOptions
+type instanceCounter struct {
+	options instanceCounterOptions
 	name    string
 	stop    context.CancelFunc
 	done    chan struct{} // closed when the heartbeat has ended
@@ -48,17 +48,17 @@ type instanceCount struct {
 	instances int
 }
 
-// NewInstanceCounter registers this instance and keeps it registered until Close.
-func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
+// newInstanceCounter registers this instance and keeps it registered until Close.
+func newInstanceCounter(o instanceCounterOptions) *instanceCounter {
 	if o.Every <= 0 {
 		o.Every = 5 * time.Second
 	}
-	if o.Memory <= 0 {
-		o.Memory = time.Minute
+	if o.KeepFor <= 0 {
+		o.KeepFor = time.Minute
 	}
 	o.Floor = max(o.Floor, 1)
 	ctx, stop := context.WithCancel(context.Background())
-	c := &InstanceCounter{options: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
+	c := &instanceCounter{options: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
 	c.instances.Store(int64(o.Floor))
 	go c.run(ctx)
 	return c
@@ -66,13 +66,13 @@ func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
 
 // Instances returns the number of instances: the largest remembered count. The newest count is
 // remembered until the next one arrives.
-func (c *InstanceCounter) Instances() int { return int(c.instances.Load()) }
+func (c *instanceCounter) Instances() int { return int(c.instances.Load()) }
 
 // secondBeat is the time until the second heartbeat. It is short, because Losses of a redisstore
 // needs two heartbeats before it sees a loss.
 const secondBeat = 2 * time.Second
 
-func (c *InstanceCounter) run(ctx context.Context) {
+func (c *instanceCounter) run(ctx context.Context) {
 	defer close(c.done)
 	pause := min(c.options.Every, secondBeat)
 	for {
@@ -86,7 +86,7 @@ func (c *InstanceCounter) run(ctx context.Context) {
 	}
 }
 
-func (c *InstanceCounter) beat(ctx context.Context) {
+func (c *instanceCounter) beat(ctx context.Context) {
 	defer panicked.Recover("counting instances")
 	ctx, cancel := context.WithTimeout(ctx, c.options.Every)
 	defer cancel()
@@ -95,7 +95,7 @@ func (c *InstanceCounter) beat(ctx context.Context) {
 	}
 }
 
-func (c *InstanceCounter) count(now time.Time, n int) {
+func (c *instanceCounter) count(now time.Time, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Time without a count does not age the older counts, because instances register one after another
@@ -108,7 +108,7 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 	c.lastCountAt = now
 	// Drop the counts that are too old, and those that are not larger than the new one: they can no
 	// longer be the largest.
-	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.options.Memory {
+	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.options.KeepFor {
 		c.counts = c.counts[1:]
 	}
 	for len(c.counts) > 0 && c.counts[len(c.counts)-1].instances <= n {
@@ -120,7 +120,7 @@ func (c *InstanceCounter) count(now time.Time, n int) {
 
 // Close ends the heartbeat and removes this instance from the store. Close waits for at most one
 // second.
-func (c *InstanceCounter) Close() {
+func (c *instanceCounter) Close() {
 	c.stop()
 	<-c.done
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

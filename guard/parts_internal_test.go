@@ -24,7 +24,7 @@ func TestTimeForWhichADenialCertainlyHolds(t *testing.T) {
 	for _, c := range []struct {
 		own, all, want time.Duration
 	}{{0, time.Second, time.Second}, {time.Minute, time.Second, time.Minute}, {-1, time.Second, -1}, {1<<61 + 1, time.Second, 1 << 61}} {
-		if got := (&DenyCache{maxAge: c.all}).maxAgeOf(Settings{DenyCacheTTL: c.own}); got != c.want {
+		if got := (&denyCache{maxAge: c.all}).maxAgeOf(Settings{DenyCacheTTL: c.own}); got != c.want {
 			t.Errorf("with the settings %v and %v, denials are cached for %v; want %v", c.own, c.all, got, c.want)
 		}
 	}
@@ -156,10 +156,10 @@ func TestModesThatAreMirrored(t *testing.T) {
 			t.Errorf("a Force and a Spend with the modes %v can be denied: %t; want %t", c.modes, got, c.want)
 		}
 	}
-	for _, c := range []struct{ counted, floor, want int }{{0, 0, 1}, {3, 0, 3}, {3, 5, 5}, {-1, 0, 1}} {
-		f := fallback{options: FallbackOptions{Floor: c.floor, Instances: func() int { return c.counted }}}
+	for _, c := range []struct{ counted, want int }{{0, 1}, {3, 3}, {-1, 1}} {
+		f := fallback{options: FallbackOptions{Instances: func() int { return c.counted }}}
 		if got := f.instances(); got != c.want {
-			t.Errorf("%d instances with the floor %d are %d; want %d", c.counted, c.floor, got, c.want)
+			t.Errorf("%d counted instances are %d; want %d", c.counted, got, c.want)
 		}
 	}
 	if got := (&fallback{}).instances(); got != 1 {
@@ -175,7 +175,7 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 		var calls []string
 		var count atomic.Int64
 		count.Store(7)
-		c := NewInstanceCounter(InstanceCounterOptions{Heartbeat: func(ctx context.Context, name string, life time.Duration) (int, error) {
+		c := newInstanceCounter(instanceCounterOptions{Heartbeat: func(ctx context.Context, name string, life time.Duration) (int, error) {
 			deadline, _ := ctx.Deadline()
 			calls = append(calls, fmt.Sprint(time.Since(began), " ", life, " ", time.Until(deadline), " ", len(name) > 20))
 			return int(count.Load()), nil
@@ -208,7 +208,7 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 // The count of instances does not age while no heartbeat is answered.
 func TestCountsDoNotAgeInAnOutage(t *testing.T) {
 	now := time.Unix(1000, 0)
-	c := &InstanceCounter{options: InstanceCounterOptions{Every: 5 * time.Second, Memory: time.Minute, Floor: 1}}
+	c := &instanceCounter{options: instanceCounterOptions{Every: 5 * time.Second, KeepFor: time.Minute, Floor: 1}}
 	count := func(after time.Duration, n, want int) {
 		t.Helper()
 		now = now.Add(after)
@@ -283,13 +283,13 @@ func TestDebtOfAShareIsCut(t *testing.T) {
 // The smallest value of an option is not its default.
 func TestSmallestOptionsAreUsed(t *testing.T) {
 	for age, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, 1: 1} {
-		if got := NewDenyCache(&downStore{}, DenyOptions{MaxAge: age}).maxAge; got != want {
+		if got := newDenyCache(&downStore{}, DenyOptions{MaxAge: age}).maxAge; got != want {
 			t.Errorf("the MaxAge %v is %v; want %v", age, got, want)
 		}
 	}
-	all := len(NewDenyCache(&downStore{}, DenyOptions{}).table.sets)
+	all := len(newDenyCache(&downStore{}, DenyOptions{}).table.sets)
 	for n, isDefault := range map[int]bool{-1: true, 0: true, 1: false} {
-		if got := len(NewDenyCache(&downStore{}, DenyOptions{MaxEntries: n}).table.sets); (got == all) != isDefault {
+		if got := len(newDenyCache(&downStore{}, DenyOptions{MaxEntries: n}).table.sets); (got == all) != isDefault {
 			t.Errorf("with MaxEntries %d, the cache has %d of %d sets; want all of them: %t", n, got, all, isDefault)
 		}
 	}
@@ -310,13 +310,13 @@ func TestSmallestOptionsAreUsed(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		c := NewInstanceCounter(InstanceCounterOptions{Every: 1, Memory: 1, Heartbeat: func(ctx context.Context, _ string, _ time.Duration) (int, error) {
+		c := newInstanceCounter(instanceCounterOptions{Every: 1, KeepFor: 1, Heartbeat: func(ctx context.Context, _ string, _ time.Duration) (int, error) {
 			<-ctx.Done() // otherwise there would be a heartbeat each nanosecond
 			return 0, ctx.Err()
 		}})
 		defer c.Close()
-		if c.options.Every != 1 || c.options.Memory != 1 {
-			t.Errorf("the options are %v and %v; want a nanosecond for both", c.options.Every, c.options.Memory)
+		if c.options.Every != 1 || c.options.KeepFor != 1 {
+			t.Errorf("the options are %v and %v; want a nanosecond for both", c.options.Every, c.options.KeepFor)
 		}
 	})
 }

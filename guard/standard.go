@@ -76,8 +76,8 @@ type Guarded struct {
 	door
 	floor        int                           // Options.Instances
 	limits       func(*penstock.Plan) Settings // Options.Limits
-	counter      *InstanceCounter              // nil without a Server
-	deny         *DenyCache                    // nil if denials are not cached
+	counter      *instanceCounter              // nil without a Server
+	deny         *denyCache                    // nil if denials are not cached
 	lease        *Lease                        // nil if no limit has Settings
 	fallback     *fallback
 	holds        *holds
@@ -109,7 +109,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	g := &Guarded{floor: o.Instances, limits: o.Limits}
 	switch {
 	case o.Server != nil:
-		g.counter = NewInstanceCounter(InstanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
+		g.counter = newInstanceCounter(instanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
 		if o.Breaker.Node == nil {
 			o.Breaker.Node = o.Server.Node
 		}
@@ -140,13 +140,13 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	return g, nil
 }
 
-// withDenyCache adds a DenyCache if denials may be cached.
+// withDenyCache adds a denyCache if denials may be cached.
 func (g *Guarded) withDenyCache(o DenyOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
-		g.deny = NewDenyCache(next, o)
+		g.deny = newDenyCache(next, o)
 		if deadlines.After > 0 {
 			g.deny.deadlines = deadlines
 		}
@@ -197,9 +197,9 @@ func (g *Guarded) Instances() int {
 
 // Stats are counters and states of the guards.
 type Stats struct {
-	Deny  DenyStats
-	Lease LeaseStats
-	Holds HoldStats
+	DenyCacheEntries int64 // cached denials, including those that have ended
+	Lease            LeaseStats
+	Holds            HoldStats
 
 	// Breakers has the state of each node's breaker, for the nodes that were called in about the last
 	// minute. The node "" is there from the start, and is removed like the others.
@@ -230,7 +230,7 @@ func SettingsOf(store penstock.Store) func(*penstock.Plan) Settings {
 func (g *Guarded) Stats() Stats {
 	s := Stats{Holds: g.holds.stats(), Breakers: g.breaker.states()}
 	if g.deny != nil {
-		s.Deny = g.deny.Stats()
+		s.DenyCacheEntries = g.deny.table.entries.Load()
 	}
 	if g.lease != nil {
 		s.Lease = g.lease.Stats()

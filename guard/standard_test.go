@@ -210,8 +210,8 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		s := g.Stats()
-		if s.Deny.Entries != 1 {
-			t.Errorf("the deny cache has %d entries; want 1", s.Deny.Entries)
+		if s.DenyCacheEntries != 1 {
+			t.Errorf("the deny cache has %d entries; want 1", s.DenyCacheEntries)
 		}
 		accounted := s.Lease.Spent + s.Lease.Live + s.Lease.Returned + s.Lease.Expired
 		if s.Lease.Keys != 1 || s.Lease.Drawn < 1000 || s.Lease.Drawn != accounted {
@@ -239,7 +239,7 @@ func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 func TestStandardWithoutCacheAndLeasesHasStats(t *testing.T) {
 	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyCacheTTL: -1, Instances: 3})
 	defer g.Close()
-	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
+	if s := g.Stats(); s.DenyCacheEntries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
 		t.Errorf("the stats are %+v, with %d instances; want 0 cached denials, 1 breaker and 3 instances", s, g.Instances())
 	}
 }

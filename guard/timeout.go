@@ -38,8 +38,8 @@ type TimeoutOptions struct {
 // A decision that takes longer ends with an error that wraps penstock.ErrUnavailable. Its charges
 // may have been made. If InFlight decisions are in flight, a further decision is not sent, and ends
 // with an error of ReasonShed. A call has less than After if the caller had its own deadline, if
-// AnswerBy set an earlier time, or if the call was not the first of its decision. A breaker ignores
-// timeouts of calls that had less than half of After.
+// WithAnswerDeadline set an earlier time, or if the call was not the first of its decision. A
+// breaker ignores timeouts of calls that had less than half of After.
 func Timeout(o TimeoutOptions) penstock.Decorator {
 	return o.timeout(&deadline.Set{After: o.after()})
 }
@@ -62,10 +62,13 @@ const defaultAfter = 250 * time.Millisecond
 
 func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAfter) }
 
-// AnswerBy returns a context for a caller that needs a decision by the time at. If the store has
-// not replied then, its call ends as if TimeoutOptions.After had passed, and a Fallback decides. If
-// ctx itself ends, no Fallback decides. AnswerBy has an effect only on stores inside a Timeout.
-func AnswerBy(ctx context.Context, at time.Time) context.Context { return deadline.AnswerBy(ctx, at) }
+// WithAnswerDeadline returns a context for a caller that needs a decision by the time at. If the
+// store has not replied then, its call ends as if TimeoutOptions.After had passed, and a Fallback
+// decides. If ctx itself ends, no Fallback decides. WithAnswerDeadline has an effect only on stores
+// inside a Timeout.
+func WithAnswerDeadline(ctx context.Context, at time.Time) context.Context {
+	return deadline.WithAnswerDeadline(ctx, at)
+}
 
 type timeout struct {
 	next        batches.Func

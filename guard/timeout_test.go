@@ -212,27 +212,27 @@ func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 	})
 }
 
-// A store that had less than half of the timeout is not at fault, also if AnswerBy set the earlier
-// time.
+// A store that had less than half of the timeout is not at fault, also if WithAnswerDeadline set
+// the earlier time.
 func TestEarlyAnswerTimeIsNoFaultOfTheStore(t *testing.T) {
 	for answerBy, isStoreFault := range map[time.Duration]bool{
 		10 * time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hang))
-			_, err := store.Decide(guard.AnswerBy(t.Context(), time.Now().Add(answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
+			_, err := store.Decide(guard.WithAnswerDeadline(t.Context(), time.Now().Add(answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
 			if e := penstock.AsStoreError(err); e == nil || e.Reason != penstock.ReasonTimeout || e.IsStoreFault != isStoreFault {
-				t.Errorf("with AnswerBy in %v, the error is %+v; want ReasonTimeout, and IsStoreFault %v", answerBy, err, isStoreFault)
+				t.Errorf("with WithAnswerDeadline in %v, the error is %+v; want ReasonTimeout, and IsStoreFault %v", answerBy, err, isStoreFault)
 			}
 			if want := fmt.Sprint("no answer within ", min(answerBy, 250*time.Millisecond)); !strings.Contains(fmt.Sprint(err), want) {
-				t.Errorf("with AnswerBy in %v, the error is %q; want it to contain %q", answerBy, err, want)
+				t.Errorf("with WithAnswerDeadline in %v, the error is %q; want it to contain %q", answerBy, err, want)
 			}
 		})
 	}
 	store := guard.Timeout(guard.TimeoutOptions{})(newCountingStore())
-	_, err := store.Decide(guard.AnswerBy(t.Context(), time.Now().Add(-time.Second)), one(penstock.PerSecond(1).MustCompile(), "k"))
+	_, err := store.Decide(guard.WithAnswerDeadline(t.Context(), time.Now().Add(-time.Second)), one(penstock.PerSecond(1).MustCompile(), "k"))
 	if e := penstock.AsStoreError(err); e == nil || e.Reason != penstock.ReasonLate || e.IsStoreFault {
-		t.Errorf("with AnswerBy in the past, the error is %+v; want ReasonLate, which is no fault of the store", err)
+		t.Errorf("with WithAnswerDeadline in the past, the error is %+v; want ReasonLate, which is no fault of the store", err)
 	}
 }
 
@@ -250,9 +250,9 @@ func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
 			}
 			defer g.Close()
 			start := time.Now()
-			d, err := g.Decide(guard.AnswerBy(t.Context(), start.Add(row.answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
+			d, err := g.Decide(guard.WithAnswerDeadline(t.Context(), start.Add(row.answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
 			if took := time.Since(start); err != nil || d.Source != penstock.FromFallback || took != row.endsAfter {
-				t.Errorf("with AnswerBy in %v, the decision ended after %v: %v by %v, error %v; want the fallback's decision after %v", row.answerBy, took, d, d.Source, err, row.endsAfter)
+				t.Errorf("with WithAnswerDeadline in %v, the decision ended after %v: %v by %v, error %v; want the fallback's decision after %v", row.answerBy, took, d, d.Source, err, row.endsAfter)
 			}
 		})
 	}

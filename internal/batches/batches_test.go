@@ -44,7 +44,7 @@ func TestStoresOfThisModuleDecideLists(t *testing.T) {
 	defer redisGuarded.Close()
 	lease := guard.NewLease(memory, guard.LeaseOptions{})
 	defer lease.Close(t.Context())
-	for _, store := range []penstock.Store{memory, guarded, redis, redisGuarded, lease, guard.NewDenyCache(memory, guard.DenyOptions{}), batches.Of(memory)} {
+	for _, store := range []penstock.Store{memory, guarded, redis, redisGuarded, lease, guard.Deny(guard.DenyOptions{})(memory), batches.Of(memory)} {
 		if batches.Find(store) == nil {
 			t.Errorf("%T has only Decide; want that it decides lists", store)
 		}
@@ -159,7 +159,7 @@ func TestPanicInAListOfOneReachesTheCaller(t *testing.T) {
 func TestDecideAllocatesNothing(t *testing.T) {
 	effort.SkipUnderRace(t)
 	ctx, charges := context.Background(), spend("k")
-	guarded := guard.Observe(func(guard.Event) {})(guard.NewDenyCache(memstore.New(memstore.Options{}), guard.DenyOptions{}))
+	guarded := guard.Observe(func(guard.Event) {})(guard.Deny(guard.DenyOptions{})(memstore.New(memstore.Options{})))
 	if n := testing.AllocsPerRun(1000, func() { guarded.Decide(ctx, charges) }); n >= 1 {
 		t.Errorf("a decision through two guards makes %.2f allocations; want none", n)
 	}

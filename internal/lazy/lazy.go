@@ -22,9 +22,9 @@ type Context interface {
 // ErrClosed is the error of Await if the store was closed.
 var ErrClosed = errors.New("the store was closed")
 
-// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or if
-// storeClosed is closed first. Await makes a timer for the deadline of a Context, which is cheaper
-// than its Done.
+// Await returns nil when done is closed or has a value. It returns an error if ctx ends first, or
+// if storeClosed is closed first. Await makes a timer for the deadline of a Context, which is
+// cheaper than its Done.
 func Await(ctx context.Context, done, storeClosed <-chan struct{}) error {
 	l, ok := ctx.(Context)
 	if !ok {

@@ -195,7 +195,7 @@ func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report fun
 		for node, severity := range observe.Breakers(stats.Breakers) {
 			to.ObserveInt64(m.instruments.breakerState, int64(severity), metric.WithAttributes(attribute.String("ratelimit.node", node)))
 		}
-		report(m.instruments.denyCacheEntries, uint64(stats.Deny.Entries))
+		report(m.instruments.denyCacheEntries, uint64(stats.DenyCacheEntries))
 		for fate, n := range map[string]int64{
 			"drawn": stats.Lease.Drawn, "spent": stats.Lease.Spent, "returned": stats.Lease.Returned, "expired": stats.Lease.Expired, "lost": stats.Lease.Lost,
 		} {

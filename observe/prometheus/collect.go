@@ -137,7 +137,7 @@ func collectGuards(s samples, g *observe.Guards) {
 		for node, severity := range observe.Breakers(stats.Breakers) {
 			s.gauge(breakerStateDesc, severity, node)
 		}
-		s.gauge(denyCacheEntriesDesc, int(stats.Deny.Entries))
+		s.gauge(denyCacheEntriesDesc, int(stats.DenyCacheEntries))
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Drawn), "drawn")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Spent), "spent")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Returned), "returned")

@@ -49,8 +49,8 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	return &Context{Context: ctx, lateness: &t.lateness, baseDeadline: at, lostBefore: t.lateness.lost(now)}, true
 }
 
-// AnswerBy returns a context whose decisions end at the given time, or earlier.
-func AnswerBy(ctx context.Context, at time.Time) context.Context { return &answerBy{ctx, at} }
+// WithAnswerDeadline returns a context whose decisions end at the given time, or earlier.
+func WithAnswerDeadline(ctx context.Context, at time.Time) context.Context { return &answerBy{ctx, at} }
 
 type answerByKey struct{}
 

@@ -35,7 +35,7 @@ func invoke[Request, Response any](ctx context.Context, g grpcServer, needs perm
 		return nil, err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		ctx = guard.AnswerBy(ctx, deadline.Add(-min(answerBefore, time.Until(deadline)/4)))
+		ctx = guard.WithAnswerDeadline(ctx, deadline.Add(-min(answerBefore, time.Until(deadline)/4)))
 	}
 	response, err := call(ctx, r)
 	if err != nil {

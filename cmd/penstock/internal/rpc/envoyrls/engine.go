@@ -113,7 +113,7 @@ func withEarlierAnswer(ctx context.Context) context.Context {
 	if !ok {
 		return ctx
 	}
-	return guard.AnswerBy(ctx, at.Add(-min(time.Until(at)/5, maxMargin)))
+	return guard.WithAnswerDeadline(ctx, at.Add(-min(time.Until(at)/5, maxMargin)))
 }
 
 // maxMargin is the longest time that withEarlierAnswer leaves before the deadline.
