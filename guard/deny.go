@@ -80,10 +80,10 @@ type DenyOptions struct {
 // A cached denial answers only for a limit with the same numbers. If several limits of one name use
 // one counter, as tiers do, a denial of one does not deny another.
 //
-// A batch is denied by a cached batch with the same limits and keys in the same order. The charges
-// that were denied there are answered as above. The others must not need more than in the cached
-// batch, nor have less Patience. Their statuses are as old as the denial, so those limits may deny
-// now too.
+// A cached denial answers a batch with the same limits and keys in the same order. A charge that
+// was denied there is answered as above. Each other charge must cost at most as much as there, and
+// have at least as much Patience. Its status is as old as the denial, so its limit may deny now
+// too.
 //
 // Some batches are always sent to the store: batches of more than 8 charges, and batches with a
 // Force, Refund or Reset. So are batches that a Concurrency limit denied, because its slots may be

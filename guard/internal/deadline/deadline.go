@@ -13,8 +13,8 @@ import (
 
 // A Set gives decisions their deadlines. Its clock stops while this process does not run.
 type Set struct {
-	After    time.Duration // below 0: there are no deadlines
-	lateness lateness
+	After  time.Duration // below 0: there are no deadlines
+	stalls stallMeter
 }
 
 // Within gives each decision of a store one deadline, and the batches of a list one together. The
@@ -40,13 +40,13 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	if d := From(ctx); d != nil {
 		return d, false
 	}
-	t.lateness.begin()
+	t.stalls.begin()
 	now := monotonic()
 	at := now.Add(t.After)
 	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
 		at = b.at
 	}
-	return &Context{Context: ctx, lateness: &t.lateness, baseDeadline: at, lostBefore: t.lateness.lost(now)}, true
+	return &Context{Context: ctx, stalls: &t.stalls, baseDeadline: at, stalledBefore: t.stalls.stalled(now)}, true
 }
 
 // WithAnswerDeadline returns a context whose decisions end at the given time, or earlier.
@@ -116,9 +116,9 @@ func Detach(ctx context.Context) context.Context {
 // must check it again when the wait ends.
 type Context struct {
 	context.Context // the caller's
-	lateness        *lateness
+	stalls          *stallMeter
 	baseDeadline    time.Time     // the deadline if the process loses no time
-	lostBefore      time.Duration // what lateness.lost returned when the Context was made
+	stalledBefore   time.Duration // what stallMeter.stalled returned when the Context was made
 
 	mu            sync.Mutex
 	done          chan struct{} // nil before the first call of Done
@@ -130,19 +130,19 @@ type Context struct {
 // Left returns how much time the decision still has, if the process loses no more time.
 func (d *Context) Left() time.Duration {
 	now := monotonic()
-	return d.baseDeadline.Sub(now) + d.lateness.lost(now) - d.lostBefore
+	return d.baseDeadline.Sub(now) + d.stalls.stalled(now) - d.stalledBefore
 }
 
 // Until returns when the decision's time is over, if the process loses no more time.
 func (d *Context) Until() time.Time {
-	return d.baseDeadline.Add(d.lateness.lost(monotonic()) - d.lostBefore)
+	return d.baseDeadline.Add(d.stalls.stalled(monotonic()) - d.stalledBefore)
 }
 
 var _ lazy.Context = (*Context)(nil)
 
 // Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at = d.baseDeadline.Add(max(d.lateness.lostAtLastTick()-d.lostBefore, 0))
+	at = d.baseDeadline.Add(max(d.stalls.stalledAtLastTick()-d.stalledBefore, 0))
 	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
 		at = callers
 	}
@@ -227,7 +227,7 @@ func (d *Context) errLocked() error {
 
 // End cancels the context, because the decision has ended.
 func (d *Context) End() {
-	d.lateness.end()
+	d.stalls.end()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.err != nil {

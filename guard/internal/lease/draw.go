@@ -74,8 +74,8 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	}
 }
 
-// prefetchPauses is how many pauses a Life has. If a draw in advance was not possible, or brought
-// too little, the next draw is tried after a pause, and not with each request.
+// prefetchPauses is how many pauses a lifetime has. If a draw in advance was not possible, or
+// brought too little, the next draw is tried after a pause, and not with each request.
 const prefetchPauses = 16
 
 // canPrefetch reports whether the next block may be drawn in advance. It may if at most 30 % of the
@@ -163,7 +163,7 @@ func (l *Store) passAndUnlock(ctx context.Context, k *leasedKey, p *pool, now ti
 	b := one[0]
 	isHeld := p.left() > 0
 	var refunds []refund
-	if isHeld && p.isShortOf(b.Charges[0].Cost) {
+	if isHeld && p.hasLessThan(b.Charges[0].Cost) {
 		refunds = l.removePoolLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
@@ -181,7 +181,7 @@ func (l *Store) passAndUnlock(ctx context.Context, k *leasedKey, p *pool, now ti
 	if b.Decision.Source == penstock.FromStore {
 		now := l.now()
 		p.updateRemaining(&b.Decision, sent, now)
-		if p.isScarce() {
+		if p.isNearlyEmpty() {
 			p.bypassUntil = now + p.windowLeft(l.life/2, now)
 		}
 	} else {
@@ -189,8 +189,8 @@ func (l *Store) passAndUnlock(ctx context.Context, k *leasedKey, p *pool, now ti
 	}
 }
 
-// decideLate answers a list of one batch whose deadline has passed, or whose caller has left. If
-// the caller has not left, the store below returns the error.
+// decideLate returns the caller's error if the caller has left. Otherwise it calls the store, which
+// reports the passed deadline.
 func (l *Store) decideLate(ctx context.Context, one []*batches.Batch) {
 	if one[0].Err = deadline.CallerErr(ctx); one[0].Err == nil {
 		l.next(ctx, one)

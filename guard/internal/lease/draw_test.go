@@ -406,7 +406,7 @@ func TestLargestBatchIsLeased(t *testing.T) {
 	for _, row := range []struct {
 		charges int
 		cost    int64
-		want    shape
+		want    route
 	}{
 		{charges: 0, cost: 1, want: passThrough}, {charges: 1, cost: 1, want: spending},
 		{charges: penstock.MaxCharges, cost: 1, want: spending}, {charges: penstock.MaxCharges + 1, cost: 1, want: passThrough},
@@ -418,8 +418,8 @@ func TestLargestBatchIsLeased(t *testing.T) {
 			limit.Name, limit.Group = fmt.Sprint("l", i), "g"
 			charges = append(charges, penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: row.cost})
 		}
-		if plans, got := shapeOf(charges, nil); got != row.want || got == spending && len(plans) != row.charges {
-			t.Errorf("%d charges of %d units have the shape %d and %d plans; want the shape %d", row.charges, row.cost, got, len(plans), row.want)
+		if plans, got := routeOf(charges, nil); got != row.want || got == spending && len(plans) != row.charges {
+			t.Errorf("%d charges of %d units have the route %d and %d plans; want the route %d", row.charges, row.cost, got, len(plans), row.want)
 		}
 	}
 }
@@ -439,18 +439,18 @@ func TestBucketRefillsWhileADrawIsOnItsWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, row := range []struct {
-		decay     algorithm.Decay
-		roundTrip time.Duration
-		isScarce  bool
+		decay         algorithm.Decay
+		roundTrip     time.Duration
+		isNearlyEmpty bool
 	}{
-		{decay: algorithm.DecayContinuous, roundTrip: 0, isScarce: true},
-		{decay: algorithm.DecayContinuous, roundTrip: (minDraw - 1) * time.Millisecond, isScarce: true},
+		{decay: algorithm.DecayContinuous, roundTrip: 0, isNearlyEmpty: true},
+		{decay: algorithm.DecayContinuous, roundTrip: (minDraw - 1) * time.Millisecond, isNearlyEmpty: true},
 		{decay: algorithm.DecayContinuous, roundTrip: (minDraw + 1) * time.Millisecond},
-		{decay: algorithm.DecayAtReset, roundTrip: time.Hour, isScarce: true},
+		{decay: algorithm.DecayAtReset, roundTrip: time.Hour, isNearlyEmpty: true},
 	} {
 		p := &pool{roundTrip: row.roundTrip, limits: []pooledLimit{{plan: perSecond, decay: row.decay, counters: 1}}}
-		if got := p.isScarce(); got != row.isScarce {
-			t.Errorf("an empty limit of 1000 per second, decay %v, with a round trip of %v, is scarce: %v; want %v", row.decay, row.roundTrip, got, row.isScarce)
+		if got := p.isNearlyEmpty(); got != row.isNearlyEmpty {
+			t.Errorf("an empty limit of 1000 per second, decay %v, with a round trip of %v, is scarce: %v; want %v", row.decay, row.roundTrip, got, row.isNearlyEmpty)
 		}
 	}
 }

@@ -48,7 +48,7 @@ type pool struct {
 	returning int64          // units of refunds in flight; they count as held
 	timer     *time.Timer    // calls returnDue
 
-	// Demand, in units per half a Life.
+	// Demand, in units per half of the leases' lifetime.
 	demand        float64
 	isMeasured    bool          // demand is known
 	requested     int64         // units of the present measurement
@@ -220,8 +220,9 @@ func (p *pool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
 // held returns the units that may still be spent or returned to the store.
 func (p *pool) held() int64 { return p.left() + p.returning }
 
-// measureDemand adds a request to the demand. The demand is computed every quarter of a Life. It is
-// the average of the new and the previous demand, unless the previous one is older than a Life.
+// measureDemand adds a request to the demand. The demand is computed every quarter of the leases'
+// lifetime. It is the average of the new and the previous demand, unless the previous one is older
+// than that lifetime.
 func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 	if elapsed := now - p.measuredSince; elapsed >= life/4 {
 		demand := float64(p.requested) * float64(life/2) / float64(elapsed)
@@ -271,13 +272,14 @@ func (p *pool) windowLeft(longest, now time.Duration) time.Duration {
 }
 
 // spendableFor returns how long units that are drawn now may be spent after they arrive. Their time
-// ends with a Life, or with a window if that ends earlier.
+// ends with the lease's lifetime, or with a window if that ends earlier.
 func (p *pool) spendableFor(life, now time.Duration) time.Duration {
 	return max(p.windowLeft(life, now)-2*p.roundTrip, 0) // the next answer may take longer
 }
 
-// isScarce reports whether the store will have too little left for a draw when the draw arrives.
-func (p *pool) isScarce() bool {
+// isNearlyEmpty reports whether the store will have too little left for a draw when the draw
+// arrives.
+func (p *pool) isNearlyEmpty() bool {
 	for i := range p.limits {
 		limit := &p.limits[i]
 		remaining := limit.remaining
@@ -291,8 +293,8 @@ func (p *pool) isScarce() bool {
 	return false
 }
 
-// isShortOf reports whether the store had less than the cost left in its last answer.
-func (p *pool) isShortOf(cost int64) bool {
+// hasLessThan reports whether the store had less than the cost left in its last answer.
+func (p *pool) hasLessThan(cost int64) bool {
 	for i := range p.limits {
 		if p.limits[i].remaining < cost {
 			return true

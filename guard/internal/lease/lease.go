@@ -123,7 +123,7 @@ func (l *Store) decide(ctx context.Context, list []*batches.Batch) {
 // An attempt is the state of a batch between begin and finish.
 type attempt struct {
 	isDecided bool
-	shape     shape
+	route     route
 	key       *leasedKey
 	pool      *pool // of key, whose mu is locked; nil: no lease may answer the batch
 	now       time.Duration
@@ -131,7 +131,7 @@ type attempt struct {
 
 // begin decides a batch if enough is leased. plans is memory for the plans of its limits.
 func (l *Store) begin(ctx context.Context, b *batches.Batch, plans []*penstock.Plan, a *attempt) {
-	plans, a.shape, a.key = l.routeOf(b.Charges, plans)
+	plans, a.route, a.key = l.routeAndKey(b.Charges, plans)
 	if a.key != nil {
 		l.beginLeased(ctx, b, plans, a)
 	}
@@ -140,7 +140,7 @@ func (l *Store) begin(ctx context.Context, b *batches.Batch, plans []*penstock.P
 // finish decides a list of one batch that begin has not decided.
 func (l *Store) finish(ctx context.Context, a *attempt, one []*batches.Batch) {
 	switch {
-	case a.shape == refunding:
+	case a.route == refunding:
 		l.decideRefund(ctx, one)
 	case a.pool != nil:
 		l.drawAndUnlock(ctx, a.key, a.pool, a.now, one)
@@ -152,21 +152,21 @@ func (l *Store) finish(ctx context.Context, a *attempt, one []*batches.Batch) {
 // isApart reports whether a batch does not simply go to the store.
 func (l *Store) isApart(b *batches.Batch) bool {
 	var planBuffer [4]*penstock.Plan
-	_, shape, k := l.routeOf(b.Charges, planBuffer[:0])
-	return shape == refunding || k != nil
+	_, route, k := l.routeAndKey(b.Charges, planBuffer[:0])
+	return route == refunding || k != nil
 }
 
-// routeOf returns the shape of a batch. If a lease may answer it, routeOf also returns the plans of
-// its limits, which it appends to plans, and its leasedKey.
-func (l *Store) routeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, shape, *leasedKey) {
+// routeAndKey returns the route of a batch. If a lease may answer it, routeAndKey also returns the
+// plans of its limits, which it appends to plans, and its leasedKey.
+func (l *Store) routeAndKey(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, route, *leasedKey) {
 	if l.options.Block == nil || l.isClosed.Load() {
 		return nil, passThrough, nil
 	}
-	plans, shape := shapeOf(charges, plans)
-	if shape != spending {
-		return nil, shape, nil
+	plans, route := routeOf(charges, plans)
+	if route != spending {
+		return nil, route, nil
 	}
-	return plans, shape, l.findKey(charges[0].Key, plans)
+	return plans, route, l.findKey(charges[0].Key, plans)
 }
 
 // Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
@@ -302,18 +302,18 @@ func (l *Store) startWork() bool {
 	return true
 }
 
-// A shape says what to do with a batch.
-type shape uint8
+// A route says what a lease does with a batch.
+type route uint8
 
 const (
-	passThrough shape = iota // the store decides it, and nothing else is needed
+	passThrough route = iota // the store decides it, and nothing else is needed
 	spending                 // a lease may answer it
 	refunding                // a Refund or Reset: return what is leased first
 )
 
-// shapeOf returns a batch's shape. For a batch that spends, it appends the plans of its limits to
+// routeOf returns a batch's route. For a batch that spends, it appends the plans of its limits to
 // plans.
-func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, shape) {
+func routeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, route) {
 	for i := range charges {
 		if m := charges[i].Mode; m == penstock.Refund || m == penstock.Reset {
 			return nil, refunding

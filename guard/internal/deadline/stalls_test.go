@@ -12,10 +12,10 @@ import (
 )
 
 // delayTick makes the next tick late, as if the process had been stopped for that long until now.
-func (l *lateness) delayTick(by time.Duration) {
+func (l *stallMeter) delayTick(by time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tally.Store(&tally{l.lost(time.Now()), time.Now().Add(-by)})
+	l.measured.Store(&measurement{l.stalled(time.Now()), time.Now().Add(-by)})
 	l.nextLocked(time.Now())
 }
 
@@ -28,18 +28,18 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 		{10 * time.Second, 10*time.Second - 25*time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			var l lateness
+			var l stallMeter
 			l.begin()
 			defer l.end()
 			for range 3 {
 				l.delayTick(row.late)
 			}
-			if got := l.lost(time.Now()); got != 3*row.lost {
+			if got := l.stalled(time.Now()); got != 3*row.lost {
 				t.Errorf("after three ticks that were %v late, the lost time is %v; want %v", row.late, got, 3*row.lost)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			if got := l.lost(time.Now()); got != 3*row.lost {
+			if got := l.stalled(time.Now()); got != 3*row.lost {
 				t.Errorf("after a further minute without late ticks, the lost time is %v; want %v", got, 3*row.lost)
 			}
 		})
@@ -48,22 +48,22 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 
 func TestTimerStopsWithoutDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l lateness
+		var l stallMeter
 		for range 3 {
 			l.begin()
 			l.begin()
 			time.Sleep(time.Second)
 			l.end()
 			time.Sleep(time.Second)
-			if synctest.Wait(); l.tally.Load().due.IsZero() {
+			if synctest.Wait(); l.measured.Load().due.IsZero() {
 				t.Error("the timer is stopped while a decision is in flight")
 			}
 			l.end()
 			time.Sleep(tick)
-			if synctest.Wait(); !l.tally.Load().due.IsZero() {
+			if synctest.Wait(); !l.measured.Load().due.IsZero() {
 				t.Error("the timer runs while no decision is in flight")
 			}
-			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
+			if got := l.stalled(time.Now().Add(time.Hour)); got != 0 {
 				t.Errorf("while the timer is stopped, the lost time is %v; want 0", got)
 			}
 		}
@@ -75,14 +75,14 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	const after = 250 * time.Millisecond
 	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
-		var l lateness
+		var l stallMeter
 		now := time.Now()
 		end, pauses := now.Add(after), 0
-		l.tally.Store(&tally{due: now.Add(tick)})
+		l.measured.Store(&measurement{due: now.Add(tick)})
 		began := now
-		for now.Before(end.Add(l.lost(now))) {
+		for now.Before(end.Add(l.stalled(now))) {
 			now = now.Add(tick + late)
-			l.tally.Store(&tally{l.lost(now), now.Add(tick)})
+			l.measured.Store(&measurement{l.stalled(now), now.Add(tick)})
 			pauses++
 		}
 		longest := max(8*after, 10*late+after) + tick + late // 10 pauses, because the deadline has 10 times 25 ms
@@ -138,7 +138,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 			t.Run(row.name+", by "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					d := &Set{After: 250 * time.Millisecond}
-					d.lateness.tally.Store(&tally{lost: time.Hour}) // lost before this decision, so it does not count
+					d.stalls.measured.Store(&measurement{stalled: time.Hour}) // lost before this decision, so it does not count
 					store := d.Within(penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 						answer := make(chan struct{})
 						if row.answer > 0 {
@@ -150,7 +150,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 					began := time.Now()
 					if row.lost > 0 {
 						delay := row.lost * 8 / 7 // seven eighths of it are lost
-						time.AfterFunc(100*time.Millisecond, func() { d.lateness.delayTick(delay) })
+						time.AfterFunc(100*time.Millisecond, func() { d.stalls.delayTick(delay) })
 					}
 					_, err := store.Decide(t.Context(), nil)
 					took := time.Since(began).Round(100 * time.Microsecond)
@@ -166,7 +166,7 @@ func TestLostTimeExtendsTheDeadline(t *testing.T) {
 func TestAllMethodsReturnOneDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &Set{After: 250 * time.Millisecond}
-		d.lateness.tally.Store(&tally{lost: time.Hour}) // lost before this decision, so it does not count
+		d.stalls.measured.Store(&measurement{stalled: time.Hour}) // lost before this decision, so it does not count
 		c, _ := d.Of(t.Context())
 		defer c.End()
 		for _, want := range []time.Duration{250 * time.Millisecond, 330 * time.Millisecond} {
@@ -175,7 +175,7 @@ func TestAllMethodsReturnOneDeadline(t *testing.T) {
 			if left, until := c.Left(), time.Until(c.Until()); left != want || until != want || time.Until(deadline) != want || time.Until(lazy) != want {
 				t.Errorf("Left returns %v, Until is in %v, Deadline in %v and Lazy in %v; want %v each", left, until, time.Until(deadline), time.Until(lazy), want)
 			}
-			d.lateness.delayTick(80 * time.Millisecond * 8 / 7) // seven eighths of it are lost
+			d.stalls.delayTick(80 * time.Millisecond * 8 / 7) // seven eighths of it are lost
 		}
 	})
 }
