@@ -10,7 +10,7 @@ import (
 )
 
 func ExampleDeny() {
-	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Deny(guard.DenyOptions{}))
+	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Deny(guard.DenyOptions{MaxEntries: 10_000}))
 	limiter, err := penstock.NewLimiter(store, "login", penstock.PerHour(2))
 	if err != nil {
 		panic(err)

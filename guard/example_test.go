@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -20,6 +21,7 @@ func ExampleStandard() {
 			}
 			return guard.Settings{}
 		},
+		Lease:        guard.LeaseOptions{Life: 500 * time.Millisecond, MaxKeys: 20_000}, // of limits whose Settings have a Lease
 		OnStoreError: func(e guard.Event) { fmt.Println("no answer:", e.Reason) },
 	})
 	if err != nil {
@@ -50,4 +52,32 @@ func ExampleStandard() {
 	// true fallback 23 <nil>
 	// no answer: unknown
 	// false closed 0 <nil>
+}
+
+// Guards can be used one by one. The first one is outside: the Fallback decides while the Breaker
+// calls no store.
+func ExampleBreaker() {
+	redis := newFaulty() // redisstore.Open makes a real one
+	store := penstock.Wrap(redis,
+		guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen, MaxCounters: 10_000}),
+		guard.Breaker(guard.BreakerOptions{
+			Failures: 2, // in a row
+			Pause:    time.Second, MaxPause: time.Minute,
+			Changed: func(_ string, from, to guard.State) { fmt.Println("the breaker was", from, "and is", to) },
+		}),
+	)
+	limiter, err := penstock.NewLimiter(store, "search", penstock.PerMinute(100))
+	if err != nil {
+		panic(err)
+	}
+	redis.setFault(failWith(errDown))
+	for range 3 {
+		d, err := limiter.Allow(context.Background(), "user-17")
+		fmt.Println(d.Allowed, d.Source, err)
+	}
+	// Output:
+	// true open <nil>
+	// the breaker was closed and is open
+	// true open <nil>
+	// true open <nil>
 }
