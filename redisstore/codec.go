@@ -114,7 +114,7 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.keyEnds = append(c.keyEnds, at)
 	for isNewKey, r := range f.Requests {
 		if isNewKey {
-			c.buf = s.appendKey(c.buf, r.Charges[0].Key, r.Charges[0].Plan)
+			c.buf = s.keys.Append(c.buf, r.Charges[0].Key, r.Charges[0].Plan)
 			c.keyEnds = append(c.keyEnds, len(c.buf))
 		}
 	}
@@ -209,7 +209,7 @@ func paramsTime(now int64, plan *penstock.Plan) int64 {
 // key is added.
 func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
-	c.buf = s.appendKey(c.buf, ch.Key, ch.Plan)
+	c.buf = s.keys.Append(c.buf, ch.Key, ch.Plan)
 	for i := 1; i < len(c.keyEnds); i++ {
 		if string(c.buf[c.keyEnds[i-1]:c.keyEnds[i]]) == string(c.buf[start:]) {
 			c.buf = c.buf[:start]

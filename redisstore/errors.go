@@ -22,7 +22,7 @@ func (s *Store) unavailable(ctx context.Context, err error) error {
 	}
 	e := penstock.NewStoreError(classify(err), err)
 	if e.IsPermanent {
-		e.Hint = s.hint(err)
+		e.Hint = hintFor(err, s.keys.Base)
 		e.IsStoreFault = isLoginRejected(err)
 	}
 	return e
@@ -35,13 +35,13 @@ func isLoginRejected(err error) bool {
 	return strings.Contains(text, "NOAUTH") || strings.Contains(text, "WRONGPASS")
 }
 
-// hint returns what the store's user lacks if an error is permanent: rights, as ACL SETUSER takes
-// them ("+set"), or a description. If the same is missing on several servers, the hint names it
-// once.
-func (s *Store) hint(err error) string {
+// hintFor returns what the store's user lacks if an error is permanent: rights, as ACL SETUSER
+// takes them ("+set"), or a description. If the same is missing on several servers, the hint names
+// it once. All keys of the store begin with base.
+func hintFor(err error, base string) string {
 	var rights, others []string
 	for _, rejection := range rejections(err) {
-		hint := s.hintFor(rejection)
+		hint := hintForRejection(rejection, base)
 		switch {
 		case hint == "":
 		case hint[0] == '+' || hint[0] == '~': // a command, or keys
@@ -78,8 +78,8 @@ func rejections(err error) (all []error) {
 	return all
 }
 
-// hintFor returns the hint for one rejection, or "" if there is none.
-func (s *Store) hintFor(rejection error) string {
+// hintForRejection returns the hint for one rejection, or "" if there is none.
+func hintForRejection(rejection error, base string) string {
 	if missing, ok := errors.AsType[*missingRight](rejection); ok {
 		return "+" + missing.command
 	}
@@ -89,7 +89,7 @@ func (s *Store) hintFor(rejection error) string {
 	}
 	switch {
 	case strings.Contains(text, "access"): // every version of Redis has this word if the user has no right to a key
-		return "~" + rediskeys.Prefix(s.prefix) + "*"
+		return "~" + rediskeys.Prefix(base) + "*"
 	case isLoginRejected(rejection):
 		return "a valid user and password for the store"
 	}

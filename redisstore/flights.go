@@ -20,7 +20,7 @@ func (s *Store) run(ctx context.Context, c *call, isSharded bool) {
 	}
 	coalescer := s.serverCoalescer
 	if isSharded {
-		coalescer = s.slotCoalescers.Of(s.slotOfKey(c.batches[0].Charges[0].Key))
+		coalescer = s.slotCoalescers.Of(s.keys.Slot(c.batches[0].Charges[0].Key))
 	}
 	s.addShadows(c, isSharded)
 	c.prepareWaiters()
@@ -51,7 +51,7 @@ func (s *Store) canShare(charges, shadow []penstock.Charge, isSharded bool) bool
 	if !isCompact(charges) || penstock.Check(shadow) != nil || !isCompact(shadow) {
 		return false
 	}
-	if isSharded && s.slotOfKey(charges[0].Key) != s.slotOfKey(shadow[0].Key) {
+	if isSharded && s.keys.Slot(charges[0].Key) != s.keys.Slot(shadow[0].Key) {
 		return false
 	}
 	return s.scripts.find(uniform, charges).canDecide(shadow)

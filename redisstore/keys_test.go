@@ -40,7 +40,7 @@ func planOf(t testing.TB, limit penstock.Limit) *penstock.Plan {
 
 // nameOf returns the name in Redis of a key's state.
 func (s *Store) nameOf(key string, plan *penstock.Plan) string {
-	return string(s.appendKey(nil, key, plan))
+	return string(s.keys.Append(nil, key, plan))
 }
 
 // tagOf returns the hash tag of a name: the text between the braces.

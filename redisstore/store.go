@@ -41,6 +41,8 @@ type Options struct {
 	Now func() time.Time
 }
 
+const maxPrefixBytes = 64 // bytes of Options.Prefix
+
 // Validate returns what is wrong with the options. The error wraps penstock.ErrInvalid.
 func (o Options) Validate() error {
 	if len(o.Prefix) > maxPrefixBytes {
@@ -58,8 +60,7 @@ func (o Options) Validate() error {
 type Store struct {
 	door
 	client  Client
-	prefix  string
-	secret  []byte
+	keys    rediskeys.Scheme
 	now     func() time.Time
 	scripts scriptCache
 	loads   scriptLoads
@@ -87,22 +88,12 @@ func New(c Client, o Options) (*Store, error) {
 	if c == nil {
 		return nil, fmt.Errorf("%w: redisstore: the client is nil; Open makes one from a URL", penstock.ErrInvalid)
 	}
-	s, err := newStore(o)
-	if err != nil {
-		return nil, err
-	}
-	s.client, s.work = redisclient.Detach(c), background.New()
-	s.topology.madeAt = time.Now()
-	s.calls.New = func() any { return new(call) }
-	return s, nil
-}
-
-// newStore makes a Store without a client.
-func newStore(o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{prefix: rediskeys.Base(o.Prefix), secret: o.Secret, now: o.Now}
+	s := &Store{client: redisclient.Detach(c), keys: o.keys(), now: o.Now, work: background.New()}
+	s.topology.madeAt = time.Now()
+	s.calls.New = func() any { return new(call) }
 	s.door = batches.NewDoor(s, s.decide)
 	s.stamps.Store(rand.Uint32()) // other than that of a second store with the same client
 	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})

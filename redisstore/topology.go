@@ -31,24 +31,18 @@ func (s *Store) Node(charges []penstock.Charge) string {
 	if l == nil {
 		return ""
 	}
-	name := l.server(s.slotOfKey(charges[0].Key))
+	name := l.server(s.keys.Slot(charges[0].Key))
 	if !hasSeveralKeys(charges) {
 		return name
 	}
 	names := []string{name}
 	for i := range charges {
-		if other := l.server(s.slotOfKey(charges[i].Key)); !slices.Contains(names, other) {
+		if other := l.server(s.keys.Slot(charges[i].Key)); !slices.Contains(names, other) {
 			names = append(names, other)
 		}
 	}
 	slices.Sort(names)
 	return strings.Join(names, "+")
-}
-
-// slotOfKey returns the slot of all limits of a key.
-func (s *Store) slotOfKey(key string) uint16 {
-	var room [256]byte
-	return slotOf(s.appendKeyStart(room[:0], key))
 }
 
 // A topology knows which server of a Cluster has which slot. The layout is first fetched when Node
@@ -146,7 +140,7 @@ end
 return table.concat(lines, '\n')`
 
 func (s *Store) queryLayout(ctx context.Context) (string, error) {
-	key := fmt.Sprintf("%s{%%@%d}", s.prefix, rand.Uint32())
+	key := fmt.Sprintf("%s{%%@%d}", s.keys.Base, rand.Uint32())
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
@@ -154,7 +148,7 @@ func (s *Store) queryLayout(ctx context.Context) (string, error) {
 // in name. The map's keys are the primaries' addresses. Without a Cluster it returns one key, for
 // the address "", even if there are several servers.
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
-	one := map[string]string{"": rediskeys.Own(s.prefix, name)}
+	one := map[string]string{"": rediskeys.Own(s.keys.Base, name)}
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
 		return nil, err
@@ -176,7 +170,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	keys := make(map[string]string)
 	// A server may have few slots, so many keys are tried: on average 64 for each slot.
 	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ {
-		key := fmt.Sprintf("%s{%%@%d}%s", s.prefix, i, name)
+		key := fmt.Sprintf("%s{%%@%d}%s", s.keys.Base, i, name)
 		if server := l.server(slotOf([]byte(key))); server != "" && keys[server] == "" {
 			keys[server] = key
 		}

@@ -8,6 +8,9 @@ import (
 	"encoding/hex"
 	"hash"
 	"strings"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 )
 
 // Keys have this form, with the schema's version after the prefix:
@@ -37,6 +40,43 @@ func Prefix(base string) string { return strings.TrimSuffix(base, schemaVersion)
 // Own returns the name of a key of the store itself. All such keys are in one slot.
 func Own(base, name string) string { return base + "{%@}" + name }
 
+// A Scheme is how one store names the keys of limits.
+type Scheme struct {
+	Base   string // how all keys begin
+	Secret []byte // nil: names show the keys
+}
+
+// Append appends the name of the Redis key that has the state of a plan's limit for key.
+func (s *Scheme) Append(b []byte, key string, plan *penstock.Plan) []byte {
+	b = s.AppendStart(b, key)
+	b = append(b, plan.Group()...)
+	if plan.Algorithm().IsCollection() {
+		b = append(b, ':')
+		b = append(b, plan.Name()...)
+		b = append(b, ':')
+		b = append(b, plan.Algorithm().Name()...)
+	}
+	return b
+}
+
+// AppendStart appends the beginning of all names for key: the base and the hash tag.
+func (s *Scheme) AppendStart(b []byte, key string) []byte {
+	b = append(b, s.Base...)
+	b = append(b, '{')
+	if s.Secret != nil {
+		b = NewNames(s.Secret).Append(b, key)
+	} else {
+		b = appendName(b, key)
+	}
+	return append(b, '}')
+}
+
+// Slot returns the slot of all limits of a key.
+func (s *Scheme) Slot(key string) uint16 {
+	var room [256]byte
+	return hashslot.Of(s.AppendStart(room[:0], key))
+}
+
 const hexDigits = "0123456789ABCDEF"
 
 // isPlain has true for each byte that names keep as it is.
@@ -52,8 +92,8 @@ func IsLetterOrDigit(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// Append appends the name of a key without a secret.
-func Append(b []byte, key string) []byte {
+// appendName appends the name of a key without a secret.
+func appendName(b []byte, key string) []byte {
 	if key == "" {
 		return append(b, '%', '_')
 	}
