@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -119,7 +120,7 @@ func distinct(limits []*Limit, text func(*Limit) string) (all []string) {
 // need several commands.
 func (r *Reader) Repair(corrupt []*Limit) string {
 	start := "redis-cli"
-	if option, err := redisstore.ParseURL(r.URL); err == nil {
+	if option, err := redisclient.ParseURL(r.URL); err == nil {
 		hasTLS := option.TLSConfig != nil
 		server := rediscli.Server{Address: option.InitAddress[0], HasTLS: hasTLS, Database: option.SelectDB}
 		if set := option.Sentinel.MasterSet; set != "" { // the address is a Sentinel's
