@@ -380,6 +380,16 @@ func TestCallsWithPatience(t *testing.T) {
 			calls("k~01 spend 1", "k~02 spend 1", "k~00 spend 1"), want(denies(penstock.Never, 0)),
 		},
 		{
+			"without patience",
+			charges(charge("k", bucket, penstock.Spend, 1)), replies(gets(denies(30*ms, 0)), gets(denies(10*ms, 0)), gets(denies(20*ms, 0))),
+			calls("k~01 spend 1", "k~02 spend 1", "k~00 spend 1"), want(denies(10*ms, 0)),
+		},
+		{
+			"the shortest patience",
+			charges(penstock.Charge{Key: "k", Plan: bucket, Cost: 1, Patience: 1}), replies(gets(denies(30*ms, 0)), gets(denies(10*ms, 0)), gets(denies(20*ms, 0)), gets(denies(10*ms, 0))),
+			calls("k~01 spend 1", "k~02 spend 1", "k~00 spend 1", "k~02 spend 1, patient for 1ns"), want(denies(10*ms, 0)),
+		},
+		{
 			"a window has no patience",
 			spend(window, 1), replies(gets(denies(30*ms, 0)), gets(denies(10*ms, 0)), gets(denies(20*ms, 0))),
 			calls("k~01 spend 1", "k~02 spend 1", "k~00 spend 1"), want(denies(10*ms, 0)),
@@ -400,6 +410,16 @@ func TestCallsWithPatience(t *testing.T) {
 			spend(bucket, 5), replies(gets(denies(40*ms, 1), denies(60*ms, 1), denies(50*ms, 1)), gets(denies(40*ms, 2), denies(50*ms, 2), denies(45*ms, 2))),
 			calls("k~00 spend 2; k~01 spend 2; k~02 spend 1", "k~00 spend 2, patient for 1s; k~01 spend 2, patient for 1s; k~02 spend 1, patient for 1s"),
 			want(denies(50*ms, 6)),
+		},
+		{
+			"more than the smallest part, and what all shards have is tried before",
+			spend(bucket, 5),
+			replies(gets(grants(0, 5), denies(60*ms, 0), denies(50*ms, 0)), gets(denies(30*ms, 0), grants(0, 0), grants(0, 0)), gets(granted, granted, granted)),
+			calls(
+				"k~00 spend 2; k~01 spend 2; k~02 spend 1", "k~00 spend 5; k~01 spend 0; k~02 spend 0",
+				"k~00 spend 2, patient for 1s; k~01 spend 2, patient for 1s; k~02 spend 1, patient for 1s",
+			),
+			want(penstock.Status{Granted: 3, Wait: 10 * ms}),
 		},
 		{
 			"what all shards have is tried before",
@@ -636,6 +656,11 @@ func TestCallsOfARefund(t *testing.T) {
 			calls(asked, "k~00 refund 0; k~01 refund 2; k~02 refund 1"), want(grants(3, 13)),
 		},
 		{
+			"without a receipt, and the first shard has nothing in use",
+			refund(window, 3, 0), replies(gets(grants(0, 3), grants(0, 5), grants(0, 2)), gets(grants(1, 4), grants(0, 5), grants(2, 4))),
+			calls(asked, "k~00 refund 1; k~01 refund 0; k~02 refund 2"), want(grants(3, 13)),
+		},
+		{
 			"without a receipt, of more than is used",
 			refund(window, 5, 0), replies(gets(grants(0, 6), grants(0, 3), grants(0, 2)), gets(grants(0, 5), grants(2, 5), grants(2, 4))),
 			calls(asked, "k~00 refund 1; k~01 refund 2; k~02 refund 2"), want(grants(4, 14)),
@@ -643,6 +668,11 @@ func TestCallsOfARefund(t *testing.T) {
 		{"of one shard", refund(window, 3, ofShard2), replies(gets(grants(2, 3))), calls("k~02 refund 3, receipt 7"), want(grants(2, 9))},
 		{"of a large cost of one shard", refund(window, 5, ofShard2), replies(gets(grants(5, 4))), calls("k~02 refund 5, receipt 7"), want(grants(5, 9))},
 		{"of all shards of a bucket", refund(bucket, 7, ofAll), replies(gets(grants(3, 4), grants(0, 0), grants(2, 4))), calls(parts), want(grants(5, 8))},
+		{
+			"of all shards, of fewer units than the smallest part",
+			refund(window, 3, ofAll), replies(gets(grants(1, 4), grants(1, 1), grants(1, 4))),
+			calls("k~00 refund 1, receipt 7; k~01 refund 1, receipt 7; k~02 refund 1, receipt 7"), want(grants(3, 9)),
+		},
 		{"of all shards of a window", refund(window, 7, ofAll), replies(gets(grants(3, 4), grants(2, 1), grants(2, 4))), calls(parts), want(grants(7, 9))},
 		{
 			"of all shards of a window, and one had fewer units",
@@ -693,7 +723,7 @@ func TestCallsOfARefund(t *testing.T) {
 // A receipt that was made before the limit was split, or while it had more parts, returns nothing.
 // The receipt 1 is of no charge.
 func TestReceiptOfOtherPartsReturnsNothing(t *testing.T) {
-	for _, receipt := range []int64{5, 1<<59 | 7<<6 | 3, 1<<59 | 7<<6 | 62} {
+	for _, receipt := range []int64{1, 5, 7<<6 | 2, 1<<59 | 7<<6 | 3, 1<<59 | 7<<6 | 62} {
 		next := &scriptedStore{t: t, replies: replies(gets(grants(0, 4)))}
 		_, err := decideFromShard1(t.Context(), next, charges(withReceipt(charge("k", window, penstock.Refund, 3), receipt)))
 		if err != nil || len(next.calls) != 1 || !strings.HasSuffix(next.calls[0], " refund 3, receipt 1") {

@@ -10,8 +10,20 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
 )
+
+// withQueue is an algorithm whose limits have their Count and their Burst of units.
+var withQueue = algorithm.Define("withqueue", "",
+	func(used int64, p algorithm.Params, _ algorithm.Request, _ int64) (algorithm.Outcome, int64) {
+		return algorithm.Outcome{Remaining: p[0]}, used
+	},
+	func(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Count + l.Burst}, nil },
+	algorithm.Burst(algorithm.BurstIsQueue),
+	algorithm.Divisible(func(l algorithm.Limit, n, i int64) []algorithm.Limit {
+		return []algorithm.Limit{{Count: l.Count / n, Period: l.Period, Burst: l.Burst / n}}
+	}))
 
 // A limit is split into as many parts as asked for, but each part must have a unit, and a Burst if
 // the limit has one. The parts are never more than 32.
@@ -19,6 +31,7 @@ func TestPartsOfALimit(t *testing.T) {
 	perHour := func(count, burst int64) penstock.Limit {
 		return penstock.Limit{Name: "l", Count: count, Period: time.Hour, Burst: burst}
 	}
+	queued := func(burst int64) penstock.Limit { return perHour(10, burst).With(withQueue) }
 	counting := perHour(10, 0)
 	counting.ShouldCountDenied = true
 	for _, row := range []struct {
@@ -40,6 +53,9 @@ func TestPartsOfALimit(t *testing.T) {
 		{"more than 32 parts", perHour(66, 0), 33, append([]int64{3, 3}, slices.Repeat([]int64{2}, 30)...)},
 		{"windows", perHour(14, 0).With(penstock.FixedWindow), 3, []int64{5, 5, 4}},
 		{"slots", penstock.InFlight(14, time.Minute), 3, []int64{5, 5, 4}},
+		{"as many parts as places in a queue", queued(2), 3, []int64{6, 6}},
+		{"one place in a queue", queued(1), 3, nil},
+		{"no queue", queued(0), 2, []int64{5, 5}},
 		{"a limit that counts denials", counting, 3, nil},
 		{"an algorithm that cannot be split", perHour(10, 9).With(penstock.LeakyBucket), 3, nil},
 		{"an invalid limit", penstock.Limit{}, 3, nil},
@@ -173,6 +189,31 @@ func TestListsWithSplitBatches(t *testing.T) {
 	}
 }
 
+// The memory of batches is used again, and refers to nothing of the batches before.
+func TestMemoryOfBatchesIsReused(t *testing.T) {
+	next := penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		return penstock.NewDecision(slices.Repeat([]penstock.Status{grants(1, 1)}, len(charges))), nil
+	})
+	var made []*splitBatch
+	s := &store{shardsOf: inThree, next: batches.Of(next)}
+	s.pool.New = func() any {
+		made = append(made, new(splitBatch))
+		return made[len(made)-1]
+	}
+	const decisions = 200
+	for range decisions {
+		s.decide(t.Context(), []*batches.Batch{{Charges: charges(charge("k", slots, penstock.Spend, 1))}})
+	}
+	if len(made) == decisions { // with the race detector, a pool drops a quarter of its values
+		t.Errorf("%d decisions used as many batches; want fewer", decisions)
+	}
+	for _, b := range made {
+		if b.charges != nil || b.states[0].parts != nil || b.outgoing[:1][0].Plan != nil {
+			t.Errorf("after a decision, its memory is %+v; want no references to charges and parts", b)
+		}
+	}
+}
+
 func TestMixedListIsDivided(t *testing.T) {
 	s := New(penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Single(grants(1, int64(len(charges[0].Key)))), nil
@@ -181,11 +222,26 @@ func TestMixedListIsDivided(t *testing.T) {
 		{Charges: charges(charge("abcdefg", whole, penstock.Spend, 1))}, {Charges: charges(charge("k", slots, penstock.Spend, 1))},
 		{Charges: charges(charge("l", slots, penstock.Spend, -1))}, {Charges: charges(charge("abc", whole, penstock.Spend, 1))},
 	}
-	batches.Of(s)(t.Context(), list)
+	batches.Of(s)(t.Context(), list[:2])
+	batches.Of(s)(t.Context(), list[2:])
 	for i, left := range []int64{7, 12, 0, 3} {
 		b := list[i]
 		if isInvalid := i == 2; isInvalid != errors.Is(b.Err, penstock.ErrInvalid) || !isInvalid && (b.Err != nil || b.Decision.Remaining() != left) {
 			t.Errorf("batch %d: %+v, %v; want %d left, or an error for the invalid one", i, b.Decision, b.Err, left)
+		}
+	}
+}
+
+// Two counters are enough to split a limit.
+func TestLimitOfTwoCountersIsSplit(t *testing.T) {
+	for n, want := range map[int]string{-1: "k", 0: "k", 1: "k", 2: "k~0"} {
+		sent := ""
+		s := New(penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			sent = charges[0].Key
+			return penstock.Single(grants(1, 1)), nil
+		}), func(*penstock.Plan) int { return n })
+		if _, err := s.Decide(t.Context(), charges(charge("k", window, penstock.Spend, 1))); err != nil || sent[:min(len(sent), 3)] != want {
+			t.Errorf("with %d counters, the key %q is charged, %v; want %q", n, sent, err, want)
 		}
 	}
 }

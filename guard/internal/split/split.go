@@ -216,7 +216,7 @@ func (p *chargeState) isSettlement(c *penstock.Charge) bool {
 func (b *splitBatch) isDenied() bool {
 	for i := range b.charges {
 		p := &b.states[i]
-		if (p.parts == nil || !p.isSettlement(&b.charges[i])) && p.status.RetryAfter != 0 {
+		if !p.isSettlement(&b.charges[i]) && p.status.RetryAfter != 0 {
 			return true
 		}
 	}
@@ -603,7 +603,7 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 		p.strategy = byRemaining
 		p.spreadByRemaining(c.Cost)
 		return true
-	case c.Patience > 0 && p.shortestRetry != penstock.Never && p.parts.plans[0].Algorithm().CanBook():
+	case c.Patience > 0 && p.shortestRetry != penstock.Never && c.Plan.Algorithm().CanBook():
 		p.strategy = oneShardWaiting
 		p.firstIndex, p.tried = p.soonestShard, 0
 		p.spreadEqually(c.Cost)
