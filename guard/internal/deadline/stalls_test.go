@@ -49,8 +49,14 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 func TestTimerStopsWithoutDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l stallMeter
+		if got := l.stalledAtLastTick(); got != 0 {
+			t.Errorf("before the first decision, the lost time is %v; want 0", got)
+		}
 		for range 3 {
 			l.begin()
+			if tally := l.tally.Load(); tally == nil || tally.due.IsZero() {
+				t.Fatal("the timer is stopped after a decision has begun")
+			}
 			l.begin()
 			time.Sleep(time.Second)
 			l.end()
