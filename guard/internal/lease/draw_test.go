@@ -29,6 +29,21 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	return l, k, p
 }
 
+// Two keys are taken for one only if their hashes differ in few of their bits.
+func TestHashesTellKeysApart(t *testing.T) {
+	for _, row := range []struct {
+		other          uint64
+		isSame, isBoth bool // the other is taken for the first; both have a place
+	}{{1 << 41, false, false}, {1<<40 | 1<<16, false, false}, {1<<40 | 1<<15, true, true}, {1<<41 | 1<<6, false, true}, {1<<41 | 1<<11, false, true}} {
+		s := new(stripe)
+		s.wasSeenBefore(1<<40, time.Second, 0)
+		isSame := s.wasSeenBefore(row.other, time.Second, 0)
+		if isBoth := s.wasSeenBefore(1<<40, time.Second, 0); isSame != row.isSame || isBoth != row.isBoth {
+			t.Errorf("a hash of %x was seen after 1<<40: %v, and then 1<<40: %v; want %v and %v", row.other, isSame, isBoth, row.isSame, row.isBoth)
+		}
+	}
+}
+
 func TestKeyIsRememberedForThisLifeAndTheNext(t *testing.T) {
 	const life, hash = time.Second, 1 << 40
 	for _, first := range []time.Duration{0, 1, 2, 1<<16 - 2, 1<<16 - 1} { // numbers of Lives; 16 bits of them are kept
@@ -209,19 +224,20 @@ func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 func TestTimeLeftOfTheWindow(t *testing.T) {
 	const width, end = 10 * time.Second, 15 * time.Second
 	for now, want := range map[time.Duration]time.Duration{
-		12 * time.Second: 3 * time.Second,
-		14 * time.Second: time.Second,
-		15 * time.Second: 10 * time.Second,
-		17 * time.Second: 8 * time.Second,
-		25 * time.Second: 10 * time.Second,
-		47 * time.Second: 8 * time.Second,
+		12 * time.Second:   3 * time.Second,
+		14 * time.Second:   time.Second,
+		15*time.Second - 1: 1,
+		15 * time.Second:   10 * time.Second,
+		17 * time.Second:   8 * time.Second,
+		25 * time.Second:   10 * time.Second,
+		47 * time.Second:   8 * time.Second,
 	} {
-		p := &pool{limits: []pooledLimit{{}, {width: width}, {width: width, windowEnd: end}}} // a bucket, and a window of unknown end
+		p := &pool{limits: []pooledLimit{{windowEnd: time.Second}, {width: width}, {width: width, windowEnd: end}}} // a bucket, and a window of unknown end
 		if got := p.windowLeft(time.Minute, now); got != want {
 			t.Errorf("at %v, %v of the window are left; want %v", now, got, want)
 		}
-		if got := p.windowLeft(time.Millisecond, now); got != time.Millisecond {
-			t.Errorf("at %v, at most 1 ms is asked for, and %v are left; want 1 ms", now, got)
+		if got := p.windowLeft(time.Millisecond, now); got != min(want, time.Millisecond) {
+			t.Errorf("at %v, at most 1 ms is asked for, and %v are left; want %v", now, got, min(want, time.Millisecond))
 		}
 		// The answer may take two round trips, and units that arrive later cannot be spent.
 		p.roundTrip = 2 * time.Second
