@@ -137,6 +137,7 @@ func TestConditionsOfADraw(t *testing.T) {
 		{"little demand", func(_ *Store, _ *leasedKey, p *pool) { p.demand = 3.9 }, 1, 0},
 		{"enough demand", func(_ *Store, _ *leasedKey, p *pool) { p.demand = 4 }, 1, 4},
 		{"a small limit", func(l *Store, _ *leasedKey, p *pool) { l.options.Block = func(*penstock.Plan) int64 { return 2 } }, 1, 2},
+		{"a limit of too many instances", func(l *Store, _ *leasedKey, p *pool) { l.options.Instances = func() int { return 25_000 } }, 0, 0},
 		{"a large demand", func(_ *Store, _ *leasedKey, p *pool) { p.demand = 1e300 }, 1, 100},
 		{"a slow store", func(_ *Store, _ *leasedKey, p *pool) { p.roundTrip = 250 * ms }, 1, 20},
 	} {
@@ -169,6 +170,51 @@ func TestConditionsOfADraw(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A draw brings the block that is needed when it is sent.
+func TestDrawBringsTheLatestDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &recorder{}
+		l, k, p := busyLeaseOf(store)
+		k.mu.Lock()
+		pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
+		p.demand = 80 // the draw waits for the lock
+		k.mu.Unlock()
+		<-pending.done
+		if !slices.Equal(store.calls, []string{"draw 80"}) || p.blockSize != 80 || p.left() != 80 {
+			t.Errorf("the calls are %q, and the pool is %+v; want a block of 80", store.calls, p)
+		}
+		p.demand = 3
+		if got := l.blockSizeOf(p, l.now()); got != 0 {
+			t.Errorf("with a demand of 3 units, a block has %d; want 0, for none", got)
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A Refund returns only what is leased under the keys that it refunds.
+func TestRefundLeavesOtherKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &recorder{}
+		l, _, p := newLeaseOf(store)
+		plan := p.limits[0].plan
+		for _, first := range []penstock.Charge{{Key: "another", Plan: plan, Mode: penstock.Refund}, {Key: "k", Mode: penstock.Refund}, {Key: "k", Mode: penstock.Reset}} {
+			store.calls = nil
+			if _, err := l.Decide(t.Context(), []penstock.Charge{first, {Key: "k", Plan: plan, Cost: 2}}); err != nil || !slices.Equal(store.calls, []string{first.Mode.String() + " 0 spend 2"}) || p.left() != 10 {
+				t.Errorf("%v, after the calls %q, with %d units left; want that the leased units stay", err, store.calls, p.left())
+			}
+		}
+		l.Stats()
+		for _, key := range []string{"k", "another"} {
+			if !l.stripeOf(key).mu.TryLock() {
+				t.Fatalf("the stripe of %q is locked afterwards", key)
+			}
+			l.stripeOf(key).mu.Unlock()
+		}
+	})
 }
 
 func decideOne(ctx context.Context, l *Store, charges []penstock.Charge) (penstock.Decision, error) {
@@ -548,6 +594,9 @@ func TestResultOfARefund(t *testing.T) {
 			if k.refundsEnded != nil || k.leaseRefunds != 0 {
 				t.Errorf("%s: %d refunds are in flight; want 0", name, k.leaseRefunds)
 			}
+			if err := l.Close(t.Context()); err != nil {
+				t.Errorf("%s: Close returned %v", name, err)
+			}
 		})
 	}
 }
@@ -833,14 +882,14 @@ func TestTimerReturnsBlocks(t *testing.T) {
 		k.mu.Lock()
 		l.setTimerLocked(k, p, 0)
 		p.blocks[1], p.lastUsed = p.blocks[0], 600*ms
-		p.blocks[1].expires, p.blocks[1].left, p.blocks[1].refundTime = 3*time.Second, 7, 10*ms
+		p.blocks[1].expires, p.blocks[1].left, p.blocks[1].refundTime = 3*time.Second, 1, 10*ms
 		k.mu.Unlock()
 		time.Sleep(900 * ms) // the first block is returned at 875 ms, and the second at 1100 ms
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10"}) || p.left() != 7 {
+		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10"}) || p.left() != 1 {
 			t.Errorf("the calls are %q, and %d units are left; want the first block returned", store.calls, p.left())
 		}
 		time.Sleep(200 * ms)
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10", "refund 7"}) {
+		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10", "refund 1"}) {
 			t.Errorf("the calls are %q; want both blocks returned", store.calls)
 		}
 	})

@@ -161,9 +161,8 @@ func (l *Store) drawAndUnlock(ctx context.Context, k *leasedKey, p *pool, now ti
 // left, it first returns those that are held here.
 func (l *Store) passAndUnlock(ctx context.Context, k *leasedKey, p *pool, now time.Duration, one []*batches.Batch) {
 	b := one[0]
-	isHeld := p.left() > 0
 	var refunds []refund
-	if isHeld && p.hasLessThan(b.Charges[0].Cost) {
+	if p.hasLessThan(b.Charges[0].Cost) {
 		refunds = l.removePoolLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
