@@ -67,16 +67,16 @@ func TestIdleKeysMakeRoom(t *testing.T) {
 func TestKeyIsIdleWithoutPoolsInUse(t *testing.T) {
 	for _, row := range []struct {
 		name   string
-		key    leasedKey
+		key    *leasedKey
 		now    time.Duration
 		isIdle bool
 	}{
-		{"no pools", leasedKey{}, 0, true},
-		{"a Refund of a caller", leasedKey{callerRefunds: 1}, time.Hour, false},
-		{"a refund of leased units", leasedKey{leaseRefunds: 1}, time.Hour, false},
-		{"a pool of two Lives ago", leasedKey{pools: []*pool{{}}}, 2 * DefaultLife, true},
-		{"a later pool", leasedKey{pools: []*pool{{}}}, 2*DefaultLife - 1, false},
-		{"a pool with units", leasedKey{pools: []*pool{{}, {blocks: [2]block{{left: 1}}}}}, time.Hour, false},
+		{"no pools", &leasedKey{}, 0, true},
+		{"a Refund of a caller", &leasedKey{callerRefunds: 1}, time.Hour, false},
+		{"a refund of leased units", &leasedKey{leaseRefunds: 1}, time.Hour, false},
+		{"a pool of two Lives ago", &leasedKey{pools: []*pool{{}}}, 2 * DefaultLife, true},
+		{"a later pool", &leasedKey{pools: []*pool{{}}}, 2*DefaultLife - 1, false},
+		{"a pool with units", &leasedKey{pools: []*pool{{}, {blocks: [2]block{{left: 1}}}}}, time.Hour, false},
 	} {
 		l := newStore(1)
 		if got := row.key.markGoneIfIdle(l, row.now); got != row.isIdle || row.key.isGone != row.isIdle {

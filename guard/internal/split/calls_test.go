@@ -108,9 +108,9 @@ func (s *scriptedStore) Decide(_ context.Context, charges []penstock.Charge) (pe
 	return d, nil
 }
 
-// decideFromShard1 decides charges of limits in three parts. The order of the shards is 1, 2, 0: the
-// holder "h" has this order, and the test sets it for the other limits. The memory of the batch is
-// full of what a batch before could have left there.
+// decideFromShard1 decides charges of limits in three parts. The order of the shards is 1, 2, 0:
+// the holder "h" has this order, and the test sets it for the other limits. The memory of the batch
+// is full of what a batch before could have left there.
 func decideFromShard1(ctx context.Context, next penstock.Store, charges []penstock.Charge) (penstock.Decision, error) {
 	s := &store{shardsOf: inThree, next: batches.Of(next)}
 	b := &splitBatch{source: penstock.FromFallback, isLastTry: true}

@@ -80,8 +80,8 @@ func TestPartsOfALimit(t *testing.T) {
 	}
 }
 
-// A bucket counts fractions of a unit. If four parts would have too many of them, the limit is split
-// into three.
+// A bucket counts fractions of a unit. If four parts would have too many of them, the limit is
+// split into three.
 func TestLimitIsSplitIntoFewerParts(t *testing.T) {
 	limit := penstock.Limit{Name: "l", Count: 6, Period: 8 * 365 * 24 * time.Hour, Burst: 40}
 	p := PartsOf(limit, 4)
