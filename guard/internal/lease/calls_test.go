@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ import (
 // A recorder is a store that records its calls, such as "draw 5". It takes some time for each, and
 // grants all that is asked for, unless reply says otherwise.
 type recorder struct {
+	mu    sync.Mutex
 	calls []string
 	takes time.Duration
 	reply func(c *penstock.Charge) (penstock.Decision, error)
@@ -31,7 +33,9 @@ func (r *recorder) Decide(ctx context.Context, charges []penstock.Charge) (penst
 		text += fmt.Sprintf("%s %d ", charges[i].Mode, charges[i].Cost)
 		statuses = append(statuses, penstock.Status{Granted: charges[i].Cost, Remaining: 1000, ResetAfter: time.Hour})
 	}
+	r.mu.Lock()
 	r.calls = append(r.calls, text[:len(text)-1])
+	r.mu.Unlock()
 	if r.takes > 0 {
 		select {
 		case <-time.After(r.takes):
@@ -43,6 +47,12 @@ func (r *recorder) Decide(ctx context.Context, charges []penstock.Charge) (penst
 		return r.reply(&charges[0])
 	}
 	return penstock.NewDecision(statuses), nil
+}
+
+func (r *recorder) recorded() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
 }
 
 func spend(cost int64, plans ...*penstock.Plan) (charges []penstock.Charge) {
@@ -182,8 +192,8 @@ func TestDrawBringsTheLatestDemand(t *testing.T) {
 		p.demand = 80 // the draw waits for the lock
 		k.mu.Unlock()
 		<-pending.done
-		if !slices.Equal(store.calls, []string{"draw 80"}) || p.blockSize != 80 || p.left() != 80 {
-			t.Errorf("the calls are %q, and the pool is %+v; want a block of 80", store.calls, p)
+		if !slices.Equal(store.recorded(), []string{"draw 80"}) || p.blockSize != 80 || p.left() != 80 {
+			t.Errorf("the calls are %q, and the pool is %+v; want a block of 80", store.recorded(), p)
 		}
 		p.demand = 3
 		if got := l.blockSizeOf(p, l.now()); got != 0 {
@@ -203,8 +213,8 @@ func TestRefundLeavesOtherKeys(t *testing.T) {
 		plan := p.limits[0].plan
 		for _, first := range []penstock.Charge{{Key: "another", Plan: plan, Mode: penstock.Refund}, {Key: "k", Mode: penstock.Refund}, {Key: "k", Mode: penstock.Reset}} {
 			store.calls = nil
-			if _, err := l.Decide(t.Context(), []penstock.Charge{first, {Key: "k", Plan: plan, Cost: 2}}); err != nil || !slices.Equal(store.calls, []string{first.Mode.String() + " 0 spend 2"}) || p.left() != 10 {
-				t.Errorf("%v, after the calls %q, with %d units left; want that the leased units stay", err, store.calls, p.left())
+			if _, err := l.Decide(t.Context(), []penstock.Charge{first, {Key: "k", Plan: plan, Cost: 2}}); err != nil || !slices.Equal(store.recorded(), []string{first.Mode.String() + " 0 spend 2"}) || p.left() != 10 {
+				t.Errorf("%v, after the calls %q, with %d units left; want that the leased units stay", err, store.recorded(), p.left())
 			}
 		}
 		l.Stats()
@@ -244,8 +254,8 @@ func TestSpendOfALeasedUnit(t *testing.T) {
 		p.blockSize = 100
 		time.Sleep(ms)
 		d, err := l.Decide(t.Context(), spend(3, p.limits[0].plan))
-		if err != nil || d.Source != penstock.FromLease || k.counts.spent != 3 || p.requested != 3 || p.lastUsed != ms || p.noPrefetchUntil != ms+DefaultLife/16 || len(store.calls) != 0 {
-			t.Errorf("%+v, %v, with the pool %+v, after the calls %q; want 3 units spent without a call, and a pause of a sixteenth of a Life", d, err, p, store.calls)
+		if err != nil || d.Source != penstock.FromLease || k.counts.spent != 3 || p.requested != 3 || p.lastUsed != ms || p.noPrefetchUntil != ms+DefaultLife/16 || len(store.recorded()) != 0 {
+			t.Errorf("%+v, %v, with the pool %+v, after the calls %q; want 3 units spent without a call, and a pause of a sixteenth of a Life", d, err, p, store.recorded())
 		}
 		p.blockSize, p.noPrefetchUntil = 10, 0 // 7 of 10 units are left
 		if _, err := l.Decide(t.Context(), spend(3, p.limits[0].plan)); err != nil || p.noPrefetchUntil != 0 {
@@ -255,8 +265,8 @@ func TestSpendOfALeasedUnit(t *testing.T) {
 		if _, err := l.Decide(t.Context(), spend(1, p.limits[0].plan)); err != nil || p.noPrefetchUntil != 0 {
 			t.Errorf("%v, and the next draw waits until %v; want no pause, because a draw is in flight", err, p.noPrefetchUntil)
 		}
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"draw 97"}) {
-			t.Errorf("the calls are %q; want a draw of 97 units beside the 3 that are left", store.calls)
+		if synctest.Wait(); !slices.Equal(store.recorded(), []string{"draw 97"}) {
+			t.Errorf("the calls are %q; want a draw of 97 units beside the 3 that are left", store.recorded())
 		}
 		p.timer.Stop()
 	})
@@ -268,8 +278,8 @@ func TestSpendOfARemovedKeyPasses(t *testing.T) {
 		store := &recorder{}
 		l, k, p := newLeaseOf(store)
 		k.isGone = true
-		if _, err := l.Decide(t.Context(), spend(3, p.limits[0].plan)); err != nil || !slices.Equal(store.calls, []string{"spend 3"}) || !k.mu.TryLock() {
-			t.Errorf("%v, after the calls %q; want one call, and the key unlocked", err, store.calls)
+		if _, err := l.Decide(t.Context(), spend(3, p.limits[0].plan)); err != nil || !slices.Equal(store.recorded(), []string{"spend 3"}) || !k.mu.TryLock() {
+			t.Errorf("%v, after the calls %q; want one call, and the key unlocked", err, store.recorded())
 		}
 	})
 }
@@ -299,8 +309,8 @@ func TestWaiterWakesUpLate(t *testing.T) {
 			one := []*batches.Batch{{Charges: spend(1, p.limits[0].plan)}}
 			k.mu.Lock()
 			l.drawAndUnlock(t.Context(), k, p, l.now(), one)
-			if d := one[0].Decision; one[0].Err != nil || d.Source != row.source || d.Status(0).ResetAfter != row.reset || !slices.Equal(store.calls, row.calls) || !k.mu.TryLock() {
-				t.Errorf("%s: %+v, %v, after the calls %q; want a decision of %v with a ResetAfter of %v after %q", row.name, d, one[0].Err, store.calls, row.source, row.reset, row.calls)
+			if d := one[0].Decision; one[0].Err != nil || d.Source != row.source || d.Status(0).ResetAfter != row.reset || !slices.Equal(store.recorded(), row.calls) || !k.mu.TryLock() {
+				t.Errorf("%s: %+v, %v, after the calls %q; want a decision of %v with a ResetAfter of %v after %q", row.name, d, one[0].Err, store.recorded(), row.source, row.reset, row.calls)
 			}
 		})
 	}
@@ -328,8 +338,8 @@ func TestCallerLeavesADraw(t *testing.T) {
 			if leaves {
 				want, wantCalls, wantTook = context.Canceled, []string{"draw 41"}, 50*ms
 			}
-			if !errors.Is(err, want) || took != wantTook || !slices.Equal(store.calls, wantCalls) {
-				t.Errorf("%+v, %v after %v and the calls %q; want %v after %v and %q", d, err, took, store.calls, want, wantTook, wantCalls)
+			if !errors.Is(err, want) || took != wantTook || !slices.Equal(store.recorded(), wantCalls) {
+				t.Errorf("%+v, %v after %v and the calls %q; want %v after %v and %q", d, err, took, store.recorded(), want, wantTook, wantCalls)
 			}
 			time.Sleep(time.Second)
 			if s := l.Stats(); s.Spent != 0 || s.Drawn != 41 || s.Expired != 1 || s.Returned != 40 {
@@ -351,8 +361,8 @@ func TestDeniedDraw(t *testing.T) {
 			}}
 			l, k, p := busyLeaseOf(store)
 			d, err := l.Decide(t.Context(), spend(cost, p.limits[0].plan))
-			if err != nil || d.RetryAfter() != 7*ms || !slices.Equal(store.calls, want) {
-				t.Errorf("a Spend of %d: %+v, %v, after the calls %q; want a denial after %q", cost, d, err, store.calls, want)
+			if err != nil || d.RetryAfter() != 7*ms || !slices.Equal(store.recorded(), want) {
+				t.Errorf("a Spend of %d: %+v, %v, after the calls %q; want a denial after %q", cost, d, err, store.recorded(), want)
 			}
 			if s := l.Stats(); s.Draws != 1 || s.Drawn != 0 || p.limits[0].remaining != 3 || p.draw != nil || p.bypassUntil != DefaultLife/2 || !k.mu.TryLock() {
 				t.Errorf("the stats are %+v, and the pool %+v; want one draw of nothing, and a pause of half a Life", s, p)
@@ -378,8 +388,8 @@ func TestFailedDraw(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := &recorder{reply: func(*penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, row.err }}
 			l, _, p := busyLeaseOf(store)
-			if d, err := l.Decide(t.Context(), spend(1, p.limits[0].plan)); !row.want(err) || len(store.calls) != 1 || p.bypassUntil != DefaultLife/2 {
-				t.Errorf("a draw that fails with %v: %+v, %v, after the calls %q; want its error", row.err, d, err, store.calls)
+			if d, err := l.Decide(t.Context(), spend(1, p.limits[0].plan)); !row.want(err) || len(store.recorded()) != 1 || p.bypassUntil != DefaultLife/2 {
+				t.Errorf("a draw that fails with %v: %+v, %v, after the calls %q; want its error", row.err, d, err, store.recorded())
 			}
 		})
 	}
@@ -435,8 +445,8 @@ func TestBatchPassesTheLease(t *testing.T) {
 			l, k, p := newLeaseOf(store)
 			p.blocks[0].left, p.limits[0].remaining = row.left, row.remaining
 			d, err := l.Decide(t.Context(), spend(50, p.limits[0].plan))
-			if err != row.err || err == nil && d.Status(0).Granted != 50 || !slices.Equal(store.calls, row.calls) || p.bypassUntil != row.bypass {
-				t.Errorf("%s: %+v, %v, after the calls %q, and with a pause until %v; want %q, and %v", row.name, d, err, store.calls, p.bypassUntil, row.calls, row.bypass)
+			if err != row.err || err == nil && d.Status(0).Granted != 50 || !slices.Equal(store.recorded(), row.calls) || p.bypassUntil != row.bypass {
+				t.Errorf("%s: %+v, %v, after the calls %q, and with a pause until %v; want %q, and %v", row.name, d, err, store.recorded(), p.bypassUntil, row.calls, row.bypass)
 			}
 			remaining := row.reply.Remaining
 			if row.err != nil || row.source != penstock.FromStore {
@@ -469,8 +479,8 @@ func TestCallerLeavesDuringARefund(t *testing.T) {
 				d, err := set.Within(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 					return decideOne(ctx, l, charges)
 				})).Decide(ctx, charges)
-				if !errors.Is(err, want) || !slices.Equal(store.calls, calls) {
-					t.Errorf("%s: %+v, %v, after the calls %q; want %v after %q", mode, d, err, store.calls, want, calls)
+				if !errors.Is(err, want) || !slices.Equal(store.recorded(), calls) {
+					t.Errorf("%s: %+v, %v, after the calls %q; want %v after %q", mode, d, err, store.recorded(), want, calls)
 				}
 				time.Sleep(time.Second)
 				if s := l.Stats(); s.Returned != 10 || s.Live != 0 || k.callerRefunds != 0 || k.leaseRefunds != 0 {
@@ -496,8 +506,8 @@ func TestRefundWaitsForDrawsAndRefunds(t *testing.T) {
 			other := penstock.Charge{Key: "not leased", Plan: p.limits[0].plan, Mode: mode}
 			began := time.Now()
 			_, err := l.Decide(t.Context(), append(charges, other))
-			if want := []string{"draw 40", "refund 40", fmt.Sprintf("%s 1 %s 0", mode, mode)}; err != nil || !slices.Equal(store.calls, want) || time.Since(began) != 30*ms {
-				t.Errorf("%v after %v and the calls %q; want %q, one after the other", err, time.Since(began), store.calls, want)
+			if want := []string{"draw 40", "refund 40", fmt.Sprintf("%s 1 %s 0", mode, mode)}; err != nil || !slices.Equal(store.recorded(), want) || time.Since(began) != 30*ms {
+				t.Errorf("%v after %v and the calls %q; want %q, one after the other", err, time.Since(began), store.recorded(), want)
 			}
 			if k.callerRefunds != 0 || k.refundsEnded != nil || p.left() != 0 {
 				t.Errorf("afterwards, the key is %+v; want no refunds in flight", k)
@@ -517,12 +527,12 @@ func TestRefundsWaitForOneRefundOfTheLease(t *testing.T) {
 			go l.Decide(t.Context(), charges)
 		}
 		time.Sleep(5 * ms)
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10"}) {
-			t.Errorf("the calls are %q; want the refund of the lease only", store.calls)
+		if synctest.Wait(); !slices.Equal(store.recorded(), []string{"refund 10"}) {
+			t.Errorf("the calls are %q; want the refund of the lease only", store.recorded())
 		}
 		time.Sleep(20 * ms)
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10", "refund 1", "refund 1"}) {
-			t.Errorf("the calls are %q; want two more refunds, of the callers", store.calls)
+		if synctest.Wait(); !slices.Equal(store.recorded(), []string{"refund 10", "refund 1", "refund 1"}) {
+			t.Errorf("the calls are %q; want two more refunds, of the callers", store.recorded())
 		}
 	})
 }
@@ -541,8 +551,8 @@ func TestWaitingRefundEndsWithItsCaller(t *testing.T) {
 		charges := spend(1, p.limits[0].plan)
 		charges[0].Mode = penstock.Refund
 		began := time.Now()
-		if _, err := l.Decide(ctx, charges); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 10*ms || len(store.calls) != 1 {
-			t.Errorf("%v after %v and the calls %q; want the end of the caller's context after 10 ms", err, time.Since(began), store.calls)
+		if _, err := l.Decide(ctx, charges); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 10*ms || len(store.recorded()) != 1 {
+			t.Errorf("%v after %v and the calls %q; want the end of the caller's context after 10 ms", err, time.Since(began), store.recorded())
 		}
 		time.Sleep(2 * time.Second)
 	})
@@ -777,6 +787,8 @@ func TestBlocksAfterADraw(t *testing.T) {
 				row.reset = time.Hour
 			}
 			reply := penstock.Single(penstock.Status{Granted: row.granted, ResetAfter: row.reset})
+			k.mu.Lock()
+			defer k.mu.Unlock()
 			refunds := l.receiveLocked(k, p, &draw{blockUnits: 40}, &reply, 40, 0, now)
 			if p.timer != nil {
 				p.timer.Stop()
@@ -860,13 +872,13 @@ func TestTimerReturnsBlocks(t *testing.T) {
 			p.lastUsed = row.lastUsed // after the timer was set
 			k.mu.Unlock()
 			time.Sleep(row.returnedAt - 1)
-			if synctest.Wait(); len(store.calls) != 0 || !k.mu.TryLock() {
-				t.Fatalf("%s: before %v, the calls are %q; want none", row.name, row.returnedAt, store.calls)
+			if synctest.Wait(); len(store.recorded()) != 0 || !k.mu.TryLock() {
+				t.Fatalf("%s: before %v, the calls are %q; want none", row.name, row.returnedAt, store.recorded())
 			}
 			k.mu.Unlock()
 			time.Sleep(1)
-			if synctest.Wait(); !slices.Equal(store.calls, []string{fmt.Sprint("refund ", row.left)}) || p.left() != 0 {
-				t.Errorf("%s: at %v, the calls are %q; want the block returned", row.name, row.returnedAt, store.calls)
+			if synctest.Wait(); !slices.Equal(store.recorded(), []string{fmt.Sprint("refund ", row.left)}) || p.left() != 0 {
+				t.Errorf("%s: at %v, the calls are %q; want the block returned", row.name, row.returnedAt, store.recorded())
 			}
 			if p.timer.Stop() {
 				t.Errorf("%s: the timer runs without a block", row.name)
@@ -885,12 +897,12 @@ func TestTimerReturnsBlocks(t *testing.T) {
 		p.blocks[1].expires, p.blocks[1].left, p.blocks[1].refundTime = 3*time.Second, 1, 10*ms
 		k.mu.Unlock()
 		time.Sleep(900 * ms) // the first block is returned at 875 ms, and the second at 1100 ms
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10"}) || p.left() != 1 {
-			t.Errorf("the calls are %q, and %d units are left; want the first block returned", store.calls, p.left())
+		if synctest.Wait(); !slices.Equal(store.recorded(), []string{"refund 10"}) || l.Stats().Live != 1 {
+			t.Errorf("the calls are %q, and %d units are live; want the first block returned", store.recorded(), l.Stats().Live)
 		}
 		time.Sleep(200 * ms)
-		if synctest.Wait(); !slices.Equal(store.calls, []string{"refund 10", "refund 1"}) {
-			t.Errorf("the calls are %q; want both blocks returned", store.calls)
+		if synctest.Wait(); !slices.Equal(store.recorded(), []string{"refund 10", "refund 1"}) {
+			t.Errorf("the calls are %q; want both blocks returned", store.recorded())
 		}
 	})
 }
