@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // storeFunc returns a store that calls f with the context of each decision.
@@ -32,11 +33,11 @@ func TestDecisionHasADeadlineUntilItsEnd(t *testing.T) {
 			set := &Set{After: after}
 			var d *Context
 			decide(t, t.Context(), set.Within(storeFunc(func(ctx context.Context) {
-				if d = From(ctx); d == nil || d.Left() != after || set.lateness.inFlight.Load() != 1 {
-					t.Fatalf("the deadline is %+v, and %d decisions are in flight; want %v left, and 1 in flight", d, set.lateness.inFlight.Load(), after)
+				if d = From(ctx); d == nil || d.Left() != after || set.stalls.inFlight.Load() != 1 {
+					t.Fatalf("the deadline is %+v, and %d decisions are in flight; want %v left, and 1 in flight", d, set.stalls.inFlight.Load(), after)
 				}
 			})))
-			if err, inFlight := d.Err(), set.lateness.inFlight.Load(); err != context.Canceled && after > 0 || inFlight != 0 {
+			if err, inFlight := d.Err(), set.stalls.inFlight.Load(); err != context.Canceled && after > 0 || inFlight != 0 {
 				t.Errorf("after the decision, the error is %v, and %d decisions are in flight; want it canceled, and 0", err, inFlight)
 			}
 		}
@@ -69,7 +70,7 @@ type testKey struct{}
 func TestAnswerByShortensTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for by, want := range map[time.Duration]time.Duration{time.Second: time.Second, time.Minute - 1: time.Minute - 1, time.Minute: time.Minute, time.Hour: time.Minute} {
-			ctx := AnswerBy(context.WithValue(t.Context(), testKey{}, "value"), time.Now().Add(by))
+			ctx := WithAnswerDeadline(context.WithValue(t.Context(), testKey{}, "value"), time.Now().Add(by))
 			if got := ctx.Value(testKey{}); got != "value" {
 				t.Errorf("the context has the value %v; want that of the caller", got)
 			}
@@ -180,7 +181,7 @@ func TestAwait(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				d := &Context{Context: ctx, lateness: new(lateness), baseDeadline: time.Now().Add(after)}
+				d := &Context{Context: ctx, stalls: new(stallMeter), baseDeadline: time.Now().Add(after)}
 				if !row.plain {
 					ctx = d
 				}
@@ -196,10 +197,10 @@ func TestAwait(t *testing.T) {
 					time.AfterFunc(row.cancels, cancel)
 				}
 				if row.lost > 0 {
-					time.AfterFunc(100*time.Millisecond, func() { d.lateness.tally.Store(&tally{lost: row.lost}) })
+					time.AfterFunc(100*time.Millisecond, func() { d.stalls.measured.Store(&measurement{stalled: row.lost}) })
 				}
 				began := time.Now()
-				isDone := Await(ctx, done)
+				isDone := lazy.Await(ctx, done, nil) == nil
 				if took := time.Since(began); took != row.want || isDone != row.isDone {
 					t.Errorf("Await returned %v after %v; want %v after %v", isDone, took, row.isDone, row.want)
 				}

@@ -54,7 +54,7 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 		}
 		for range 3 {
 			l.begin()
-			if tally := l.tally.Load(); tally == nil || tally.due.IsZero() {
+			if m := l.measured.Load(); m == nil || m.due.IsZero() {
 				t.Fatal("the timer is stopped after a decision has begun")
 			}
 			l.begin()

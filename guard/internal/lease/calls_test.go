@@ -930,7 +930,7 @@ func TestTimersEndWithTheUnits(t *testing.T) {
 func TestScarceLimits(t *testing.T) {
 	for remaining, want := range map[int64]bool{minDraw - 1: true, minDraw: false} {
 		p := &pool{limits: []pooledLimit{{remaining: 100, decay: algorithm.DecayAtReset}, {remaining: remaining, decay: algorithm.DecayAtReset}}}
-		if got := p.isScarce(); got != want {
+		if got := p.isNearlyEmpty(); got != want {
 			t.Errorf("with 100 and %d units left, the pool is scarce: %v; want %v", remaining, got, want)
 		}
 	}

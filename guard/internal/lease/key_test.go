@@ -216,7 +216,7 @@ func TestAnswersSayWhatRemainsUntilWhen(t *testing.T) {
 func TestPoolIsShortOfACost(t *testing.T) {
 	p := &pool{limits: []pooledLimit{{remaining: 9}, {remaining: 5}}}
 	for cost, want := range map[int64]bool{5: false, 6: true} {
-		if got := p.isShortOf(cost); got != want {
+		if got := p.hasLessThan(cost); got != want {
 			t.Errorf("with 9 and 5 units left, the pool is short of %d: %v; want %v", cost, got, want)
 		}
 	}

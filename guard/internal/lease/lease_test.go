@@ -90,7 +90,7 @@ func TestShapesOfBatches(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		charges []penstock.Charge
-		want    shape
+		want    route
 	}{
 		{"one Spend", []penstock.Charge{spend()}, spending},
 		{"two Spends", []penstock.Charge{spend(), second}, spending},
@@ -110,8 +110,8 @@ func TestShapesOfBatches(t *testing.T) {
 		{"a Refund", with(func(c *penstock.Charge) { c.Mode = penstock.Refund }), refunding},
 		{"a Reset", with(func(c *penstock.Charge) { c.Mode = penstock.Reset }), refunding},
 	} {
-		if plans, got := shapeOf(row.charges, nil); got != row.want || got == spending && len(plans) != len(row.charges) {
-			t.Errorf("%s has the shape %d, and %d limits; want %d", row.name, got, len(plans), row.want)
+		if plans, got := routeOf(row.charges, nil); got != row.want || got == spending && len(plans) != len(row.charges) {
+			t.Errorf("%s has the route %d, and %d limits; want %d", row.name, got, len(plans), row.want)
 		}
 	}
 }
@@ -147,15 +147,15 @@ func TestBatchesPassWithoutALease(t *testing.T) {
 	refund := []penstock.Charge{{Key: "k", Plan: hourly("a"), Cost: 1, Mode: penstock.Refund}}
 	without := New(memstore.New(memstore.Options{}), Options{})
 	closed := newStore(10)
-	if _, shape, _ := closed.routeOf(refund, nil); shape != refunding {
-		t.Errorf("before Close, a Refund has the shape %d; want %d", shape, refunding)
+	if _, route, _ := closed.routeAndKey(refund, nil); route != refunding {
+		t.Errorf("before Close, a Refund has the route %d; want %d", route, refunding)
 	}
 	if err := closed.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for name, l := range map[string]*Store{"without a Block": without, "after Close": closed} {
-		if _, shape, k := l.routeOf(refund, nil); shape != passThrough || k != nil {
-			t.Errorf("%s, a Refund has the shape %d; want %d", name, shape, passThrough)
+		if _, route, k := l.routeAndKey(refund, nil); route != passThrough || k != nil {
+			t.Errorf("%s, a Refund has the route %d; want %d", name, route, passThrough)
 		}
 		if l.startWork() != (name != "after Close") {
 			t.Errorf("%s, work in the background starts, or does not: want it only before Close", name)

@@ -10,20 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
 )
-
-// withQueue is an algorithm whose limits have their Count and their Burst of units.
-var withQueue = algorithm.Define("withqueue", "",
-	func(used int64, p algorithm.Params, _ algorithm.Request, _ int64) (algorithm.Outcome, int64) {
-		return algorithm.Outcome{Remaining: p[0]}, used
-	},
-	func(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Count + l.Burst}, nil },
-	algorithm.Burst(algorithm.BurstIsQueue),
-	algorithm.Divisible(func(l algorithm.Limit, n, i int64) []algorithm.Limit {
-		return []algorithm.Limit{{Count: l.Count / n, Period: l.Period, Burst: l.Burst / n}}
-	}))
 
 // A limit is split into as many parts as asked for, but each part must have a unit, and a Burst if
 // the limit has one. The parts are never more than 32.
@@ -31,7 +19,6 @@ func TestPartsOfALimit(t *testing.T) {
 	perHour := func(count, burst int64) penstock.Limit {
 		return penstock.Limit{Name: "l", Count: count, Period: time.Hour, Burst: burst}
 	}
-	queued := func(burst int64) penstock.Limit { return perHour(10, burst).With(withQueue) }
 	counting := perHour(10, 0)
 	counting.ShouldCountDenied = true
 	for _, row := range []struct {
@@ -53,9 +40,6 @@ func TestPartsOfALimit(t *testing.T) {
 		{"more than 32 parts", perHour(66, 0), 33, append([]int64{3, 3}, slices.Repeat([]int64{2}, 30)...)},
 		{"windows", perHour(14, 0).With(penstock.FixedWindow), 3, []int64{5, 5, 4}},
 		{"slots", penstock.InFlight(14, time.Minute), 3, []int64{5, 5, 4}},
-		{"as many parts as places in a queue", queued(2), 3, []int64{6, 6}},
-		{"one place in a queue", queued(1), 3, nil},
-		{"no queue", queued(0), 2, []int64{5, 5}},
 		{"a limit that counts denials", counting, 3, nil},
 		{"an algorithm that cannot be split", perHour(10, 9).With(penstock.LeakyBucket), 3, nil},
 		{"an invalid limit", penstock.Limit{}, 3, nil},
