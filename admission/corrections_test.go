@@ -22,7 +22,7 @@ func TestCorrectionsRefundNoMinimum(t *testing.T) {
 					want = penstock.Charge{}
 				}
 				var got penstock.Charge
-				for _, got = range admission.Corrections([]admission.Grant{grant}, admission.End{Cost: cost, HasCost: true}) {
+				for _, got = range admission.Corrections([]admission.Grant{grant}, 0, &cost) {
 				}
 				if got.Mode != want.Mode || got.Cost != want.Cost {
 					t.Errorf("%s, IsMinimum %v: a true cost of %d in place of 3 is corrected by %d units of mode %v; want %d of mode %v",

@@ -46,7 +46,7 @@ func (a *Admission) Cancel() {
 }
 
 // TakeGrants returns the charges of enforced limits that the store has made. From then on the
-// caller corrects these charges, by Corrections, and renews the slots, by charging them again: Done
+// caller corrects these charges, by Corrections or Refunds, and renews the slots, by charging them again: Done
 // and the Controller do not. If the store gave no answer and
 // this process has counted alone, only slots are returned. The request must have IsRefundable.
 // TakeGrants must be called before Done.

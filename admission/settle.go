@@ -235,29 +235,33 @@ func (s *settlement) trueCost(g *Grant, r *Result) int64 {
 	return g.Charge.Cost
 }
 
-// An End is how a request ended whose grants the caller corrects.
-type End struct {
-	Status     int   // of the response, as in Result
-	Cost       int64 // the true cost, if HasCost
-	HasCost    bool
-	IsCanceled bool // the request was not served
+// Corrections returns the charges that correct the grants of a request that was served. The status
+// is that of the response, as in Result. cost is the true cost, or nil if it is unknown. The true
+// cost applies to the limits that are Adjustable. If there is no such limit, it applies to all
+// limits that can refund.
+func Corrections(grants []Grant, status int, cost *int64) (charges []penstock.Charge) {
+	hasAdjustable := slices.ContainsFunc(grants, func(g Grant) bool { return g.Limit.Adjustable })
+	return correct(grants, func(g *Grant) int64 {
+		switch {
+		case g.isFree(status):
+			return 0
+		case cost != nil && (g.Limit.Adjustable || !hasAdjustable && g.Charge.Plan.Algorithm().CanRefund()):
+			return g.actualCost(*cost)
+		}
+		return g.Charge.Cost
+	})
 }
 
-// Corrections returns the charges that correct the grants of a request. The true cost applies to
-// the limits that are Adjustable. If there is no such limit, it applies to all limits that can
-// refund.
-func Corrections(grants []Grant, e End) (charges []penstock.Charge) {
-	hasAdjustable := slices.ContainsFunc(grants, func(g Grant) bool { return g.Limit.Adjustable })
+// Refunds returns the charges that return the grants of a request that was not served.
+func Refunds(grants []Grant) []penstock.Charge {
+	return correct(grants, func(*Grant) int64 { return 0 })
+}
+
+// correct returns the charges that make each grant cost what cost returns.
+func correct(grants []Grant, cost func(*Grant) int64) (charges []penstock.Charge) {
 	for i := range grants {
 		g := &grants[i]
-		cost := g.Charge.Cost
-		switch {
-		case e.IsCanceled || g.isFree(e.Status):
-			cost = 0
-		case e.HasCost && (g.Limit.Adjustable || !hasAdjustable && g.Charge.Plan.Algorithm().CanRefund()):
-			cost = g.actualCost(e.Cost)
-		}
-		if c, isNeeded := g.correction(cost); isNeeded {
+		if c, isNeeded := g.correction(cost(g)); isNeeded {
 			charges = append(charges, c)
 		}
 	}

@@ -85,3 +85,19 @@ func ExampleNewSimple() {
 	fmt.Println(res.Status, res.Header["Ratelimit"])
 	// Output: 200 OK ["api.second";r=99;t=1]
 }
+
+// This handler responds to rejected requests in place of the built-in bodies. The header fields
+// about limits are set already.
+func ExampleRejectionOf() {
+	rejected := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		why, _ := httplimit.RejectionOf(r.Context())
+		w.WriteHeader(why.Status)
+		fmt.Fprintf(w, "rejected by %v; retry in %v\n", why.Policies, why.RetryAfter)
+	})
+	limits := []penstock.Limit{penstock.PerMinute(100)}
+	gate, err := httplimit.NewSimple(memstore.New(memstore.Options{}), "api", limits, httplimit.SimpleOptions{Rejected: rejected})
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.Handle("/", gate.Middleware(http.NotFoundHandler()))
+}

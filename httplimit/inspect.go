@@ -18,15 +18,9 @@ type Inspection struct {
 }
 
 // Inspect reads a request as a Gate does, and charges nothing. The error wraps penstock.ErrInvalid:
-// a Gate would reject the request as malformed.
-func Inspect(rules *policy.Rules, r *http.Request) (*Inspection, error) {
-	return InspectDescriptor(rules, r, nil)
-}
-
-// InspectDescriptor does what Inspect does, for a request with a descriptor. The map has the values
-// of the descriptor's entries by their keys. HTTP requests have no descriptor. Envoy sends
-// descriptors to its rate limit service.
-func InspectDescriptor(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
+// a Gate would reject the request as malformed. The descriptor has the values of its entries by
+// their keys. It is nil for HTTP requests; Envoy sends descriptors to its rate limit service.
+func Inspect(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
 	c, err := compile(rules)
 	if err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ rules:
 `)
 	r := httptest.NewRequest("GET", "/", nil)
 	r.Header.Set("X-Team", "t")
-	inspection, err := httplimit.InspectDescriptor(rules, r, map[string][]string{"user": {"u"}, "X-Team": {"wrong"}})
+	inspection, err := httplimit.Inspect(rules, r, map[string][]string{"user": {"u"}, "X-Team": {"wrong"}})
 	if err != nil {
 		t.Fatal(err)
 	}

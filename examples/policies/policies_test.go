@@ -96,7 +96,7 @@ func TestLimitedPathsMatchInEverySpelling(t *testing.T) {
 	}
 	rules := load(t, "credential-stuffing.yaml")
 	for _, path := range []string{"/login", "/LOGIN", "/login/", "/Login/", "/oauth/Token", "/%4Cogin"} {
-		reading, err := httplimit.Inspect(rules, httptest.NewRequest("POST", path, nil))
+		reading, err := httplimit.Inspect(rules, httptest.NewRequest("POST", path, nil), nil)
 		if err != nil || len(reading.Evaluation.Charges) != 1 {
 			t.Errorf("%s: the error is %v, with %d charges; want 1 charge", path, err, len(reading.Evaluation.Charges))
 		}

@@ -83,7 +83,7 @@ type Bound struct {
 // the prefix and the secret of the store. The bounds are for this number of instances. Explain also
 // returns the charges of the Report, for CheckCost and Peek.
 func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
-	inspection, err := httplimit.InspectDescriptor(rules, r, descriptor)
+	inspection, err := httplimit.Inspect(rules, r, descriptor)
 	if err != nil {
 		return nil, nil, err
 	}

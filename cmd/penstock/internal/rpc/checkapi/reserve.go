@@ -82,15 +82,14 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	if err != nil {
 		return nil, err
 	}
-	end, err := endOf(r)
-	if err != nil {
+	if err := checkEnd(r); err != nil {
 		return nil, err
 	}
 	now := time.Now()
 	if t.isExpired(now) {
 		return nil, errExpired
 	}
-	batches, err := s.corrections(t, end)
+	batches, err := s.corrections(t, r)
 	if err != nil {
 		return nil, err
 	}
@@ -105,25 +104,25 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
 }
 
-// endOf validates a SettleRequest and returns how its request ended.
-func endOf(r *penstockv1.SettleRequest) (e admission.End, err error) {
-	e = admission.End{Cost: r.GetActual(), HasCost: r.Actual != nil, Status: int(r.GetStatus()), IsCanceled: r.GetCancel()}
+// checkEnd returns an error if a SettleRequest does not say how its request ended.
+func checkEnd(r *penstockv1.SettleRequest) error {
+	hasResult := r.Actual != nil || r.GetStatus() != 0
 	switch {
-	case !e.IsCanceled && !e.HasCost && e.Status == 0:
-		return e, invalid("actual", "write how the request ended: actual, status, or cancel: true")
-	case e.IsCanceled && (e.HasCost || e.Status != 0):
-		return e, invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
-	case e.HasCost && (e.Cost < 0 || e.Cost > penstock.MaxCost):
-		return e, invalid("actual", "write 0 to %d", int64(penstock.MaxCost))
-	case e.Status != 0 && (e.Status < 100 || e.Status > 599):
-		return e, invalid("status", "write the status of the response, 100 to 599")
+	case !r.GetCancel() && !hasResult:
+		return invalid("actual", "write how the request ended: actual, status, or cancel: true")
+	case r.GetCancel() && hasResult:
+		return invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
+	case r.GetActual() < 0 || r.GetActual() > penstock.MaxCost:
+		return invalid("actual", "write 0 to %d", int64(penstock.MaxCost))
+	case r.GetStatus() != 0 && (r.GetStatus() < 100 || r.GetStatus() > 599):
+		return invalid("status", "write the status of the response, 100 to 599")
 	}
-	return e, nil
+	return nil
 }
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each batch can be made only once.
-func (s *Service) corrections(t *ticket, e admission.End) (batches [][]penstock.Charge, err error) {
+func (s *Service) corrections(t *ticket, r *penstockv1.SettleRequest) (batches [][]penstock.Charge, err error) {
 	byKey := make(map[string]int) // the index in batches of each key's batch
 	begin := func(key string, more ...penstock.Charge) error {
 		once, err := s.onlyOnce(t, key)
@@ -152,7 +151,11 @@ func (s *Service) corrections(t *ticket, e admission.End) (batches [][]penstock.
 			return nil, err
 		}
 	}
-	for _, c := range admission.Corrections(grants, e) {
+	corrections := admission.Corrections(grants, int(r.GetStatus()), r.Actual)
+	if r.GetCancel() {
+		corrections = admission.Refunds(grants)
+	}
+	for _, c := range corrections {
 		batches[byKey[c.Key]] = append(batches[byKey[c.Key]], c)
 	}
 	return batches, nil
