@@ -46,10 +46,10 @@ func (a *Admission) Cancel() {
 }
 
 // TakeGrants returns the charges of enforced limits that the store has made. From then on the
-// caller corrects these charges, by Corrections or Refunds, and renews the slots, by charging them again: Done
-// and the Controller do not. If the store gave no answer and
-// this process has counted alone, only slots are returned. The request must have IsRefundable.
-// TakeGrants must be called before Done.
+// caller corrects these charges, by Corrections or Refunds, and renews the slots, by charging them
+// again: Done and the Controller do not. If the store gave no answer and this process has counted
+// alone, only slots are returned. The request must have IsRefundable. TakeGrants must be called
+// before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
 	if !a.isLimited || a.isRejected || a.isPeek {
 		return nil
