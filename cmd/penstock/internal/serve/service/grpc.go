@@ -249,17 +249,21 @@ func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInH
 func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	timer := time.AfterFunc(c.messageTimeout, cancel)
-	context.AfterFunc(ctx, func() { timer.Stop() }) // the client may have reset the call
-	return context.WithValue(ctx, messageTimer{}, timer)
+	unwatch := context.AfterFunc(ctx, func() { timer.Stop() }) // the client may reset the call
+	return context.WithValue(ctx, messageTimer{}, func() {
+		timer.Stop()
+		unwatch() // otherwise the end of the call starts a goroutine
+	})
 }
 
-// messageTimer is the key under which a context has the timer of limitMessage.
+// messageTimer is the key under which a context has the function that stops the timer of
+// limitMessage.
 type messageTimer struct{}
 
 // messageArrived says that the whole message of a call is there.
 func messageArrived(ctx context.Context) {
-	if timer, ok := ctx.Value(messageTimer{}).(*time.Timer); ok {
-		timer.Stop()
+	if stop, ok := ctx.Value(messageTimer{}).(func()); ok {
+		stop()
 	}
 }
 
