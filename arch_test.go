@@ -114,9 +114,18 @@ func packages(t *testing.T) map[string]listedPackage {
 	}
 }
 
+// skipIfShort skips a test of the docs or of the whole tree. make quick does not need it.
+func skipIfShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("with -short, the docs and the tree are not tested")
+	}
+}
+
 // output returns what a command writes to its standard output.
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
+	skipIfShort(t)
 	var stderr strings.Builder
 	cmd := exec.Command(name, args...)
 	cmd.Stderr = &stderr
@@ -335,6 +344,7 @@ var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 // make test runs some tests without the race detector. It finds them by their first line,
 // effort.SkipUnderRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
+	skipIfShort(t)
 	firstStatement := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.SkipUnderRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") || path == "arch_test.go" {

@@ -18,6 +18,7 @@ import (
 // pages returns the texts of all Markdown files of the tree, by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
+	skipIfShort(t)
 	found := make(map[string]string)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && path == "bin" { // the Makefile puts what it builds there

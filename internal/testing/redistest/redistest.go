@@ -211,6 +211,9 @@ func launch(r recipe) (*Server, error) {
 type envRecipe func(dir string, port int) (args, env []string, err error)
 
 func launchEnv(r envRecipe) (*Server, error) {
+	if testing.Testing() && testing.Short() {
+		return nil, errShort
+	}
 	const maxTries = 5 // with a new port each
 	var s *Server
 	err := errPortTaken
@@ -425,9 +428,15 @@ func startTied(cmd *exec.Cmd) error {
 
 type closer interface{ Close() }
 
+// errShort is the error of starting a server in a test with the flag -short.
+var errShort = errors.New("redistest: with -short, no server is started")
+
 // mustStart ends the test if err is not nil. At the end of the test it closes c.
 func mustStart[T closer](t testing.TB, c T, err error) T {
 	t.Helper()
+	if errors.Is(err, errShort) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
