@@ -15,19 +15,25 @@ SOAKTIME ?= 30m
 modules = $(shell go list -m -f '{{.Dir}}')
 packages = github.com/penstock/penstock/...
 
-# make test runs the packages in raced under the race detector, and those in unraced without it. A package is in raced
-# if one of its tests starts goroutines that share state. In both lists the longest packages begin first.
+# make test runs the packages in raced under the race detector, and all others without it. A package is in raced if one of
+# its tests starts a goroutine. These are not: packages that are no part of the product, and directsocket, which has other
+# code under the detector. make race has them all. The longest packages begin first.
 # Tests that begin with effort.SkipUnderRace skip themselves under the detector. make test runs them once more, without
 # it: these tests are in sequential, and their packages in sequential_in.
-raced = ./redisstore ./guard ./cmd/penstock/internal/serve/service ./redisstore/goredis ./redisguard ./internal/redisclient ./redisstore/internal/coalesce \
-	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./internal/workers ./grpclimit ./cmd/penstock/internal/rpc/checkapi ./grpclimit/connectlimit ./cmd/penstock/internal/rpc/extauthz ./cmd/penstock/internal/rpc/envoyrls ./policy/policyfile ./internal/policy/jwt ./admission ./memstore . ./observe ./observe/prometheus ./cmd/penstock/internal/serve/telemetry ./cmd/penstock/internal/serve/core ./cmd/penstock/internal/console/activity ./cmd/penstock/internal/console/adminapi
-unraced = ./internal/testing/faults ./cmd/penstock/internal/testing/conformance ./internal/testing/redistest ./internal/testing/simulation ./cmd/penstock/command $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
+longest = ./redisstore ./cmd/penstock/internal/serve/service ./guard ./redisstore/goredis
+goroutine = ^[[:space:]]*go [a-z]|\.Go\(
+unraced_folders = bench examples scripts testing command directsocket
+raced = $(longest) $(filter-out $(longest),$(shell grep -rlE --include='*_test.go' $(unraced_folders:%=--exclude-dir=%) '$(goroutine)' . | xargs -n1 dirname | sort -u))
+# make bench, make conformance and make lint run the tests of these folders.
+elsewhere = ./bench/... ./cmd/penstock/internal/testing/conformance ./scripts/...
+unraced = ./internal/testing/faults ./cmd/penstock/command ./internal/testing/redistest ./internal/testing/simulation $(filter-out $(shell go list $(raced) $(elsewhere)),$(shell go list $(packages)))
+core = $(shell go list ./... | grep -v -e /redisstore -e /redisguard -e /internal/testing)
 # -parallel: most tests wait for servers, so more of them run at once than there are cores.
-# -ldflags=-w: without debug information, linking takes a third of the time.
+# -ldflags=-s: without symbols and debug information, linking takes a quarter of the time.
 # GORACE, in the target test: by default, the race detector delays the end of each process by a second.
-testing = -json -vet=off -count=1 -parallel 6 -ldflags=-w -timeout 10m
+testing = -json -vet=off -count=1 -parallel 6 -ldflags=-s -timeout 10m
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.SkipUnderRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
-sequential_in = ./redisstore ./cmd/penstock/internal/serve/service ./guard $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
+sequential_in = $(filter $(shell go list $(raced)),$(shell grep -rl --include='*_test.go' 'effort.SkipUnderRace(t)' . | xargs -n1 dirname | sort -u | xargs go list))
 
 # Checks with programs of other projects, such as proxies and browsers. They are tests of the module scripts. -count=1: the programs may have changed.
 check = cd scripts && go test -tags checks -vet=all -count=1 -v -timeout 1h
@@ -44,19 +50,23 @@ help:
 			printf " %s", $$i; column += 1 + length($$i) } \
 	} END { printf end }' Makefile
 
-.PHONY: run test race soak mutants fuzz examples service readme browsers recipes gateways alerts grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
+.PHONY: run test quick race soak mutants fuzz examples service readme browsers recipes gateways alerts grpc-clients conformance openapi bench dist dist-twice packages chart lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
 	cd cmd/penstock && go run . serve --demo --demo-traffic
 
-## test: all tests, on real servers; prints at the end what the tests counted. The raced packages run at the same time as the others, because tests often wait
+## test: all tests, on real servers, but those of make bench, conformance and lint; prints at the end what the tests counted. The raced packages run at the same time as the others, because tests often wait
 test: export GORACE ?= atexit_sleep_ms=100
 test: tools
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	@go build -o bin/summary ./scripts/summary
 	@bin/summary "go test $(testing) -race $(raced)" \
 		"go test $(testing) $(unraced); first=\$$?; go test $(testing) -run '^($(sequential))\$$' $(sequential_in) && exit \$$first"
+
+## quick: the core of the root module, for a first answer in half a minute: no race detector, no servers, no tests of the docs, fewer random cases
+quick:
+	@go test -short -vet=off -parallel 6 -ldflags=-s -timeout 5m $(core) | grep -v 'no test files'
 
 ## race: every test again under the race detector
 race: tools
@@ -127,9 +137,10 @@ servers: tools
 		PENSTOCK_TEST_SERVER=$$server bin/summary "go test $(testing) ./redisstore/... ./redisstore/goredis ./internal/testing/redistest ./redisguard ./resplimit ./cmd/penstock/internal/tools/doctor" || failed=1; \
 	done; exit $${failed:-0}
 
-## conformance: sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
+## conformance: runs the tests of the program that compares Penstock with envoyproxy/ratelimit, and the program: it sends the same random requests to Penstock and to envoyproxy/ratelimit, each with its own Redis; their responses must be equal.
 ## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses them. Run it at night: it builds envoyproxy/ratelimit from its module.
 conformance: tools
+	go test -count=1 ./cmd/penstock/internal/testing/conformance
 	cd cmd/penstock/internal/testing/conformance && go run . $(CONFORMANCE)
 
 ## openapi: checks the JSON API against its OpenAPI file, with schemathesis from PyPI and with generated clients in Go and TypeScript
@@ -146,9 +157,9 @@ alerts: tools
 	@scripts/need promtool prometheus
 	$(check) ./alerts
 
-## bench: compares Penstock with alternatives, and prints the numbers
+## bench: runs the tests of the bench program, and the program: it compares Penstock with alternatives, and prints the numbers
 bench: tools
-	cd bench && go run .
+	cd bench && go test -count=1 ./... && go run .
 
 # The documentation. Its figures are measured on an idle machine: the targets that save some wait for that, and fail if it stays busy
 .PHONY: pictures surge surge-data bench-data outage-data
@@ -218,11 +229,12 @@ chart: tools
 	@[ -x bin/helm-$(HELM)/helm ] || GOBIN=$(CURDIR)/bin/helm-$(HELM) go install helm.sh/helm/v4/cmd/helm@$(HELM)
 	$(check) ./chart -helm $(CURDIR)/bin/helm-$(HELM)/helm $(CHART)
 
-## lint: format, width of comments, words, spelling, vet, staticcheck, luacheck
+## lint: format, width of comments, words, tests of the programs in scripts, spelling, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	@cd scripts && go run ./comments .. && go run ./words ..
+	@cd scripts && go test ./...
 	@git ls-files '*.go' '*.lua' '*.md' '*.sh' '*.yaml' | grep -v testdata/ | xargs go run $(MISSPELL) -locale US -i cancelled,upsteam -error
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)

@@ -26,11 +26,8 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := effort.Of(150, 8000) // cases per law and subject
-	if testing.Short() {
-		checks = 50
-	}
-	isChosen := false // whether the command line sets the number of cases
+	checks := effort.Of(60, 8000) // cases per law and subject
+	isChosen := false             // whether the command line sets the number of cases
 	flag.Visit(func(f *flag.Flag) { isChosen = isChosen || f.Name == "rapid.checks" })
 	if !isChosen {
 		if err := flag.Set("rapid.checks", strconv.Itoa(checks)); err != nil {

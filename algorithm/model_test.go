@@ -347,10 +347,7 @@ func modelFor(a subject, l Limit) model {
 // The steps have the outcomes of their models in every field, over long traces with one limit and
 // a clock that never steps back.
 func TestStepsEqualTheirModels(t *testing.T) {
-	seed, requests := effort.Seed(), effort.Of(7000, 400_000)
-	if testing.Short() {
-		requests = 1000
-	}
+	seed, requests := effort.Seed(), effort.Of(3000, 400_000)
 	total := 0
 	for _, a := range allSubjects() {
 		if a.calendarAt != nil || a.needsHolder {

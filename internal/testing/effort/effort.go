@@ -6,19 +6,23 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"testing"
 )
 
 // IsSoak is true if tests run long enough to find rare failures. make soak sets PENSTOCK_SOAK for
 // this.
 var IsSoak = os.Getenv("PENSTOCK_SOAK") != ""
 
-// Of returns how many cases a test tries: quick in make test, soak in make soak. quick may be
-// small, because each run starts at another seed.
-func Of(quick, soak int) int {
-	if IsSoak {
+// Of returns how many cases a test tries: usual in make test, soak in make soak, and a quarter of
+// usual in make quick. usual may be small, because each run starts at another seed.
+func Of(usual, soak int) int {
+	switch {
+	case IsSoak:
 		return soak
+	case testing.Short():
+		return (usual + 3) / 4
 	}
-	return quick
+	return usual
 }
 
 // Seed returns the first seed of a random test: PENSTOCK_SEED, or a different number in each run. A

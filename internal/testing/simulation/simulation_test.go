@@ -22,8 +22,8 @@ var (
 )
 
 const (
-	seeds       = 40              // of TestFleetStaysWithinItsBounds in make test
-	statedSeeds = 25              // of TestFleetStaysWithinTheStatedBounds in make test
+	seeds       = 12              // of TestFleetStaysWithinItsBounds in make test
+	statedSeeds = 8               // of TestFleetStaysWithinTheStatedBounds in make test
 	soakFor     = 3 * time.Minute // how long each of them runs seeds in make soak
 )
 
@@ -93,9 +93,6 @@ func simulateSeeds(t *testing.T, n uint64, known []uint64, scenarioOf func(seed 
 	}
 	for _, seed := range known {
 		run(t, seed)
-	}
-	if testing.Short() {
-		n /= 5 // to save time
 	}
 	var next atomic.Uint64
 	end := time.Now().Add(soakFor)

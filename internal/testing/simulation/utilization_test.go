@@ -152,12 +152,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
 	}
-	each := 5 // random loads of each algorithm
-	if testing.Short() {
-		each = 2
-	} else if effort.IsSoak {
-		each = 100
-	}
+	each := effort.Of(2, 100) // random loads of each algorithm
 	for _, a := range leasable {
 		for range each {
 			loads = append(loads, randomLoad(uint64(len(loads)), a))

@@ -475,10 +475,7 @@ rules:
   per: {user: header X-User}
   limits: [{name: mine, rate: 1000/w, cost: {units: 500, actual: X-Cost}}, {name: all, per: ip, rate: 9000/w, cost: {units: 500, actual: X-Cost}}]
 `
-	stores := map[string]string{"single": redistest.Start(t).URL()}
-	if !testing.Short() {
-		stores["cluster"] = "redis+cluster://" + strings.Join(redistest.StartCluster(t).Addrs(), ",")
-	}
+	stores := map[string]string{"single": redistest.Start(t).URL(), "cluster": "redis+cluster://" + strings.Join(redistest.StartCluster(t).Addrs(), ",")}
 	for name, url := range stores {
 		t.Run(name, func(t *testing.T) {
 			var two [2]*testService
