@@ -41,10 +41,11 @@ var mayImport = []struct{ pkg, imports string }{
 	{"guard/internal/lease", ". algorithm guard/internal/deadline"},
 	{"guard", ". guard/internal/deadline guard/internal/divide guard/internal/lease guard/internal/split memstore"},
 	{"redisguard", ". guard redisstore"},
+	{"internal/filewatch", "github.com/fsnotify/fsnotify"},
 	{"policy", ". guard"},
 	{"internal/policy/jwt", "policy github.com/golang-jwt/jwt/v5 github.com/MicahParks/jwkset"},
 	{"internal/policy/describe", ". algorithm guard policy"},
-	{"policy/policyfile", ". algorithm guard policy internal/policy/jwt internal/policy/describe go.yaml.in/yaml/v4 github.com/fsnotify/fsnotify"},
+	{"policy/policyfile", ". algorithm guard policy internal/policy/jwt internal/policy/describe go.yaml.in/yaml/v4"},
 	{"admission", ". algorithm memstore guard policy"},
 	{"observe", ". admission guard policy"},
 	{"internal/transport/clientaddress", ""},
@@ -74,7 +75,7 @@ var mayRequire = []string{
 	"go.yaml.in/yaml/v4",                // policy/policyfile: YAML
 	"github.com/golang-jwt/jwt/v5",      // internal/policy/jwt: tokens
 	"github.com/MicahParks/jwkset",      // internal/policy/jwt: sets of keys
-	"github.com/fsnotify/fsnotify",      // policy/policyfile: changes of files
+	"github.com/fsnotify/fsnotify",      // internal/filewatch: changes of files
 	"github.com/dunglas/httpsfv",        // httplimit/outbound: headers of servers
 	"github.com/anishathalye/porcupine", // tests: linearizability
 	"pgregory.net/rapid",                // tests: random inputs

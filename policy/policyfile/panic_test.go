@@ -23,7 +23,7 @@ func wantPanic(t *testing.T, err error) {
 }
 
 func TestPanicInTheFirstLoadIsAnError(t *testing.T) {
-	_, err := watch("rules.yaml", WatchOptions{}, loadWithBug, nil)
+	_, err := watch("rules.yaml", WatchOptions{}, loadWithBug, true)
 	wantPanic(t, err)
 }
 
@@ -39,7 +39,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 			return loadWithBug(path)
 		}
 		return load(path, Options{})
-	}, nil)
+	}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,9 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
-	"github.com/penstock/penstock/internal/linkedfolders"
+	"github.com/penstock/penstock/internal/filewatch"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
@@ -34,15 +31,12 @@ type Watcher struct {
 	load    func(path string) (*Policy, error)
 	policy  atomic.Pointer[Policy]
 
-	folderWatcher *fsnotify.Watcher // nil if the system has none
-	stop          chan struct{}
-	ended         chan struct{}
+	changes *filewatch.Watcher
 
 	mu              sync.Mutex  // held while loading
 	files           []string    // absolute names of the files of the rules, sorted
 	lastFingerprint fingerprint // of files, before they were last loaded
 	lastErr         error       // of the last load
-	isClosed        bool
 }
 
 // WatchOptions configure Watch.
@@ -72,12 +66,7 @@ type WatchOptions struct {
 	Keys func(error)
 }
 
-const (
-	defaultPoll     = 30 * time.Second
-	defaultSettle   = 50 * time.Millisecond
-	maxSettleFactor = 20 // a load waits at most this number times Settle
-	loadTries       = 5  // how many times a load reads files that change during the load
-)
+const loadTries = 5 // how many times a load reads files that change during the load
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
@@ -85,35 +74,24 @@ var errWatcherClosed = errors.New("policy: the watcher is closed")
 // this file names. If the first load fails, Watch returns its error and watches nothing. Close ends
 // the Watcher.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
-	folderWatcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		folderWatcher = nil // the system has no watches left, and polling finds changes
-	}
-	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, folderWatcher)
+	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, false)
 }
 
-func watch(path string, o WatchOptions, load func(string) (*Policy, error), folderWatcher *fsnotify.Watcher) (*Watcher, error) {
-	if o.Poll <= 0 {
-		o.Poll = defaultPoll
-	}
-	if o.Settle <= 0 {
-		o.Settle = defaultSettle
-	}
+// watch is Watch with another loader. If pollsOnly is true, only polls find changes.
+func watch(path string, o WatchOptions, load func(string) (*Policy, error), pollsOnly bool) (*Watcher, error) {
 	if o.Ready == nil {
 		o.Ready = func(*Policy) {}
 	}
 	if o.Notify == nil {
 		o.Notify = func(error) {}
 	}
-	w := &Watcher{path: path, options: o, load: load, folderWatcher: folderWatcher, stop: make(chan struct{}), ended: make(chan struct{})}
-	w.files = absolute([]string{path})
+	w := &Watcher{path: path, options: o, load: load, files: absolute([]string{path})}
+	w.changes = filewatch.New(filewatch.Options{Poll: o.Poll, Settle: o.Settle, PollsOnly: pollsOnly})
 	if err := w.loadLocked(); err != nil {
-		if folderWatcher != nil {
-			_ = folderWatcher.Close()
-		}
+		w.changes.Close()
 		return nil, err
 	}
-	go w.run()
+	w.changes.Start(w.loadIfChanged)
 	return w, nil
 }
 
@@ -127,7 +105,7 @@ func (w *Watcher) Rules() *policy.Rules { return w.policy.Load().Rules }
 func (w *Watcher) Reload() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.isClosed {
+	if w.changes.IsClosed() {
 		return errWatcherClosed
 	}
 	err := w.loadLocked()
@@ -138,59 +116,11 @@ func (w *Watcher) Reload() error {
 // Close stops watching, and stops reading keys. It returns when both activities have ended. The
 // Rules keep working.
 func (w *Watcher) Close() error {
-	w.mu.Lock()
-	isFirst := !w.isClosed
-	w.isClosed = true
-	w.mu.Unlock()
-	if isFirst {
-		close(w.stop)
-	}
-	<-w.ended
+	w.changes.Close()
+	w.mu.Lock() // a Reload ends first
+	defer w.mu.Unlock()
+	w.Policy().Close()
 	return nil
-}
-
-// run waits for changes until the Watcher is closed.
-func (w *Watcher) run() {
-	defer close(w.ended)
-	defer func() { w.Policy().Close() }()
-	var changed <-chan fsnotify.Event
-	var missed <-chan error
-	if w.folderWatcher != nil {
-		defer w.folderWatcher.Close()
-		changed, missed = w.folderWatcher.Events, w.folderWatcher.Errors
-	}
-	poll := time.NewTicker(w.options.Poll)
-	defer poll.Stop()
-	// quiet fires when no further change has come for a while. The first time it fires immediately,
-	// because the files may have changed since the first load.
-	quiet := time.NewTimer(0)
-	defer quiet.Stop()
-	var firstChange time.Time // the first change that was not loaded yet; zero: there is none
-	for {
-		select {
-		case <-w.stop:
-			return
-		case <-changed:
-		case <-missed: // there were more changes than the system can queue
-		case <-quiet.C:
-			firstChange = time.Time{}
-			w.loadIfChanged()
-			continue
-		case <-poll.C:
-			w.loadIfChanged()
-			continue
-		}
-		if firstChange.IsZero() {
-			firstChange = time.Now()
-		}
-		quiet.Reset(w.options.waitFor(time.Since(firstChange)))
-	}
-}
-
-// waitFor returns how long to wait for further changes. elapsed is the time since the first change
-// that was not loaded yet.
-func (o WatchOptions) waitFor(elapsed time.Duration) time.Duration {
-	return max(0, min(o.Settle, maxSettleFactor*o.Settle-elapsed))
 }
 
 // loadIfChanged loads the file if a file of the policy has changed. It also loads the file if the
@@ -198,10 +128,7 @@ func (o WatchOptions) waitFor(elapsed time.Duration) time.Duration {
 func (w *Watcher) loadIfChanged() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.isClosed {
-		return
-	}
-	w.watchFoldersLocked()
+	w.changes.Follow(w.files)
 	isSame := fingerprintOf(w.files) == w.lastFingerprint
 	if isSame && w.lastErr == nil {
 		return
@@ -225,7 +152,7 @@ func (w *Watcher) reportLocked(err error) {
 func (w *Watcher) loadLocked() error {
 	w.lastErr = fmt.Errorf("the files changed during each of %d loads; they are loaded again soon; change them less often, and if a file is written in place, write it under another name, and rename it", loadTries)
 	for range loadTries {
-		w.watchFoldersLocked()
+		w.changes.Follow(w.files)
 		w.lastFingerprint = fingerprintOf(w.files)
 		p, err := panicked.Try("policy: load "+w.path, func() (*Policy, error) { return w.load(w.path) })
 		if err != nil {
@@ -255,41 +182,6 @@ func (w *Watcher) loadLocked() error {
 		return nil
 	}
 	return w.lastErr
-}
-
-// watchFoldersLocked watches every folder on the path to the files, also through symbolic links, as
-// far as the system allows. The links may change at the same time. So it repeats this until a round
-// adds no folder and finds all folders.
-func (w *Watcher) watchFoldersLocked() {
-	if w.folderWatcher == nil {
-		return
-	}
-	var folders []string
-	for range loadTries {
-		folders = folders[:0]
-		for _, name := range w.files {
-			folders = append(folders, linkedfolders.Of(name)...)
-		}
-		slices.Sort(folders)
-		folders = slices.Compact(folders)
-		watched, hasChanged := w.folderWatcher.WatchList(), false
-		for _, name := range folders {
-			if slices.Contains(watched, name) {
-				continue
-			}
-			if err := w.folderWatcher.Add(name); err == nil || errors.Is(err, fs.ErrNotExist) {
-				hasChanged = true
-			}
-		}
-		if !hasChanged {
-			break
-		}
-	}
-	for _, name := range w.folderWatcher.WatchList() {
-		if !slices.Contains(folders, name) {
-			_ = w.folderWatcher.Remove(name)
-		}
-	}
 }
 
 // absolute returns the absolute names, sorted and each once.

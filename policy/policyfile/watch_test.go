@@ -20,10 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/linkedfolders"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
@@ -80,14 +77,7 @@ func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
 func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
 	t.Helper()
 	o.Poll = poll
-	var folderWatcher *fsnotify.Watcher
-	if poll == never {
-		var err error
-		if folderWatcher, err = fsnotify.NewWatcher(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w, err := watch(path, o, load, folderWatcher)
+	w, err := watch(path, o, load, poll != never)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +256,7 @@ func TestMissingFolderIsFoundAgain(t *testing.T) {
 	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: reports.notify}, loadPlain)
 	must(t, os.RemoveAll(dir+"/a"))
 	eventually.True(t, "the absence is reported", func() bool { return len(reports.all()) > 0 })
-	eventually.True(t, "the parent folder is watched", func() bool { return slices.Contains(w.folderWatcher.WatchList(), realName(t, dir)) })
+	eventually.True(t, "the parent folder is watched", func() bool { return slices.Contains(w.changes.Folders(), realName(t, dir)) })
 	must(t, os.MkdirAll(dir+"/a/b", 0o700))
 	write(t, dir+"/a/b/p.yaml", version("v2"))
 	eventually.True(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
@@ -293,7 +283,7 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 	must(t, os.Mkdir(dir+"/new", 0o700))
 	write(t, dir+"/new/p.yaml", version("v1"))
 	before, folder := w.Rules(), realName(t, dir+"/a")
-	isWatched := func() bool { return slices.Contains(w.folderWatcher.WatchList(), folder) }
+	isWatched := func() bool { return slices.Contains(w.changes.Folders(), folder) }
 	w.mu.Lock() // no load until the old folder is removed
 	must(t, os.Rename(dir+"/a", dir+"/old"))
 	must(t, os.Rename(dir+"/new", dir+"/a"))
@@ -413,7 +403,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		eventually.True(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
 		if poll == never {
 			w.mu.Lock()
-			watched := w.folderWatcher.WatchList()
+			watched := w.changes.Folders()
 			slices.Sort(watched)
 			w.mu.Unlock()
 			if dir := realName(t, dir); !slices.Equal(watched, []string{dir, dir + "/more"}) {
@@ -481,17 +471,6 @@ func TestConstantChangesDoNotDelayALoadForever(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-}
-
-func TestSettlingIsBounded(t *testing.T) {
-	t.Parallel()
-	o := WatchOptions{Settle: 50 * time.Millisecond}
-	// Keys and values are milliseconds.
-	for elapsed, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
-		if got := o.waitFor(elapsed * time.Millisecond); got != want*time.Millisecond {
-			t.Errorf("%d ms after the first change: waitFor returns %v; want %d ms", elapsed, got, want)
-		}
-	}
 }
 
 // The loader reads two files, one after another. Between the two reads, both files are replaced
@@ -620,7 +599,7 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 	// Only Reload loads the file. There are no file notifications, and the bubble's time is too short
 	// for a poll.
 	synctest.Test(t, func(t *testing.T) {
-		w, err := watch(name, WatchOptions{Poll: never, Notify: reports.notify}, loadPlain, nil)
+		w, err := watch(name, WatchOptions{Poll: never, Notify: reports.notify}, loadPlain, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -764,7 +743,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 	running := func() (found []string) {
 		var all strings.Builder
 		must(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
-		ours := regexp.MustCompile(`fsnotify|policyfile\.\(\*Watcher\)|jwt\.\(\*fetcher\)`)
+		ours := regexp.MustCompile(`fsnotify|filewatch|policyfile\.\(\*Watcher\)|jwt\.\(\*fetcher\)`)
 		for _, stack := range strings.Split(all.String(), "\n\n") {
 			if ours.MatchString(stack) {
 				found = append(found, stack)
@@ -782,35 +761,6 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 	t.Logf("counted: %d watchers closed", watchers)
 }
 
-func TestFoldersThatLeadToAFile(t *testing.T) {
-	t.Parallel()
-	dir := realName(t, t.TempDir())
-	for _, name := range []string{"a/b", "c", "k/..1"} {
-		must(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
-	}
-	write(t, dir+"/a/b/file", "")
-	write(t, dir+"/k/..1/file", "")
-	for name, target := range map[string]string{"c/up": "../a/b/../b/file", "c/abs": dir + "/a/b/file", "c/dir": "../a", "k/..data": "..1", "k/file": "..data/file",
-		"loop": "loop", "c/lost": "../gone/file", "c/twice": "up", "c/slash": "../a//b/"} {
-		must(t, os.Symlink(target, filepath.Join(dir, name)))
-	}
-	const maxLinks = 40                        // of package linkedfolders
-	for name, want := range map[string]string{ // the folders, separated by spaces
-		"a/b/file": "a/b", "a/b/absent": "a/b", "a/absent/x/file": "a", "c/up": "c a/b", "c/abs": "c a/b", "c/dir/b/file": "c a/b", "k/file": "k k k/..1",
-		"c/lost": "c .", "c/twice": "c c a/b", "c/slash/file": "c a/b", "loop": strings.TrimSpace(strings.Repeat(". ", maxLinks)), "a/b/file/x": "a/b/file",
-	} {
-		var got []string
-		for _, folder := range linkedfolders.Of(filepath.Join(dir, name)) {
-			relative, err := filepath.Rel(dir, folder)
-			must(t, err)
-			got = append(got, relative)
-		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: the folders are %q; want %q", name, got, want)
-		}
-	}
-}
-
 // Panics of callbacks are logged, and the next change is loaded.
 func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 	for _, callback := range []string{"Notify", "Ready"} {
@@ -826,7 +776,7 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 			if callback == "Ready" && p.Rules.All()[0].Name == "b" {
 				fail("Ready")
 			}
-		}}, loadPlain, nil)
+		}}, loadPlain, true)
 		if err != nil {
 			t.Fatal(err)
 		}

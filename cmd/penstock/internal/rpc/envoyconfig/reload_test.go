@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/fsnotify/fsnotify"
+	"github.com/penstock/penstock/internal/filewatch"
 )
 
 // A file can come into a new folder after the folder was read, and before it is watched. Ready is
@@ -20,12 +20,9 @@ func TestFilesOfANewFolderAreNotMissed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("domain: a\n"+oneLimit), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	notices, err := fsnotify.NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer notices.Close()
-	w := &Watcher{dir: dir, notices: notices, folders: []string{dir}, options: WatchOptions{
+	changes := filewatch.New(filewatch.Options{})
+	defer changes.Close()
+	w := &Watcher{dir: dir, changes: changes, folders: []string{dir}, options: WatchOptions{
 		Ready: func(*Config) error {
 			return os.WriteFile(filepath.Join(folder, "b.yaml"), []byte("domain: b\n"+oneLimit), 0o644)
 		},

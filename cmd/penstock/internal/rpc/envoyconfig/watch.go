@@ -7,16 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/penstock/penstock/internal/boundedfile"
-	"github.com/penstock/penstock/internal/linkedfolders"
+	"github.com/penstock/penstock/internal/filewatch"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
@@ -108,22 +105,13 @@ type WatchOptions struct {
 	Notify func(error)
 }
 
-const (
-	defaultPoll   = 30 * time.Second
-	defaultSettle = 50 * time.Millisecond
-	maxSettles    = 20 // the longest delay of a load after a change, as a multiple of Settle
-)
-
 // A Watcher keeps a configuration up to date with its folder. If any file is invalid, the old
 // configuration stays in force. Many goroutines may call its methods.
 type Watcher struct {
 	dir     string
 	options WatchOptions
 	config  atomic.Pointer[Config]
-	notices *fsnotify.Watcher // nil if the system does not report changes
-	stop    chan struct{}     // closed by Close
-	ended   chan struct{}     // closed when run returns
-	close   sync.Once
+	changes *filewatch.Watcher
 
 	mu       sync.Mutex        // held while loading
 	lastHash [sha256.Size]byte // of the files of the last load
@@ -136,12 +124,6 @@ var errClosed = errors.New("envoyconfig: the watcher is closed")
 // Watch loads the files of a folder, and loads them again when one changes. The folder, or a file
 // in it, may be a link. If the first load fails, Watch returns its error and watches nothing.
 func Watch(dir string, o WatchOptions) (*Watcher, error) {
-	if o.Poll <= 0 {
-		o.Poll = defaultPoll
-	}
-	if o.Settle <= 0 {
-		o.Settle = defaultSettle
-	}
 	if o.Ready == nil {
 		o.Ready = func(*Config) error { return nil }
 	}
@@ -152,20 +134,14 @@ func Watch(dir string, o WatchOptions) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{dir: full, options: o, stop: make(chan struct{}), ended: make(chan struct{})}
-	if w.notices, err = fsnotify.NewWatcher(); err != nil {
-		w.notices = nil // only polling finds changes
-	}
-	w.folders = []string{full}
+	w := &Watcher{dir: full, options: o, folders: []string{full}, changes: filewatch.New(filewatch.Options{Poll: o.Poll, Settle: o.Settle})}
 	w.follow()
 	if _, err := w.loadLocked(true); err != nil {
-		if w.notices != nil {
-			w.notices.Close()
-		}
+		w.changes.Close()
 		return nil, err
 	}
 	w.follow()
-	go w.run()
+	w.changes.Start(func() { w.reload(false) })
 	return w, nil
 }
 
@@ -175,56 +151,16 @@ func (w *Watcher) Config() *Config { return w.config.Load() }
 // Reload loads the files now, even if none has changed. After an error the old configuration stays
 // in force.
 func (w *Watcher) Reload() error {
-	select {
-	case <-w.stop:
+	if w.changes.IsClosed() {
 		return errClosed
-	default:
 	}
 	return w.reload(true)
 }
 
 // Close stops watching and waits until the watcher has ended. The configuration remains usable.
 func (w *Watcher) Close() error {
-	w.close.Do(func() { close(w.stop) })
-	<-w.ended
+	w.changes.Close()
 	return nil
-}
-
-func (w *Watcher) run() {
-	defer close(w.ended)
-	var changed <-chan fsnotify.Event
-	var missed <-chan error
-	if w.notices != nil {
-		defer w.notices.Close()
-		changed, missed = w.notices.Events, w.notices.Errors
-	}
-	poll := time.NewTicker(w.options.Poll)
-	defer poll.Stop()
-	quiet := time.NewTimer(0) // fires immediately: the files may have changed since Watch has read them
-	defer quiet.Stop()
-	var firstChange time.Time // of the changes that are not loaded yet; zero if there are none
-	for {
-		select {
-		case <-w.stop:
-			return
-		case <-changed:
-		case <-missed: // the queue of changes was full
-		case <-quiet.C:
-			firstChange = time.Time{}
-			w.reload(false)
-			continue
-		case <-poll.C:
-			w.reload(false)
-			continue
-		}
-		if firstChange.IsZero() {
-			firstChange = time.Now()
-		}
-		// The files are read when nothing has changed for Settle. If changes continue, the files are read
-		// maxSettles times Settle after the first change.
-		latest := maxSettles*w.options.Settle - time.Since(firstChange)
-		quiet.Reset(max(0, min(w.options.Settle, latest)))
-	}
 }
 
 // reload loads the files if one has changed, or if isForced is true.
@@ -294,34 +230,17 @@ func (w *Watcher) apply(files []File) error {
 	return nil
 }
 
-// follow watches every folder on the path to the files. It ignores errors, because polling finds
-// the changes. isNew reports whether it watches a folder that was not watched before.
+// follow watches every folder on the path to the files. isNew reports whether it watches a folder
+// that was not watched before.
 func (w *Watcher) follow() (isNew bool) {
-	if w.notices == nil {
-		return false
-	}
-	folders := slices.Clone(w.folders)
-	for _, name := range append([]string{w.dir}, w.folders...) {
-		folders = append(folders, linkedfolders.Of(name)...)
-		entries, _ := os.ReadDir(name)
+	paths := append([]string{w.dir}, w.folders...)
+	for _, folder := range paths {
+		entries, _ := os.ReadDir(folder)
 		for _, e := range entries[:min(len(entries), maxFiles)] {
 			if e.Type()&fs.ModeSymlink != 0 {
-				folders = append(folders, linkedfolders.Of(filepath.Join(name, e.Name()))...)
+				paths = append(paths, filepath.Join(folder, e.Name()))
 			}
 		}
 	}
-	slices.Sort(folders)
-	folders = slices.Compact(folders)
-	watched := w.notices.WatchList()
-	for _, name := range folders {
-		if !slices.Contains(watched, name) {
-			isNew = w.notices.Add(name) == nil || isNew
-		}
-	}
-	for _, name := range watched {
-		if !slices.Contains(folders, name) {
-			_ = w.notices.Remove(name)
-		}
-	}
-	return isNew
+	return w.changes.Follow(paths, w.folders...)
 }

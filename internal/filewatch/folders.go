@@ -1,6 +1,4 @@
-// Package linkedfolders finds the folders to watch for changes of a file that is reached through
-// symbolic links.
-package linkedfolders
+package filewatch
 
 import (
 	"os"
@@ -8,11 +6,11 @@ import (
 	"strings"
 )
 
-// Of returns the folders in which a change can make a path lead to another file. They are the
+// foldersOf returns the folders in which a change can make a path lead to another file. They are the
 // folder of the file, and the folders of all links in the path. If an element of the path does not
 // exist, the last folder is the one where it is missing. The returned paths contain no links. The
 // given path must be absolute.
-func Of(path string) (folders []string) {
+func foldersOf(path string) (folders []string) {
 	const separator = string(filepath.Separator)
 	root := filepath.VolumeName(path) + separator
 	here, rest := root, path[len(root)-1:]
