@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/wording"
@@ -24,8 +25,8 @@ import (
 type Config struct {
 	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`
 	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies send the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
-	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses with this many equal leading bits count as one client: 8 to 32. Default: 32."`
-	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses with this many equal leading bits count as one client: 16 to 128. Default: 64."`
+	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses with this many equal leading bits count as one client. Default: 32."`
+	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses with this many equal leading bits count as one client. Default: 64."`
 	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What happens to paths with %2F or %5C: refuse (default; status 400), or keep."`
 	TrailingSlash  string        `yaml:"trailing_slash" jsonschema:"Whether /a/ equals /a: keep (default: they differ), or ignore (the slash is removed)."`
 	CaseSensitive  *bool         `yaml:"case_sensitive" jsonschema:"Whether /A and /a differ. Default: true; false makes letters lower case."`
@@ -42,7 +43,7 @@ type Config struct {
 // A DeniedConfig defines the response to a request over a limit. Requests that are rejected for
 // other reasons get other responses.
 type DeniedConfig struct {
-	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
+	Status      int    `yaml:"status" jsonschema:"The status. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for clients that prefer it), text, or a template."`
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
 }
@@ -139,24 +140,24 @@ func (d *DeniedConfig) isTemplate() bool {
 
 // check reports each mistake of the Config: its field, what is wrong, and how to fix it.
 func (c *Config) check(report func(field any, format string, args ...any)) {
-	checkWord := func(field *string, key string, words ...string) {
+	checkWord := func(field *string, key string, words []string) {
 		if *field != "" && !slices.Contains(words, *field) {
 			report(field, "unknown value %q for %s; there are %s", wording.Clip(*field), key, wording.List(words, "and"))
 		}
 	}
-	checkNumber := func(field *int, key string, least, most int) {
-		if *field < least || *field > most {
-			report(field, "%s is %d; write %d to %d", key, *field, least, most)
+	checkNumber := func(field *int, key string, bounds fieldvalues.Range) {
+		if !bounds.Has(int64(*field)) {
+			report(field, "%s is %d; write %v", key, *field, bounds)
 		}
 	}
-	checkWord(&c.EncodedSlash, "encoded_slash", "refuse", "keep")
-	checkWord(&c.TrailingSlash, "trailing_slash", "keep", "ignore")
-	checkWord(&c.PathParameters, "path_parameters", "keep", "strip")
-	checkWord(&c.Reset, "reset", "epoch", "seconds")
-	checkWord(&c.ResetUntil, "reset_until", "next", "full")
-	checkNumber(&c.IPv4Prefix, "ipv4_prefix", 8, 32)
-	checkNumber(&c.IPv6Prefix, "ipv6_prefix", 16, 128)
-	checkNumber(&c.MaxWaiting, "max_waiting", 1, 1_000_000)
+	checkWord(&c.EncodedSlash, "encoded_slash", fieldvalues.EncodedSlash)
+	checkWord(&c.TrailingSlash, "trailing_slash", fieldvalues.TrailingSlash)
+	checkWord(&c.PathParameters, "path_parameters", fieldvalues.PathParameters)
+	checkWord(&c.Reset, "reset", fieldvalues.Reset)
+	checkWord(&c.ResetUntil, "reset_until", fieldvalues.ResetUntil)
+	checkNumber(&c.IPv4Prefix, "ipv4_prefix", fieldvalues.IPv4Prefix)
+	checkNumber(&c.IPv6Prefix, "ipv6_prefix", fieldvalues.IPv6Prefix)
+	checkNumber(&c.MaxWaiting, "max_waiting", fieldvalues.MaxWaiting)
 	switch {
 	case c.RetryJitter < 0:
 		report(&c.RetryJitter, "retry_jitter is %v; write 0 to 1h", c.RetryJitter)
@@ -165,7 +166,7 @@ func (c *Config) check(report func(field any, format string, args ...any)) {
 	}
 	c.checkProxies(report)
 	for i := range c.Headers {
-		checkWord(&c.Headers[i], "headers", HeaderValues()...)
+		checkWord(&c.Headers[i], "headers", HeaderValues())
 		switch {
 		case c.Headers[i] == noDialect && len(c.Headers) > 1:
 			report(&c.Headers[i], "headers are none and others; keep none alone, or remove it")
@@ -199,8 +200,8 @@ func (c *Config) checkProxies(report func(field any, format string, args ...any)
 }
 
 func (d *DeniedConfig) check(report func(field any, format string, args ...any)) {
-	if d.Status < 400 || d.Status > 599 {
-		report(&d.Status, "the status of a denial is %d; write 429, or another from 400 to 599", d.Status)
+	if !fieldvalues.DeniedStatus.Has(int64(d.Status)) {
+		report(&d.Status, "the status of a denial is %d; write 429, or another from %v", d.Status, fieldvalues.DeniedStatus)
 	}
 	switch {
 	case !d.isTemplate():

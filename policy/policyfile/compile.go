@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/internal/wording"
@@ -173,7 +174,7 @@ func (c *compiler) compile() {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
 	c.defaultOnFailure = c.compileOnFailure(&c.config.OnFailure)
-	c.spec.ApplyAll = c.checkWord(&c.config.Apply, "apply", "most-specific", "all") == "all"
+	c.spec.ApplyAll = c.checkWord(&c.config.Apply, "apply", fieldvalues.Apply) == "all"
 	c.compileSections()
 	c.compileTokens()
 	c.compileIdentities()
@@ -186,7 +187,7 @@ func (c *compiler) compile() {
 
 // checkWord checks that the value of a field is one of a few words, and returns it. The first word
 // is the default.
-func (c *compiler) checkWord(p *string, field string, words ...string) string {
+func (c *compiler) checkWord(p *string, field string, words []string) string {
 	if *p == "" {
 		return words[0]
 	}

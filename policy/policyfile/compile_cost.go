@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
@@ -72,8 +73,8 @@ func (c *compiler) compileMethodCosts(l *policy.Limit, cost *costConfig) {
 // checkUnits returns a cost if this cost is possible. If it is not, checkUnits reports a mistake,
 // and returns 1.
 func (c *compiler) checkUnits(p any, n int64) int64 {
-	if n < 0 || n > penstock.MaxCost {
-		c.fail(p, "a cost of %d is not possible; write 0 to %d", n, int64(penstock.MaxCost))
+	if !fieldvalues.CostUnits.Has(n) {
+		c.fail(p, "a cost of %d is not possible; write %v", n, fieldvalues.CostUnits)
 		return 1
 	}
 	return n

@@ -7,6 +7,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
@@ -14,10 +15,7 @@ import (
 
 // The bounds of guards.
 const (
-	minLeaseUnits       = 2
-	minLeasableCapacity = 8  // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
-	minSplitInto        = 2  // counters
-	maxSplitInto        = 32 // counters
+	minLeasableCapacity = 8 // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
 	maxDenyCacheTTL     = 24 * time.Hour
 )
 
@@ -55,7 +53,7 @@ var failureModes = map[string]guard.FailureMode{"local": guard.FailLocal, "open"
 
 // compileOnFailure compiles what happens while the store gives no answer.
 func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
-	return failureModes[c.checkWord(p, "on_failure", "local", "open", "closed")]
+	return failureModes[c.checkWord(p, "on_failure", fieldvalues.OnFailure)]
 }
 
 // compileCeiling compiles the ceiling of an open limit.
@@ -92,8 +90,8 @@ func (c *compiler) compileCeiling(l *policy.Limit, config *limitConfig) {
 // reported as a mistake.
 func (c *compiler) compileLease(l *policy.Limit, config *limitConfig) {
 	at := &config.Lease
-	if config.Lease < minLeaseUnits || config.Lease > penstock.MaxCost {
-		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, minLeaseUnits)
+	if !fieldvalues.Lease.Has(config.Lease) {
+		c.fail(at, "lease is %d; write how many units may be drawn in advance in one call, from %d to 2^51, or remove it", config.Lease, fieldvalues.Lease.Least)
 		return
 	}
 	l.Guard.Lease = config.Lease
@@ -128,8 +126,8 @@ func largestCapacity(l *policy.Limit) (most int64) {
 
 func (c *compiler) compileSplitInto(l *policy.Limit, config *limitConfig) {
 	at := &config.SplitInto
-	if config.SplitInto < minSplitInto || config.SplitInto > maxSplitInto {
-		c.fail(at, "split_into is %d; write into how many counters the limit is split, from %d to %d, or remove it", config.SplitInto, minSplitInto, maxSplitInto)
+	if !fieldvalues.SplitInto.Has(int64(config.SplitInto)) {
+		c.fail(at, "split_into is %d; write into how many counters the limit is split, from %v, or remove it", config.SplitInto, fieldvalues.SplitInto)
 		return
 	}
 	l.Guard.SplitInto = config.SplitInto

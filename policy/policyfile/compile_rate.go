@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/wording"
 )
 
@@ -223,8 +224,8 @@ func (c *compiler) compileAlgorithm(s shape, calendar string) (*algorithm.Algori
 	if *s.algorithm != "sub-window" {
 		return a, true
 	}
-	if c.isWritten(s.subWindows) && !c.unreadable[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
-		c.fail(s.subWindows, "a window cannot have %d sub-windows; write 1 to %d", *s.subWindows, algorithm.MaxParts)
+	if c.isWritten(s.subWindows) && !c.unreadable[s.subWindows] && !fieldvalues.SubWindows.Has(int64(*s.subWindows)) {
+		c.fail(s.subWindows, "a window cannot have %d sub-windows; write %v", *s.subWindows, fieldvalues.SubWindows)
 		return nil, false
 	}
 	return penstock.SubWindow(cmp.Or(*s.subWindows, defaultSubWindows)), true

@@ -62,7 +62,7 @@ type limitConfig struct {
 	InFlight     tierTexts        `yaml:"in_flight" jsonschema:"Instead of a rate: how many requests may be in progress at the same time."`
 	TTL          time.Duration    `yaml:"ttl" jsonschema:"With in_flight: how long the slot of an instance that died stays taken. Default: 1m."`
 	Algorithm    string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
-	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided, 1 to 60. Default: 10."`
+	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided. Default: 10."`
 	Timezone     string           `yaml:"timezone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
 	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: false."`
 	Per          identityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
@@ -72,7 +72,7 @@ type limitConfig struct {
 	OnFailure    string           `yaml:"on_failure" jsonschema:"What happens while the store gives no answer: local, open or closed. Default: the policy's."`
 	Ceiling      string           `yaml:"ceiling" jsonschema:"With on_failure: open: how much each instance admits for each key while the store gives no answer, as a rate. Default: no limit."`
 	Lease        int64            `yaml:"lease" jsonschema:"The most units that an instance may draw in advance in one call, for busy keys. Default: none."`
-	SplitInto    int              `yaml:"split_into" jsonschema:"Into how many counters the limit is split, for keys that keep a whole server busy: 2 to 32. Default: one counter."`
+	SplitInto    int              `yaml:"split_into" jsonschema:"Into how many counters the limit is split, for keys that keep a whole server busy. Default: one counter."`
 	DenyCacheTTL *time.Duration   `yaml:"deny_cache_ttl" jsonschema:"The longest time that a denial is cached; 0s caches none. Default: 1s."`
 	Shadow       bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
 	Candidate    *candidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is counted beside it with counters of its own, and never enforced."`

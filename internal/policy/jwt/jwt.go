@@ -325,7 +325,7 @@ func (t Config) algorithmMistakes() (mistakes []error) {
 		case isPublicAlgorithm(a) && t.Secret != "" && !t.hasPublicKeys():
 			wrong("%s is verified with a public key, and only secret is set; remove it, or set key_file, jwks_file or jwks_url instead of secret", a)
 		case !isSecretAlgorithm(a) && !isPublicAlgorithm(a):
-			wrong("%q is unknown; write some of %s", a, strings.Join(slices.Concat(secretAlgorithms, publicAlgorithms), ", "))
+			wrong("%q is unknown; write some of %s", a, strings.Join(Algorithms(), ", "))
 		}
 	}
 	return mistakes

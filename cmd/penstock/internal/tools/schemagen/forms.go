@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -60,7 +61,7 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 	},
 	typeInForm("costConfig"): func(s *schema) *schema {
 		s.MinProperties = new(1)
-		return anyOf(number(0, penstock.MaxCost), s)
+		return anyOf(number(fieldvalues.CostUnits), s)
 	},
 	reflect.TypeFor[jwt.Config](): func(s *schema) *schema {
 		s.AnyOf = []*schema{
@@ -75,8 +76,8 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 func forms() map[string]*schema {
 	byField := map[string]*schema{
 		"policyConfig.version":    words("1"),
-		"policyConfig.apply":      words("most-specific", "all"),
-		"policyConfig.on_failure": words("local", "open", "closed"),
+		"policyConfig.apply":      words(fieldvalues.Apply...),
+		"policyConfig.on_failure": words(fieldvalues.OnFailure...),
 		"policyConfig.identities": named(identityNames, ref("identity")),
 		"policyConfig.tiers":      named(tierNames("default"), tierConditions()),
 		"policyConfig.allow":      conditions(),
@@ -89,45 +90,44 @@ func forms() map[string]*schema {
 		"matchConfig.host":   oneOrMore(like(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
 
 		"limitConfig.name":       ref("name"),
-		"limitConfig.on_status":  oneOrMore(anyOf(number(100, 599), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
-		"limitConfig.on_failure": words("local", "open", "closed"),
+		"limitConfig.on_status":  oneOrMore(anyOf(number(fieldvalues.Range{Least: 100, Most: 599}), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
+		"limitConfig.on_failure": words(fieldvalues.OnFailure...),
 		"limitConfig.ceiling":    ref("rate"),
-		"limitConfig.lease":      number(2, penstock.MaxCost),
-		"limitConfig.split_into": number(2, 32),
+		"limitConfig.lease":      number(fieldvalues.Lease),
+		"limitConfig.split_into": number(fieldvalues.SplitInto),
 
-		"costConfig.units":   number(0, penstock.MaxCost),
-		"costConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),
+		"costConfig.units":   number(fieldvalues.CostUnits),
+		"costConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(fieldvalues.CostUnits))),
 		"costConfig.header":  like(token),
-		"costConfig.min":     number(0, penstock.MaxCost),
-		"costConfig.max":     number(1, penstock.MaxCost),
+		"costConfig.min":     number(fieldvalues.CostUnits),
+		"costConfig.max":     number(fieldvalues.Range{Least: 1, Most: penstock.MaxCost}),
 		"costConfig.actual":  like(token),
 
 		"http.trusted_proxies": oneOrMore(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
 		"http.address_header":  like(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
-		"http.ipv4_prefix":     number(8, 32),
-		"http.ipv6_prefix":     number(16, 128),
-		"http.encoded_slash":   words("refuse", "keep"),
-		"http.trailing_slash":  words("keep", "ignore"),
-		"http.path_parameters": words("keep", "strip"),
+		"http.ipv4_prefix":     number(fieldvalues.IPv4Prefix),
+		"http.ipv6_prefix":     number(fieldvalues.IPv6Prefix),
+		"http.encoded_slash":   words(fieldvalues.EncodedSlash...),
+		"http.trailing_slash":  words(fieldvalues.TrailingSlash...),
+		"http.path_parameters": words(fieldvalues.PathParameters...),
 		"http.headers":         oneOrMore(words(httplimit.HeaderValues()...)),
-		"http.reset":           words("epoch", "seconds"),
-		"http.reset_until":     words("next", "full"),
-		"http.max_waiting":     number(1, 1_000_000),
-		"DeniedConfig.status":  number(400, 599),
+		"http.reset":           words(fieldvalues.Reset...),
+		"http.reset_until":     words(fieldvalues.ResetUntil...),
+		"http.max_waiting":     number(fieldvalues.MaxWaiting),
+		"DeniedConfig.status":  number(fieldvalues.DeniedStatus),
 		"CORSConfig.origins":   oneOrMore(matching(`^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]-]+)$`, "https://app.example.com", "*")),
 		"CORSConfig.expose":    oneOrMore(like(token, "X-Request-Id")),
 
-		"tokens.header": like(token, "Authorization"),
-		"tokens.cookie": like(token),
-		"tokens.algorithms": oneOrMore(words("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
-			"ES256", "ES384", "ES512", "EdDSA")),
+		"tokens.header":     like(token, "Authorization"),
+		"tokens.cookie":     like(token),
+		"tokens.algorithms": oneOrMore(words(jwt.Algorithms()...)),
 	}
 	for _, in := range []string{"limitConfig.", "candidateConfig."} {
 		byField[in+"rate"] = perTier(ref("rate"))
 		byField[in+"burst"] = perTier(ref("count"))
 		byField[in+"in_flight"] = perTier(ref("count"))
 		byField[in+"algorithm"] = algorithmWords()
-		byField[in+"sub_windows"] = number(1, algorithm.MaxParts)
+		byField[in+"sub_windows"] = number(fieldvalues.SubWindows)
 		byField[in+"timezone"] = withExamples(ref("text"), "UTC", "Europe/Berlin")
 	}
 	return byField

@@ -12,9 +12,11 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -147,6 +149,9 @@ func (g *generator) object(t reflect.Type) *schema {
 			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
 		}
 		form := g.field(nameOf(t)+"."+name, field.Type)
+		if bounds, ok := boundsOf(form); ok {
+			description += " Bounds: " + bounds.String() + "."
+		}
 		if slices.Contains(options, "empty") { // the list may have no elements; see policyfile.fieldOptions
 			form = anyOf(ref("text"), listOf(ref("text")))
 		}
@@ -157,6 +162,15 @@ func (g *generator) object(t reflect.Type) *schema {
 		g.errs = append(g.errs, fmt.Errorf("type %s has no field with a yaml tag; add the type to typeForms", t))
 	}
 	return s
+}
+
+// boundsOf returns the bounds of a form that number has made, unless users need not know them.
+func boundsOf(form *schema) (r fieldvalues.Range, ok bool) {
+	if len(form.AnyOf) == 0 || form.AnyOf[0].Minimum == nil || form.AnyOf[0].Maximum == nil {
+		return r, false
+	}
+	r = fieldvalues.Range{Least: int64(*form.AnyOf[0].Minimum), Most: int64(*form.AnyOf[0].Maximum)}
+	return r, r.Most < penstock.MaxCost
 }
 
 // field returns the schema of a field with the type t. name is the field's name in forms().

@@ -3,6 +3,8 @@ package main
 import (
 	"reflect"
 	"strconv"
+
+	"github.com/penstock/penstock/internal/fieldvalues"
 )
 
 // Regular expressions for strings.
@@ -65,8 +67,8 @@ func withExamples(s *schema, samples ...any) *schema {
 
 // number accepts a whole number within bounds, and any whole number in quotes. The policy's
 // compiler checks the bounds of both.
-func number(least, most float64) *schema {
-	return anyOf(&schema{Type: "integer", Minimum: new(least), Maximum: new(most)}, &schema{Type: "string", Pattern: digits}, ref("variable"))
+func number(r fieldvalues.Range) *schema {
+	return anyOf(&schema{Type: "integer", Minimum: new(float64(r.Least)), Maximum: new(float64(r.Most))}, &schema{Type: "string", Pattern: digits}, ref("variable"))
 }
 
 func listOf(item *schema) *schema { return &schema{Type: "array", Items: item} }

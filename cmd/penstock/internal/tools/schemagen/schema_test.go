@@ -614,3 +614,32 @@ func value(n *yaml.Node, depth int) any {
 	}
 	return n.Value
 }
+
+// The tables of docs/configuration have the bounds of numbers that the schema has.
+func TestDocsHaveTheBounds(t *testing.T) {
+	pages, err := filepath.Glob(repository + "/docs/configuration/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("docs/configuration has the pages %q, %v; want some", pages, err)
+	}
+	var text strings.Builder
+	for _, page := range pages {
+		text.WriteString(read(t, page))
+	}
+	bounds := regexp.MustCompile(`"(\w+)": \{\s+"description": "[^"]* Bounds: ([0-9]+ to [0-9]+)\.`).FindAllStringSubmatch(string(settings.Schema()), -1)
+	compared := 0
+	for _, m := range bounds {
+		name, want := m[1], m[2]
+		row := regexp.MustCompile("(?m)^\\| `" + name + "` .*$").FindString(strings.ReplaceAll(text.String(), ",", ""))
+		switch {
+		case name == "on_status" || strings.Contains(text.String(), "\n### "+name+"\n"): // a setting of serve
+		case !strings.Contains(row, want):
+			t.Errorf("docs/configuration has the row %q; want the bounds %s of %s in it", row, want, name)
+		default:
+			compared++
+		}
+	}
+	if compared < 6 {
+		t.Errorf("%d bounds were compared; want at least 6", compared)
+	}
+	t.Logf("counted: %d bounds compared with the docs", compared)
+}

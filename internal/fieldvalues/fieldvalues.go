@@ -1,0 +1,42 @@
+// Package fieldvalues has the words and the bounds of fields in policy files. The code that checks
+// the fields and the generator of their schema read them here.
+package fieldvalues
+
+import (
+	"fmt"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// The words of fields that accept no others. If a field has a default, it is the first one.
+var (
+	Apply     = []string{"most-specific", "all"}
+	OnFailure = []string{"local", "open", "closed"}
+
+	EncodedSlash   = []string{"refuse", "keep"}
+	TrailingSlash  = []string{"keep", "ignore"}
+	PathParameters = []string{"keep", "strip"}
+	Reset          = []string{"epoch", "seconds"}
+	ResetUntil     = []string{"next", "full"}
+)
+
+// A Range is the least and the most value of a number.
+type Range struct{ Least, Most int64 }
+
+// The bounds of numbers.
+var (
+	CostUnits    = Range{0, penstock.MaxCost}
+	Lease        = Range{2, penstock.MaxCost} // units
+	SplitInto    = Range{2, 32}               // counters
+	SubWindows   = Range{1, algorithm.MaxParts}
+	IPv4Prefix   = Range{8, 32}   // bits
+	IPv6Prefix   = Range{16, 128} // bits
+	MaxWaiting   = Range{1, 1_000_000}
+	DeniedStatus = Range{400, 599}
+)
+
+// Has reports whether a number is in the range.
+func (r Range) Has(n int64) bool { return r.Least <= n && n <= r.Most }
+
+func (r Range) String() string { return fmt.Sprintf("%d to %d", r.Least, r.Most) }
