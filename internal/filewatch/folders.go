@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// foldersOf returns the folders in which a change can make a path lead to another file. They are the
-// folder of the file, and the folders of all links in the path. If an element of the path does not
-// exist, the last folder is the one where it is missing. The returned paths contain no links. The
-// given path must be absolute.
+// foldersOf returns the folders in which a change can make a path lead to another file. They are
+// the folder of the file, and the folders of all links in the path. If an element of the path does
+// not exist, the last folder is the one where it is missing. The returned paths contain no links.
+// The given path must be absolute.
 func foldersOf(path string) (folders []string) {
 	const separator = string(filepath.Separator)
 	root := filepath.VolumeName(path) + separator
