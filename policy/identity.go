@@ -37,11 +37,11 @@ func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Sou
 // ByFunc limits by the result of a function, which is the key without any change.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
-// No identity with a source has one of these keys, because its keys contain a colon.
-const (
-	globalKey  = "global"  // of all requests
-	unknownKey = "unknown" // of requests without a key by their identity
-)
+// GlobalKey is the key of all requests by the identity Global. No other identity has this key,
+// because its keys contain a colon.
+const GlobalKey = "global"
+
+const unknownKey = "unknown" // of requests without a key by their identity
 
 // key returns the key of the request by an identity.
 func (q *request) key(id *Identity) string {
@@ -62,7 +62,7 @@ func (q *request) key(id *Identity) string {
 func (q *request) findKey(id *Identity) (string, bool) {
 	switch {
 	case id.Global:
-		return globalKey, true
+		return GlobalKey, true
 	case id.Func != nil:
 		return id.Func(q.attributes), true
 	case id.FirstOf != nil:
@@ -127,7 +127,7 @@ func (id *Identity) firstKind() string {
 func (id *Identity) ExampleKey(value string) string {
 	switch {
 	case id.Global:
-		return globalKey
+		return GlobalKey
 	case id.FirstOf != nil:
 		return id.FirstOf[0].ExampleKey(value)
 	case id.AllOf != nil:
@@ -145,7 +145,7 @@ func (id *Identity) ExampleKey(value string) string {
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
-		return text == globalKey
+		return text == GlobalKey
 	case id.Func != nil, text == unknownKey:
 		return true
 	case id.FirstOf != nil:

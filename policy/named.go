@@ -86,7 +86,7 @@ func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)
 func (q *request) statedCharge(l *Limit) penstock.Charge {
 	key := q.statedKey
 	if l.Key.Global {
-		key = globalKey
+		key = GlobalKey
 	}
 	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.LastVariant())}
 }

@@ -270,7 +270,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if len(k.limits) == 0 && len(k.unread) == 0 {
 		return nil, withStatus(exitUsage, errors.New(keylimits.NotCounted(rules, key, rule)))
 	}
-	if k.key != keylimits.Global {
+	if k.key != policy.GlobalKey {
 		global, skipped := keylimits.Globals(rules, k.limits)
 		k.global, k.skipped = global, k.skipped+skipped
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/policy"
 )
 
 // A Kind is what a list of the most active keys counts.
@@ -252,7 +253,7 @@ func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 
 // observeDenied counts a denial. The plan is nil if the limit that denied the request is not known.
 func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
-	if key == globalKey {
+	if key == policy.GlobalKey {
 		return
 	}
 	hash := r.localHash(plan, key)
@@ -292,12 +293,9 @@ func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 	return d.Sum64()
 }
 
-// globalKey is the key of limits that all clients share. It identifies no client.
-const globalKey = "global"
-
 // add adds a sample, which stands for gap events of this weight each.
 func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64, gap uint32) {
-	if r.options.Names == nil || key == globalKey {
+	if r.options.Names == nil || key == policy.GlobalKey {
 		return
 	}
 	s := &r.streams[k]

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/policy"
 )
 
 func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, error) {
@@ -38,7 +39,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		found.Stored = "" // without key_hash_secret, the name contains the key
 	}
 	all := limits
-	if key != keylimits.Global {
+	if key != policy.GlobalKey {
 		global, skipped := keylimits.Globals(h.Policy.Rules(), limits)
 		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
 	}

@@ -56,9 +56,6 @@ const (
 	Candidate = "candidate"
 )
 
-// Global is the key of limits for all clients together.
-const Global = "global"
-
 // examples returns examples of the keys that the limits of a policy count. If rule is not "", they
 // are those of one rule. If text is a key without its kind, such as the "a1" of key:a1, the
 // examples have that value.
@@ -248,7 +245,7 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 		})
 	}
 	isOther := func(l Limit) bool { return !l.policy.Key.Global || !canHave(&l) }
-	return cut(slices.DeleteFunc(findAll(rules, Global, ""), isOther))
+	return cut(slices.DeleteFunc(findAll(rules, policy.GlobalKey, ""), isOther))
 }
 
 // batches puts limits into as few batches as possible. Tiers share a state, and a batch must not
