@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/doctor"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -149,14 +148,8 @@ func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Setti
 	s, err = settings.Load(settings.Sources{
 		Flags:   given,
 		Environ: os.Environ(),
-		File: func(path string) (*settings.Section, error) {
-			if p, err = policyfile.Load(path, settings.PolicyOptions(f.algorithms...)); err != nil {
-				return nil, err
-			}
-			section, _ := policy.SectionOf[*settings.Section](p.Rules)
-			return section, nil
-		},
-		Only: append([]string{"store", "prefix", "key-hash-secret"}, further...),
+		File:    sectionIn(&p, f.algorithms),
+		Only:    append([]string{"store", "prefix", "key-hash-secret"}, further...),
 	})
 	if err == nil && s.Store == "" {
 		err = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -132,14 +131,8 @@ func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s setti
 	s, err = settings.Load(settings.Sources{
 		Flags:   given,
 		Environ: os.Environ(),
-		File: func(path string) (*settings.Section, error) {
-			if p, err = policyfile.Load(path, settings.PolicyOptions(e.algorithms...)); err != nil {
-				return nil, err
-			}
-			section, _ := policy.SectionOf[*settings.Section](p.Rules)
-			return section, nil
-		},
-		Only: []string{"prefix", "key-hash-secret", "min-instances"},
+		File:    sectionIn(&p, e.algorithms),
+		Only:    []string{"prefix", "key-hash-secret", "min-instances"},
 	})
 	if err == nil && p == nil {
 		const hasTraffic = false

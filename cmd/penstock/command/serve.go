@@ -71,7 +71,11 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 // serve runs the service with the given flags, and logs each note as a warning. If shouldPrint is
 // true, serve only prints the settings.
 func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrint bool, algorithms []*algorithm.Algorithm) error {
-	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), CanBeIncomplete: shouldPrint})
+	var p *policyfile.Policy
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: sectionIn(&p, algorithms), CanBeIncomplete: shouldPrint})
+	if p != nil {
+		p.Close()
+	}
 	if err != nil {
 		return err
 	}
@@ -115,16 +119,14 @@ func (v *flagValue) Set(text string) error {
 	return nil
 }
 
-// serverSection returns a function that reads the server section of a policy. The function fails if
-// any part of the file is invalid.
-func serverSection(algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
-	return func(path string) (*settings.Section, error) {
-		p, err := policyfile.Load(path, settings.PolicyOptions(algorithms...))
-		if err != nil {
+// sectionIn returns a function that loads a policy into p, and returns its server section. The
+// function fails if any part of the file is invalid.
+func sectionIn(p **policyfile.Policy, algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
+	return func(path string) (_ *settings.Section, err error) {
+		if *p, err = policyfile.Load(path, settings.PolicyOptions(algorithms...)); err != nil {
 			return nil, err
 		}
-		defer p.Close()
-		section, _ := policy.SectionOf[*settings.Section](p.Rules)
+		section, _ := policy.SectionOf[*settings.Section]((*p).Rules)
 		return section, nil
 	}
 }
