@@ -39,7 +39,7 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 		"loop": "loop", "c/lost": "../gone/file", "c/twice": "up", "c/slash": "../a//b/"} {
 		must(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
-	const maxLinks = 40                       
+	const maxLinks = 40
 	for name, want := range map[string]string{ // the folders, separated by spaces
 		"a/b/file": "a/b", "a/b/absent": "a/b", "a/absent/x/file": "a", "c/up": "c a/b", "c/abs": "c a/b", "c/dir/b/file": "c a/b", "k/file": "k k k/..1",
 		"c/lost": "c .", "c/twice": "c c a/b", "c/slash/file": "c a/b", "loop": strings.TrimSpace(strings.Repeat(". ", maxLinks)), "a/b/file/x": "a/b/file",
@@ -55,4 +55,3 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 		}
 	}
 }
-

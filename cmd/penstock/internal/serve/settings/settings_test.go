@@ -311,6 +311,20 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	t.Logf("counted: %d texts without a secret in them", texts)
 }
 
+// A secret in a file may contain ${ by chance.
+func TestSecretsOfFilesAreNeverShown(t *testing.T) {
+	for key, isShown := range map[string]bool{"caller_token": false, "store": false, "prefix": true} {
+		path := filepath.Join(t.TempDir(), "p.yaml")
+		if err := os.WriteFile(path, []byte("server: {"+key+": \"${hun ter2}\"}\nrules: [{name: a, unlimited: true}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := policyfile.Load(path, PolicyOptions())
+		if err == nil || strings.Contains(err.Error(), "ter2") != isShown {
+			t.Errorf("for %s the error is %v; want one that shows the text: %v", key, err, isShown)
+		}
+	}
+}
+
 func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
 	checked := 0
 	values := []string{
