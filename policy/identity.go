@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // An Identity finds the key of a request: the text for its client, such as "key:abc",
@@ -37,10 +39,6 @@ func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Sou
 // ByFunc limits by the result of a function, which is the key without any change.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
-// GlobalKey is the key of all requests by the identity Global. No other identity has this key,
-// because its keys contain a colon.
-const GlobalKey = "global"
-
 const unknownKey = "unknown" // of requests without a key by their identity
 
 // key returns the key of the request by an identity.
@@ -62,7 +60,7 @@ func (q *request) key(id *Identity) string {
 func (q *request) findKey(id *Identity) (string, bool) {
 	switch {
 	case id.Global:
-		return GlobalKey, true
+		return syntax.GlobalKey, true
 	case id.Func != nil:
 		return id.Func(q.attributes), true
 	case id.FirstOf != nil:
@@ -127,7 +125,7 @@ func (id *Identity) firstKind() string {
 func (id *Identity) ExampleKey(value string) string {
 	switch {
 	case id.Global:
-		return GlobalKey
+		return syntax.GlobalKey
 	case id.FirstOf != nil:
 		return id.FirstOf[0].ExampleKey(value)
 	case id.AllOf != nil:
@@ -145,7 +143,7 @@ func (id *Identity) ExampleKey(value string) string {
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
-		return text == GlobalKey
+		return text == syntax.GlobalKey
 	case id.Func != nil, text == unknownKey:
 		return true
 	case id.FirstOf != nil:

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 )
 
@@ -86,7 +87,7 @@ func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)
 func (q *request) statedCharge(l *Limit) penstock.Charge {
 	key := q.statedKey
 	if l.Key.Global {
-		key = GlobalKey
+		key = syntax.GlobalKey
 	}
 	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.LastVariant())}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -270,7 +271,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if len(k.limits) == 0 && len(k.unread) == 0 {
 		return nil, withStatus(exitUsage, errors.New(keylimits.NotCounted(rules, key, rule)))
 	}
-	if k.key != policy.GlobalKey {
+	if k.key != syntax.GlobalKey {
 		global, skipped := keylimits.Globals(rules, k.limits)
 		k.global, k.skipped = global, k.skipped+skipped
 	}

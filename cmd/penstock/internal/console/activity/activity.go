@@ -16,8 +16,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/observe"
-	"github.com/penstock/penstock/policy"
 )
 
 // A Kind is what a list of the most active keys counts.
@@ -253,7 +253,7 @@ func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
 
 // observeDenied counts a denial. The plan is nil if the limit that denied the request is not known.
 func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
-	if key == policy.GlobalKey {
+	if key == syntax.GlobalKey {
 		return
 	}
 	hash := r.localHash(plan, key)
@@ -295,7 +295,7 @@ func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 
 // add adds a sample, which stands for gap events of this weight each.
 func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64, gap uint32) {
-	if r.options.Names == nil || key == policy.GlobalKey {
+	if r.options.Names == nil || key == syntax.GlobalKey {
 		return
 	}
 	s := &r.streams[k]

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, error) {
@@ -39,7 +39,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 		found.Stored = "" // without key_hash_secret, the name contains the key
 	}
 	all := limits
-	if key != policy.GlobalKey {
+	if key != syntax.GlobalKey {
 		global, skipped := keylimits.Globals(h.Policy.Rules(), limits)
 		all, found.Skipped = slices.Concat(limits, global), found.Skipped+skipped
 	}

@@ -245,7 +245,7 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 		})
 	}
 	isOther := func(l Limit) bool { return !l.policy.Key.Global || !canHave(&l) }
-	return cut(slices.DeleteFunc(findAll(rules, policy.GlobalKey, ""), isOther))
+	return cut(slices.DeleteFunc(findAll(rules, syntax.GlobalKey, ""), isOther))
 }
 
 // batches puts limits into as few batches as possible. Tiers share a state, and a batch must not

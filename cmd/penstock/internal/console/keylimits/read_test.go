@@ -1,10 +1,14 @@
 package keylimits
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/syntax"
+)
 
 func TestRepairNamesTheServer(t *testing.T) {
 	t.Parallel()
-	limits := []*Limit{{key: "a", Stored: "ps1{a}x"}, {key: "a", Stored: "ps1{a}y"}, {key: "a", Stored: "ps1{a}x"}, {key: Global, Stored: "ps1{global}x"}}
+	limits := []*Limit{{key: "a", Stored: "ps1{a}x"}, {key: "a", Stored: "ps1{a}y"}, {key: "a", Stored: "ps1{a}x"}, {key: syntax.GlobalKey, Stored: "ps1{global}x"}}
 	const a, global = "DEL 'ps1{a}x' 'ps1{a}y'", "DEL 'ps1{global}x'"
 	for _, c := range []struct{ url, want string }{
 		{"redis://user:secret@redis-1:6390/2", "redis-cli -h redis-1 -p 6390 -n 2 -c " + a + " && redis-cli -h redis-1 -p 6390 -n 2 -c " + global},
