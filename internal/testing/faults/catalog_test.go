@@ -20,7 +20,7 @@ var elsewhere = map[string][]string{
 	"F5":  {"internal/testing/clienttest/errors.go: serverIsLoading"},
 	"F7":  {"internal/testing/clienttest/errors.go: serverCannotDecide"}, // also denials
 	"F9":  {"internal/testing/clienttest/errors.go: clusterDown"},
-	"F11": {"redisstore/servers_test.go: TestServersReportWhetherCountersMayBeEvicted"},
+	"F11": {"cmd/penstock/internal/console/redisops/servers_test.go: TestServersReportWhetherCountersMayBeEvicted"},
 	"F12": {"internal/testing/clienttest/faults.go: forgottenScriptsChargeOnce"},
 	"F15": {"internal/testing/clienttest/faults.go: lostRepliesNeverChargeTwice", "internal/testing/clienttest/outofstep.go: RepliesOutOfStep"},
 	"F17": {"internal/testing/clienttest/errors.go: rightsOnOneServer", "internal/testing/clienttest/errors.go: wrongLogin"},
