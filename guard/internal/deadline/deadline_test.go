@@ -242,7 +242,7 @@ func TestDecisionEndsAtItsDeadline(t *testing.T) {
 		if err := d.Err(); err != nil {
 			t.Errorf("a nanosecond before the deadline, the error is %v; want none", err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if err := d.Err(); err != context.DeadlineExceeded {
 			t.Errorf("at the deadline, the error is %v; want %v", err, context.DeadlineExceeded)
 		}

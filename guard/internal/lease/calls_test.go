@@ -876,7 +876,7 @@ func TestTimerReturnsBlocks(t *testing.T) {
 				t.Fatalf("%s: before %v, the calls are %q; want none", row.name, row.returnedAt, store.recorded())
 			}
 			k.mu.Unlock()
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			if synctest.Wait(); !slices.Equal(store.recorded(), []string{fmt.Sprint("refund ", row.left)}) || p.left() != 0 {
 				t.Errorf("%s: at %v, the calls are %q; want the block returned", row.name, row.returnedAt, store.recorded())
 			}
