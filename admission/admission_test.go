@@ -492,6 +492,32 @@ func traced(store penstock.Store) penstock.Store {
 	})
 }
 
+// A decorator may hide that the guards of a store do not know on_failure. In an outage they count
+// every limit locally.
+func TestHiddenGuardsDoNotChangeOnFailure(t *testing.T) {
+	const text = `
+rules:
+  - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/h, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 1/h, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: global, limits: [{rate: 1/h}]}
+`
+	down := flaky.New(memstore.New(memstore.Options{}))
+	down.IsDown.Store(true)
+	hidden := penstock.StoreFunc(penstock.Wrap(down, guard.Fallback(guard.FallbackOptions{})).Decide)
+	controller, _ := controllerOf(t, hidden, text)
+	server := &transport{controller: controller}
+	for _, c := range []struct{ path, first, second string }{
+		{"/open", "failed_open", "failed_open"},
+		{"/closed", "failed_closed", "failed_closed"},
+		{"/local", "allowed", "denied"},
+	} {
+		first, second := post(t.Context(), server, jsonRequest{Path: c.path}), post(t.Context(), server, jsonRequest{Path: c.path})
+		if first.Outcome != c.first || second.Outcome != c.second {
+			t.Errorf("in an outage, the outcomes of %s are %s and %s; want %s and %s", c.path, first.Outcome, second.Outcome, c.first, c.second)
+		}
+	}
+}
+
 // A failsafe store has the method Settings, because it also decides while its server gives no
 // answer.
 type failsafe struct {

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -12,7 +13,29 @@ import (
 
 // withFallback returns a store around store that also decides while store gives no answer.
 func (c *Controller) withFallback(store penstock.Store) batches.Func {
-	return batches.Of(guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings})(withCauses(store)))
+	return batches.Of(guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings})(withCauses(c.withoutHiddenFallback(store))))
+}
+
+var errHiddenFallback = penstock.NewStoreError(penstock.ReasonUnknown,
+	errors.New("a decorator hides the guards of the store, and they do not know the on_failure of a limit; give the decorator the method Settings, or the guards the option Limits"))
+
+// withoutHiddenFallback returns a store around store. A decorator may hide guards from New, and so
+// also that they do not know the settings of limits. If such guards count a limit locally that
+// fails open or closed, the store gives no answer.
+func (c *Controller) withoutHiddenFallback(store penstock.Store) batches.Func {
+	failsOtherwise := func(charge penstock.Charge) bool {
+		mode := c.options.Settings(charge.Plan).OnFailure
+		return mode == guard.FailOpen || mode == guard.FailClosed
+	}
+	decide := batches.Of(store)
+	return func(ctx context.Context, list []*batches.Batch) {
+		decide(ctx, list)
+		for _, b := range list {
+			if b.Err == nil && b.Decision.Source == penstock.FromFallback && slices.ContainsFunc(b.Charges, failsOtherwise) {
+				b.Err = errHiddenFallback
+			}
+		}
+	}
 }
 
 // withCauses returns a store around store that records why it gave no answer.

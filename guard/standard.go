@@ -216,8 +216,9 @@ func (g *Guarded) Settings(plan *penstock.Plan) Settings {
 
 // SettingsOf returns the method Settings of a store, or nil if the store has none. A store with
 // this method also decides while its server gives no answer, as a Guarded does. A decorator around
-// such a store needs the method too: if it has none, package admission puts a second Fallback
-// around it, which changes no decision, but takes memory and time.
+// such a store needs the method too. If it has none, package admission puts a second Fallback
+// around it, which takes memory and time. This Fallback decides what the first one would count
+// locally, if a limit fails open or closed. It does not count instances.
 func SettingsOf(store penstock.Store) func(*penstock.Plan) Settings {
 	if s, ok := store.(interface{ Settings(*penstock.Plan) Settings }); ok {
 		return s.Settings

@@ -127,6 +127,11 @@ func (b *builder) build() {
 	spec.Identities = b.identities(spec.Identities)
 	b.rules.byName = make(map[string]*Rule, len(spec.Rules))
 	for i, rule := range spec.Rules {
+		if rule == nil {
+			b.fail("rule %d is nil; write a &policy.Rule{…}", i+1)
+			spec.Rules[i] = &Rule{}
+			continue
+		}
 		if !syntax.IsName(rule.Name) {
 			b.fail("%q is not a name for a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
 		}
@@ -192,6 +197,10 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 
 // limit returns a checked copy of a limit of a rule.
 func (b *builder) limit(r *Rule, limit *Limit) *Limit {
+	if limit == nil {
+		b.fail("rule %q: a limit is nil; write a &policy.Limit{…}", r.Name)
+		return &Limit{Rule: r}
+	}
 	l := *limit
 	l.Rule = r
 	l.Policy = r.Name + "." + l.Name

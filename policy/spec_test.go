@@ -58,6 +58,8 @@ func TestMistakesInASpecAreErrors(t *testing.T) {
 		{want: "a rule has Limits or is Unlimited", change: func(_ *Spec, r *Rule) { r.Unlimited = true }},
 		{want: "the most is", change: func(_ *Spec, r *Rule) { r.Limits = slices.Repeat(r.Limits, penstock.MaxCharges+1) }},
 		{want: `two limits called "second"`, change: func(_ *Spec, r *Rule) { r.Limits = append(r.Limits, r.Limits[0]) }},
+		{want: "rule 2 is nil", change: func(s *Spec, _ *Rule) { s.Rules = append(s.Rules[:1:1], nil) }},
+		{want: "a limit is nil", change: func(_ *Spec, r *Rule) { r.Limits = append(r.Limits, nil) }},
 		{want: "the last tier, and no other", change: func(s *Spec, _ *Rule) { s.Tiers[0].IsDefault = true }},
 		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Shadow = true, true }},
 		{want: beforeAuth, change: func(_ *Spec, r *Rule) { r.BeforeAuth, r.Limits[0].Shadow = true, true }},

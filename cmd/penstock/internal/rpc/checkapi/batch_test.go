@@ -72,7 +72,8 @@ func TestInvalidBatchesChargeNothing(t *testing.T) {
 	one := `{"rule":"search","key":"user:1"}`
 	for body, want := range map[string]string{
 		`{"checks":[` + one + `,{"key":"a","limits":[{"rate":"x"}]}]}`: "checks[1].limits[0].rate: ",
-		`{}`: "checks: there are 0; write 1 to 1000",
+		`{}`:            "checks: there are 0; write 1 to 1000",
+		`{"checks":[]}`: "checks: there are 0; write 1 to 1000",
 		`{"checks":[` + strings.Repeat(one+",", 1000) + one + `]}`:                     "checks: it has more than 1000 elements",
 		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided separately",
 		`{"all_or_nothing":true,"checks":[` + one + `,` + one + `]}`:                   "are for one limit",
