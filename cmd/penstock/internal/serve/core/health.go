@@ -43,33 +43,38 @@ const (
 )
 
 // failed records a call for which the store made no decision. A call that an open breaker rejects
-// counts for the latest other failure. If the call is logged, its line gets the attributes.
+// counts for the latest other failure. A corrupt key is no outage, and only logged. If the call is
+// logged, its line gets the attributes.
 func (h *health) failed(err error, attributes ...any) {
-	reason := observe.Reason(err)
+	reason, cause := observe.Reason(err), err
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	h.isFailing.Store(true)
-	h.calls++
-	h.latest = now
-	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
-		h.reason, h.cause = reason, err
+	isOutage := reason != penstock.ReasonCorrupt.String() // which is the fault of one key
+	if isOutage {
+		h.isFailing.Store(true)
+		h.calls++
+		h.latest = now
+		if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
+			h.reason, h.cause = reason, err
+		}
+		reason, cause = h.reason, h.cause
 	}
 	if h.reasons == nil {
 		h.reasons = make(map[string]*reasonLine)
 	}
-	r := h.reasons[h.reason]
+	r := h.reasons[reason]
 	if r == nil {
 		r = new(reasonLine)
-		h.reasons[h.reason] = r
+		h.reasons[reason] = r
 	}
 	r.calls++
 	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < logInterval {
 		return
 	}
-	line := withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)
+	line := withHint(cause, "calls", r.calls, "reason", reason, "err", cause)
 	line = append(line, attributes...)
-	if isFirst := r.lastLine.IsZero(); isFirst { // the reason is new in this outage
+	if isFirst := r.lastLine.IsZero(); isFirst && isOutage { // the reason is new in this outage
 		line = append(line, activity.EventAttribute, activity.StoreFails)
 	}
 	h.log.Error("the store made no decision", line...)

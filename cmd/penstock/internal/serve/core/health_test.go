@@ -57,6 +57,30 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 	})
 }
 
+// One corrupt key is no outage: the store decides the requests of all other keys.
+func TestCorruptKeyIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := new(logbuffer.Buffer)
+		h := &health{log: log.Logger()}
+		for range 35 { // seconds
+			h.failed(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")), "rule", "login")
+			h.answered()
+			time.Sleep(time.Second)
+		}
+		if n := len(log.Lines("level=ERROR", "reason=corrupt", "rule=login")); n != 4 || h.currentReason() != "" {
+			t.Errorf("a corrupt key made %d lines, and the outage %q; want 4 and none:\n%s", n, h.currentReason(), log)
+		}
+		if log := log.String(); strings.Contains(log, "event=") {
+			t.Errorf("a corrupt key made an event; want none:\n%s", log)
+		}
+		h.failed(noAnswer(penstock.ReasonUnreachable))
+		h.failed(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")))
+		if n := len(log.Lines("reason=unreachable", "event=store_fails")); n != 1 || h.currentReason() != "unreachable" {
+			t.Errorf("an outage made %d events, and has the reason %q; want 1 and unreachable:\n%s", n, h.currentReason(), log)
+		}
+	})
+}
+
 func TestNewReasonIsLoggedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logbuffer.Buffer)

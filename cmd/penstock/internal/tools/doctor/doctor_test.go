@@ -319,9 +319,6 @@ var faults = []fault{
 			return Instance{Host: "h:9180", Health: "permission_denied"}, nil
 		}
 	}, check: "instances", status: Failed, summary: "h:9180 reports that the store fails: permission_denied", remedy: "password_file"},
-	{name: "an instance with a corrupt key", prepare: commands(), change: func(o *Options) {
-		o.AskInstance = func(context.Context) (Instance, error) { return Instance{Host: "h:9180", Health: "corrupt"}, nil }
-	}, check: "instances", status: Failed, summary: "h:9180 reports that the store fails: corrupt", remedy: "penstock status --ref REF --admin ADDRESS"},
 	{name: "list of instances", prepare: commands("SET ps1{%@}instances x PX 100000"), check: "instances", status: Failed, summary: "WRONGTYPE", remedy: "DEL 'ps1{%@}instances'"},
 }
 

@@ -140,9 +140,6 @@ func remedyOf(health string) string {
 		return "if the other checks are ok, the instance has another user or password than this command: correct its password_file, which is read for each new connection, or its URL, which needs a restart"
 	case strings.Contains(health, penstock.ReasonUnreachable.String()), strings.Contains(health, penstock.ReasonTimeout.String()):
 		return "if the other checks are ok, see the network between the instance and the store"
-	case strings.Contains(health, penstock.ReasonCorrupt.String()):
-		return "see the rule and the ref in the instance's log line: the store made no decision; then penstock status --ref REF --admin ADDRESS prints the client's key if shown_identities is full, " +
-			"and penstock status KEY --store URL --config FILE names the key to delete"
 	}
 	return "see the other checks, and the instance's log"
 }
