@@ -264,6 +264,22 @@ func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
+// errCorrupt is the reply for a batch whose counters have a state that this store cannot have
+// written.
+const errCorrupt = ReplyError("CORRUPT the state of this key is malformed")
+
+// isPossible reports whether all numbers of statuses are in the range of states that this store
+// writes: at most 2^53 from zero. NaN is not.
+func isPossible(numbers string) bool {
+	const largest = 1 << 53
+	for ; len(numbers) >= numberSize; numbers = numbers[numberSize:] {
+		if n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(numbers[:numberSize]))); !(math.Abs(n) <= largest) {
+			return false
+		}
+	}
+	return true
+}
+
 // status reads one status. The size of the status shows its form.
 func status(reply string, c *penstock.Charge) penstock.Status {
 	var receipt int64

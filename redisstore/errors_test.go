@@ -99,6 +99,38 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	}
 }
 
+// A state of the right form may have a number that this store never writes. Its answers would deny
+// for thousands of years, with times that are negative.
+func TestImpossibleLevelIsCorrupt(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	charge := spend("k", slowRefill("bucket", 3).Limit().MustCompile(), 1)
+	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+		t.Fatal(err)
+	}
+	key := onlyKey(t, s)
+	state := []byte(must(t, s, "GET", key).(string))
+	for i := 8; i < 15; i++ { // the level
+		state[i] = 0xff
+	}
+	for _, mode := range []penstock.Mode{penstock.Peek, penstock.Spend, penstock.Peek} {
+		must(t, s, "SET", key, string(state))
+		charge.Mode = mode
+		for _, batch := range [][]penstock.Charge{{charge}, {charge, spend("k", slowRefill("other", 10).Limit().MustCompile(), 1)}} {
+			_, err := store.Decide(t.Context(), batch)
+			wantReason(t, fmt.Sprintf("%v in a batch of %d", mode, len(batch)), err, penstock.ReasonCorrupt)
+		}
+	}
+	charge.Mode = penstock.Reset
+	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+		t.Error(err)
+	}
+	if charge.Mode = penstock.Spend; remaining(t, store, "k", charge.Plan) != 3 {
+		t.Error("after a reset, the key is not new")
+	}
+}
+
 // However many bytes at the end of a state are missing, the answer is an error or a denial.
 func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()

@@ -99,6 +99,9 @@ func (s *Store) decideAlone(ctx context.Context, c *call, charges []penstock.Cha
 	if err != nil {
 		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
+	if !isPossible(reply) {
+		return penstock.Decision{}, s.unavailable(ctx, errCorrupt)
+	}
 	return decode(reply, charges), nil
 }
 
@@ -189,7 +192,11 @@ func (s *Store) decideMixed(ctx context.Context, c *call, f *coalesce.Flight) er
 	for _, r := range f.Requests {
 		for _, w := range r.Waiters {
 			end := size * len(r.Charges)
-			w.Decision, w.Err = decode(reply[:end], r.Charges), nil
+			if w.Err = nil; !isPossible(reply[:end]) {
+				w.Err = errCorrupt
+			} else {
+				w.Decision = decode(reply[:end], r.Charges)
+			}
 			reply = reply[end:]
 		}
 	}

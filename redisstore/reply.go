@@ -38,7 +38,7 @@ func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
 	}
 	switch w.Err = nil; {
 	case r.isCorrupt:
-		w.Err = ReplyError("CORRUPT the state of this key is malformed")
+		w.Err = errCorrupt
 	case len(charges) == 1:
 		w.Decision = penstock.Single(r.statuses[0])
 	default:
@@ -64,6 +64,7 @@ func (r *replyReader) read(charges []penstock.Charge) {
 	r.isCorrupt = kind == luagen.ReplyCorrupt
 	for i := range charges {
 		if text := r.take(size); size > 0 && !r.isShort {
+			r.isCorrupt = r.isCorrupt || !isPossible(text)
 			r.statuses[i] = status(text, &charges[i])
 		}
 	}
