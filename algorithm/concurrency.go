@@ -29,7 +29,7 @@ var concurrencyLua string
 // its charges. A Refund with a lower Serial changes nothing, unless it has none. If several limits
 // use one counter, together they lend at most the largest Burst. Each hold lasts for the Period of
 // the limit under which it was taken.
-var Concurrency = Define("concurrency", concurrencyLua, concurrency,
+var Concurrency = define("concurrency", concurrencyLua, concurrency,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
 			return Params{}, err

@@ -3,6 +3,7 @@ package algorithm
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 )
@@ -15,6 +16,7 @@ type Algorithm struct {
 	name, title, lua string
 	prepare          func(Limit) (Params, error)
 	newStates        func() States
+	custom           reflect.Type // of the state, if Define made the algorithm; nil for a built-in one
 
 	// Properties of the state.
 	isCollection bool
@@ -48,18 +50,28 @@ type Option func(*Algorithm)
 // parameters.
 //
 // The name is part of the key of stored state, and it is the name of the Lua function. The name is
-// a lower-case identifier, unique among the algorithms in use. lua is a chunk that defines a local
-// function with that name; see docs/adding-an-algorithm.md. prepare checks a limit and computes its
-// parameters. The errors of prepare use the words that the author of a limit knows.
+// a lower-case identifier, unique among the algorithms in use. S is an integer or a struct of at
+// most six integers. lua is a chunk that defines a local function with that name; see
+// docs/adding-an-algorithm.md. If lua is "", only memstore can use the algorithm. prepare checks a
+// limit and computes its parameters. The errors of prepare use the words that the author of a limit
+// knows.
+//
+// Prepare, and so penstock.Limit.Compile, returns an error if the name, the title, S or lua break
+// these rules.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
-	return define(name, lua, func(s S, p *Params, r *Request, now int64, out *Outcome) (next S) {
-		*out, next = step(s, *p, *r, now)
-		return next
-	}, prepare, options...)
+	a := define(name, lua, step, prepare, options...)
+	a.custom = reflect.TypeFor[S]()
+	return a
 }
 
-func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
-	return defineStates(name, lua, func() States { return &stateArray[S]{step: step} }, prepare, options...)
+// define is Define for the algorithms of this package, which the tests check.
+func define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
+	return defineStates(name, lua, func() States {
+		return &stateArray[S]{step: func(s S, p *Params, r *Request, now int64, out *Outcome) (next S) {
+			*out, next = step(s, *p, *r, now)
+			return next
+		}}
+	}, prepare, options...)
 }
 
 func defineStates(name, lua string, newStates func() States, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
@@ -198,11 +210,21 @@ func (a *Algorithm) Name() string { return a.name }
 // Title is the name in configurations, metrics and messages.
 func (a *Algorithm) Title() string { return a.title }
 
+// IsCustom reports whether Define made the algorithm, so that people know it only by its own texts.
+// Those of this package are not custom.
+func (a *Algorithm) IsCustom() bool { return a.custom != nil }
+
 // Lua is the source of the step's twin in Lua.
 func (a *Algorithm) Lua() string { return a.lua }
 
-// Prepare checks a limit and computes its parameters.
-func (a *Algorithm) Prepare(l Limit) (Params, error) { return a.prepare(l) }
+// Prepare checks a limit and computes its parameters. It returns an error if the arguments of
+// Define break its rules.
+func (a *Algorithm) Prepare(l Limit) (Params, error) {
+	if err := a.checkDefinition(); err != nil {
+		return Params{}, fmt.Errorf("algorithm.Define(%q): %w", a.name, err)
+	}
+	return a.prepare(l)
+}
 
 // ParamsAt adapts parameters of Prepare to the time now, if they depend on it.
 func (a *Algorithm) ParamsAt(p Params, now int64) Params {

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -60,6 +61,46 @@ func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 	}
 	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and what its algorithm "mine" admits over time` {
 		t.Errorf("the default bound is %q; want the capacity and the name", text)
+	}
+}
+
+// defined defines an algorithm whose state is an S.
+func defined[S any](name, lua string, options ...Option) *Algorithm {
+	return Define(name, lua, func(s S, _ Params, _ Request, _ int64) (Outcome, S) { return Outcome{}, s },
+		func(Limit) (Params, error) { return Params{}, nil }, options...)
+}
+
+func TestPrepareRejectsWrongDefinitions(t *testing.T) {
+	const lua = "local function mine(a)\n  return a\nend\n"
+	for what, row := range map[string]struct {
+		algorithm *Algorithm
+		want      string // in the error; "" for none
+	}{
+		"integers":            {defined[struct{ A, B, C, D, E, F int64 }]("mine", lua), ""},
+		"a number":            {defined[uint32]("mine", lua), ""},
+		"no Lua":              {defined[int64]("mine_2", ""), ""},
+		"a comment":           {defined[int64]("mine", "-- It needs no redis.call.\n"+lua), ""},
+		"a space":             {defined[int64]("Cool Down", ""), `algorithm.Define("Cool Down"): the name must be`},
+		"a keyword":           {defined[int64]("end", ""), "the name must be"},
+		"a capital":           {defined[int64]("coolDown", ""), "the name must be"},
+		"a digit first":       {defined[int64]("2nd", ""), "the name must be"},
+		"no name":             {defined[int64]("", ""), "the name must be"},
+		"a built-in name":     {defined[int64]("tokenbucket", ""), "the built-in algorithm token-bucket"},
+		"a built-in title":    {defined[int64]("mine", lua, Title("token-bucket")), "the built-in algorithm token-bucket"},
+		"the word sub-window": {defined[int64]("mine", lua, Title("sub-window")), "the built-in algorithm sub-window"},
+		"seven numbers":       {defined[struct{ A, B, C, D, E, F, G int64 }]("mine", lua), "has 7 fields; it must have at most 6"},
+		"a string field":      {defined[struct{ Who string }]("mine", lua), "Who is a string; a state has only integers"},
+		"a string":            {defined[string]("mine", lua), "it is a string; a state has only integers"},
+		"Lua with no lines":   {defined[int64]("mine", "\n"), "local function mine("},
+		"another function":    {defined[int64]("mine", "local function other(a)\n  return a\nend\n"), "local function mine("},
+		"only a comment":      {defined[int64]("mine", "--\n-- local function mine(a)\n"), "local function mine("},
+		"a call of Redis":     {defined[int64]("mine", lua+"redis.call('GET', 'x')\n"), "remove redis.call"},
+		"a pcall of Redis":    {defined[int64]("mine", lua+"redis.pcall('GET', 'x')\n"), "remove redis.call"},
+	} {
+		_, err := row.algorithm.Prepare(Limit{Count: 1, Period: 1})
+		if (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: the error is %v; want %q", what, err, row.want)
+		}
 	}
 }
 

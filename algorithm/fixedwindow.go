@@ -45,7 +45,7 @@ var AnchoredWindow = defineFixedWindow("anchored-window", func(l Limit) (Params,
 
 // defineFixedWindow defines one of the algorithms that share the step of fixed windows.
 func defineFixedWindow(title string, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
-	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
+	return define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
 		Title(title), CanRefund(), countsDenied(), exactRefunds(1), additive(), windowsDiffer(),
 		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
 		divisible(splitCount),

@@ -34,7 +34,7 @@ var leakyBucketLua string
 // shortest Period/Count apart. The time until all have left is converted to the present rate, and
 // rounded up by less than two µs. Places that were taken under another limit are refunded in whole
 // places of the present limit, never more than were taken.
-var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
+var LeakyBucket = define("leakybucket", leakyBucketLua, leakyBucket,
 	func(l Limit) (Params, error) {
 		const leavesAtOnce = 1 // a unit that needs no waiting place
 		p, err := prepareBucket(l, leavesAtOnce)

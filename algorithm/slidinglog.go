@@ -31,7 +31,7 @@ var slidingLogLua string
 // Period, whichever limit made them. A grant is kept for the longest Period under which this grant
 // or an earlier one was made. So such limits admit at most Count in every interval of length
 // Period, for each of their Periods.
-var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
+var SlidingLog = define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
 	Title("sliding-log"), collection(), CanRefund(), countsDenied(), exactRefunds(1), divisible(splitCount), Bounded(slidingExactly))
 

@@ -34,7 +34,7 @@ var slidingWindowLua string
 // covers the used units. The next grant moves the used units into windows of the present limit, as
 // if they were spent now. So in an interval of length w, limits that share one counter admit at
 // most the largest Count + w·the largest rate.
-var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
+var SlidingWindow = define("slidingwindow", slidingWindowLua, slidingWindow,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
 			return Params{}, err

@@ -35,7 +35,7 @@ const MaxParts = 60
 // admits at most its Count in each of its Periods. Limits with the same Period and n are one limit
 // here, with the largest of their Counts.
 func SubWindow(n int) *Algorithm {
-	return Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
+	return define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
 			return Params{}, fmt.Errorf("a sub-window has %d parts; it must have 1 to %d", n, MaxParts)
 		}
