@@ -37,6 +37,11 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	if slices.Contains(plans, nil) {
 		return fmt.Errorf("%w: redisstore: a limit has no Plan; make one with Limit.Compile", penstock.ErrInvalid)
 	}
+	for _, p := range plans {
+		if err := checkTwin(p); err != nil {
+			return err
+		}
+	}
 	var wanted []string
 	for _, script := range s.scripts.forLimits(plans) {
 		wanted = append(wanted, script.text)
@@ -232,7 +237,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			return redisclient.CutStamp(reply, c.stamp)
 		}
 		if !isNoScript(err) {
-			return "", nameMissingRight(script.text, err)
+			return "", script.explain(err)
 		}
 		if tries == maxLoadsPerCall {
 			s.loads.missing.Add(1)
@@ -255,7 +260,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		}
 		// If loads are forbidden, the next try sends the text.
 		if err := pending.err; err != nil && !s.loads.isForbidden.Load() {
-			return "", redisclient.NotSent(fmt.Errorf("load the script: %w", err))
+			return "", redisclient.NotSent(fmt.Errorf("load the script: %w", script.explain(err)))
 		}
 	}
 }
@@ -265,7 +270,7 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	s.loads.evals.Add(1)
 	reply, err := s.client.Eval(ctx, script.text, c.keys, c.args)
 	if err != nil {
-		return "", nameMissingRight(script.text, err)
+		return "", script.explain(err)
 	}
 	return redisclient.CutStamp(reply, c.stamp)
 }

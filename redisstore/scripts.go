@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,25 @@ func (s *script) number(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
+// checkTwins returns an error if a charge has an algorithm without Lua.
+func checkTwins(charges []penstock.Charge) error {
+	for i := range charges {
+		if err := checkTwin(charges[i].Plan); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTwin returns an error if the limit's algorithm has no Lua.
+func checkTwin(plan *penstock.Plan) error {
+	if a := plan.Algorithm(); a.Lua() == "" {
+		return fmt.Errorf("%w: redisstore: limit %q: algorithm %s has no Lua, so only memstore can use it; give algorithm.Define its Lua twin",
+			penstock.ErrInvalid, plan.Name(), a.Title())
+	}
+	return nil
+}
+
 // nameMissingRight adds to an error the name of the right that the script's user lacks. Redis 7.0
 // only names the line of the script that needs the right.
 func nameMissingRight(script string, err error) error {
@@ -65,6 +85,25 @@ func nameMissingRight(script string, err error) error {
 		}
 	}
 	return err
+}
+
+// explain adds to an error of the script what the server's reply does not say: the right that the
+// user lacks, or the custom algorithms whose Lua is probably at fault.
+func (s *script) explain(err error) error {
+	reply, ok := errors.AsType[ReplyError](err)
+	if !ok || classifyReply(reply) != penstock.ReasonRejected || !strings.Contains(string(reply), "user_script") {
+		return nameMissingRight(s.text, err)
+	}
+	var titles []string
+	for _, a := range s.algorithms {
+		if a.IsCustom() {
+			titles = append(titles, a.Title())
+		}
+	}
+	if len(titles) == 0 {
+		return err
+	}
+	return fmt.Errorf("the Lua of algorithm %s is probably at fault: %w", strings.Join(titles, " or "), err)
 }
 
 // A scriptCache has the scripts that were generated so far.

@@ -193,6 +193,9 @@ func (s *Store) decide(ctx context.Context, list []*batches.Batch) {
 	c := s.calls.Get().(*call)
 	for _, b := range list {
 		if b.Err = penstock.Check(b.Charges); b.Err == nil {
+			b.Err = checkTwins(b.Charges)
+		}
+		if b.Err == nil {
 			c.batches = append(c.batches, b)
 		}
 	}
