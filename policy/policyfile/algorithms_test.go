@@ -13,7 +13,9 @@ import (
 
 // everySecond is a custom algorithm: it admits one request per period. The state is the time at
 // which the next request is admitted. everySecond has no Lua twin, so only a memstore can use it.
-var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algorithm.Params, request algorithm.Request, now int64) (algorithm.Outcome, int64) {
+var everySecond = algorithm.Define("everysecond", "", everyStep, everyPeriod, algorithm.Title("every-second"))
+
+func everyStep(opensAt int64, p algorithm.Params, request algorithm.Request, now int64) (algorithm.Outcome, int64) {
 	period := p[0]
 	switch {
 	case request.Mode == algorithm.Reset:
@@ -24,9 +26,9 @@ var everySecond = algorithm.Define("everysecond", "", func(opensAt int64, p algo
 		return algorithm.Outcome{Remaining: 1, Keep: algorithm.Unchanged}, opensAt
 	}
 	return algorithm.Outcome{Granted: 1, ResetAfter: period, Keep: period}, now + period
-}, func(l algorithm.Limit) (algorithm.Params, error) {
-	return algorithm.Params{l.Period}, nil
-}, algorithm.Title("every-second"))
+}
+
+func everyPeriod(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Period}, nil }
 
 const customAlgorithmPolicy = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
 
@@ -82,6 +84,25 @@ func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
 	}
 	if burst := p.Rules.All()[0].Limits[0].Candidate.Variants[0].Limit().Burst; burst != 7 {
 		t.Errorf("the candidate has the burst %d; want 7, as the limit", burst)
+	}
+}
+
+// The messages name the custom algorithm, and do not take it for a window.
+func TestMistakesNameTheCustomAlgorithm(t *testing.T) {
+	twice := algorithm.Define("fixedwindow", "", everyStep, everyPeriod, algorithm.Title("twice"))
+	own := Options{Algorithms: []*algorithm.Algorithm{everySecond, twice}}
+	for fields, want := range map[string]string{
+		"algorithm: every-second, burst: 5":     "every-second has no burst",
+		"algorithm: every-second, max_wait: 2s": "every-second cannot make a request wait for its turn",
+		"algorithm: twice":                      `p.yaml:1:41: algorithm.Define("fixedwindow"): the built-in algorithm fixed-window has this name`,
+	} {
+		config, err := parse("p.yaml", []byte("rules: [{name: a, per: global, limits: [{rate: 1/s, "+fields+"}]}]\n"), nil, own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.compile(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: the error is %v; want %q", fields, err, want)
+		}
 	}
 }
 

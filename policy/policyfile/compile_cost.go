@@ -193,10 +193,10 @@ func (c *compiler) checkPatience(l *policy.Limit, config *limitConfig) {
 	most := maxPatience(l)
 	switch {
 	case most == 0:
-		c.fail(&config.MaxWait, "a request can wait for its turn only with token-bucket and leaky-bucket; remove max_wait, or change the algorithm")
+		c.fail(&config.MaxWait, "%s cannot make a request wait for its turn; remove max_wait, or use token-bucket or leaky-bucket", l.Variants[0].Algorithm().Title())
 		return
 	case l.Variants[0].Algorithm().BurstUse() == algorithm.BurstIsQueue && l.Variants[0].Limit().Burst == 0:
-		c.fail(&config.MaxWait, "the leaky bucket has no places for requests that wait; add some, as in burst: 10")
+		c.fail(&config.MaxWait, "%s has no places for requests that wait; add some, as in burst: 10", l.Variants[0].Algorithm().Title())
 		return
 	case config.MaxWait > most:
 		c.fail(&config.MaxWait, "at this rate a request can wait %s at most; shorten max_wait", wording.Period(most.Truncate(time.Millisecond)))

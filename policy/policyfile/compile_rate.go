@@ -98,8 +98,8 @@ func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rateAt 
 			return false
 		}
 	}
-	if limit.Algorithm.BurstUse() == algorithm.BurstUnused {
-		c.fail(at, "a window has no burst, because it admits its whole count at once; remove it, or use token-bucket")
+	if a := limit.Algorithm; a.BurstUse() == algorithm.BurstUnused {
+		c.fail(at, "%s has no burst; remove it, or use token-bucket", a.Title())
 		return false
 	}
 	return true
