@@ -210,6 +210,9 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool
 	}
 	p.line("  limit "+l.Name, how)
 	p.line("    admits", rateLines(s, l)...)
+	if l.Variants[0].Algorithm().IsCustom() {
+		p.line("    bound", linesOf(s, l, (*penstock.Plan).Bound)...)
+	}
 	if shouldShowIdentity {
 		p.line("    identity", Identity(l.Key))
 	}
@@ -302,13 +305,15 @@ func Rate(plan *penstock.Plan) string {
 	return rateText(plan.Limit())
 }
 
-// rateLines describes the rate of a limit, in a line for each tier if they differ.
-func rateLines(s *policy.Spec, l *policy.Limit) []string {
-	rate := func(i int) string { return Rate(l.Variants[i]) }
+// rateLines describes the rate of a limit.
+func rateLines(s *policy.Spec, l *policy.Limit) []string { return linesOf(s, l, Rate) }
+
+// linesOf describes a limit, in a line for each tier if they differ.
+func linesOf(s *policy.Spec, l *policy.Limit, text func(*penstock.Plan) string) []string {
 	if len(l.Variants) == 1 {
-		return []string{rate(0)}
+		return []string{text(l.Variants[0])}
 	}
-	return perTier(s, rate)
+	return perTier(s, func(i int) string { return text(l.Variants[i]) })
 }
 
 // rateText returns a limit's rate and burst, without its name and algorithm.
