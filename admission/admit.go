@@ -15,10 +15,13 @@ import (
 // An Admission is a request that has been decided. Only one goroutine at a time may use it. But any
 // goroutine may call Settle, MarkStatusUnknown and Decision at any time after Admit.
 type Admission struct {
-	settlement // what must still be done; it has the Controller, and the context of the request
+	settlement
 	idempotency
 
+	controller *Controller
+	ctx        context.Context // of the request
 	options    RequestOptions
+	attributes policy.Attributes // nil if a rule or the charges are stated
 	beforeWait func(policy.Attributes)
 	denyIf     func([]penstock.Charge, *penstock.Decision) bool // nil unless the charges are stated
 	*scratch                                                    // nil after Done
@@ -132,7 +135,7 @@ func (a *Admission) admit(r *Request) (Outcome, error) {
 // admitCharges decides the charges of the Evaluation. err is the error of the Evaluation. If the
 // turn of the request comes later, admitCharges waits for the turn.
 func (a *Admission) admitCharges(err error) (Outcome, error) {
-	if outcome, err, isDecided := a.review(err); isDecided {
+	if outcome, err, isDecided := a.decideWithoutStore(err); isDecided {
 		return outcome, err
 	}
 	a.shadows = a.beginShadows()
@@ -149,10 +152,10 @@ func (a *Admission) setCharges(r *ExplicitCharges) error {
 	return a.options.Rules.EvaluateCharges(r.Charges, r.Limits, r.Shadows, &a.evaluation)
 }
 
-// review decides requests for which no call of the store is needed, and peeks. For other requests
-// isDecided is false, and their charges are ready for the store. err is the error of the
-// Evaluation.
-func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool) {
+// decideWithoutStore decides requests for which no call of the store is needed, and peeks. For
+// other requests isDecided is false, and their charges are ready for the store. err is the error of
+// the Evaluation.
+func (a *Admission) decideWithoutStore(err error) (outcome Outcome, _ error, isDecided bool) {
 	v := &a.evaluation
 	if err != nil {
 		outcome, err = a.rejectMalformed(err)
@@ -186,7 +189,7 @@ func (a *Admission) review(err error) (outcome Outcome, _ error, isDecided bool)
 		return DeniedNewIdentity, nil, true
 	}
 	a.options.markRefundable(v.Charges, v.Limits)
-	if err := a.addCharges(&a.evaluation, &a.options); err != nil {
+	if err := a.addOnceCharges(&a.evaluation, &a.options); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
@@ -262,7 +265,7 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 		}
 		a.noteSkipped(d.Source)
 	}
-	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision is only about other rules
+	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision reports only the rules without before_auth
 	return Allowed, nil
 }
 
@@ -297,10 +300,10 @@ func (a *Admission) decide(s *shadows) (Outcome, error) {
 func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	d, err := a.batch.Decision, a.batch.Err
 	switch {
-	case a.chargeCount > 0 && err == nil:
-		a.removeCharges(&a.evaluation, &d)
-	case a.chargeCount > 0:
-		a.removeCharges(&a.evaluation, nil)
+	case a.onceCount > 0 && err == nil:
+		a.removeOnceCharges(&a.evaluation, &d)
+	case a.onceCount > 0:
+		a.removeOnceCharges(&a.evaluation, nil)
 	}
 	if a.isSettled {
 		return a.rejectMalformed(errSettled)

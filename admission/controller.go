@@ -274,7 +274,7 @@ func (c *Controller) begin(ctx context.Context, o RequestOptions) *Admission {
 	if o.Rules == nil {
 		o.Rules = c.Rules()
 	}
-	a.controller, a.ctx, a.isPeek, a.options = c, ctx, o.Peek, o
+	a.controller, a.ctx, a.options = c, ctx, o
 	a.scratch = c.scratches.Get().(*scratch)
 	return a
 }

@@ -33,10 +33,12 @@ func (a *Admission) Done(r Result) {
 }
 
 // Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns slots, and refunds charges exactly, as if they had never been made. These are all charges
-// of a request with IsRefundable, or that could wait. Of other requests, they are those of limits
-// with on_status or a true cost. The charges of rules with before_auth stay. The charges of a
-// repeat are those of the first request, and stay.
+// returns slots, and refunds charges exactly, as if they had never been made:
+//
+//   - For a request with IsRefundable, or one that could wait, it refunds all charges.
+//   - For any other request, it refunds the charges of limits with on_status or a true cost.
+//   - Charges of rules with before_auth are not refunded.
+//   - For a repeat, nothing is refunded, because the first request made its charges.
 func (a *Admission) Cancel() {
 	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
 		a.dropGrants(a.evaluation.Limits)
@@ -45,13 +47,13 @@ func (a *Admission) Cancel() {
 	a.Done(Result{})
 }
 
-// TakeGrants returns the charges of enforced limits that the store has made. From then on the
+// TakeGrants returns the charges of enforced limits that the store has made. From then on, the
 // caller corrects these charges, by Corrections or Refunds, and renews the slots, by charging them
-// again: Done and the Controller do not. If the store gave no answer and this process has counted
-// alone, only slots are returned. The request must have IsRefundable. TakeGrants must be called
-// before Done.
+// again. Done and the Controller no longer do this. If the store gave no answer and this process
+// has counted alone, TakeGrants returns only slots. The request must have IsRefundable. TakeGrants
+// must be called before Done.
 func (a *Admission) TakeGrants() (taken []Grant) {
-	if !a.isLimited || a.isRejected || a.isPeek {
+	if !a.isLimited || a.isRejected || a.options.Peek {
 		return nil
 	}
 	v := &a.evaluation

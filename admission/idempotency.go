@@ -33,10 +33,11 @@ var (
 // it.
 var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
 
-// The charges of the group of an IdempotencyKey, under the key of the request's first charge.
+// Names of the charges that an IdempotencyKey adds. They are charged under the key of the request's
+// first charge.
 const (
-	onceCharge    = "once"    // made by the first request
-	settledCharge = "settled" // made by the first settlement of a reservation
+	onceName    = "once"    // made by the first request
+	settledName = "settled" // made by the first settlement of a reservation
 )
 
 // idempotencyCharge returns one of the charges of an IdempotencyKey. It can be made once in the
@@ -46,12 +47,12 @@ func idempotencyCharge(sharedName, name, key string, period time.Duration) (pens
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
-// SettledCharge returns the charge that records that a reservation was settled. The batch of the
-// settlement that has the key of the reservation's first charge must have it too. From then on, a
+// SettledCharge returns the charge that records that a reservation was settled. Put it into the
+// settlement batch for key, which is the key of the reservation's first charge. From then on, a
 // request with the IdempotencyKey of the reservation is not admitted. The name is the SharedName of
-// the reservation, and settleable its RequestOptions.Settleable.
+// the reservation, and settleable is its RequestOptions.Settleable.
 func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge, error) {
-	c, err := idempotencyCharge(name, settledCharge, key, settleable)
+	c, err := idempotencyCharge(name, settledName, key, settleable)
 	c.Mode = penstock.Force
 	return c, err
 }
@@ -59,12 +60,12 @@ func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge,
 // An idempotency finds out whether a request with an IdempotencyKey repeats one that was granted.
 // The zero value is for requests without a key.
 type idempotency struct {
-	chargeCount int    // how many of the last charges of the batch are those of addCharges
-	sharedName  string // see SharedName
-	window      time.Duration
-	isRepeat    bool
-	isSettled   bool          // the request is a reservation that was settled
-	age         time.Duration // if isRepeat: the time since the first request was granted
+	onceCount  int    // how many of the last charges of the batch are those of addOnceCharges
+	sharedName string // see SharedName
+	window     time.Duration
+	isRepeat   bool
+	isSettled  bool          // the request is a reservation that was settled
+	age        time.Duration // if isRepeat: the time since the first request was granted
 }
 
 // SharedName returns a name that the request shares with its repeats, and with no other request. It
@@ -78,11 +79,11 @@ func (r *idempotency) Age() time.Duration { return r.age }
 // Such a repeat has charged nothing.
 func (r *idempotency) IsRepeat() bool { return r.isRepeat }
 
-// addCharges adds charges to the batch of a request with an IdempotencyKey. The charge "once" can
-// only be made by the first request with this key and the same charges, so the whole batch of a
+// addOnceCharges adds charges to the batch of a request with an IdempotencyKey. The charge "once"
+// can only be made by the first request with this key and the same charges, so the whole batch of a
 // repeat is denied. The batch of a reservation is also denied if it was settled, by a Peek of
 // "settled".
-func (r *idempotency) addCharges(v *policy.Evaluation, o *RequestOptions) error {
+func (r *idempotency) addOnceCharges(v *policy.Evaluation, o *RequestOptions) error {
 	isReservation := o.Settleable > 0
 	n := 1
 	if isReservation {
@@ -111,20 +112,20 @@ func (r *idempotency) addCharges(v *policy.Evaluation, o *RequestOptions) error 
 	}
 	v.Charges, v.Limits = append(v.Charges, once), append(v.Limits, onceLimit)
 	if isReservation {
-		settled, err := idempotencyCharge(r.sharedName, settledCharge, key, o.Settleable)
+		settled, err := idempotencyCharge(r.sharedName, settledName, key, o.Settleable)
 		if err != nil {
 			return err
 		}
 		settled.Mode = penstock.Peek
 		v.Charges, v.Limits = append(v.Charges, settled), append(v.Limits, onceLimit)
 	}
-	r.chargeCount = n
+	r.onceCount = n
 	return nil
 }
 
 // onceCharge returns the charge that only the first request with the IdempotencyKey can make.
 func (r *idempotency) onceCharge(key string) (penstock.Charge, error) {
-	return idempotencyCharge(r.sharedName, onceCharge, key, r.window)
+	return idempotencyCharge(r.sharedName, onceName, key, r.window)
 }
 
 // digest returns a name for the combination of an IdempotencyKey and charges.
@@ -150,11 +151,11 @@ func nameOf(hash []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// removeCharges removes the charges that addCharges has added, and their statuses from the
+// removeOnceCharges removes the charges that addOnceCharges has added, and their statuses from the
 // decision. If the request repeats one that was granted, the decision becomes one that grants 0
 // units. d is nil if there is no decision.
-func (r *idempotency) removeCharges(v *policy.Evaluation, d *penstock.Decision) {
-	n := len(v.Charges) - r.chargeCount
+func (r *idempotency) removeOnceCharges(v *policy.Evaluation, d *penstock.Decision) {
+	n := len(v.Charges) - r.onceCount
 	if d == nil || isWithoutStore(d.Source) {
 		r.sharedName = "" // the store has not recorded the request
 	}
@@ -165,7 +166,7 @@ func (r *idempotency) removeCharges(v *policy.Evaluation, d *penstock.Decision) 
 			if r.isRepeat {
 				r.age = r.window - once.RetryAfter // the first request's unit is refilled after the window
 			}
-			r.isSettled = r.chargeCount > 1 && d.Status(n+1).RetryAfter > 0
+			r.isSettled = r.onceCount > 1 && d.Status(n+1).RetryAfter > 0
 		}
 		statuses := make([]penstock.Status, n)
 		for i := range statuses {
@@ -180,7 +181,7 @@ func (r *idempotency) removeCharges(v *policy.Evaluation, d *penstock.Decision) 
 	}
 	clear(v.Charges[n:])
 	v.Charges, v.Limits = v.Charges[:n], v.Limits[:n]
-	r.chargeCount = 0
+	r.onceCount = 0
 }
 
 // firstReceipts returns the receipts that the first request of a repeat has got for its charges. It
@@ -214,8 +215,8 @@ func (r *idempotency) firstReceipts(ctx context.Context, store penstock.Store, c
 	return receipts
 }
 
-// receiptAt returns the receipt that a charge had which was made at the age before now, in µs since
-// the epoch. reset is the ResetAfter of its limit now.
+// receiptAt returns the receipt of a charge that was made age before now. now is in µs since the
+// epoch. reset is the ResetAfter of the charge's limit at now.
 func receiptAt(plan *penstock.Plan, now int64, age, reset time.Duration) int64 {
 	at, window := now-age.Microseconds(), plan.Window()
 	switch plan.Algorithm().Decay() {

@@ -29,7 +29,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 		}
 		a := c.begin(ctx, item.Charges.RequestOptions)
 		item.Admission = a
-		outcome, err, isDecided := a.review(a.setCharges(&item.Charges))
+		outcome, err, isDecided := a.decideWithoutStore(a.setCharges(&item.Charges))
 		switch {
 		case isDecided:
 			item.Outcome, item.Err = a.end(outcome), err

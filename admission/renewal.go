@@ -26,12 +26,12 @@ type renewal struct {
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
 // renewHolds renews the request's slots in the background from now on.
-func (s *settlement) renewHolds() {
-	s.renewal.stop()
+func (a *Admission) renewHolds() {
+	a.renewal.stop()
 	var holds []penstock.Charge
 	var ttl time.Duration // the shortest of them
-	for i := range s.grants {
-		c := &s.grants[i].Charge
+	for i := range a.grants {
+		c := &a.grants[i].Charge
 		if !isSlot(c) {
 			continue
 		}
@@ -43,8 +43,8 @@ func (s *settlement) renewHolds() {
 	if holds == nil {
 		return
 	}
-	n := &renewal{store: s.controller.store, holds: holds, interval: ttl / 3}
-	s.renewal = n
+	n := &renewal{store: a.controller.store, holds: holds, interval: ttl / 3}
+	a.renewal = n
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.timer = time.AfterFunc(n.interval, n.renew)

@@ -15,11 +15,6 @@ import (
 // A settlement is what must still be done for a request after its decision: slots are renewed and
 // returned, and charges are corrected. Settle and MarkStatusUnknown may be called by any goroutine.
 type settlement struct {
-	controller *Controller
-	ctx        context.Context   // of the request
-	attributes policy.Attributes // nil if a rule or the charges are stated
-	isPeek     bool              // nothing is charged, so there is nothing to settle
-
 	grants          []Grant // charges that may have to be corrected
 	renewal         *renewal
 	isAdjustable    bool         // a limit is charged by the true cost
@@ -70,19 +65,19 @@ func (s *settlement) MarkStatusUnknown() { s.isStatusUnknown.Store(true) }
 // RefundByStatus refunds the charges of on_status limits that do not list this status, without
 // waiting for Done. A transport calls it before it sends the status: then the client's next request
 // comes after the refund.
-func (s *settlement) RefundByStatus(status int) {
-	if s.isStatusUnknown.Load() {
+func (a *Admission) RefundByStatus(status int) {
+	if a.isStatusUnknown.Load() {
 		return
 	}
 	var all corrections
-	s.grants = slices.DeleteFunc(s.grants, func(g Grant) bool {
+	a.grants = slices.DeleteFunc(a.grants, func(g Grant) bool {
 		isFree := g.isFree(status)
 		if isFree {
 			all.addCorrection(&g, 0)
 		}
 		return isFree
 	})
-	s.correct(all)
+	a.correct(all)
 }
 
 // setCost sets the request's true cost.
@@ -95,61 +90,61 @@ func (s *settlement) setCost(cost int64) error {
 }
 
 // start starts the time in which the request is served.
-func (s *settlement) start() {
-	for i := range s.grants {
-		s.isAdjustable = s.isAdjustable || s.grants[i].Limit.Adjustable
+func (a *Admission) start() {
+	for i := range a.grants {
+		a.isAdjustable = a.isAdjustable || a.grants[i].Limit.Adjustable
 	}
-	s.renewHolds()
+	a.renewHolds()
 }
 
 // finish corrects the charges by the result of the request. For a rejected request it does so in
 // the background.
-func (s *settlement) finish(r *Result, isRejected bool) {
-	if s.isStatusUnknown.Load() {
+func (a *Admission) finish(r *Result, isRejected bool) {
+	if a.isStatusUnknown.Load() {
 		r.Status = 0
 	}
-	s.renewal.stop()
+	a.renewal.stop()
 	var all corrections
-	for i := range s.grants {
-		g := &s.grants[i]
-		all.addCorrection(g, s.trueCost(g, r))
+	for i := range a.grants {
+		g := &a.grants[i]
+		all.addCorrection(g, a.trueCost(g, r))
 	}
-	s.grants = nil
+	a.grants = nil
 	if isRejected {
-		s.correctInBackground(all)
+		a.correctInBackground(all)
 	} else {
-		s.correct(all)
+		a.correct(all)
 	}
 }
 
 // noteGrants records the charges that may have to be corrected.
-func (s *settlement) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
-	if s.isPeek {
+func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision) {
+	if a.options.Peek {
 		return
 	}
 	for i, l := range limits {
 		c := &charges[i]
 		if isNotCounted(l, d.Source) {
-			s.noteHolds(charges[i:i+1], limits[i:i+1])
+			a.noteHolds(charges[i:i+1], limits[i:i+1])
 			continue
 		}
-		isUnsized := l.Cost.Body > 0 && s.attributes != nil && s.attributes.BodySize() < 0
+		isUnsized := l.Cost.Body > 0 && a.attributes != nil && a.attributes.BodySize() < 0
 		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
 			granted := *c
 			granted.Receipt = d.Status(i).Receipt
-			s.grants = append(s.grants, Grant{granted, l, d.Source, isUnsized})
+			a.grants = append(a.grants, Grant{granted, l, d.Source, isUnsized})
 		}
 	}
 }
 
 // noteHolds records the slots that the store may have granted although it gave no answer.
-func (s *settlement) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
-	if s.isPeek {
+func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
+	if a.options.Peek {
 		return
 	}
 	for i, l := range limits {
 		if c := &charges[i]; isSlot(c) {
-			s.grants = append(s.grants, Grant{Charge: *c, Limit: l})
+			a.grants = append(a.grants, Grant{Charge: *c, Limit: l})
 		}
 	}
 }
@@ -162,19 +157,19 @@ func (s *settlement) dropGrants(limits []*policy.Limit) {
 
 // correctInBackground makes corrections in the background. If too many are in flight, or if
 // Options.Now is set, it makes them before it returns.
-func (s *settlement) correctInBackground(all corrections) {
+func (a *Admission) correctInBackground(all corrections) {
 	if all.isEmpty() {
 		return
 	}
-	c := s.controller
+	c := a.controller
 	if c.refundsInFlight.Add(1) > maxRefundsInFlight || c.options.Now != nil {
 		defer c.refundsInFlight.Add(-1)
-		s.correct(all)
+		a.correct(all)
 		return
 	}
 	go func() {
 		defer c.refundsInFlight.Add(-1)
-		s.correct(all)
+		a.correct(all)
 	}()
 }
 
@@ -185,18 +180,18 @@ const maxRefundsInFlight = 1000
 // correct makes corrections. If the store cannot be called, charges stay, and slots end by
 // themselves. Local corrections are for charges that the fallback made. If the store answers again,
 // these corrections are dropped.
-func (s *settlement) correct(all corrections) {
+func (a *Admission) correct(all corrections) {
 	if all.isEmpty() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), correctTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), correctTimeout)
 	defer cancel()
-	store := s.controller.store
+	store := a.controller.store
 	for batch := range slices.Chunk(all.inStore, penstock.MaxCharges) {
 		panicked.Decide(ctx, store, batch)
 	}
 	for i := range all.local { // one at a time: each may belong to another server
-		if batch := all.local[i : i+1]; s.controller.isFallbackInUse(ctx, batch[0]) {
+		if batch := all.local[i : i+1]; a.controller.isFallbackInUse(ctx, batch[0]) {
 			panicked.Decide(ctx, store, batch)
 		}
 	}

@@ -20,10 +20,10 @@ type shadow struct {
 
 // shadows are decided independently of each other.
 type shadows struct {
-	of      *Admission
-	running sync.WaitGroup
-	list    []shadow // in the order of Evaluation.Shadows
-	sharing []*batches.Batch
+	admission *Admission
+	running   sync.WaitGroup
+	list      []shadow         // in the order of Evaluation.Shadows
+	sharing   []*batches.Batch // those that the call of the enforced batch may decide
 }
 
 // beginShadows starts to decide the shadows, at the same time as the enforced limits. Shadows are
@@ -35,11 +35,11 @@ func (a *Admission) beginShadows() *shadows {
 	if len(found) == 0 {
 		return nil
 	}
-	s := &shadows{of: a, list: make([]shadow, len(found))}
+	s := &shadows{admission: a, list: make([]shadow, len(found))}
 	for i := range found {
 		item := &s.list[i]
 		item.sent = time.Now()
-		item.Charges, item.Err = found[i].Charges, batches.ErrLeft
+		item.Charges, item.Err = found[i].Charges, batches.ErrUndecided
 		a.options.markRefundable(item.Charges, found[i].Limits)
 		if canShareScript(item.Charges, a.evaluation.Charges) {
 			s.sharing = append(s.sharing, &item.Batch)
@@ -74,7 +74,7 @@ func isLike(c, first *penstock.Charge) bool {
 
 // decideAlone starts a call to the store for shadow i.
 func (s *shadows) decideAlone(i int) {
-	a, item := s.of, &s.list[i]
+	a, item := s.admission, &s.list[i]
 	ctx := a.ctx
 	item.isAlone = true
 	s.running.Go(func() {
@@ -84,9 +84,9 @@ func (s *shadows) decideAlone(i int) {
 	})
 }
 
-// endSharing reports the shadows that the call of the enforced batch has decided. For each shadow
-// that it has left it starts a call. A guard may have decided the enforced batch, or the store may
-// decide only one batch in a call.
+// endSharing reports the shadows that the call of the enforced batch has decided. It starts a call
+// for each shadow that this call left undecided. That happens if a guard decided the enforced
+// batch, or if the store decides only one batch in a call.
 func (s *shadows) endSharing() {
 	if s == nil {
 		return
@@ -95,7 +95,7 @@ func (s *shadows) endSharing() {
 		item := &s.list[i]
 		switch {
 		case item.isAlone: // decideAlone reports it
-		case item.Err == batches.ErrLeft:
+		case item.Err == batches.ErrUndecided:
 			s.decideAlone(i)
 		default:
 			s.observe(i)
@@ -110,11 +110,11 @@ func (s *shadows) end() {
 	}
 	s.running.Wait()
 	for i := range s.list {
-		item, batch := &s.list[i], &s.of.evaluation.Shadows[i]
+		item, batch := &s.list[i], &s.admission.evaluation.Shadows[i]
 		if item.isUndecided() {
-			s.of.noteHolds(batch.Charges, batch.Limits)
+			s.admission.noteHolds(batch.Charges, batch.Limits)
 		} else if item.Decision.Allowed {
-			s.of.noteGrants(batch.Charges, batch.Limits, &item.Decision)
+			s.admission.noteGrants(batch.Charges, batch.Limits, &item.Decision)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func (s *shadow) isUndecided() bool {
 
 // observe emits the event of shadow i, if it was decided.
 func (s *shadows) observe(i int) {
-	a, item, batch := s.of, &s.list[i], &s.of.evaluation.Shadows[i]
+	a, item, batch := s.admission, &s.list[i], &s.admission.evaluation.Shadows[i]
 	if item.isUndecided() {
 		return
 	}

@@ -25,7 +25,7 @@ type shadowedCall struct {
 
 // withShadow returns a list of one batch with a shadow.
 func withShadow(enforced []penstock.Charge, shadow *batches.Batch) []*batches.Batch {
-	shadow.Err = batches.ErrLeft
+	shadow.Err = batches.ErrUndecided
 	return []*batches.Batch{{Charges: enforced, Shadows: []*batches.Batch{shadow}}}
 }
 
@@ -54,7 +54,7 @@ func looserLimit(g *coalescingTest) *penstock.Plan {
 func (call *shadowedCall) wait(g *coalescingTest) {
 	g.Helper()
 	<-call.done
-	if call.shadow.Err == batches.ErrLeft {
+	if call.shadow.Err == batches.ErrUndecided {
 		g.Error("the store has left the shadow; want it decided")
 	}
 }
@@ -322,7 +322,7 @@ func TestShadowsThatDoNotFitAreLeft(t *testing.T) {
 			if b := list[0]; b.Err != nil || !b.Decision.Allowed {
 				t.Errorf("the enforced batch: %+v, %v; want a grant", b.Decision, b.Err)
 			}
-			if isLeft := shadow.Err == batches.ErrLeft; isLeft != test.isLeft || !isLeft && (shadow.Err != nil || !shadow.Decision.Allowed) {
+			if isLeft := shadow.Err == batches.ErrUndecided; isLeft != test.isLeft || !isLeft && (shadow.Err != nil || !shadow.Decision.Allowed) {
 				t.Errorf("the shadow: %+v, %v; want it left: %t, or a grant", shadow.Decision, shadow.Err, test.isLeft)
 			}
 			for i := range 10 { // these calls use the memory of the ones before

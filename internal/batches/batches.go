@@ -22,8 +22,8 @@ type Batch struct {
 	Charges []penstock.Charge
 
 	// Shadows are batches that the store may decide in the call of this one. Guards neither see nor
-	// decide them. Their Err is ErrLeft until the store decides them. It stays ErrLeft if a guard
-	// decides the batch, or if the store cannot decide both in one call.
+	// decide them. Their Err is ErrUndecided until the store decides them. It stays ErrUndecided if a
+	// guard decides the batch, or if the store cannot decide both in one call.
 	Shadows []*Batch
 
 	Decision penstock.Decision // valid if Err is nil
@@ -31,8 +31,8 @@ type Batch struct {
 	Cause    error // if a fallback made the decision: why the store gave no answer
 }
 
-// ErrLeft is the Err of a shadow that was not decided.
-var ErrLeft = errors.New("the shadow was not decided in the call of its batch")
+// ErrUndecided is the Err of a shadow that was not decided.
+var ErrUndecided = errors.New("the shadow was not decided in the call of its batch")
 
 // A Func decides the batches of a list as concurrent calls of Decide would. No two batches of a
 // list depend on each other. A Func sets Err of each batch, and Decision if Err is nil. It does not
