@@ -100,7 +100,7 @@ type Source uint8
 
 const (
 	FromStore     Source = iota // the store itself: exact
-	FromDenyCache               // a cached denial: exact, unless guard.DenyCache says otherwise
+	FromDenyCache               // a cached denial: exact, unless guard.Deny says otherwise
 	FromLease                   // units that were drawn from the store in advance
 	FromFallback                // the fallback local: a limiter in this process
 	FromOpen                    // the fallback open: admitted without a limit

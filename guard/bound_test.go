@@ -281,7 +281,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	simulateSeeds(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
 		kinds := []string{"fixed", "log", "sub", "slots"}
 		kind := kinds[random.IntN(len(kinds))]
-		limit := penstock.Limit{Name: "l", Algorithm: dividable[kind], Count: 1 + random.Int64N(60), Period: time.Duration(1+random.IntN(3)) * time.Second}
+		limit := penstock.Limit{Name: "l", Algorithm: divisibleAlgorithms[kind], Count: 1 + random.Int64N(60), Period: time.Duration(1+random.IntN(3)) * time.Second}
 		n := 1 + random.IntN(12)
 		f := newFleet(n, n, compiled(t, limit))
 		load := f.load(random, float64(limit.Count)/limit.Period.Seconds())
@@ -302,7 +302,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 	effort.SkipUnderRace(t)
 	names := []string{}
-	for name := range dividable {
+	for name := range divisibleAlgorithms {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -312,7 +312,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 		var limits []*penstock.Plan
 		for range 3 {
 			name := names[random.IntN(len(names))]
-			limits = append(limits, compiled(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: dividable[name],
+			limits = append(limits, compiled(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: divisibleAlgorithms[name],
 				Count: 1 + random.Int64N(20), Burst: 1 + random.Int64N(20), Period: time.Second}))
 		}
 		for step := range 200 {
@@ -324,7 +324,8 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			for _, i := range random.Perm(3)[:1+random.IntN(3)] {
 				c := penstock.Charge{Key: "k", Plan: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
 				canReset := random.IntN(4) == 0
-				switch c.Mode = penstock.Mode(random.IntN(int(penstock.Reset) + 1)); { // any mode
+				c.Mode = penstock.Mode(random.IntN(int(penstock.Reset) + 1)) // any mode
+				switch {
 				case c.Mode == penstock.Reset && !canReset,
 					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // the local memory does not record a renewal by Draw
 					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the store may refund a fraction of a unit more, which the local memory does not

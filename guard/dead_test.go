@@ -255,7 +255,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
 	tried := 0
-	for name, algorithm := range dividable {
+	for name, algorithm := range divisibleAlgorithms {
 		if algorithm.NeedsHolder() || name == "calendar" { // a month does not end within the test
 			continue
 		}

@@ -14,13 +14,13 @@ type demand struct {
 	maxPatience time.Duration // no request has more
 }
 
-// exceeds reports whether some requests need less than other allows for, or have more patience.
+// exceeds reports whether d has a smaller minCost or a larger maxPatience than other.
 func (d demand) exceeds(other demand) bool {
 	return d.minCost < other.minCost || d.maxPatience > other.maxPatience
 }
 
 // demands learn the demand of each limit from its requests. Limits whose ID has the same remainder
-// share an entry. Then the demand of each may be larger than its own, which is safe.
+// share an entry. Their demands are merged, which is safe.
 type demands [1024]learntDemand
 
 type learntDemand struct {

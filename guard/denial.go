@@ -12,8 +12,8 @@ import (
 type denial struct {
 	key        denialKey
 	version    uint64
-	validUntil int64 // when the first of its charges may be granted, or the denial is too old; in ns of DenyCache.now
-	answeredAt int64 // when the store's answer arrived; in ns of DenyCache.now
+	validUntil int64 // when the first of its charges may be granted, or the denial is too old; in ns of denyCache.now
+	answeredAt int64 // when the store's answer arrived; in ns of denyCache.now
 	charges    []deniedCharge
 	single     [1]deniedCharge               // saves an allocation for a single charge
 	refreshed  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
@@ -70,7 +70,7 @@ func (e *denial) isNever() bool {
 }
 
 // answer writes the decision on charges that the denial covers to *d, counted down to now, which is
-// in ns of DenyCache.now. It returns false if they would be granted by now.
+// in ns of denyCache.now. It returns false if they would be granted by now.
 func (e *denial) answer(now int64, charges []penstock.Charge, d *penstock.Decision) (ok bool) {
 	elapsed := time.Duration(now - e.answeredAt).Truncate(time.Microsecond)
 	if len(e.charges) == 1 {

@@ -435,7 +435,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 		}
 		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromCache)
 		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), wantAllowed, fromStore)
-		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromStore) // the grant has changed its numbers
+		checkDecision(t, decide(t, cache, spend(key, copied, 1)), wantDenied, fromStore) // the grant has changed what remains of the counter
 	}
 }
 

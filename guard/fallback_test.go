@@ -259,8 +259,8 @@ func TestCanceledCallerGetsNoFallback(t *testing.T) {
 	}
 }
 
-// dividable has an algorithm of each kind. The limits of all of them can be divided into shares.
-var dividable = map[string]*algorithm.Algorithm{
+// divisibleAlgorithms has an algorithm of each kind whose limits can be divided into shares.
+var divisibleAlgorithms = map[string]*algorithm.Algorithm{
 	"token": penstock.TokenBucket, "leaky": penstock.LeakyBucket, "fixed": penstock.FixedWindow, "anchored": penstock.AnchoredWindow,
 	"sliding": penstock.SlidingWindow, "log": penstock.SlidingLog, "sub": penstock.SubWindow(6), "slots": penstock.Concurrency,
 	"calendar": penstock.CalendarWindow(algorithm.Month, time.UTC),
@@ -290,7 +290,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 		if random.IntN(2) == 0 {
 			limit.Burst = random.Int64N(1 << (1 + random.IntN(50)))
 		}
-		for name, a := range dividable {
+		for name, a := range divisibleAlgorithms {
 			limit.Algorithm = a
 			if limit.Validate() != nil {
 				continue
@@ -329,7 +329,7 @@ func TestShareOfARateIsExact(t *testing.T) {
 }
 
 func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
-	for name, a := range dividable {
+	for name, a := range divisibleAlgorithms {
 		t.Run(name, func(t *testing.T) {
 			inner := newFaulty()
 			store := guard.Fallback(guard.FallbackOptions{Instances: fixed(2)})(inner)
@@ -390,7 +390,7 @@ func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 			wantLeft(share - 2)
 		})
 	}
-	t.Logf("counted: %d algorithms mirrored", len(dividable))
+	t.Logf("counted: %d algorithms mirrored", len(divisibleAlgorithms))
 }
 
 // Without a bound, an instance that had most of the load would deny for long in an outage. A single

@@ -659,41 +659,41 @@ type unreliableStore struct {
 	late      []func() // decides a batch whose caller has left
 }
 
-func (u *unreliableStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
+func (s *unreliableStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	unknown := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no answer"))
-	switch fate := u.rng.IntN(10); {
-	case !u.isFailing || fate < 4:
-		return u.Store.Decide(ctx, charges)
+	switch fate := s.rng.IntN(10); {
+	case !s.isFailing || fate < 4:
+		return s.Store.Decide(ctx, charges)
 	case fate < 6:
 		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("no memory"))
 	case fate < 8:
-		_, _ = u.Store.Decide(ctx, charges)
+		_, _ = s.Store.Decide(ctx, charges)
 		return penstock.Decision{}, unknown
 	}
 	if charges[0].Mode == penstock.Refund {
 		return penstock.Decision{}, unknown // a refund is not made late, because it could end a later hold of the same holder
 	}
 	charges = append([]penstock.Charge(nil), charges...)
-	u.late = append(u.late, func() { _, _ = u.Store.Decide(context.Background(), charges) })
+	s.late = append(s.late, func() { _, _ = s.Store.Decide(context.Background(), charges) })
 	return penstock.Decision{}, unknown
 }
 
-func (u *unreliableStore) setFailing(isFailing bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.isFailing = isFailing
+func (s *unreliableStore) setFailing(isFailing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isFailing = isFailing
 }
 
 // decideLate decides the late batches, in any order.
-func (u *unreliableStore) decideLate() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, i := range u.rng.Perm(len(u.late)) {
-		u.late[i]()
+func (s *unreliableStore) decideLate() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.rng.Perm(len(s.late)) {
+		s.late[i]()
 	}
-	u.late = nil
+	s.late = nil
 }
 
 // Holders come, renew and go, while the store fails in all ways. Soon after the store works again,
@@ -704,9 +704,9 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 7))
-			u := &unreliableStore{Store: newFaulty().store, rng: rand.New(rand.NewPCG(seed, 8))}
+			unreliable := &unreliableStore{Store: newFaulty().store, rng: rand.New(rand.NewPCG(seed, 8))}
 			mode := []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed}[rng.IntN(3)]
-			g := standard(t, u, guard.Options{OnFailure: mode})
+			g := standard(t, unreliable, guard.Options{OnFailure: mode})
 			defer g.Close()
 			plan := penstock.InFlight(1000, ttl).MustCompile()
 			working := map[string]bool{}
@@ -718,16 +718,16 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 				return d
 			}
 			wantUsed := func(want int64, when string) {
-				d, err := u.Store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Mode: penstock.Peek}})
+				d, err := unreliable.Store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Mode: penstock.Peek}})
 				if used := 1000 - d.Remaining(); err != nil || used != want {
 					t.Errorf("seed %d, on_failure %v: %s, %d slots are used (error %v); want %d", seed, mode, when, used, err, want)
 				}
 			}
 			for step := range 400 {
 				time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
-				u.setFailing(step/50%2 == 1)
+				unreliable.setFailing(step/50%2 == 1)
 				if step%50 == 5 { // soon after an outage, or in it
-					u.decideLate()
+					unreliable.decideLate()
 				}
 				holder := fmt.Sprint(rng.IntN(30))
 				switch {
@@ -743,9 +743,9 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 					delete(working, holder)
 				}
 			}
-			u.setFailing(false)
+			unreliable.setFailing(false)
 			time.Sleep(500 * time.Millisecond)
-			u.decideLate()
+			unreliable.decideLate()
 			time.Sleep(5 * time.Second)
 			time.Sleep(10 * time.Minute)
 			wantUsed(int64(len(working)), "long after the outage")

@@ -20,8 +20,8 @@ type instanceCounterOptions struct {
 	// The second one comes after 2 s if Every is longer. Default: 5 s.
 	Every time.Duration
 
-	// Floor is the smallest number that Instances returns. Default: 1.
-	Floor int
+	// MinInstances is the smallest number that Instances returns. Default: 1.
+	MinInstances int
 
 	// KeepFor is how long the largest count is kept. If instances stop or lose their connection,
 	// the others do not take larger shares within this time. Default: 60 s.
@@ -56,10 +56,10 @@ func newInstanceCounter(o instanceCounterOptions) *instanceCounter {
 	if o.KeepFor <= 0 {
 		o.KeepFor = time.Minute
 	}
-	o.Floor = max(o.Floor, 1)
+	o.MinInstances = max(o.MinInstances, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	c := &instanceCounter{options: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
-	c.instances.Store(int64(o.Floor))
+	c.instances.Store(int64(o.MinInstances))
 	go c.run(ctx)
 	return c
 }
@@ -115,7 +115,7 @@ func (c *instanceCounter) count(now time.Time, n int) {
 		c.counts = c.counts[:len(c.counts)-1]
 	}
 	c.counts = append(c.counts, instanceCount{now, n})
-	c.instances.Store(int64(max(c.counts[0].instances, c.options.Floor)))
+	c.instances.Store(int64(max(c.counts[0].instances, c.options.MinInstances)))
 }
 
 // Close ends the heartbeat and removes this instance from the store. Close waits for at most one

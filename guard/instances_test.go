@@ -74,10 +74,10 @@ func TestInstancesAreCounted(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		wantInstances("70 s after one has left", 3, all[:3]...)
 
-		more := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 10})
+		more := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, MinInstances: 10})
 		time.Sleep(6 * time.Second)
 		wantInstances("another one has started", 4, all[:3]...)
-		wantInstances("an instance with a floor of 10", 10, more)
+		wantInstances("an instance with at least 10 instances", 10, more)
 		for _, counter := range append(all[:3], more) {
 			counter.Close()
 		}
@@ -90,11 +90,11 @@ func TestInstancesAreCounted(t *testing.T) {
 func TestBeforeTheFirstHeartbeatTheFloorIsAssumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := register{isDown: true}
-		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 3})
+		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, MinInstances: 3})
 		defer counter.Close()
 		time.Sleep(time.Hour)
 		if n := counter.Instances(); n != 3 {
-			t.Errorf("the counter returns %d instances; want 3, the floor", n)
+			t.Errorf("the counter returns %d instances; want MinInstances, 3", n)
 		}
 	})
 }

@@ -208,7 +208,7 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 // The count of instances does not age while no heartbeat is answered.
 func TestCountsDoNotAgeInAnOutage(t *testing.T) {
 	now := time.Unix(1000, 0)
-	c := &instanceCounter{options: instanceCounterOptions{Every: 5 * time.Second, KeepFor: time.Minute, Floor: 1}}
+	c := &instanceCounter{options: instanceCounterOptions{Every: 5 * time.Second, KeepFor: time.Minute, MinInstances: 1}}
 	count := func(after time.Duration, n, want int) {
 		t.Helper()
 		now = now.Add(after)

@@ -213,7 +213,7 @@ func (c *clock) memory() *memstore.Store { return memstore.New(memstore.Options{
 func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 	effort.SkipUnderRace(t)
 	tried := 0
-	for name, algorithm := range dividable {
+	for name, algorithm := range divisibleAlgorithms {
 		if name == "leaky" {
 			continue // leaky buckets are not split
 		}

@@ -74,29 +74,33 @@ type Options struct {
 type Guarded struct {
 	penstock.Store
 	door
-	floor        int                           // Options.Instances
+	minInstances int                           // Options.Instances
 	limits       func(*penstock.Plan) Settings // Options.Limits
 	counter      *instanceCounter              // nil without a Server
 	deny         *denyCache                    // nil if denials are not cached
-	lease        *Lease                        // nil if no limit has Settings
+	lease        *Lease                        // nil without Options.Limits
 	fallback     *fallback
 	holds        *holds
 	breaker      *breaker
 	stopWatching func() // ends the goroutines that probe for the breaker
 }
 
-// The door of an exported type is unexported, so that the documentation does not show it.
+// door is an alias, so that the documentation does not show the embedded batches.Door.
 type door = batches.Door
 
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
 // Fallback, OnStoreError, Split, Breaker and Timeout. The error wraps penstock.ErrInvalid if
 // neither Server nor Instances is set.
 //
-// If the store does not get the Refund of a hold of a Concurrency limit, or grants a hold whose
-// caller has stopped waiting, Standard returns the hold later, when the store answers. If Fallback
-// has granted or renewed a hold, Standard takes it in the store then, even beyond the limit. It
-// does so for up to 65,536 holds that this process has taken, and at most 6,400 times a second. If
-// the same holder is charged by another process meanwhile, it may lose its hold until it is
+// Standard corrects holds of Concurrency limits later, when the store answers, in three cases:
+//
+//   - The store did not get the Refund of a hold. Then Standard returns the hold.
+//   - The store granted a hold whose caller had stopped waiting. Then Standard returns the hold.
+//   - Fallback granted or renewed a hold. Then Standard takes it in the store, even beyond the
+//     limit.
+//
+// It does so for up to 65,536 holds that this process has taken, and at most 6,400 times a second.
+// If the same holder is charged by another process meanwhile, it may lose its hold until it is
 // renewed, unless the charges have a Serial.
 //
 // The order matters:
@@ -106,10 +110,10 @@ type door = batches.Door
 //   - The counters of a split limit use the breakers of the nodes that keep them.
 //   - An open breaker rejects a batch immediately, and takes no place of TimeoutOptions.InFlight.
 func Standard(store penstock.Store, o Options) (*Guarded, error) {
-	g := &Guarded{floor: o.Instances, limits: o.Limits}
+	g := &Guarded{minInstances: o.Instances, limits: o.Limits}
 	switch {
 	case o.Server != nil:
-		g.counter = newInstanceCounter(instanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
+		g.counter = newInstanceCounter(instanceCounterOptions{Heartbeat: o.Server.Heartbeat, MinInstances: o.Instances})
 		if o.Breaker.Node == nil {
 			o.Breaker.Node = o.Server.Node
 		}
@@ -190,7 +194,7 @@ func (g *Guarded) DecideWithoutStore(charges []penstock.Charge) (penstock.Decisi
 // Instances returns the number of instances that share the store, as last counted or configured.
 func (g *Guarded) Instances() int {
 	if g.counter == nil {
-		return max(g.floor, 1)
+		return max(g.minInstances, 1)
 	}
 	return g.counter.Instances()
 }

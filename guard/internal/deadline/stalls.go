@@ -27,10 +27,10 @@ type measurement struct {
 }
 
 const (
-	tick       = 5 * time.Millisecond // the time between two firings of the timer
-	usualDelay = time.Millisecond     // how late a timer may fire on an idle machine
+	tickInterval = 5 * time.Millisecond // the time between two firings of the timer
+	usualDelay   = time.Millisecond     // how late a timer may fire on an idle machine
 
-	// An eighth of this time still counts toward the deadline, but at most 25 ms for each
+	// An eighth of a stall still counts toward the deadline, but at most 25 ms for each
 	// pause. So a process that is always starved waits at most eight times its deadline. A process
 	// that was paused for long still has time to read the answer.
 	countedDivisor     = 8
@@ -39,58 +39,58 @@ const (
 
 // begin starts the timer, unless decisions are in flight already. Call end when the decision has
 // ended.
-func (l *stallMeter) begin() {
-	if l.inFlight.Add(1) > 1 {
+func (s *stallMeter) begin() {
+	if s.inFlight.Add(1) > 1 {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if t := l.measured.Load(); t == nil || t.due.IsZero() {
-		l.nextLocked(time.Now())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.measured.Load(); m == nil || m.due.IsZero() {
+		s.nextLocked(time.Now())
 	}
 }
 
-func (l *stallMeter) end() { l.inFlight.Add(-1) }
+func (s *stallMeter) end() { s.inFlight.Add(-1) }
 
 // tick records how late the timer fired. It starts the timer again if decisions are in flight.
-func (l *stallMeter) tick() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (s *stallMeter) tick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := time.Now()
-	if l.inFlight.Load() > 0 {
-		l.nextLocked(now)
+	if s.inFlight.Load() > 0 {
+		s.nextLocked(now)
 	} else {
-		l.measured.Store(&measurement{stalled: l.stalled(now)})
+		s.measured.Store(&measurement{stalled: s.stalled(now)})
 	}
 }
 
-func (l *stallMeter) nextLocked(now time.Time) {
-	l.measured.Store(&measurement{l.stalled(now), now.Add(tick)})
-	if l.timer == nil {
-		l.timer = time.AfterFunc(tick, l.tick)
+func (s *stallMeter) nextLocked(now time.Time) {
+	s.measured.Store(&measurement{s.stalled(now), now.Add(tickInterval)})
+	if s.timer == nil {
+		s.timer = time.AfterFunc(tickInterval, s.tick)
 	} else {
-		l.timer.Reset(tick)
+		s.timer.Reset(tickInterval)
 	}
 }
 
 // stalledAtLastTick returns for how long the process had stalled at the last tick.
-func (l *stallMeter) stalledAtLastTick() time.Duration {
-	if t := l.measured.Load(); t != nil {
-		return t.stalled
+func (s *stallMeter) stalledAtLastTick() time.Duration {
+	if m := s.measured.Load(); m != nil {
+		return m.stalled
 	}
 	return 0
 }
 
 // stalled returns for how long the process has stalled until now, without the part that counts
-// toward deadlines. The difference of two calls is for how long it stalled between them.
-func (l *stallMeter) stalled(now time.Time) time.Duration {
-	t := l.measured.Load()
-	if t == nil {
+// toward deadlines. Subtract two results to get the stall between them.
+func (s *stallMeter) stalled(now time.Time) time.Duration {
+	m := s.measured.Load()
+	if m == nil {
 		return 0
 	}
-	late := now.Sub(t.due)
-	if t.due.IsZero() || late <= usualDelay {
-		return t.stalled
+	late := now.Sub(m.due)
+	if m.due.IsZero() || late <= usualDelay {
+		return m.stalled
 	}
-	return t.stalled + late - min(late/countedDivisor, maxCountedPerPause)
+	return m.stalled + late - min(late/countedDivisor, maxCountedPerPause)
 }

@@ -65,7 +65,7 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 				t.Error("the timer is stopped while a decision is in flight")
 			}
 			l.end()
-			time.Sleep(tick)
+			time.Sleep(tickInterval)
 			if synctest.Wait(); !l.measured.Load().due.IsZero() {
 				t.Error("the timer runs while no decision is in flight")
 			}
@@ -84,16 +84,16 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 		var l stallMeter
 		now := time.Now()
 		end, pauses := now.Add(after), 0
-		l.measured.Store(&measurement{due: now.Add(tick)})
+		l.measured.Store(&measurement{due: now.Add(tickInterval)})
 		began := now
 		for now.Before(end.Add(l.stalled(now))) {
-			now = now.Add(tick + late)
-			l.measured.Store(&measurement{l.stalled(now), now.Add(tick)})
+			now = now.Add(tickInterval + late)
+			l.measured.Store(&measurement{l.stalled(now), now.Add(tickInterval)})
 			pauses++
 		}
-		longest := max(8*after, 10*late+after) + tick + late // 10 pauses, because the deadline has 10 times 25 ms
+		longest := max(8*after, 10*late+after) + tickInterval + late // 10 pauses, because the deadline has 10 times 25 ms
 		if took := now.Sub(began); took > longest || took < after {
-			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses; want %v to %v", late, tick+late, took, pauses, after, longest)
+			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses; want %v to %v", late, tickInterval+late, took, pauses, after, longest)
 		}
 	}
 }
