@@ -45,7 +45,7 @@ func (s *clockServer) Eval(context.Context, string, []string, []string) (string,
 	if s.isDown {
 		return "", errors.New("no answer")
 	}
-	// The reply of heartbeatLua: 3 instances, seconds, µs and the epoch.
+	// The reply of luagen.Heartbeat: 3 instances, seconds, µs and the epoch.
 	return fmt.Sprintf("3 %d %06d E", now.Unix(), now.Nanosecond()/1000), nil
 }
 

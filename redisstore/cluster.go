@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	outliveTimeout = time.Second // how long a batch may continue after its caller has left
-	maxOutliving   = 256         // batches that may continue at the same time after their callers have left
+	afterCallerTimeout = time.Second // how long a batch may continue after its caller has left
+	maxOutliving       = 256         // batches that may continue at the same time after their callers have left
 )
 
 var errPanicked = penstock.NewStoreError(penstock.ReasonUnknown, errors.New("the store panicked"))
@@ -89,7 +89,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 		}
 	}
 	s.countDenied(ctx, charges, granted, firstRound)
-	return denyMultiSlot(firstRound), nil
+	return deniedDecision(firstRound), nil
 }
 
 // countDenied counts those charges of a denied batch that count if they are denied, in the groups
@@ -122,9 +122,9 @@ func (s *Store) countDenied(ctx context.Context, charges []penstock.Charge, grou
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.
 //
 // If ctx ends before that, chargeMultiSlot returns. The calls that it made then continue in the
-// background for at most outliveTimeout, and what they charged is refunded. If maxOutliving batches
-// already continue in the background, the calls are canceled, and what they charged may stay
-// charged.
+// background for at most afterCallerTimeout, and what they charged is refunded. If maxOutliving
+// batches already continue in the background, the calls are canceled, and what they charged may
+// stay charged.
 func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge) ([]penstock.Status, error) {
 	const (
 		running int32 = iota
@@ -170,7 +170,7 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 		if s.outliving.Add(1) > maxOutliving {
 			cancel()
 		} else {
-			time.AfterFunc(outliveTimeout, cancel)
+			time.AfterFunc(afterCallerTimeout, cancel)
 		}
 		if errors.Is(ctxErr, context.Canceled) {
 			return nil, ctxErr
@@ -281,9 +281,9 @@ func isDenied(statuses []penstock.Status) bool {
 	return slices.ContainsFunc(statuses, func(s penstock.Status) bool { return s.RetryAfter > 0 })
 }
 
-// denyMultiSlot returns the decision of a batch that was denied. For a charge that was not itself
+// deniedDecision returns the decision of a batch that was denied. For a charge that was not itself
 // denied, the status only reports how much is left.
-func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
+func deniedDecision(statuses []penstock.Status) penstock.Decision {
 	for i := range statuses {
 		if statuses[i].RetryAfter == 0 {
 			statuses[i].Granted, statuses[i].Wait, statuses[i].Receipt = 0, 0, 0
@@ -292,9 +292,9 @@ func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// refund makes refunds. What cannot be refunded within outliveTimeout stays charged.
+// refund makes refunds. What cannot be refunded within afterCallerTimeout stays charged.
 func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
-	ctx, cancel := context.WithTimeout(ctx, outliveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, afterCallerTimeout)
 	defer cancel()
 	_, groups := groupByKey(refunds) // no refund is denied
 	return s.runEach(ctx, groups, refunds, make([]penstock.Status, len(refunds)))

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// Both twins count the same denials of a small limit while units of a larger one are still used, in
-// windows of another length.
+// Redisstore and memstore count the same denials of a small limit while units of a larger one are
+// still used, in windows of another length.
 func TestTwinsCountDenialsAfterAChange(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()

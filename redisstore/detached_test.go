@@ -68,7 +68,7 @@ func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 		}
 		const (
 			callers      = 2000
-			maxAbandoned = 1024 // of package client
+			maxAbandoned = 1024 // as in package redisclient
 		)
 		timedOut, rejected := 0, 0
 		for range callers {
@@ -113,7 +113,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 				synctest.Wait()
 				given := *client.given.Load()
-				// The client may wait for a reply 1 s longer than the caller (overtime of package client).
+				// The client may wait for a reply 1 s longer than the caller (overtime of package redisclient).
 				if at, ok := given.Deadline(); given.Err() != nil || !ok || time.Until(at) != 20*time.Millisecond+time.Second {
 					t.Errorf("while the caller waits, Err is %v and the deadline in %v; want nil and 1.02s", given.Err(), time.Until(at))
 				}

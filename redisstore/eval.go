@@ -14,7 +14,7 @@ import (
 func (s *Store) Eval(ctx context.Context, script string, names []string, args ...string) (string, error) {
 	keys := make([]string, len(names))
 	for i, name := range names {
-		keys[i] = rediskeys.Own(s.keys.Base, name)
+		keys[i] = rediskeys.StoreKey(s.keys.Base, name)
 	}
 	return s.evalText(ctx, script, keys, args)
 }

@@ -148,7 +148,7 @@ func (s *Store) queryLayout(ctx context.Context) (string, error) {
 // in name. The map's keys are the primaries' addresses. Without a Cluster it returns one key, for
 // the address "", even if there are several servers.
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
-	one := map[string]string{"": rediskeys.Own(s.keys.Base, name)}
+	one := map[string]string{"": rediskeys.StoreKey(s.keys.Base, name)}
 	isSharded, err := s.client.Sharded(ctx)
 	if err != nil {
 		return nil, err

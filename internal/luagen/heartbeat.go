@@ -2,8 +2,8 @@ package luagen
 
 // Heartbeat is the script of Store.Heartbeat. It adds an instance to a sorted set, or removes it.
 // It replies the number of instances that have not expired by the server's clock, the time of that
-// clock, and the epoch. An instance that is added also writes the epoch for a further epochLife:
-// ARGV[3] if there is none.
+// clock, and the epoch. If there is no epoch, ARGV[3] becomes the epoch. For an instance that is
+// added, the server keeps the epoch for ARGV[4] ms more (redisstore's epochLife).
 var Heartbeat = CheckRights(`#!lua
 local call = redis.call
 local time = call('TIME')

@@ -77,9 +77,9 @@ const (
 	// the server's clock.
 	virtualTTL = 3_600_000
 
-	// Each key lives at least certainSlack µs longer than necessary. certainSlack is 2 ms less than
+	// Each key lives at least minSlack µs longer than its state needs. minSlack is 2 ms less than
 	// slackTTL, because TTLs are whole ms.
-	certainSlack = slackTTL*1000 - 2000
+	minSlack = slackTTL*1000 - 2000
 )
 
 // Single generates a script that decides one batch. The batch has one charge for each of these
@@ -174,7 +174,7 @@ var constants = decimals(map[string]int64{
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"ATTEMPT": int64(algorithm.Attempt),
 	"MAX":     algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
-	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "CERTAINSLACK": certainSlack, "VIRTUALTTL": virtualTTL,
+	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,

@@ -36,7 +36,7 @@ end
 -- Returns a time in seconds. A key that is written now with the TTL ttlof(keep) cannot expire
 -- before it. The time is stored in 32 bits, so it is at most 4294967295.
 local function expiryof(now, keep)
-  return math.min(div(now + 2 * keep + CERTAINSLACK, 1000000), 4294967295)
+  return math.min(div(now + 2 * keep + MINSLACK, 1000000), 4294967295)
 end
 
 -- The twin of take in algorithm.go. It returns how many units are granted, how many are used after

@@ -14,10 +14,10 @@ import (
 	"github.com/penstock/penstock/internal/directsocket"
 )
 
-// guardConnections makes the option dial guardedConns. When clientCtx ends, the connections are
+// checkConnections makes the option dial checkedConns. When clientCtx ends, the connections are
 // closed, and dials in progress are canceled. Closing the client of rueidis does not end
 // connections that it is still opening.
-func guardConnections(option *rueidis.ClientOption, clientCtx context.Context) {
+func checkConnections(option *rueidis.ClientOption, clientCtx context.Context) {
 	dial := option.DialCtxFn
 	if dialFn := option.DialFn; dial == nil && dialFn != nil {
 		dial = func(_ context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -34,14 +34,14 @@ func guardConnections(option *rueidis.ClientOption, clientCtx context.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return guardConn(clientCtx, conn), nil
+		return checkConn(clientCtx, conn), nil
 	}
 }
 
-func guardConn(clientCtx context.Context, conn net.Conn) *guardedConn {
-	g := &guardedConn{Conn: conn, socket: directsocket.New(conn)}
-	g.release = context.AfterFunc(clientCtx, func() { _ = conn.Close() })
-	return g
+func checkConn(clientCtx context.Context, conn net.Conn) *checkedConn {
+	c := &checkedConn{Conn: conn, socket: directsocket.New(conn)}
+	c.release = context.AfterFunc(clientCtx, func() { _ = conn.Close() })
+	return c
 }
 
 func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -51,12 +51,12 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A guardedConn returns an error in place of a malformed reply, because rueidis may panic at one.
+// A checkedConn returns an error in place of a malformed reply, because rueidis may panic at one.
 // An error ends the connection.
 //
 // If the process was suspended, a read's deadline may have passed although the reply has arrived.
 // Then Read tries once more, for lateReadTimeout.
-type guardedConn struct {
+type checkedConn struct {
 	net.Conn
 	socket   io.ReadWriter // reads and writes Conn
 	exchange exchange
@@ -67,30 +67,30 @@ type guardedConn struct {
 // lateReadTimeout is how long a read may take after its deadline, for data that has arrived.
 const lateReadTimeout = time.Millisecond
 
-func (g *guardedConn) Read(b []byte) (int, error) {
-	if g.exchange.err != nil {
-		return 0, g.exchange.err
+func (c *checkedConn) Read(b []byte) (int, error) {
+	if c.exchange.err != nil {
+		return 0, c.exchange.err
 	}
-	n, err := g.socket.Read(b)
-	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && g.SetReadDeadline(time.Now().Add(lateReadTimeout)) == nil {
-		n, err = g.socket.Read(b)
+	n, err := c.socket.Read(b)
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.SetReadDeadline(time.Now().Add(lateReadTimeout)) == nil {
+		n, err = c.socket.Read(b)
 	}
-	if !g.hasRead {
-		g.hasRead = true
-		g.release()
+	if !c.hasRead {
+		c.hasRead = true
+		c.release()
 	}
 	if n > 0 {
-		return g.exchange.receive(b[:n]) // an error of the connection returns with the next call
+		return c.exchange.receive(b[:n]) // an error of the connection returns with the next call
 	}
 	return 0, err
 }
 
-func (g *guardedConn) Write(b []byte) (int, error) {
-	g.exchange.send(b)
-	return g.socket.Write(b)
+func (c *checkedConn) Write(b []byte) (int, error) {
+	c.exchange.send(b)
+	return c.socket.Write(b)
 }
 
-func (g *guardedConn) Close() error {
-	g.release()
-	return g.Conn.Close()
+func (c *checkedConn) Close() error {
+	c.release()
+	return c.Conn.Close()
 }

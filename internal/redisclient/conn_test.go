@@ -25,7 +25,7 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}}
-			guardConnections(&option, life)
+			checkConnections(&option, life)
 			ended := make(chan error, 1)
 			go func() {
 				conn, err := option.DialCtxFn(t.Context(), "", nil, nil)

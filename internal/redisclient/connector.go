@@ -18,9 +18,9 @@ const redialPause = 100 * time.Millisecond
 // A Connector makes a rueidis client in the background. If it cannot connect, a later Get makes it
 // try again.
 type Connector struct {
-	option   rueidis.ClientOption
-	newReply func(text string) error // makes an error of the text of an error reply
-	attempts *background.Group
+	option        rueidis.ClientOption
+	newReplyError func(text string) error // makes an error of the text of an error reply
+	attempts      *background.Group
 
 	ready atomic.Pointer[rueidis.Client] // nil before it has connected, and after Close
 
@@ -36,10 +36,10 @@ type attempt struct {
 	endedAt time.Time
 }
 
-// Connect begins to connect. newReply makes an error of the text of an error reply.
-func Connect(option rueidis.ClientOption, newReply func(text string) error) *Connector {
-	c := &Connector{option: option, newReply: newReply, attempts: background.New()}
-	guardConnections(&c.option, c.attempts.Context())
+// Connect begins to connect. newReplyError makes an error of the text of an error reply.
+func Connect(option rueidis.ClientOption, newReplyError func(text string) error) *Connector {
+	c := &Connector{option: option, newReplyError: newReplyError, attempts: background.New()}
+	checkConnections(&c.option, c.attempts.Context())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.connectLocked()
@@ -93,16 +93,16 @@ func (c *Connector) connect(a *attempt) {
 		c.ready.Store(&client)
 	}
 	if err != nil {
-		a.err = NotSent(c.asReply(err))
+		a.err = NotSent(c.asReplyError(err))
 	}
 	a.endedAt = time.Now()
 	close(a.done)
 }
 
-// asReply converts an error reply by newReply, and returns other errors as they are.
-func (c *Connector) asReply(err error) error {
+// asReplyError converts an error reply by newReplyError, and returns other errors as they are.
+func (c *Connector) asReplyError(err error) error {
 	if reply, ok := rueidis.IsRedisErr(err); ok {
-		return c.newReply(reply.Error())
+		return c.newReplyError(reply.Error())
 	}
 	return err
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/internal/lazy"
 )
 
-// Calls is the interface of the client that a Detached wraps, redisstore.Client.
-type Calls interface {
+// WrappedClient is the interface of the client that a Detached wraps, redisstore.Client.
+type WrappedClient interface {
 	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
 	Eval(ctx context.Context, script string, keys, args []string) (string, error)
 	Load(ctx context.Context, key string, scripts []string) error
@@ -28,7 +28,7 @@ type Calls interface {
 // separate goroutines, the workers. A call continues if its caller leaves. Sharded has no worker:
 // the wrapped client must end it by itself.
 type Detached struct {
-	next      Calls
+	next      WrappedClient
 	calls     *background.Group
 	abandoned atomic.Int64 // calls whose callers have left, and that still run
 
@@ -38,7 +38,7 @@ type Detached struct {
 }
 
 // Detach wraps a client.
-func Detach(next Calls) *Detached {
+func Detach(next WrappedClient) *Detached {
 	return &Detached{next: next, calls: background.New()}
 }
 
@@ -113,9 +113,9 @@ func (d *Detached) run(r *runningCall) (string, error) {
 		return "", NotSent(ErrClosed)
 	}
 	w := d.worker()
-	r.done = w.done
+	r.done = w.canceled
 	w.calls <- r
-	if err := lazy.Await(r.Context, w.ended, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
+	if err := lazy.Await(r.Context, w.callEnded, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
 		return "", err
 	}
 	d.addIdle(w)
@@ -124,9 +124,9 @@ func (d *Detached) run(r *runningCall) (string, error) {
 
 // A worker makes one call after the other.
 type worker struct {
-	calls chan *runningCall
-	ended chan struct{} // receives once for each call that has ended
-	done  chan struct{} // the Done channel of the contexts of its calls; closed only if the last call was abandoned
+	calls     chan *runningCall
+	callEnded chan struct{} // receives once for each call that has ended
+	canceled  chan struct{} // the Done channel of the contexts of its calls; closed only if the last call was abandoned
 }
 
 // worker returns a worker that is idle, or a new one.
@@ -139,7 +139,7 @@ func (d *Detached) worker() *worker {
 		return w
 	}
 	d.mu.Unlock()
-	w := &worker{calls: make(chan *runningCall, 1), ended: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &worker{calls: make(chan *runningCall, 1), callEnded: make(chan struct{}, 1), canceled: make(chan struct{})}
 	go w.work(d)
 	return w
 }
@@ -154,7 +154,7 @@ func (w *worker) work(d *Detached) {
 				return
 			}
 			r.run(d)
-			w.ended <- struct{}{}
+			w.callEnded <- struct{}{}
 		case <-timer.C:
 			if d.removeIdle(w) {
 				return
@@ -260,18 +260,18 @@ func (r *runningCall) abandon(d *Detached, w *worker) bool {
 	d.abandoned.Add(1)
 	if !r.state.CompareAndSwap(callRuns, callAbandoned) {
 		d.abandoned.Add(-1)
-		<-w.ended
+		<-w.callEnded
 		return false
 	}
 	close(w.calls)
 	go func() {
 		select {
-		case <-w.ended:
+		case <-w.callEnded:
 			return
 		case <-time.After(maxAbandonedTime):
 		case <-d.calls.Context().Done():
 		}
-		close(w.done)
+		close(w.canceled)
 	}()
 	return true
 }

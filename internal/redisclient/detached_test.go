@@ -469,7 +469,7 @@ func TestMalformedValuesDoNotPass(t *testing.T) {
 }
 
 // A dial that the option defines is used, whichever of the two forms it has.
-func TestGuardedConnectionsUseTheDialOfTheOption(t *testing.T) {
+func TestCheckedConnectionsUseTheDialOfTheOption(t *testing.T) {
 	var dialed []string
 	conn, other := net.Pipe()
 	defer other.Close()
@@ -481,10 +481,10 @@ func TestGuardedConnectionsUseTheDialOfTheOption(t *testing.T) {
 	withoutCtx := func(string, *net.Dialer, *tls.Config) (net.Conn, error) { return note("DialFn") }
 	for _, option := range []rueidis.ClientOption{{DialCtxFn: withCtx}, {DialFn: withoutCtx}, {DialCtxFn: withCtx, DialFn: withoutCtx}} {
 		life, end := context.WithCancel(t.Context())
-		guardConnections(&option, life)
+		checkConnections(&option, life)
 		got, err := option.DialCtxFn(t.Context(), "a", &net.Dialer{}, nil)
-		if g, ok := got.(*guardedConn); err != nil || !ok || g.Conn != conn {
-			t.Errorf("the dial returns %T, %v; want a guardedConn", got, err)
+		if g, ok := got.(*checkedConn); err != nil || !ok || g.Conn != conn {
+			t.Errorf("the dial returns %T, %v; want a checkedConn", got, err)
 		}
 		end()
 	}
@@ -492,7 +492,7 @@ func TestGuardedConnectionsUseTheDialOfTheOption(t *testing.T) {
 		t.Errorf("the dials are %v; want %v", dialed, want)
 	}
 	option := rueidis.ClientOption{}
-	guardConnections(&option, t.Context())
+	checkConnections(&option, t.Context())
 	if got, err := option.DialCtxFn(t.Context(), "127.0.0.1:0", &net.Dialer{Timeout: time.Second}, nil); err == nil {
 		t.Errorf("a dial of a port that nobody has returns %v; want an error", got)
 	}

@@ -19,10 +19,10 @@ import (
 type Client struct{ connector *Connector }
 
 // Dial makes a Client that connects in the background. If it cannot connect, it tries again when it
-// is used. newReply makes an error of the text of an error reply, such as "OOM command not
+// is used. newReplyError makes an error of the text of an error reply, such as "OOM command not
 // allowed".
-func Dial(option rueidis.ClientOption, newReply func(text string) error) Client {
-	return Client{Connect(option, newReply)}
+func Dial(option rueidis.ClientOption, newReplyError func(text string) error) Client {
+	return Client{Connect(option, newReplyError)}
 }
 
 func (c Client) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
@@ -96,8 +96,8 @@ func (c Client) loadOnEach(ctx context.Context, nodes map[string]rueidis.Client,
 	return errors.Join(errs...)
 }
 
-// loadOn loads scripts into one server. If key is "", it is the only server of node. If not, it is
-// the server that owns key.
+// loadOn loads scripts into one server. With a key, the scripts go to the server that owns the key.
+// Without one, node has only one server.
 func (c Client) loadOn(ctx context.Context, node rueidis.Client, key string, scripts []string) error {
 	commands := make(rueidis.Commands, len(scripts))
 	for i := range scripts {
@@ -156,7 +156,7 @@ func replicasIn(info string) (addresses []string) {
 func (c Client) result(r rueidis.RedisResult) (string, error) {
 	text, err := r.ToString()
 	if err != nil {
-		return "", c.connector.asReply(err)
+		return "", c.connector.asReplyError(err)
 	}
 	return text, nil
 }

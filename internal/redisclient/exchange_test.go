@@ -318,7 +318,7 @@ func letRueidisRead(t *testing.T, mode clientMode, stream []byte) {
 	}
 	life, end := context.WithCancel(context.Background())
 	defer end()
-	guardConnections(&option, life)
+	checkConnections(&option, life)
 	client, err := rueidis.NewClient(option)
 	if err != nil {
 		return

@@ -27,7 +27,7 @@ func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	g := guardConn(context.Background(), client)
+	g := checkConn(context.Background(), client)
 	defer g.Close()
 	if _, err := g.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
 		t.Fatal(err)

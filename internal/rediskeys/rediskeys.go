@@ -19,10 +19,10 @@ import (
 //	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
 //
 // The braces put all limits of a key into one hash slot. Inside them is the key in an encoding
-// without braces, in which no two keys are equal. Letters, digits and -_.~:@/=+,;!*'()& stay, other
-// bytes become %XX. A key whose encoding is longer than MaxName becomes "%#" and its SHA-256. The
-// empty key becomes "%_". The store's own keys begin with "%@". With a secret every key becomes
-// "%#" and the beginning of its HMAC.
+// without braces. Different keys have different encodings. Letters, digits and -_.~:@/=+,;!*'()&
+// stay, other bytes become %XX. A key whose encoding is longer than MaxName becomes "%#" and its
+// SHA-256. The empty key becomes "%_". The store's own keys begin with "%@". With a secret every
+// key becomes "%#" and the beginning of its HMAC.
 const (
 	schemaVersion = "1"
 	macBytes      = 16 // bytes of the HMAC-SHA-256 that stand for a key
@@ -37,8 +37,8 @@ func Base(prefix string) string { return cmp.Or(prefix, "ps") + schemaVersion }
 // Prefix returns the prefix of a Base.
 func Prefix(base string) string { return strings.TrimSuffix(base, schemaVersion) }
 
-// Own returns the name of a key of the store itself. All such keys are in one slot.
-func Own(base, name string) string { return base + "{%@}" + name }
+// StoreKey returns the name of a key of the store itself. All such keys are in one slot.
+func StoreKey(base, name string) string { return base + "{%@}" + name }
 
 // A Scheme is how one store names the keys of limits.
 type Scheme struct {
@@ -79,8 +79,8 @@ func (s *Scheme) Slot(key string) uint16 {
 
 const hexDigits = "0123456789ABCDEF"
 
-// isPlain has true for each byte that names keep as it is.
-var isPlain = func() (t [256]bool) {
+// plainBytes has true for each byte that names keep as it is.
+var plainBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = IsLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
 	}
@@ -157,7 +157,7 @@ func KeyOf(name string) (key string, ok bool) {
 	var b []byte
 	for i := 0; i < len(name); i++ {
 		switch c := name[i]; {
-		case isPlain[c]:
+		case plainBytes[c]:
 			b = append(b, c)
 		case c == '%' && i+2 < len(name):
 			high, low := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
@@ -181,7 +181,7 @@ func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
 	start := len(b)
 	for i := 0; i < len(key) && len(b)-start <= MaxName; i++ {
 		c := key[i]
-		if isPlain[c] {
+		if plainBytes[c] {
 			b = append(b, c)
 		} else {
 			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])

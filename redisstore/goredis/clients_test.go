@@ -144,6 +144,6 @@ func TestLayoutOfARingIsQueriedOnce(t *testing.T) {
 	store := clienttest.NewStore(t, ring.One(t, server.Addr, clienttest.Options{}), redisstore.Options{})
 	clienttest.Use(store, 2*time.Second)
 	if queries, _, err := server.CommandStats("cluster|slots"); err != nil || queries != 1 {
-		t.Errorf("the layout was queried %d times, %v; want once", queries, err)
+		t.Errorf("the map of slots was queried %d times, %v; want once", queries, err)
 	}
 }

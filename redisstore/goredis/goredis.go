@@ -57,16 +57,16 @@ func (a adapter) processOnce(ctx context.Context, command, script string, keys, 
 	cmd.SetFirstKeyPos(firstKey)
 	defer a.reloadLater(ctx)()
 	if err := a.client.Process(ctx, cmd); err != nil {
-		err = asReply(err)
+		err = asReplyError(err)
 		a.reloadAfter(ctx, err)
 		return "", err
 	}
 	return cmd.Result()
 }
 
-// reloadAfter makes the client of a Cluster reload the layout in the background, unless err is a
-// reply of Redis. go-redis reloads it by itself only when it retries a command. Scripts are not
-// retried, so without reloadAfter the client would use a dead primary until
+// reloadAfter makes the client of a Cluster reload the map of slots in the background, unless err
+// is a reply of Redis. go-redis reloads it by itself only when it retries a command. Scripts are
+// not retried, so without reloadAfter the client would use a dead primary until
 // ClusterStateReloadInterval has passed.
 func (a adapter) reloadAfter(ctx context.Context, err error) {
 	if _, hasReplied := err.(redisstore.ReplyError); hasReplied {
@@ -77,10 +77,11 @@ func (a adapter) reloadAfter(ctx context.Context, err error) {
 	}
 }
 
-// reloadDelay is how long a call may take before the layout is reloaded, as if the call had failed.
+// reloadDelay is how long a call may take. After that, the map of slots is reloaded, as after a
+// call that failed.
 const reloadDelay = 200 * time.Millisecond
 
-// reloadLater reloads the layout after reloadDelay, unless stop is called earlier.
+// reloadLater reloads the map of slots after reloadDelay, unless stop is called earlier.
 func (a adapter) reloadLater(ctx context.Context) (stop func() bool) {
 	if _, ok := a.client.(*redis.ClusterClient); !ok {
 		return func() bool { return true }
@@ -97,13 +98,13 @@ func (a adapter) Sharded(context.Context) (bool, error) {
 }
 
 func (a adapter) Ping(ctx context.Context) error {
-	return asReply(a.client.Process(ctx, redis.NewStatusCmd(ctx, "ping")))
+	return asReplyError(a.client.Process(ctx, redis.NewStatusCmd(ctx, "ping")))
 }
 
 func (adapter) Close() error { return nil }
 
-// asReply makes a ReplyError of an error reply, and returns other errors as they are.
-func asReply(err error) error {
+// asReplyError makes a ReplyError of an error reply, and returns other errors as they are.
+func asReplyError(err error) error {
 	var answered redis.Error
 	if errors.As(err, &answered) {
 		return redisstore.ReplyError(answered.Error())
@@ -118,7 +119,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []string) error {
 		for _, script := range scripts {
 			digest, err := node.ScriptLoad(ctx, script).Result()
 			if err != nil {
-				return asReply(err)
+				return asReplyError(err)
 			}
 			if err := luagen.CheckLoaded(script, digest); err != nil {
 				return err
@@ -141,7 +142,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []string) error {
 		if key != "" {
 			node, err := c.MasterForKey(ctx, key)
 			if err != nil {
-				return asReply(err)
+				return asReplyError(err)
 			}
 			return loadOn(ctx, node)
 		}
@@ -152,7 +153,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []string) error {
 		return loadOn(ctx, a.client)
 	}
 	if err != nil {
-		err = asReply(err)
+		err = asReplyError(err)
 	}
 	return errors.Join(append(errs, err)...)
 }

@@ -59,7 +59,7 @@ func (d *doctor) open() (*redisstore.Store, error) {
 	option := d.option
 	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second
 	option.ForceSingleClient = d.kind == "single"
-	return redisstore.New(countingClient{redisclient.Dial(option, newReply), &d.commands}, d.Keys)
+	return redisstore.New(countingClient{redisclient.Dial(option, newReplyError), &d.commands}, d.Keys)
 }
 
 // checkDecisions makes decisions at each primary, as serve would.

@@ -67,7 +67,7 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	begin := time.Now()
-	s.connector = redisclient.Connect(option, newReply)
+	s.connector = redisclient.Connect(option, newReplyError)
 	s.client, s.err = s.connector.Get(ctx)
 	s.waited = time.Since(begin)
 	if s.err != nil {
@@ -83,8 +83,8 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	return s
 }
 
-// newReply makes an error of the text of an error reply.
-func newReply(text string) error { return redisstore.ReplyError(text) }
+// newReplyError makes an error of the text of an error reply.
+func newReplyError(text string) error { return redisstore.ReplyError(text) }
 
 // greetingOf returns the error that a server sends to a new connection, such as that there are too
 // many clients. A client that writes first may not receive this error, so greetingOf only reads.
