@@ -1,5 +1,5 @@
-// Package fieldvalues has the words and the bounds of fields in policy files. The code that checks
-// the fields and the generator of their schema read them here.
+// Package fieldvalues has the fixed choices and the bounds of fields in policy files. The code that
+// checks the fields and the generator of their schema read them here.
 package fieldvalues
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// The words of fields that accept no others. If a field has a default, it is the first one.
+// The fixed choices of fields. If a field has a default, it is the first choice.
 var (
 	Apply     = []string{"most-specific", "all"}
 	OnFailure = []string{"local", "open", "closed"}

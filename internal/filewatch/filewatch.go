@@ -17,26 +17,26 @@ type Options struct {
 	// systems, folders that were missing). Default: 30s.
 	Poll time.Duration
 
-	// Settle is how long nothing must change before the files are read. If they keep changing, they
-	// are read after 20 times this time. Default: 50ms.
-	Settle time.Duration
+	// Quiet is how long nothing must change before check is called. If files keep changing, check is
+	// called after 20 times this time. Default: 50ms.
+	Quiet time.Duration
 
 	// PollsOnly means that the Watcher uses no reports of the system.
 	PollsOnly bool
 }
 
 const (
-	defaultPoll     = 30 * time.Second
-	defaultSettle   = 50 * time.Millisecond
-	maxSettleFactor = 20 // a check waits at most this number times Settle
-	maxRounds       = 5  // how many times Follow looks at links that change at the same time
+	defaultPoll    = 30 * time.Second
+	defaultQuiet   = 50 * time.Millisecond
+	maxQuietFactor = 20 // a check waits at most this number times Quiet
+	maxRounds      = 5  // how many times Follow looks at links that change at the same time
 )
 
 // A Watcher calls a function when files may have changed. Many goroutines may call its methods,
 // except Start.
 type Watcher struct {
 	options Options
-	notices *fsnotify.Watcher // nil if the system does not report changes
+	system  *fsnotify.Watcher // nil if the system does not report changes
 	stop    chan struct{}     // closed by Close
 	ended   chan struct{}     // closed when the goroutine of Start ends; nil before Start
 	closing sync.Once
@@ -47,15 +47,15 @@ func New(o Options) *Watcher {
 	if o.Poll <= 0 {
 		o.Poll = defaultPoll
 	}
-	if o.Settle <= 0 {
-		o.Settle = defaultSettle
+	if o.Quiet <= 0 {
+		o.Quiet = defaultQuiet
 	}
 	w := &Watcher{options: o, stop: make(chan struct{})}
 	if o.PollsOnly {
 		return w
 	}
-	if notices, err := fsnotify.NewWatcher(); err == nil { // otherwise the system has no watches left
-		w.notices = notices
+	if system, err := fsnotify.NewWatcher(); err == nil { // otherwise the system has no watches left
+		w.system = system
 	}
 	return w
 }
@@ -73,8 +73,8 @@ func (w *Watcher) Start(check func()) {
 func (w *Watcher) run(check func()) {
 	var changed <-chan fsnotify.Event
 	var missed <-chan error
-	if w.notices != nil {
-		changed, missed = w.notices.Events, w.notices.Errors
+	if w.system != nil {
+		changed, missed = w.system.Events, w.system.Errors
 	}
 	poll := time.NewTicker(w.options.Poll)
 	defer poll.Stop()
@@ -105,14 +105,14 @@ func (w *Watcher) run(check func()) {
 // waitFor returns how long to wait for further changes. elapsed is the time since the first change
 // that was not checked yet.
 func (o Options) waitFor(elapsed time.Duration) time.Duration {
-	return max(0, min(o.Settle, maxSettleFactor*o.Settle-elapsed))
+	return max(0, min(o.Quiet, maxQuietFactor*o.Quiet-elapsed))
 }
 
 // Follow watches these folders, and every folder on the way to the paths, also through symbolic
 // links, as far as the system allows. It watches no other folders any more. isNew reports whether
 // it watches a folder that it did not watch before.
 func (w *Watcher) Follow(paths []string, folders ...string) (isNew bool) {
-	if w.notices == nil {
+	if w.system == nil {
 		return false
 	}
 	var all []string
@@ -123,12 +123,12 @@ func (w *Watcher) Follow(paths []string, folders ...string) (isNew bool) {
 		}
 		slices.Sort(all)
 		all = slices.Compact(all)
-		watched, hasChanged := w.notices.WatchList(), false
+		watched, hasChanged := w.system.WatchList(), false
 		for _, folder := range all {
 			if slices.Contains(watched, folder) {
 				continue
 			}
-			err := w.notices.Add(folder)
+			err := w.system.Add(folder)
 			isNew = isNew || err == nil
 			hasChanged = hasChanged || err == nil || errors.Is(err, fs.ErrNotExist)
 		}
@@ -136,9 +136,9 @@ func (w *Watcher) Follow(paths []string, folders ...string) (isNew bool) {
 			break
 		}
 	}
-	for _, folder := range w.notices.WatchList() {
+	for _, folder := range w.system.WatchList() {
 		if !slices.Contains(all, folder) {
-			_ = w.notices.Remove(folder)
+			_ = w.system.Remove(folder)
 		}
 	}
 	return isNew
@@ -146,10 +146,10 @@ func (w *Watcher) Follow(paths []string, folders ...string) (isNew bool) {
 
 // Folders returns the watched folders in any order.
 func (w *Watcher) Folders() []string {
-	if w.notices == nil {
+	if w.system == nil {
 		return nil
 	}
-	return w.notices.WatchList()
+	return w.system.WatchList()
 }
 
 // IsClosed reports whether Close was called.
@@ -168,7 +168,7 @@ func (w *Watcher) Close() {
 	if w.ended != nil {
 		<-w.ended
 	}
-	if w.notices != nil {
-		_ = w.notices.Close()
+	if w.system != nil {
+		_ = w.system.Close()
 	}
 }

@@ -17,7 +17,7 @@ func must(t *testing.T, err error) {
 
 func TestSettlingIsBounded(t *testing.T) {
 	t.Parallel()
-	o := Options{Settle: 50 * time.Millisecond}
+	o := Options{Quiet: 50 * time.Millisecond}
 	// Keys and values are milliseconds.
 	for elapsed, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
 		if got := o.waitFor(elapsed * time.Millisecond); got != want*time.Millisecond {

@@ -75,7 +75,7 @@ func (p Pattern) String() string {
 	for _, one := range p {
 		switch one.Kind {
 		case Literal:
-			one.Text = strings.ReplaceAll(one.Text, "*", "%2A") // a star alone is a pattern
+			one.Text = strings.ReplaceAll(one.Text, "*", "%2A") // an unescaped star would be a pattern
 		case Named:
 			one.Text = "{" + one.Text + "}"
 		case Any:
@@ -192,7 +192,7 @@ func (p Pattern) HasSegment(name string) bool {
 
 // Compare orders matchers, the most specific first, by these criteria:
 //
-//   - the host: a name, then *.domain, then any
+//   - the host: a name, then *.domain (the longer domain first), then any
 //   - the path, segment by segment: literal, glob (the longer first), {name}, *, the end of the
 //     path, **
 //   - whether methods are named; HEAD by name comes before HEAD because of GET
@@ -317,7 +317,7 @@ func ParsePattern(text string, clean func(path string) (string, error), ignoresT
 		case strings.ContainsAny(text, "{}"):
 			name := strings.TrimSuffix(strings.TrimPrefix(text, "{"), "}")
 			hasBothBraces := len(name) == len(text)-len("{}")
-			if !hasBothBraces || !syntax.IsWord(name) {
+			if !hasBothBraces || !syntax.IsIdentifier(name) {
 				return nil, fmt.Errorf("the segment %.60q is malformed; write {name} for a whole segment, with a name of letters, digits and _", text)
 			}
 			if names[name] {
@@ -351,7 +351,7 @@ func checkIsPath(text string) error {
 		return fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
 	}
 	if strings.HasPrefix(text, "^") {
-		return fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, convertExpression(text))
+		return fmt.Errorf("the path %.60q is a regular expression, which a path cannot be; write %.60q", text, pathLikeRegexp(text))
 	}
 	if path, _, hasQuery := strings.Cut(text, "?"); hasQuery && strings.HasPrefix(path, "/") {
 		return fmt.Errorf("the path %.60q has a query; write %.60q, and beside it query NAME: VALUE if the rule needs it (%%3F is a question mark in a path)", text, path)
@@ -367,9 +367,9 @@ func checkIsPath(text string) error {
 	return nil
 }
 
-// convertExpression returns a pattern that matches about the same paths as a regular expression.
+// pathLikeRegexp returns a pattern that matches about the same paths as a regular expression.
 // The pattern is only the proposal of an error message.
-func convertExpression(text string) string {
+func pathLikeRegexp(text string) string {
 	text = strings.TrimSuffix(strings.Trim(text, "^$"), "/?")
 	parts := strings.Split(strings.NewReplacer("[^/]+", "*", "[^/]*", "*", "(", "", ")", "", `\`, "").Replace(text), "/")
 	for i, part := range parts {
@@ -393,7 +393,7 @@ func CleanSegment(text string, isLast bool, clean func(path string) (string, err
 	}
 	canonical, err := clean("/" + text)
 	if err != nil {
-		return "", fmt.Errorf("no canonical path has the segment %.60q: %s", text, offsetText.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
+		return "", fmt.Errorf("no canonical path has the segment %.60q: %s", text, positionInError.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 	}
 	if canonical == "/" || strings.Contains(canonical[1:], "/") {
 		return "", fmt.Errorf("no canonical path has the segment %.60q; remove it", text)
@@ -401,6 +401,6 @@ func CleanSegment(text string, isLast bool, clean func(path string) (string, err
 	return canonical[1:], nil
 }
 
-// offsetText matches the position in an error about a path. The position is removed from errors
-// about patterns, because it counts from the start of a segment.
-var offsetText = regexp.MustCompile(` at offset \d+`)
+// positionInError matches the position in an error about a path. The position is removed from
+// errors about patterns, because it counts from the start of a segment.
+var positionInError = regexp.MustCompile(` at offset \d+`)

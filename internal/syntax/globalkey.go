@@ -1,5 +1,5 @@
 package syntax
 
-// GlobalKey is the key of limits that all requests share. No identity with a source has this key,
-// because its keys contain a colon.
+// GlobalKey is the key of limits that all requests share. Keys that are made from a request contain
+// a colon, so none of them equals it.
 const GlobalKey = "global"

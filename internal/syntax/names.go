@@ -35,9 +35,9 @@ func IsKind(s string) bool {
 	return len(s) >= 1 && len(s) <= 20
 }
 
-// IsWord reports whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
-// digit.
-func IsWord(s string) bool {
+// IsIdentifier reports whether s is an identifier, such as the name of a segment: 1 to 64 letters,
+// digits and _, not beginning with a digit.
+func IsIdentifier(s string) bool {
 	for i, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {
 			return false

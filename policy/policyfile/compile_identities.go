@@ -28,7 +28,7 @@ func (c *compiler) compileIdentities() {
 }
 
 func isIdentityName(s string) bool {
-	return syntax.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
+	return syntax.IsIdentifier(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
 }
 
 // An identityState is the state of compiling a named identity. It detects identities that refer to

@@ -249,7 +249,7 @@ func (c *compiler) compilePattern(p any, text string) (match.Pattern, bool) {
 	for _, s := range strings.Split(text, "/") {
 		name := strings.Trim(s, ":<>") // :name and <name> are named segments in other programs
 		switch {
-		case s != name && syntax.IsWord(name):
+		case s != name && syntax.IsIdentifier(name):
 			c.warn(p, "the segment %q matches only this text; for a segment with any text write path: %q, with the quotes", wording.Clip(s),
 				wording.Clip(strings.Replace(text, s, "{"+name+"}", 1)))
 		case expressionLike.MatchString(s):

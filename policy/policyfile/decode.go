@@ -690,7 +690,7 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 // be a secret that contains ${ by chance, so messages do not show the reference.
 func (d *decoder) lookUpVariable(reference string, isWhole bool) (value, wrong string) {
 	name, defaultValue, hasDefault := strings.Cut(reference, ":-")
-	isNamed := syntax.IsWord(name) && !strings.ContainsAny(defaultValue, "${")
+	isNamed := syntax.IsIdentifier(name) && !strings.ContainsAny(defaultValue, "${")
 	switch {
 	case !isNamed && (d.currentOptions.isSecret || !isWhole):
 		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"

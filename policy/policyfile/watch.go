@@ -86,7 +86,7 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), poll
 		o.Notify = func(error) {}
 	}
 	w := &Watcher{path: path, options: o, load: load, files: absolute([]string{path})}
-	w.changes = filewatch.New(filewatch.Options{Poll: o.Poll, Settle: o.Settle, PollsOnly: pollsOnly})
+	w.changes = filewatch.New(filewatch.Options{Poll: o.Poll, Quiet: o.Settle, PollsOnly: pollsOnly})
 	if err := w.loadLocked(); err != nil {
 		w.changes.Close()
 		return nil, err

@@ -134,7 +134,7 @@ func Watch(dir string, o WatchOptions) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{dir: full, options: o, folders: []string{full}, changes: filewatch.New(filewatch.Options{Poll: o.Poll, Settle: o.Settle})}
+	w := &Watcher{dir: full, options: o, folders: []string{full}, changes: filewatch.New(filewatch.Options{Poll: o.Poll, Quiet: o.Settle})}
 	w.follow()
 	if _, err := w.loadLocked(true); err != nil {
 		w.changes.Close()
