@@ -248,9 +248,9 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 	return cut(slices.DeleteFunc(findAll(rules, syntax.GlobalKey, ""), isOther))
 }
 
-// batches puts limits into as few batches as possible. Tiers share a state, and a batch must not
-// have a state twice.
-func batches(limits []Limit) (all [][]*Limit) {
+// packBatches puts limits into as few batches as possible. Tiers share a state, and a batch must
+// not have a state twice.
+func packBatches(limits []Limit) (all [][]*Limit) {
 	for i := range limits {
 		l := &limits[i]
 		hasRoom := func(batch []*Limit) bool {

@@ -34,7 +34,7 @@ type Reader struct {
 // corrupt.
 func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, error) {
 	source := penstock.FromStore
-	for _, batch := range batches(limits) {
+	for _, batch := range packBatches(limits) {
 		d, err := r.Store.Decide(ctx, chargesOf(batch))
 		if IsCorrupt(err) {
 			if err := r.readEach(ctx, batch, err); err != nil {
@@ -43,7 +43,7 @@ func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, err
 			continue
 		}
 		if err != nil {
-			return source, fmt.Errorf("read %s: %w", names(batch), err)
+			return source, fmt.Errorf("read %s: %w", namesWithKeys(batch), err)
 		}
 		source = max(source, d.Source)
 		for i, l := range batch {
@@ -71,12 +71,12 @@ func (r *Reader) readEach(ctx context.Context, batch []*Limit, cause error) erro
 			d, err = r.DecideWithoutStore(chargesOf([]*Limit{l}))
 		}
 		if err != nil {
-			return fmt.Errorf("read %s: %w", names([]*Limit{l}), err)
+			return fmt.Errorf("read %s: %w", namesWithKeys([]*Limit{l}), err)
 		}
 		l.fill(d.Status(0), l.IsCorrupt || checkStored(d.Source) != nil)
 	}
 	if corrupt == nil { // the values have been deleted since
-		return fmt.Errorf("read %s: %w", names(batch), cause)
+		return fmt.Errorf("read %s: %w", namesWithKeys(batch), cause)
 	}
 	if r.DecideWithoutStore != nil {
 		return nil
@@ -94,7 +94,7 @@ type CorruptError struct {
 
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf("read %s: %v; Penstock did not write this value. Until it is deleted, %s; delete it: %s",
-		names(e.limits), e.cause, FailureText(e.limits), e.repair)
+		namesWithKeys(e.limits), e.cause, FailureText(e.limits), e.repair)
 }
 
 func (e *CorruptError) Unwrap() error { return e.cause }
@@ -184,8 +184,8 @@ func (l *Limit) fill(s penstock.Status, isWithoutStore bool) {
 	}
 }
 
-// names lists limits for an error, with their states in Redis if these are known.
-func names(batch []*Limit) string {
+// namesWithKeys lists limits for an error, with their keys in Redis if these are known.
+func namesWithKeys(batch []*Limit) string {
 	var all []string
 	for _, l := range batch {
 		name := l.Name()

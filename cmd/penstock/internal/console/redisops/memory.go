@@ -2,10 +2,10 @@ package redisops
 
 // Memory describes a server's memory.
 type Memory struct {
-	Used   int64  // bytes
-	Max    int64  // bytes; 0: there is no maximum
-	Policy string // maxmemory-policy: what the server does when its memory is full
-	Server string // on a Cluster the server's address, else ""
+	Used    int64  // bytes
+	Max     int64  // bytes; 0: there is no maximum
+	Policy  string // maxmemory-policy: what the server does when its memory is full
+	Address string // on a Cluster the server's address, else ""
 }
 
 // Evicts reports whether the server may delete counters when its memory is full. Then used units

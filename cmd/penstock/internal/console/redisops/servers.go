@@ -20,10 +20,10 @@ type Server struct {
 	Evicted int64 // keys that were deleted because the memory was full
 	Expired int64 // keys whose TTL ended
 
-	CPU        time.Duration // CPU time of the main thread, which runs all scripts
-	Scripts    int64         // calls of EVALSHA and EVAL, by all clients
-	ScriptTime time.Duration // total time of these calls
-	Cached     int64         // scripts in the server's cache
+	CPU           time.Duration // CPU time of the main thread, which runs all scripts
+	Scripts       int64         // calls of EVALSHA and EVAL, by all clients
+	ScriptTime    time.Duration // total time of these calls
+	CachedScripts int64         // scripts in the server's cache
 
 	Clients    int64 // connected clients
 	MaxClients int64 // the most that may be connected
@@ -48,7 +48,7 @@ func Servers(ctx context.Context, store *redisstore.Store) ([]Server, error) {
 	var all []Server
 	err := store.EvalOnEach(ctx, infoLua, "info", nil, func(address, reply string) error {
 		server, err := parseInfo(reply)
-		server.Server = address
+		server.Address = address
 		all = append(all, server)
 		return err
 	})
@@ -76,9 +76,9 @@ func parseInfo(text string) (Server, error) {
 	s := Server{
 		Memory:  Memory{Used: number("used_memory"), Max: number("maxmemory"), Policy: short("maxmemory_policy")},
 		Evicted: number("evicted_keys"), Expired: number("expired_keys"),
-		CPU:     seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
-		Cached:  number("number_of_cached_scripts"),
-		Clients: number("connected_clients"), MaxClients: number("maxclients"), Refused: number("rejected_connections"),
+		CPU:           seconds(fields["used_cpu_sys_main_thread"]) + seconds(fields["used_cpu_user_main_thread"]),
+		CachedScripts: number("number_of_cached_scripts"),
+		Clients:       number("connected_clients"), MaxClients: number("maxclients"), Refused: number("rejected_connections"),
 		RunID: short("run_id"), Replicas: number("connected_slaves"),
 	}
 	for name, value := range fields {

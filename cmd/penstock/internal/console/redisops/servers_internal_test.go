@@ -14,7 +14,7 @@ func TestInfoIsParsed(t *testing.T) {
 		"# Commandstats\r\ncmdstat_eval:calls=2,usec=20,usec_per_call=10.00\r\ncmdstat_evalsha:calls=5,usec=76,usec_per_call=15.20\r\ncmdstat_evalsha_ro:calls=9,usec=9\r\n" +
 		"# Keyspace\r\ndb0:keys=8,expires=0,avg_ttl=0\r\ndb12:keys=3,expires=0,avg_ttl=0\r\n"
 	want := Server{Memory: Memory{Used: 2000, Max: 4000, Policy: "noeviction"}, Keys: 11, Evicted: 3, Expired: 4, CPU: 1750 * time.Millisecond, Scripts: 7, ScriptTime: 96 * time.Microsecond,
-		Cached: 7, Clients: 6, MaxClients: 10000, Refused: 5, RunID: "8371b4fb1155b71f4a04d3e1bc3e18c4a990aeeb", Replicas: 2, Lag: 40}
+		CachedScripts: 7, Clients: 6, MaxClients: 10000, Refused: 5, RunID: "8371b4fb1155b71f4a04d3e1bc3e18c4a990aeeb", Replicas: 2, Lag: 40}
 	if got, err := parseInfo(text); err != nil || got != want {
 		t.Errorf("parseInfo returned %+v, %v; want %+v", got, err, want)
 	}
@@ -49,7 +49,7 @@ func TestHostileInfoGivesNoWrongNumbers(t *testing.T) {
 		}
 		for name, n := range map[string]int64{
 			"Used": s.Used, "Max": s.Max, "Keys": s.Keys, "Evicted": s.Evicted, "Expired": s.Expired, "CPU": int64(s.CPU), "Scripts": s.Scripts,
-			"ScriptTime": int64(s.ScriptTime), "Cached": s.Cached, "Clients": s.Clients, "MaxClients": s.MaxClients, "Refused": s.Refused,
+			"ScriptTime": int64(s.ScriptTime), "CachedScripts": s.CachedScripts, "Clients": s.Clients, "MaxClients": s.MaxClients, "Refused": s.Refused,
 			"Replicas": s.Replicas, "Lag": s.Lag,
 		} {
 			if n < 0 {

@@ -67,11 +67,11 @@ func TestWorstMemoryIsThatOfAServerThatEvictsOrIsFull(t *testing.T) {
 		want string
 	}{
 		"no server":              {nil, ""},
-		"no maximum":             {[]redisops.Memory{{Used: 9, Server: "first"}, {Used: 10, Server: "second"}}, "first"},
-		"the fuller of two":      {[]redisops.Memory{{Used: 60, Max: 100, Policy: "noeviction", Server: "first"}, {Used: 7, Max: 10, Policy: "noeviction", Server: "second"}}, "second"},
-		"a maximum and none":     {[]redisops.Memory{{Used: 90, Server: "first"}, {Used: 1, Max: 100, Policy: "noeviction", Server: "second"}}, "second"},
-		"one that evicts, empty": {[]redisops.Memory{{Max: 10, Policy: "allkeys-lru", Server: "first"}, {Used: 10, Max: 10, Policy: "noeviction", Server: "second"}}, "first"},
-		"two that evict":         {[]redisops.Memory{{Used: 9, Max: 10, Policy: "allkeys-lru", Server: "first"}, {Used: 80, Max: 100, Policy: "allkeys-lru", Server: "second"}}, "first"},
+		"no maximum":             {[]redisops.Memory{{Used: 9, Address: "first"}, {Used: 10, Address: "second"}}, "first"},
+		"the fuller of two":      {[]redisops.Memory{{Used: 60, Max: 100, Policy: "noeviction", Address: "first"}, {Used: 7, Max: 10, Policy: "noeviction", Address: "second"}}, "second"},
+		"a maximum and none":     {[]redisops.Memory{{Used: 90, Address: "first"}, {Used: 1, Max: 100, Policy: "noeviction", Address: "second"}}, "second"},
+		"one that evicts, empty": {[]redisops.Memory{{Max: 10, Policy: "allkeys-lru", Address: "first"}, {Used: 10, Max: 10, Policy: "noeviction", Address: "second"}}, "first"},
+		"two that evict":         {[]redisops.Memory{{Used: 9, Max: 10, Policy: "allkeys-lru", Address: "first"}, {Used: 80, Max: 100, Policy: "allkeys-lru", Address: "second"}}, "first"},
 	} {
 		for _, isReversed := range []bool{false, true} {
 			var servers []redisops.Server
@@ -81,7 +81,7 @@ func TestWorstMemoryIsThatOfAServerThatEvictsOrIsFull(t *testing.T) {
 			if isReversed && name != "no maximum" { // of equals, the first is returned
 				slices.Reverse(servers)
 			}
-			if got := redisops.WorstMemory(servers).Server; got != c.want {
+			if got := redisops.WorstMemory(servers).Address; got != c.want {
 				t.Errorf("%s, reversed %t: the server %q; want %q", name, isReversed, got, c.want)
 			}
 		}
@@ -111,7 +111,7 @@ func TestServersCountWhatHappens(t *testing.T) {
 	if after.Keys-before.Keys != calls+1 || after.Expired-before.Expired != 1 || after.Replicas != 1 {
 		t.Errorf("%d more keys, %d more expired keys and %d replicas; want %d, 1 and 1", after.Keys-before.Keys, after.Expired-before.Expired, after.Replicas, calls+1)
 	}
-	if after.Scripts-before.Scripts < calls || after.ScriptTime <= before.ScriptTime || after.CPU <= before.CPU || after.Cached <= before.Cached {
+	if after.Scripts-before.Scripts < calls || after.ScriptTime <= before.ScriptTime || after.CPU <= before.CPU || after.CachedScripts <= before.CachedScripts {
 		t.Errorf("from %+v\nto %+v\nwant more scripts, script time, CPU time and cached scripts", before, after)
 	}
 	if after.Clients < 2 || after.MaxClients < after.Clients || after.Used-before.Used < 1_000_000 {
@@ -247,11 +247,11 @@ func TestWorstMemoryOfACluster(t *testing.T) {
 	}
 	for _, primary := range c.Primaries() {
 		clienttest.Must(t, primary, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
-		if memory, err := worst(); err != nil || !memory.Evicts() || memory.Server != primary.Addr {
+		if memory, err := worst(); err != nil || !memory.Evicts() || memory.Address != primary.Addr {
 			t.Errorf("the memory is %+v, %v; want that %s evicts", memory, err, primary.Addr)
 		}
 		clienttest.Must(t, primary, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
-		if memory, err := worst(); err != nil || memory.Evicts() || memory.Server != primary.Addr {
+		if memory, err := worst(); err != nil || memory.Evicts() || memory.Address != primary.Addr {
 			t.Errorf("the memory is %+v, %v; want that of %s, the only server with a bound", memory, err, primary.Addr)
 		}
 		clienttest.Must(t, primary, "CONFIG", "SET", "maxmemory", "0")

@@ -26,9 +26,10 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''`
 
 // readSummariesLua replies the number of registered instances and some of the summaries. For each
-// summary the reply has the lengths of the name and of the text, then the name and the text. The
-// keys of the texts are in the slot of KEYS[1], and begin like it. A key that is not a string is
-// left out. ARGV has the first and the last index in the set of instances.
+// summary, the reply has the lengths of the name and of the text, then the name and the text. The
+// keys of the texts are KEYS[1] with summary.NAME in place of instances, and are in the same slot.
+// A key that is not a string is left out. ARGV has the first and the last index in the set of
+// instances.
 const readSummariesLua = `#!lua
 local begin = string.sub(KEYS[1], 1, -#'instances' - 1) .. 'summary.'
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])

@@ -34,7 +34,7 @@ const minWidth, usualWidth = 72, 80
 func (s *Snapshot) Print(v View) []string {
 	p := &printer{View: v, snapshot: s, maxLine: max(v.Width, 1)}
 	if v.Width == 0 {
-		p.isUncut, p.Width, p.maxLine = true, usualWidth, math.MaxInt
+		p.showsAll, p.Width, p.maxLine = true, usualWidth, math.MaxInt
 	}
 	p.Width = max(p.Width, minWidth)
 	if v.Notice != "" {
@@ -53,17 +53,18 @@ func (s *Snapshot) Print(v View) []string {
 
 // A printer makes the lines of a snapshot.
 type printer struct {
-	View     // its Width is the width of tables: at least minWidth, even if lines are cut at a smaller width
+	View     // with the Width of tables, which is at least minWidth, even if maxLine is smaller
 	snapshot *Snapshot
 	maxLine  int  // the width at which lines are cut, in columns
-	isUncut  bool // whether no line is cut
+	showsAll bool // whether no line is cut
 	lines    []string
 }
 
-// columnWidth returns the width of a column with these texts: width, or more if no line is cut.
+// columnWidth returns the width of a column: width, or what the longest text needs if no line is
+// cut.
 func (p *printer) columnWidth(width int, texts ...string) int {
 	for _, text := range texts {
-		if p.isUncut {
+		if p.showsAll {
 			width = max(width, len([]rune(printable.Line(text)))+1)
 		}
 	}

@@ -208,7 +208,7 @@ func (c *call) setCost(it *item, d *Descriptor) error {
 		it.kind = check
 	case d.IsNegative:
 		it.kind = refund
-	case c.isExact(), d.HasHits && !o.SpendsReports:
+	case c.isExact(), d.HasHits && !o.DeniesReports:
 		it.kind = force
 	case it.limit.plan == nil:
 		it.kind = forbid

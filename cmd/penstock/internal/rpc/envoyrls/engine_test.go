@@ -46,7 +46,7 @@ descriptors:
   value: s*
   share_threshold: true
   rate_limit: {unit: day, requests_per_unit: 2}
-- key: white
+- key: no_limit
 `
 
 // A fixture is an engine that records its events.
@@ -233,7 +233,7 @@ func TestModeExactCountsLikeEnvoysService(t *testing.T) {
 			zero=x +0 -> ok: ok 0/day 0 left 86400s`},
 		{"no limit", `
 			other -> ok: none
-			white -> ok: none
+			no_limit -> ok: none
 			small more -> ok: none`},
 		{"unlimited and replaced", `
 			free -> ok: unlimited 4294967295
@@ -331,7 +331,7 @@ func TestModeAtomicChargesNothingForADenial(t *testing.T) {
 	spends := conversation{"reports are charged only if they fit", `
 		small +50 -> over: over 3/minute 3 left 60s
 		small +3 -> ok: ok 3/minute 0 left 60s`}
-	spends.run(t, limits, envoyrls.Options{SpendsReports: true})
+	spends.run(t, limits, envoyrls.Options{DeniesReports: true})
 	quota := conversation{"all limits are quotas", `
 		3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
 		8: small,large -> over: over 3/minute 0 left 60s, over 10/hour 7 left 3600s

@@ -95,10 +95,10 @@ type Options struct {
 	// OnFailure is what happens while the store gives no answer. Default: see FailDefault.
 	OnFailure Failure
 
-	// SpendsReports charges the hits_addend of a descriptor only if the limit has room for it, like
-	// the hits_addend of a request. Default: it is always charged, because it may report usage that
-	// has already happened.
-	SpendsReports bool
+	// DeniesReports denies a descriptor whose own hits_addend does not fit into the limit, and does
+	// not charge it, as for the hits_addend of a request. Default: the descriptor's hits_addend is
+	// always charged, because it may report usage that has already happened.
+	DeniesReports bool
 
 	// ShadowMode lets every request pass (SHADOW_MODE): the overall code is always OK. The statuses
 	// show what would have been enforced.

@@ -62,8 +62,8 @@ type Options struct {
 	// Check rejects rules that the servers cannot enforce. Default: it rejects no rules.
 	Check func(*policy.Rules) error
 
-	// WrapStore returns a test's store that calls the given one, which has its guards. Default: the
-	// given store is used.
+	// WrapStore wraps the store with its guards, for tests. The Core uses the store that WrapStore
+	// returns. Default: the store is not wrapped.
 	WrapStore func(penstock.Store) penstock.Store
 }
 

@@ -132,7 +132,7 @@ func (m *storeMonitor) noteChange(servers []redisops.Server) {
 		}
 		runIDs = append(runIDs, s.RunID)
 		if !slices.Contains(m.runIDs, s.RunID) {
-			changed = append(changed, cmp.Or(s.Server, "the store"))
+			changed = append(changed, cmp.Or(s.Address, "the store"))
 		}
 	}
 	if m.runIDs != nil && changed != nil {
@@ -144,8 +144,8 @@ func (m *storeMonitor) noteChange(servers []redisops.Server) {
 
 // withServer adds the server's address to a log line about one server of a Cluster.
 func withServer(m redisops.Memory, line ...any) []any {
-	if m.Server != "" {
-		line = append(line, "server", m.Server)
+	if m.Address != "" {
+		line = append(line, "server", m.Address)
 	}
 	return line
 }

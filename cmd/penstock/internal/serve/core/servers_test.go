@@ -45,7 +45,7 @@ func TestEvictionAndScarceMemoryAreLogged(t *testing.T) {
 			t.Errorf("row %d, %+v: %d lines about eviction and %d about scarce memory; want %d and %d", i, row.now, evictLines, scarceLines, row.evicts, row.scarce)
 		}
 	}
-	now = redisops.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
+	now = redisops.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Address: "10.0.0.1:6379"}
 	m.canEvict, m.isNearlyFull = false, false
 	failure = nil
 	m.check(t.Context())
@@ -62,7 +62,7 @@ func TestFailoversAreEvents(t *testing.T) {
 	var now []redisops.Server
 	m := storeMonitor{log: log.Logger(), sample: noSample, servers: func(context.Context) ([]redisops.Server, error) { return now, nil }}
 	server := func(address, id string) redisops.Server {
-		return redisops.Server{Memory: redisops.Memory{Server: address}, RunID: id}
+		return redisops.Server{Memory: redisops.Memory{Address: address}, RunID: id}
 	}
 	for i, row := range []struct {
 		now  []redisops.Server

@@ -55,7 +55,7 @@ var (
 		newServerSeries("cpu_seconds_total", prometheus.CounterValue, "CPU time of the server's main thread, which runs all scripts.", func(s *redisops.Server) float64 { return s.CPU.Seconds() }),
 		newServerSeries("script_calls_total", prometheus.CounterValue, "Script calls on the server, of all clients.", func(s *redisops.Server) float64 { return float64(s.Scripts) }),
 		newServerSeries("script_seconds_total", prometheus.CounterValue, "Time that script calls took in the server.", func(s *redisops.Server) float64 { return s.ScriptTime.Seconds() }),
-		newServerSeries("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisops.Server) float64 { return float64(s.Cached) }),
+		newServerSeries("cached_scripts", prometheus.GaugeValue, "Scripts in the server's cache.", func(s *redisops.Server) float64 { return float64(s.CachedScripts) }),
 		newServerSeries("clients", prometheus.GaugeValue, "Clients that are connected to the server.", func(s *redisops.Server) float64 { return float64(s.Clients) }),
 		newServerSeries("max_clients", prometheus.GaugeValue, "The server's maxclients.", func(s *redisops.Server) float64 { return float64(s.MaxClients) }),
 		newServerSeries("refused_connections_total", prometheus.CounterValue, "Connections that the server closed because it had too many.", func(s *redisops.Server) float64 { return float64(s.Refused) }),
@@ -114,10 +114,10 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 		send(storeRights, prometheus.GaugeValue, boolean(slices.Contains(health.Missing, right)), right)
 	}
 	servers := slices.Clone(health.Servers)
-	slices.SortFunc(servers, func(a, b redisops.Server) int { return strings.Compare(a.Server, b.Server) })
+	slices.SortFunc(servers, func(a, b redisops.Server) int { return strings.Compare(a.Address, b.Address) })
 	for _, s := range servers[:min(len(servers), observe.MaxNodes)] {
 		for _, series := range allServerSeries {
-			send(series.desc, series.kind, series.value(&s), observe.Node(s.Server))
+			send(series.desc, series.kind, series.value(&s), observe.Node(s.Address))
 		}
 	}
 	if health.Keys == nil {

@@ -18,7 +18,7 @@ func storeWithNumbers() StoreHealth {
 	return StoreHealth{
 		IsDegraded: true, Missing: []string{"scan"},
 		Servers: []redisops.Server{{Memory: redisops.Memory{Used: 1, Max: 2, Policy: "allkeys-lru"}, Keys: 3, Evicted: 4, Expired: 5, CPU: 6 * time.Second, Scripts: 7, ScriptTime: 8 * time.Second,
-			Cached: 9, Clients: 10, MaxClients: 11, Refused: 12, Replicas: 13, Lag: 14}},
+			CachedScripts: 9, Clients: 10, MaxClients: 11, Refused: 12, Replicas: 13, Lag: 14}},
 		Keys: &redisops.KeySample{Groups: map[string]float64{"search": 15, "gone": 16, "": 17}},
 	}
 }
@@ -61,7 +61,7 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 	m.SetRules(rules)
 	health := StoreHealth{Keys: &redisops.KeySample{Groups: map[string]float64{"rule7": 1}}}
 	for i := range observe.MaxNodes + 10 {
-		health.Servers = append(health.Servers, redisops.Server{Memory: redisops.Memory{Server: fmt.Sprint("10.0.0.1:", i)}})
+		health.Servers = append(health.Servers, redisops.Server{Memory: redisops.Memory{Address: fmt.Sprint("10.0.0.1:", i)}})
 	}
 	for i := range 10_000 {
 		health.Keys.Groups[fmt.Sprint("foreign\xff\n", i)] = 1
@@ -80,7 +80,7 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 func TestServerWhoseNameIsNotUTF8HasNoSeries(t *testing.T) {
 	m := New("", nil, 80)
 	m.AddStore(func() StoreHealth {
-		return StoreHealth{Servers: []redisops.Server{{Memory: redisops.Memory{Server: "a\xff:6379"}}, {Memory: redisops.Memory{Server: "b:6379"}}}}
+		return StoreHealth{Servers: []redisops.Server{{Memory: redisops.Memory{Address: "a\xff:6379"}}, {Memory: redisops.Memory{Address: "b:6379"}}}}
 	})
 	page := pageOf(m)
 	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != 1 || !strings.Contains(page, `rate_limiter_store_keys{node="b:6379"} 0`) {

@@ -126,7 +126,7 @@ func (s *service) storeInfo(context.Context) adminapi.StoreState {
 		info.Breakers[observe.Node(node)] = breaker.String()
 	}
 	if m := state.Memory; m != nil {
-		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Server, CanEvict: m.Evicts()}
+		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Address, CanEvict: m.Evicts()}
 	}
 	return info
 }

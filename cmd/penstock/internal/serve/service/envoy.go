@@ -35,7 +35,7 @@ func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
 		ShadowMode:    s.EnvoyShadowMode,
 		QuotaMode:     s.EnvoyQuotaMode,
 		HasMetadata:   s.EnvoyMetadata,
-		SpendsReports: s.EnvoyReports == "spend",
+		DeniesReports: s.EnvoyReports == "spend",
 	}
 	var modeErr, failureErr error
 	o.Mode, modeErr = envoyrls.ParseMode(s.EnvoyMode)

@@ -244,7 +244,7 @@ func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInH
 	}
 }
 
-// limitMessage returns the context of a call that is cancelled unless messageArrived is called
+// limitMessage returns the context of a call that is canceled unless messageArrived is called
 // within messageTimeout.
 func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)

@@ -83,7 +83,7 @@ func bounded[T int64 | time.Duration](field *T, value, examples string, isZeroVa
 		case n == 0 && !isZeroValid:
 			return fmt.Errorf("it must not be 0; write a %s up to %s", value, most)
 		case n < 0 || n > largest:
-			return fmt.Errorf("it is out of bounds; write a %s from 0 to %s", value, most)
+			return fmt.Errorf("it is out of bounds; write a %s (%s)", value, bounds)
 		}
 		*field = n
 		return nil

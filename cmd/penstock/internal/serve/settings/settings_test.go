@@ -413,7 +413,7 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		{setting: "header-timeout", value: "2h", want: `it is out of bounds`},
 		{setting: "stall-timeout", value: "-1s", want: `it is out of bounds`},
 		{setting: "max-header", value: "0", want: `it must not be 0`},
-		{setting: "max-header", value: "2MB", want: `write a size from 0 to 1MB`},
+		{setting: "max-header", value: "2MB", want: `write a size (above 0, up to 1MB)`},
 		{setting: "max-body", value: "-1", want: `it is out of bounds`},
 		{setting: "max-body", value: "1TB", want: `it is not a size; write it like 512, 16KB or 8MB`},
 		{setting: "max-body", value: "9223372036854775807GB", want: `it is out of bounds`},

@@ -78,16 +78,16 @@ func forms() map[string]*schema {
 		"policyConfig.version":    words("1"),
 		"policyConfig.apply":      words(fieldvalues.Apply...),
 		"policyConfig.on_failure": words(fieldvalues.OnFailure...),
-		"policyConfig.identities": named(identityNames, ref("identity")),
-		"policyConfig.tiers":      named(tierNames("default"), tierConditions()),
+		"policyConfig.identities": mapOf(identityNames, ref("identity")),
+		"policyConfig.tiers":      mapOf(tierNames("default"), tierConditions()),
 		"policyConfig.allow":      conditions(),
 		"policyConfig.deny":       conditions(),
 
 		"ruleConfig.name": ref("name"),
 
-		"matchConfig.method": oneOrMore(like(token, "GET", "POST")),
+		"matchConfig.method": oneOrMore(scalarMatching(token, "GET", "POST")),
 		"matchConfig.path":   oneOrMore(matching(`^/`, "/api/**", "/users/{id}", "/files/*.zip")),
-		"matchConfig.host":   oneOrMore(like(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
+		"matchConfig.host":   oneOrMore(scalarMatching(`^[^/ ?#@]+$`, "api.example.com", "*.example.com")),
 
 		"limitConfig.name":       ref("name"),
 		"limitConfig.on_status":  oneOrMore(anyOf(number(fieldvalues.Range{Least: 100, Most: 599}), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
@@ -97,14 +97,14 @@ func forms() map[string]*schema {
 		"limitConfig.split_into": number(fieldvalues.SplitInto),
 
 		"costConfig.units":   number(fieldvalues.CostUnits),
-		"costConfig.methods": nonEmpty(named(&schema{Pattern: token}, number(fieldvalues.CostUnits))),
-		"costConfig.header":  like(token),
+		"costConfig.methods": nonEmpty(mapOf(&schema{Pattern: token}, number(fieldvalues.CostUnits))),
+		"costConfig.header":  scalarMatching(token),
 		"costConfig.min":     number(fieldvalues.CostUnits),
 		"costConfig.max":     number(fieldvalues.Range{Least: 1, Most: penstock.MaxCost}),
-		"costConfig.actual":  like(token),
+		"costConfig.actual":  scalarMatching(token),
 
 		"http.trusted_proxies": oneOrMore(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
-		"http.address_header":  like(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
+		"http.address_header":  scalarMatching(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
 		"http.ipv4_prefix":     number(fieldvalues.IPv4Prefix),
 		"http.ipv6_prefix":     number(fieldvalues.IPv6Prefix),
 		"http.encoded_slash":   words(fieldvalues.EncodedSlash...),
@@ -116,10 +116,10 @@ func forms() map[string]*schema {
 		"http.max_waiting":     number(fieldvalues.MaxWaiting),
 		"DeniedConfig.status":  number(fieldvalues.DeniedStatus),
 		"CORSConfig.origins":   oneOrMore(matching(`^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]-]+)$`, "https://app.example.com", "*")),
-		"CORSConfig.expose":    oneOrMore(like(token, "X-Request-Id")),
+		"CORSConfig.expose":    oneOrMore(scalarMatching(token, "X-Request-Id")),
 
-		"tokens.header":     like(token, "Authorization"),
-		"tokens.cookie":     like(token),
+		"tokens.header":     scalarMatching(token, "Authorization"),
+		"tokens.cookie":     scalarMatching(token),
 		"tokens.algorithms": oneOrMore(words(jwt.Algorithms()...)),
 	}
 	for _, in := range []string{"limitConfig.", "candidateConfig."} {
@@ -157,7 +157,7 @@ func definitions() map[string]*schema {
 			&schema{Enum: []any{0, "0"}}),
 		"size":      anyOf(&schema{Type: "integer", Minimum: new(1.)}, matching(`^[0-9]+ *([bB]|[kKmMgG]([iI]?[bB])?)? *$`, "64KB", "10MB")),
 		"bytes":     anyOf(&schema{Type: "integer", Minimum: new(0.)}, matching(`^ *[0-9]+ *([kKmMgG]?[bB])?$`, "512", "16KB", "8MB")),
-		"name":      like(`^[a-z0-9_.-]{1,64}$`),
+		"name":      scalarMatching(`^[a-z0-9_.-]{1,64}$`),
 		"values":    values(ref("text")),
 		"addresses": values(matching(`^(\*|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "192.0.2.1", "10.0.0.0/8", "2001:db8::/32")),
 		"condition": condition("ip", "host", "method", "tier"),

@@ -34,8 +34,8 @@ func anyOf(alternatives ...*schema) *schema {
 	return s
 }
 
-// words accepts the listed values. Numbers may be written without quotes. Like matching, like and
-// number, it also accepts a string with a variable.
+// words accepts the listed values. Numbers may be written without quotes. Like matching,
+// scalarMatching and number, it also accepts a string with a variable.
 func words(list ...string) *schema {
 	s := &schema{}
 	for _, word := range list {
@@ -52,9 +52,9 @@ func matching(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Type: "string", Pattern: pattern, Examples: samples}, ref("variable"))
 }
 
-// like accepts a string that matches a pattern. Unlike matching, it also accepts every number and
-// boolean, because YAML can read an unquoted text as one.
-func like(pattern string, samples ...any) *schema {
+// scalarMatching accepts a string that matches a pattern. Unlike matching, it also accepts every
+// number and boolean, because YAML can read an unquoted text as one.
+func scalarMatching(pattern string, samples ...any) *schema {
 	return anyOf(&schema{Types: scalars, Pattern: pattern, Examples: samples}, ref("variable"))
 }
 
@@ -79,8 +79,8 @@ func oneOrMore(item *schema) *schema {
 	return anyOf(item, list)
 }
 
-// named accepts an object. names is the schema of its field names, and value that of its values.
-func named(names, value *schema) *schema {
+// mapOf accepts an object. names is the schema of its field names, and value that of its values.
+func mapOf(names, value *schema) *schema {
 	return &schema{Type: "object", PropertyNames: names, AdditionalProperties: value}
 }
 
@@ -91,7 +91,7 @@ func nonEmpty(s *schema) *schema {
 }
 
 // perTier accepts one value, or one for each tier.
-func perTier(value *schema) *schema { return anyOf(value, nonEmpty(named(tierNames(), value))) }
+func perTier(value *schema) *schema { return anyOf(value, nonEmpty(mapOf(tierNames(), value))) }
 
 // tierNames accepts the name of a tier, except the reserved names.
 func tierNames(reserved ...any) *schema {
