@@ -15,8 +15,8 @@ import (
 // pipelineLength is the number of commands in each pipeline here.
 const pipelineLength = 64
 
-// throttles are pipelines of CL.THROTTLE over 100,000 keys.
-func throttles() (list [][]byte) {
+// throttlePipelines returns pipelines of CL.THROTTLE over 100,000 keys.
+func throttlePipelines() (list [][]byte) {
 	for first := 0; first < 100_000; first += pipelineLength {
 		var s strings.Builder
 		for i := range pipelineLength {
@@ -27,16 +27,16 @@ func throttles() (list [][]byte) {
 	return list
 }
 
-// roundTrip sends a pipeline and reads its replies. Each reply has this many lines. The memory is
-// the buffer of reads.
-func (client *testClient) roundTrip(pipeline []byte, lines int, memory []byte) {
+// roundTrip sends a pipeline and reads its replies. lines is the number of lines of each reply, and
+// buffer is memory for reading.
+func (client *testClient) roundTrip(pipeline []byte, lines int, buffer []byte) {
 	client.Write(pipeline)
 	for missing := pipelineLength * lines; missing > 0; {
-		n, err := client.Read(memory)
+		n, err := client.Read(buffer)
 		if err != nil {
 			client.t.Fatal(err)
 		}
-		missing -= bytes.Count(memory[:n], []byte("\n"))
+		missing -= bytes.Count(buffer[:n], []byte("\n"))
 	}
 }
 
@@ -52,9 +52,9 @@ func BenchmarkPipeline(b *testing.B) {
 		lines     int // of each reply
 	}{
 		{name: "PING", parallel: 1, pipelines: ping, lines: 1},
-		{name: "CL.THROTTLE", parallel: 1, pipelines: throttles(), lines: 6},
-		{name: "CL.THROTTLE,observed", parallel: 1, observe: func(*admission.Event) {}, pipelines: throttles(), lines: 6},
-		{name: "CL.THROTTLE,parallel", parallel: 0, pipelines: throttles(), lines: 6},
+		{name: "CL.THROTTLE", parallel: 1, pipelines: throttlePipelines(), lines: 6},
+		{name: "CL.THROTTLE,observed", parallel: 1, observe: func(*admission.Event) {}, pipelines: throttlePipelines(), lines: 6},
+		{name: "CL.THROTTLE,parallel", parallel: 0, pipelines: throttlePipelines(), lines: 6},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel, Observe: c.observe})
@@ -72,7 +72,7 @@ func BenchmarkPipeline(b *testing.B) {
 // Each command allocates its key. Other allocations are made once for a pipeline.
 func TestAThrottleAllocatesItsKey(t *testing.T) {
 	effort.SkipUnderRace(t)
-	pipelines := throttles()
+	pipelines := throttlePipelines()
 	for parallel, most := range map[int]float64{1: 1.25, 64: 3.5} { // allocations of a command: as measured, and some reserve
 		var observed atomic.Int64
 		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel, Observe: func(*admission.Event) { observed.Add(1) }})

@@ -48,8 +48,8 @@ var laws = []law{
 			"in the batch. Charges that are not denied have RetryAfter 0 and Granted 0, and report what remains.", checkDeniedBatch},
 	{"denied requests count if a limit asks for it",
 		"A Spend of a denied batch charges a limit with ShouldCountDenied, whichever limit denied it, until twice " +
-			"the limit's units are used. Its RetryAfter is that of the state afterwards. So the same batch is granted at " +
-			"the RetryAfter of the decision. A cost that never fits is not counted.", checkCountedDenials},
+			"the limit's units are used. Its RetryAfter is that of the state after the counting. So the same batch is " +
+			"granted at the RetryAfter of the decision. A cost that never fits is not counted.", checkCountedDenials},
 	{"a granted batch makes every charge",
 		"Every charge of an allowed batch is made. Status i is that of charge i.", checkGrantedBatch},
 	{"a charge has the same status in every batch",
@@ -1169,7 +1169,7 @@ func checkReservations(t *lawTest) {
 	if err := r.Cancel(ctx); err != nil {
 		t.reportViolation("cancel: %v", err)
 	}
-	wantRemaining("cancelled", 1)
+	wantRemaining("canceled", 1)
 	settle(r, 5)
 	wantRemaining("settled after cancel", 1)
 	r = reserve(1)

@@ -25,8 +25,8 @@ type Options struct {
 	NearPercent int
 }
 
-// Metrics are a prometheus.Collector of observe.Counts. The methods of the Counts receive the
-// reports. Make Metrics with New. Many goroutines may use them at the same time.
+// Metrics are a prometheus.Collector of observe.Counts. Admission, guards and stores report to the
+// methods of the Counts. Make Metrics with New. Many goroutines may use them at the same time.
 type Metrics struct {
 	*observe.Counts
 	latency *prometheus.HistogramVec
