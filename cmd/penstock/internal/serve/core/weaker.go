@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -13,9 +14,10 @@ import (
 // entries of the deny list. A limit that has become a shadow counts as gone. These parts have
 // changed: an allow list with new entries, rules whose match is narrower or that are no longer
 // always charged, and limits with another algorithm or another per, whose counters begin anew. A
-// rule without limits is new. At most maxNamed of each kind are named. The values of a match are
-// compared as they are written. So a rule is named if its path was /* and is /b, and also if its
-// path was /b and is /*. Numbers, costs and on_failure are not compared.
+// rule without limits is new. At most maxNamed of each kind are named. Each path of a match is
+// compared with one other path: /** has all requests of /api/**, but /a/** and /b/** together are
+// not seen to have those of another path. Which rule is more specific is not compared. Numbers,
+// costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, tiers, matches, always, algorithms, identities, unlimited, parts []string
 	for _, rule := range before.All() {
@@ -30,7 +32,7 @@ func weakerParts(before, after *policy.Rules) string {
 		case len(kept) == 0:
 			rules = append(rules, rule.Name)
 			continue
-		case !hasMatch(&next.Match, &rule.Match):
+		case !hasMatch(after, before, rule.Name):
 			matches = append(matches, rule.Name)
 		}
 		if rule.Always && !next.Always {
@@ -124,23 +126,27 @@ func algorithmOf(rules *policy.Rules, rule, limit string) string {
 	return ""
 }
 
-// hasMatch reports whether a match has all methods, hosts and paths of an old one.
-func hasMatch(m, old *policy.Match) bool {
-	return m.IsAll() || hasAll(m.Methods, old.Methods, isSameText) && hasAll(m.Hosts, old.Hosts, isSameText) &&
-		hasAll(m.Paths, old.Paths, isSameText) && implies(old.Where, m.Where)
-}
-
-// hasAll reports whether a list has all values of an old one. An empty list stands for all values.
-func hasAll[T any](list, old []T, isSame func(a, b T) bool) bool {
-	if len(list) == 0 || len(old) == 0 {
-		return len(list) == 0
+// hasMatch reports whether a rule matches all requests that an old rule matches, as far as the
+// values of conditions show. Both rules have the same name.
+func hasMatch(rules, old *policy.Rules, name string) bool {
+	matchers := matchersOf(rules, name)
+	isLost := func(o *match.Matcher) bool {
+		return !slices.ContainsFunc(matchers, func(m *match.Matcher) bool { return m.Covers(o) })
 	}
-	return !slices.ContainsFunc(old, func(value T) bool {
-		return !slices.ContainsFunc(list, func(other T) bool { return isSame(value, other) })
-	})
+	return !slices.ContainsFunc(matchersOf(old, name), isLost) && implies(old.Rule(name).Match.Where, rules.Rule(name).Match.Where)
 }
 
-func isSameText(a, b string) bool { return a == b }
+// matchersOf returns the ways in which a request can match a rule, without the conditions of where.
+func matchersOf(rules *policy.Rules, name string) []*match.Matcher {
+	paths, of := rules.Paths(), rules.Rule(name).Match
+	var patterns []match.Pattern
+	for _, text := range of.Paths {
+		if p, err := match.ParsePattern(text, paths.Clean, paths.IgnoreTrailingSlash); err == nil { // the policy is valid
+			patterns = append(patterns, p)
+		}
+	}
+	return match.Matchers(of.Methods, of.Hosts, patterns, 0)
+}
 
 // implies reports whether b is true of each request of which a is true, as far as their values
 // show.

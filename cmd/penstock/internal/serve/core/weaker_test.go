@@ -77,11 +77,16 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 		{"[/a, /x]", "/a", "narrower match of rule a"},
 		{"[/a, /x]", "[/x, /y, /a]", ""},
 		{"[/a, /x]", "[/a, /y]", "narrower match of rule a"},
+		{"[/a, /x]", "/**", ""},
+		{"[/a, /x]", `"/*"`, ""},
+		{"[/a, /x]", "/a/**", "narrower match of rule a"},
 		{", method: GET", "", ""},
 		{"method: GET", "method: [GET, POST]", ""},
 		{"method: GET", "method: POST", "narrower match of rule a"},
 		{"host: b.example", "host: c.example", "narrower match of rule b"},
 		{"host: b.example, ", "", ""},
+		{"host: b.example", `host: "*.example"`, ""},
+		{"host: b.example", `host: "*.b.example"`, "narrower match of rule b"},
 		{"[free, pro]", "free", "narrower match of rule b"},
 		{"[free, pro]", "[free, pro, gold]", ""},
 		{"X-Plan", "X-Tier", "narrower match of rule b"},
@@ -95,6 +100,19 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 	} {
 		after := strings.Replace(all, c.old, c.new, 1)
 		checkReload(t, all, after, c.changed)
+	}
+}
+
+// A path that has all requests of the old path weakens nothing.
+func TestReloadWithAWiderPathIsNoWarning(t *testing.T) {
+	policyOf := func(path string) string {
+		return fmt.Sprintf("rules: [{name: a, match: {path: %q}, per: ip, limits: [{rate: 9/s}]}]\n", path)
+	}
+	for _, c := range [][2]string{{"/api/x", "/api/**"}, {"/api", "/api/**"}, {"/api/y/**", "/api/**"}, {"/api/y/*", "/api/**"}, {"/api/y/*", "/api/{a}/{b}"}, {"/api/{a}", "/api/*"}, {"/api/x.js", "/api/*.js"}} {
+		checkReload(t, policyOf(c[0]), policyOf(c[1]), "")
+	}
+	for _, c := range [][2]string{{"/api/**", "/api/y/**"}, {"/api/**", "/api/*"}, {"/api/*", "/api/x"}, {"/api/*", "/api/*.js"}, {"/api/y/**", "/api/y"}} {
+		checkReload(t, policyOf(c[0]), policyOf(c[1]), "narrower match of rule a")
 	}
 }
 
