@@ -120,8 +120,12 @@ func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 	}
 }
 
-// keyOfRef finds the key that a ref stands for, among the offenders.
+// keyOfRef finds the key that a ref stands for, among the offenders. The key of all clients together
+// is never an offender.
 func (h *Handler) keyOfRef(ctx context.Context, ref string) (string, error) {
+	if ref == h.ref(h.Name(syntax.GlobalKey)) {
+		return syntax.GlobalKey, nil
+	}
 	parts := slices.Clone(h.Fleet(ctx).Activity)
 	for _, w := range activity.Windows() {
 		parts = append(parts, h.Recorder.Activity(w))

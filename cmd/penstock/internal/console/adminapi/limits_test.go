@@ -340,6 +340,7 @@ rules:
 		"key=ip:192.0.2.2&all=true": "[api.hour] [api.total]",
 		"key=key:abc":               "[other.hour] []",
 		"key=global":                "[api.total] []",
+		"ref=" + f.ref("global"):    "[api.total] []",
 		"key=rides|user=1":          "[] []",
 		"key=rides|user=1&all=true": "[rides.minute] []",
 	} {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // How identities are shown.
@@ -37,10 +39,13 @@ func (i *Identities) Shown(isOperator bool) string {
 }
 
 // Of returns the form in which an operator, or another client, may see a key. name is the name of
-// the key in the store.
+// the key in the store. The key of all clients together names nobody, so it is not masked.
 func (i *Identities) Of(isOperator bool, name string) string {
-	if i.Show == ShowOff {
+	switch {
+	case i.Show == ShowOff:
 		return ""
+	case name == i.Name(syntax.GlobalKey): // also if the store has its hash
+		return syntax.GlobalKey
 	}
 	key, isReadable := i.Key(name)
 	switch {
@@ -76,8 +81,11 @@ func (i *Identities) hash(purpose, text string) string {
 }
 
 // Mask hides the values of an identity and keeps the kinds: "org:7,ip:192.0.2.1" becomes
-// "org:…,ip:192.0.2.0/24".
+// "org:…,ip:192.0.2.0/24". The key of all clients together stays.
 func Mask(key string) string {
+	if key == syntax.GlobalKey {
+		return key
+	}
 	parts := strings.Split(key, ",")
 	for i, part := range parts {
 		kind, value, hasKind := strings.Cut(part, ":")

@@ -25,3 +25,27 @@ func TestMaskedKeysAreRecognized(t *testing.T) {
 		}
 	}
 }
+
+// The key of all clients together names nobody.
+func TestTheKeyOfAllClientsIsNotMasked(t *testing.T) {
+	if got := Mask("global"); got != "global" {
+		t.Errorf("Mask of global is %s; want global", got)
+	}
+	hash := func(key string) string { return "%" + key }
+	for _, show := range []string{ShowOff, ShowMasked, ShowFull} {
+		want := "global"
+		if show == ShowOff {
+			want = ""
+		}
+		for _, isOperator := range []bool{false, true} {
+			readable := Identities{Show: show, Secret: []byte("secret"), Name: func(key string) string { return key }, Key: func(name string) (string, bool) { return name, true }}
+			hashed := Identities{Show: show, Secret: []byte("secret"), Name: hash, Key: func(string) (string, bool) { return "", false }}
+			if got := readable.Of(isOperator, "global"); got != want {
+				t.Errorf("with %s, an operator (%t) sees %q; want %q", show, isOperator, got, want)
+			}
+			if got := hashed.Of(isOperator, hash("global")); got != want {
+				t.Errorf("with %s and a hash in the store, an operator (%t) sees %q; want %q", show, isOperator, got, want)
+			}
+		}
+	}
+}
