@@ -1,19 +1,23 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -102,6 +106,8 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	if store != nil {
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
+			reader := &keylimits.Reader{Store: split, URL: e.store, Options: options}
+			err = cmp.Or(readCorrupt(ctx, reader, rules, report), err)
 			storeErr = withStatus(exitUnreachable, err) // returned after the report, which helps to fix the store
 		}
 	}
@@ -117,6 +123,24 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	if err == nil && (report.List == "deny" || isDenied) {
 		return statusOnly(exitDenied)
 	}
+	return err
+}
+
+// readCorrupt reads the limits of a report whose keys are corrupt. Its error names them, and has the
+// command that deletes their values, as that of status. It returns nil if no key is corrupt.
+func readCorrupt(ctx context.Context, reader *keylimits.Reader, rules *policy.Rules, report *explain.Report) error {
+	var corrupt []keylimits.Limit
+	for _, c := range report.Charges {
+		if !c.IsCorrupt {
+			continue
+		}
+		limits, _ := keylimits.Find(rules, c.Identity, c.Rule)
+		isCharged := func(l keylimits.Limit) bool { return l.Limit == c.Limit && l.Kind == keylimits.Enforced }
+		if i := slices.IndexFunc(limits, isCharged); i >= 0 { // the first tier: all tiers share the key
+			corrupt = append(corrupt, limits[i])
+		}
+	}
+	_, err := reader.Read(ctx, corrupt)
 	return err
 }
 

@@ -412,9 +412,10 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}, {name: d, 
 func TestExplainNamesTheCorruptKey(t *testing.T) {
 	redis := redistest.Start(t)
 	config := writeFile(t, "rules.yaml", "rules: [{name: all, always: true, per: global, limits: [{rate: 9/s}]}, {name: pay, per: ip, limits: [{rate: 1/s}, {rate: 9/h, algorithm: sliding-log}]}]")
-	for _, c := range []struct{ poison, want string }{
-		{"LPUSH ps1{ip:192.0.2.1}pay 1", "ps1{ip:192.0.2.1}pay"},
-		{"SET ps1{ip:192.0.2.1}pay:hour:slidinglog 1", "ps1{ip:192.0.2.1}pay:hour:slidinglog"},
+	for _, c := range []struct{ poison, want, limit string }{
+		{"LPUSH ps1{ip:192.0.2.1}pay 1", "ps1{ip:192.0.2.1}pay", "pay.second"},
+		{"SET ps1{ip:192.0.2.1}pay:hour:slidinglog 1", "ps1{ip:192.0.2.1}pay:hour:slidinglog", "pay.hour"},
+		{"LPUSH ps1{global}all 1", "ps1{global}all", "all.second"},
 	} {
 		if _, err := redis.Do("FLUSHALL"); err != nil {
 			t.Fatal(err)
@@ -426,6 +427,10 @@ func TestExplainNamesTheCorruptKey(t *testing.T) {
 		code, out, errors := command(args...)
 		if code != exitUnreachable || !strings.Contains(errors, "corrupt") {
 			t.Errorf("explain after %s: exit status %d: %s%s; want %d with %q", c.poison, code, out, errors, exitUnreachable, "corrupt")
+		}
+		repair := "delete it: " + deletion(redis, "'"+c.want+"'") + "\n"
+		if limit := "read " + c.limit + " (key " + c.want + "): "; !strings.Contains(errors, limit) || !strings.HasSuffix(errors, repair) {
+			t.Errorf("explain after %s: the error is %s; want %q and %q", c.poison, errors, limit, repair)
 		}
 		const blame = "this key has a value that Penstock did not write: delete the key"
 		_, afterKey, _ := strings.Cut(out, c.want+"\n")
