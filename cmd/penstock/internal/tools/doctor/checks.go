@@ -108,7 +108,8 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	case isLoginRefused(s.err):
 		return "the user or the password is wrong", d.correctLogin(s)
 	case strings.Contains(text, "max number of clients"):
-		return "the server has as many connections as it accepts", d.cli(s, "CONFIG SET maxclients 10000")
+		return "the server has as many connections as it accepts",
+			"close a connection first, because redis-cli needs one too, for example by stopping an instance; then " + d.cli(s, "CONFIG SET maxclients 10000")
 	case strings.Contains(text, "protected mode"):
 		return "the server has no password, so it accepts only connections from its own machine", "on that machine, add the user that penstock acl prints; then disable the user default or give it a password"
 	case strings.Contains(text, "NOPERM"):

@@ -299,7 +299,7 @@ var faults = []fault{
 	{name: "no replica in sync", prepare: commands("CONFIG SET min-replicas-to-write 1"), check: "replication", status: Failed, summary: "no replica is in sync", remedy: "min-replicas-to-write 0"},
 	{name: "a changing script", prepare: changingScripts, check: "scripts", status: Warning, summary: "scripts in the cache", remedy: "SCRIPT FLUSH"},
 	{name: "many connections", prepare: connections(8), check: "connections", status: Warning, summary: "connections of 10", remedy: "maxclients 20"},
-	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, summary: "max number of clients", remedy: "maxclients"},
+	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, summary: "max number of clients", remedy: "close a connection first, because redis-cli needs one too, for example by stopping an instance; then redis-cli"},
 	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, summary: `1 key of limits will never expire: "ps1{key:…}rule"`, remedy: "PTTL"},
 	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
 	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
