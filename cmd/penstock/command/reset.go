@@ -101,8 +101,28 @@ type resetCommand struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
-	Unread []string          `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT, which are not reset
-	Held   []keylimits.Limit `json:"held,omitempty"`   // limits of requests in flight that hold slots, which are reset only by their names
+	Unread   []string          `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT, which are not reset
+	Held     []keylimits.Limit `json:"held,omitempty"`      // limits of requests in flight that hold slots, which are reset only by their names
+	DeniedBy []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
+
+	isUnused bool // the command has found no counter of the key
+}
+
+// noteState adds what the limits of the key are after the reset. now is nil if it is not known.
+func (r *resetReport) noteState(now *keyReport) {
+	if now == nil {
+		return
+	}
+	r.isUnused = len(r.Reset.Reset) == 0 && now.isUnused()
+	if now.List != "" {
+		return // no limit decides
+	}
+	for _, name := range now.DeniedBy {
+		isHeld := func(l keylimits.Limit) bool { return l.Name() == name }
+		if !slices.ContainsFunc(r.Held, isHeld) {
+			r.DeniedBy = append(r.DeniedBy, name)
+		}
+	}
 }
 
 func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
@@ -150,7 +170,10 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if err != nil {
 		return err
 	}
-	return r.print(c.OutOrStdout(), &resetReport{k.key, done, k.unread, r.held(k.limits)}, cachesOf(limits))
+	report := &resetReport{Identity: k.key, Reset: done, Unread: k.unread, Held: r.held(k.limits)}
+	now, _ := k.read(c.Context()) // a failure does not undo the reset
+	report.noteState(now)
+	return r.print(c.OutOrStdout(), report, cachesOf(limits))
 }
 
 // whatWasReset says which limits were reset.
@@ -193,7 +216,9 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return withStatus(exitUnreachable, fmt.Errorf("nothing was reset: Redis has a value at the key of %s that Penstock did not write; %s", printable.Line(strings.Join(keylimits.Names(corrupt), ", ")), printable.Line(repairText(found.Repair))))
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
-		return r.print(c.OutOrStdout(), &resetReport{found.Identity, &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, found.Unread, r.held(found.Limits)}, "")
+		report := &resetReport{Identity: found.Identity, Reset: &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, Unread: found.Unread, Held: r.held(found.Limits)}
+		report.noteState(found)
+		return r.print(c.OutOrStdout(), report, "")
 	}
 	if err := r.confirm(c, found.Identity, limits); err != nil {
 		return err
@@ -213,7 +238,10 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return instance.errNotTheAPI()
 	}
 	const caches = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances.\n"
-	return r.print(c.OutOrStdout(), &resetReport{found.Identity, done, found.Unread, r.held(found.Limits)}, caches)
+	report := &resetReport{Identity: found.Identity, Reset: done, Unread: found.Unread, Held: r.held(found.Limits)}
+	now, _ := instance.fetchKey(c.Context(), wanted) // a failure does not undo the reset
+	report.noteState(now)
+	return r.print(c.OutOrStdout(), report, caches)
 }
 
 // held returns the limits of requests in flight that hold slots, and that the command does not
@@ -281,6 +309,12 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 			printable.Fprintf(&text, "%s has used nothing; ", report.Identity)
 		}
 		text.WriteString("nothing was reset.\n")
+	}
+	if report.isUnused {
+		text.WriteString(adviceIfUnused)
+	}
+	if len(report.DeniedBy) > 0 {
+		printable.Fprintf(&text, "A request of the client is still denied by %s.\n", strings.Join(report.DeniedBy, ", "))
 	}
 	printHeld(&text, report.Held)
 	text.WriteString(textOfUnread(report.Unread))

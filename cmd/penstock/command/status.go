@@ -314,7 +314,19 @@ type keyReport struct {
 	Unread   []string           `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
 	Repair   string             `json:"repair,omitempty"` // if a limit is corrupt: the command that deletes the values that Penstock did not write
 	Skipped  int                `json:"skipped"`          // number of limits that were not read, because there are too many
+
+	isFromCommand bool // the command has read the store itself, with its own settings
 }
+
+// isUnused reports whether the command has found no counter of the key.
+func (r *keyReport) isUnused() bool {
+	isUsed := func(l keylimits.Limit) bool { return l.Used > 0 }
+	return r.isFromCommand && r.List == "" && len(r.Limits) > 0 && !slices.ContainsFunc(r.Limits, isUsed)
+}
+
+// adviceIfUnused says what to compare if a command finds no counter of a key. With other settings
+// than those of the instances, it looks for other keys in Redis.
+const adviceIfUnused = "If the client has sent requests, check the spelling of the key, and that prefix and key_hash_secret are those of the instances.\n"
 
 // isDenied reports whether a request is certain to be denied.
 func (r *keyReport) isDenied() bool {
@@ -329,7 +341,7 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 		return nil, err
 	}
 	results := keylimits.Results(all)
-	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped}, nil
+	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped, isFromCommand: true}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -373,6 +385,9 @@ func (r *keyReport) print(out io.Writer) error {
 		b.WriteString("\nNone of these enforced limits would deny a request of one unit now.\n")
 	default:
 		b.WriteString("\nNo enforced limit would deny a request of one unit now.\n")
+	}
+	if r.isUnused() {
+		b.WriteString(adviceIfUnused)
 	}
 	r.printCorrupt(&b)
 	b.WriteString(textOfUnread(r.Unread))

@@ -763,6 +763,90 @@ func TestResetNamesTheLimitsThatHoldSlots(t *testing.T) {
 	}
 }
 
+// A limit of all clients together still denies the client after a reset, so reset names it.
+func TestResetNamesWhatStillDenies(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const token = "a-token-of-operators"
+	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
+	redis := redistest.Start(t)
+	const text = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}, {name: all, rate: 5/h, per: global}]}]"
+	config := writeFile(t, "rules.yaml", text)
+	store := []string{"--store", redis.URL(), "--config", config}
+	p := startProcess(t, append(store, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
+	rules, err := policyfile.Load(config, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rules.Close()
+	direct, err := redisstore.Open(redis.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	spend := func(limit, key string) {
+		t.Helper()
+		if _, err := direct.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: rules.Rules.Limit("api", limit).Variants[0], Cost: 5}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spend("all", "global")
+	const still = "A request of the client is still denied by api.all.\n"
+	for _, where := range [][]string{store, {"--admin", p.admin}} {
+		reset := func(key string, args ...string) (code int, out, errors string) {
+			return command(slices.Concat([]string{"reset", key, "--reason", "r", "--yes"}, where, args)...)
+		}
+		spend("hour", "key:a")
+		if code, out, errors := reset("key:a"); code != exitOK || !strings.Contains(out, "api.hour was reset") || !strings.HasSuffix(out, still) {
+			t.Errorf("reset %q: exit status %d, %s%s; want %d, api.hour and %q", where, code, out, errors, exitOK, still)
+		}
+		if code, out, errors := reset("key:a"); code != exitDenied || !strings.Contains(out, "nothing was reset.\n") || !strings.HasSuffix(out, still) {
+			t.Errorf("reset %q again: exit status %d, %s%s; want %d and %q", where, code, out, errors, exitDenied, still)
+		}
+		spend("hour", "key:a")
+		var report struct {
+			DeniedBy []string `json:"denied_by"`
+		}
+		if _, out, errors := reset("key:a", "-o", "json"); json.Unmarshal([]byte(out), &report) != nil || !slices.Equal(report.DeniedBy, []string{"api.all"}) {
+			t.Errorf("reset %q as JSON prints %s%s; want that api.all denies", where, out, errors)
+		}
+	}
+	for i, where := range [][]string{store, {"--admin", p.admin}} {
+		if i > 0 {
+			spend("all", "global")
+		}
+		if code, out, errors := command(slices.Concat([]string{"reset", "global", "--reason", "r", "--yes"}, where)...); code != exitOK || strings.Contains(out, "still denied") {
+			t.Errorf("reset %q of the limit itself: exit status %d, %s%s; want %d, and that nothing denies", where, code, out, errors, exitOK)
+		}
+	}
+}
+
+// With other settings than those of the instances, the commands look for other keys in Redis. So
+// they say what to compare if nothing is used.
+func TestUnusedKeyNamesTheSettingsToCompare(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	const secret = "a-secret-of-all-instances"
+	f := startStatus(t, "--key-hash-secret", secret, "--prefix", "shop")
+	f.args = f.args[:4] // the store and the policy
+	f.request(t, "/login", "abc")
+	for _, c := range []struct {
+		key, prefix, secret string
+		isFound             bool
+	}{
+		{"key:abc", "shop", secret, true},
+		{"key:abc", "shop", "", false},
+		{"key:abc", "ps", secret, false},
+		{"key:abd", "shop", secret, false},
+	} {
+		t.Setenv("PENSTOCK_KEY_HASH_SECRET", c.secret)
+		for _, name := range [][]string{{"status"}, {"reset", "--reason", "r", "--yes"}} {
+			code, out, errors := f.run(slices.Concat(name, []string{c.key, "--prefix", c.prefix})...)
+			if hasAdvice := strings.Contains(out, adviceIfUnused); out == "" || hasAdvice == c.isFound {
+				t.Errorf("%s of %+v: exit status %d, %s%s; want the advice %q: %t", name[0], c, code, out, errors, adviceIfUnused, !c.isFound)
+			}
+		}
+	}
+}
+
 // An instance that decides without its store resets nothing. Unexpected responses cause clear
 // errors.
 func TestResetWithUnexpectedAnswers(t *testing.T) {
