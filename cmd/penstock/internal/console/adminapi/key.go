@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -45,7 +46,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	}
 	source, err := h.Reader.Read(ctx, all)
 	if err != nil {
-		return nil, storeFailed(err)
+		return nil, h.storeFailed(ctx, err)
 	}
 	if corrupt := keylimits.Corrupt(all); corrupt != nil && !isHidden {
 		found.Repair = h.Reader.Repair(corrupt)
@@ -92,13 +93,18 @@ func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped 
 }
 
 // storeFailed returns the refusal for an error of the store. It contains only the reason, because
-// the text of an error may contain a key.
-func storeFailed(err error) error {
+// the text of an error may contain a key. If the instance has decided without its store, the error has
+// no reason: then it is that of the latest failed call.
+func (h *Handler) storeFailed(ctx context.Context, err error) error {
 	if keylimits.IsCorrupt(err) {
 		return refuse(http.StatusConflict, "the key has a value in Redis that Penstock did not write, so it cannot be reset; delete the value in Redis: penstock status KEY --store URL --config FILE prints the command")
 	}
 	if e := penstock.AsStoreError(err); e != nil {
-		return refuse(http.StatusServiceUnavailable, "the store gives no answer: %s", e.Reason)
+		reason := e.Reason.String()
+		if e.Reason == penstock.ReasonUnknown {
+			reason = cmp.Or(h.StoreInfo(ctx).Reason, reason)
+		}
+		return refuse(http.StatusServiceUnavailable, "the store gives no answer: %s", reason)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return refuse(http.StatusServiceUnavailable, "the store gives no answer in time")

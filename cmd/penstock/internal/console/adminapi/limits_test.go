@@ -259,16 +259,21 @@ func TestResetThatTheStoreDoesNotMake(t *testing.T) {
 }
 
 func TestErrorsOfTheStoreHaveAStatus(t *testing.T) {
+	failing := newFixture(t, func(o *Options) {
+		o.StoreInfo = func(context.Context) StoreState { return StoreState{Reason: "unreachable"} }
+	})
 	for _, c := range []struct {
 		err    error
 		status int
 		text   string
 	}{
 		{penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("secret")), 503, "the store gives no answer: unreachable"},
+		{fmt.Errorf("%w: secret", penstock.ErrUnavailable), 503, "the store gives no answer: unreachable"},
+		{penstock.NewStoreError(penstock.ReasonTimeout, errors.New("secret")), 503, "the store gives no answer: timeout"},
 		{fmt.Errorf("secret: %w", context.DeadlineExceeded), 503, "the store gives no answer in time"},
 		{errors.New("secret"), 400, "the store rejects this key"},
 	} {
-		if err := storeFailed(c.err); StatusOf(err) != c.status || err.Error() != c.text {
+		if err := failing.storeFailed(t.Context(), c.err); StatusOf(err) != c.status || err.Error() != c.text {
 			t.Errorf("%v: the refusal is %d %v; want %d %s", c.err, StatusOf(err), err, c.status, c.text)
 		}
 	}

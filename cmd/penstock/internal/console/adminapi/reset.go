@@ -96,7 +96,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	}
 	before, err := h.Reader.ReadStates(ctx, limits)
 	if err != nil {
-		return nil, storeFailed(err)
+		return nil, h.storeFailed(ctx, err)
 	}
 	if intent := a.Intent(before); h.AuditIntent != nil && len(intent.Limits) > 0 {
 		if err := h.AuditIntent(intent); err != nil {
@@ -105,7 +105,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	}
 	done, err := h.Reader.Clear(ctx, h.Store, before, a.Add)
 	if err != nil {
-		return nil, storeFailed(err)
+		return nil, h.storeFailed(ctx, err)
 	}
 	return done, nil
 }
