@@ -11,15 +11,15 @@ import (
 
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
-// entries of the deny list. A limit that has become a shadow counts as gone. These parts have
-// changed: an allow list with new entries, rules whose match is narrower or that are no longer
-// always charged, and limits with another algorithm or another per, whose counters begin anew. A
-// rule without limits is new. At most maxNamed of each kind are named. Each path of a match is
-// compared with one other path: /** has all requests of /api/**, but /a/** and /b/** together are
-// not seen to have those of another path. Which rule is more specific is not compared. Numbers,
-// costs and on_failure are not compared.
+// entries of the deny list. These parts have changed: rules and limits that have become shadows, an
+// allow list with new entries, rules whose match is narrower or that are no longer always charged,
+// and limits with another algorithm or another per, whose counters begin anew. A rule without
+// limits is new. At most maxNamed of each kind are named. Each path of a match is compared with one
+// other path: /** has all requests of /api/**, but /a/** and /b/** together are not seen to have
+// those of another path. Which rule is more specific is not compared. Numbers, costs and on_failure
+// are not compared.
 func weakerParts(before, after *policy.Rules) string {
-	var rules, limits, tiers, matches, always, algorithms, identities, unlimited, parts []string
+	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, unlimited, parts []string
 	for _, rule := range before.All() {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
@@ -28,6 +28,9 @@ func weakerParts(before, after *policy.Rules) string {
 		}
 		switch {
 		case len(old) == 0:
+			continue
+		case len(kept) == 0 && next != nil && len(next.Limits) > 0:
+			shadowRules = append(shadowRules, rule.Name)
 			continue
 		case len(kept) == 0:
 			rules = append(rules, rule.Name)
@@ -41,6 +44,8 @@ func weakerParts(before, after *policy.Rules) string {
 		for _, limit := range old {
 			name := rule.Name + "." + limit
 			switch {
+			case !slices.Contains(kept, limit) && after.Limit(rule.Name, limit) != nil:
+				shadowLimits = append(shadowLimits, name)
 			case !slices.Contains(kept, limit):
 				limits = append(limits, name)
 			case algorithmOf(before, rule.Name, limit) != algorithmOf(after, rule.Name, limit):
@@ -77,6 +82,8 @@ func weakerParts(before, after *policy.Rules) string {
 	}
 	parts = appendNames(parts, "removed rule", rules)
 	parts = appendNames(parts, "removed limit", limits)
+	parts = appendNames(parts, "now a shadow: rule", shadowRules)
+	parts = appendNames(parts, "now a shadow: limit", shadowLimits)
 	parts = appendNames(parts, "removed tier", tiers)
 	parts = appendNames(parts, "narrower match of rule", matches)
 	parts = appendNames(parts, "no longer always: rule", always)
