@@ -29,7 +29,9 @@ func newDenials() *cobra.Command {
 			"instance denies, as they happen: at most 50 a second, and how many others it left out. It reconnects by itself, and ends\n" +
 			"with Ctrl-C. Keys are masked, unless shown_identities is full and the token is sent.\n\n" +
 			"Requests of clients on the deny list are not shown, because no rule applies to them: penstock status KEY tells whether a client\n" +
-			"is on it, and rate_limiter_requests_total counts these requests with the outcome refused.\n\n" +
+			"is on it, and rate_limiter_requests_total counts these requests with the outcome refused.\n" +
+			"Requests that got 503 because the store did not answer (on_failure: closed) are shown only with --follow: that metric counts\n" +
+			"them with the outcome failed_closed.\n\n" +
 			"The address is that of --admin, or else of PENSTOCK_ADMIN_LISTEN, or else 127.0.0.1:9180. The token of PENSTOCK_OPERATOR_TOKEN\n" +
 			"or PENSTOCK_OPERATOR_TOKEN_FILE is sent if it is set.\n\n" +
 			"Exit status: 0 ok, 4 the operator token is wrong or missing, 5 the instance does not answer.",
