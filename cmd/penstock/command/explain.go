@@ -126,8 +126,8 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	return err
 }
 
-// readCorrupt reads the limits of a report whose keys are corrupt. Its error names them, and has the
-// command that deletes their values, as that of status. It returns nil if no key is corrupt.
+// readCorrupt reads the limits of a report whose keys are corrupt. Its error names them, and has
+// the command that deletes their values, as that of status. It returns nil if no key is corrupt.
 func readCorrupt(ctx context.Context, reader *keylimits.Reader, rules *policy.Rules, report *explain.Report) error {
 	var corrupt []keylimits.Limit
 	for _, c := range report.Charges {

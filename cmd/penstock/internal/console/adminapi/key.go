@@ -93,8 +93,8 @@ func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped 
 }
 
 // storeFailed returns the refusal for an error of the store. It contains only the reason, because
-// the text of an error may contain a key. If the instance has decided without its store, the error has
-// no reason: then it is that of the latest failed call.
+// the text of an error may contain a key. If the instance has decided without its store, the error
+// has no reason: then it is that of the latest failed call.
 func (h *Handler) storeFailed(ctx context.Context, err error) error {
 	if keylimits.IsCorrupt(err) {
 		return refuse(http.StatusConflict, "the key has a value in Redis that Penstock did not write, so it cannot be reset; delete the value in Redis: penstock status KEY --store URL --config FILE prints the command")
@@ -126,8 +126,8 @@ func (h *Handler) keyOf(ctx context.Context, q url.Values) (string, error) {
 	}
 }
 
-// keyOfRef finds the key that a ref stands for, among the offenders. The key of all clients together
-// is never an offender.
+// keyOfRef finds the key that a ref stands for, among the offenders. The key of all clients
+// together is never an offender.
 func (h *Handler) keyOfRef(ctx context.Context, ref string) (string, error) {
 	if ref == h.ref(h.Name(syntax.GlobalKey)) {
 		return syntax.GlobalKey, nil
