@@ -306,7 +306,7 @@ func asPeek(c penstock.Charge) penstock.Charge {
 
 // seeds returns how many seeds a run tries: a third of n, because each run has new seeds, and 20
 // times n in a soak.
-func seeds(n int) int { return effort.Of((n+7)/8, 20*n) }
+func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }
 
 // isExact reports whether a cached status equals that of the store, to the microsecond. A
 // RetryAfter may be 1 µs too short, and a unit of a bucket may be counted 1 µs late. Units of a
