@@ -88,25 +88,61 @@ func (c *compiler) warnInventedIdentities() {
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
-					c.warnInventedIdentity(l, id)
+					at := c.identityNotes[id].source
+					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
+						"add new_identities: 20/min to the rule, or a limit per address beside this", *at)
 				}
 			}
 		}
 	}
 }
 
-// warnInventedIdentity warns about one part of a limit's identity.
-func (c *compiler) warnInventedIdentity(l *policy.Limit, id *policy.Identity) {
-	at, sharedNote := c.identityNotes[id].source, ""
-	if !l.Key.IsAlwaysPresent() {
-		missing := "it"
-		if id != l.Key {
-			missing = "any part of the identity"
+// hintSharedUnknown explains the effect of identities that requests may lack: all such requests
+// share one limit.
+func (c *compiler) hintSharedUnknown() {
+	remark := remarkKind{report: c.hint}
+	for i, r := range c.spec.Rules {
+		if r.Shadow {
+			continue
 		}
-		sharedNote = fmt.Sprintf("; requests without %s all share one limit, under the key \"unknown\": write {first_of: [..., ip]} to count them by address", missing)
+		for j, l := range r.Limits {
+			if l.Shadow || isPresent(l.Key, r.Match.Where) {
+				continue
+			}
+			missing, condition := "any part of the identity", ""
+			switch source := &l.Key.Source; {
+			case source.Kind != policy.KindNone && l.Key.Only != nil && !l.Key.Only.Any:
+				missing = "a listed " + source.String()
+			case source.Kind != policy.KindNone:
+				missing = source.String()
+				condition = fmt.Sprintf(", or match: {%s: \"*\"} if the rule is only for requests with it", source)
+			}
+			config := &c.config.Rules[i]
+			remark.note(c.placeOf(&config.Per, &config.Limits[j].Per), "requests without %s all share one limit, under the key \"unknown\"; "+
+				"write {first_of: [..., ip]} to count them by address%s", missing, condition)
+		}
 	}
-	c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
-		"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, sharedNote)
+	remark.end()
+}
+
+// isPresent reports whether each request that meets a condition has a key by an identity. Hosts
+// count as present, because HTTP/1.1 requires them. So do descriptors, because the operator's own
+// programs send them, often without an address.
+func isPresent(id *policy.Identity, where policy.Condition) bool {
+	isPartPresent := func(part *policy.Identity) bool { return isPresent(part, where) }
+	if id.IsAlwaysPresent() || slices.ContainsFunc(id.Parts(), isPartPresent) {
+		return true
+	}
+	wanted := policy.Test{Source: id.Source, Any: true}
+	if id.Only != nil {
+		wanted = *id.Only
+	}
+	if id.Source.Kind == policy.KindDescriptor || id.Source.Kind == policy.KindHost && wanted.Any {
+		return true
+	}
+	return slices.ContainsFunc(where, func(t policy.Test) bool {
+		return t.Source.Identity == id || id.Source.Kind != policy.KindNone && t.IsCoveredBy(wanted)
+	})
 }
 
 // boundsAddresses reports whether a rule has a limit that counts each of its requests by the

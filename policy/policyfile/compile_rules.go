@@ -55,6 +55,7 @@ func (c *compiler) compileRules() {
 	c.warnUnusedLeases()
 	c.warnInventedIdentities()
 	c.hintSharedAddresses()
+	c.hintSharedUnknown()
 	c.warnOfSurprises(matchers)
 }
 

@@ -63,7 +63,7 @@ func TestWarningsOfSurprises(t *testing.T) {
 
 func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
-	const key = "{key: {header X-API-Key: [a, b]}}"
+	const key = "{first_of: [{key: {header X-API-Key: [a, b]}}, ip]}"
 	for _, row := range []struct{ text, want string }{
 		{"rules: [{name: a, match: {path: /login}, " + per + "}]", "1:33: the rule limits only /login, but some servers treat /LOGIN and /login/ as the same path"},
 		{"rules: [{name: a, match: {path: [/a, \"/b/{id}\", /c/**, /D, /4]}, " + per + "}]", "the rule limits only /a, but some servers treat /A and /a/ as the same path; " +
@@ -78,7 +78,7 @@ func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 		{"rules: [{name: a, per: {from: {ip: \"*\"}}, limits: [{rate: 1/s}, {name: b, rate: 1/s, per: ip}]}]", "1:24: limits by address alone are shared by all clients behind one NAT or proxy, " +
 			"and clients with many addresses evade them; write {first_of: [...]} with a better identity before ip if there is one, or add a limit per: global; this occurs in 2 places"},
 		{"identities: {client: {all_of: [ip]}}\nrules: [{name: a, match: {client: \"ip:192.0.2.1\"}, per: client, limits: [{rate: 1/s}]}]", "2:57: limits by address alone"},
-		{"rules: [{name: a, per: {from: {ip: 10.0.0.0/8}}, limits: [{rate: 1/s}]}]", ""},
+		{"rules: [{name: a, per: {from: {ip: 10.0.0.0/8}}, limits: [{rate: 1/s}]}]", "requests without a listed ip all share one limit"},
 		{"rules: [{name: a, per: ip, limits: [{rate: 1/s, on_status: 401}]}]", ""},
 		{"rules: [{name: a, per: ip, limits: [{rate: 1/s, shadow: true}]}]", ""},
 		{"rules: [{name: a, per: ip, limits: [{rate: 1/s}, {name: all, rate: 9/s, per: global}]}]", ""},
@@ -104,10 +104,8 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 		"add new_identities: 20/min to the rule, or a limit per address beside this"
 	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]}]\n"
 	for _, row := range []struct{ per, otherLimit, want string }{
-		{per: "{user: header X-User-Id}", want: warning + "; requests without it all share one limit, under the key \"unknown\": write {first_of: [..., ip]} to count them by address"},
+		{per: "{user: header X-User-Id}", want: warning},
 		{per: "{first_of: [{user: header X-User-Id}, ip]}", want: warning},
-		{per: "{first_of: [{user: header X-User-Id}, {key: {header X-Key: [a]}}]}", want: warning + "; requests without any part of the identity all share one limit, under the key \"unknown\": " +
-			"write {first_of: [..., ip]} to count them by address"},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: ip}"},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: {first_of: [ip]}}"},
 	} {
@@ -117,6 +115,56 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 		}
 		if got != row.want {
 			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.otherLimit, got, row.want)
+		}
+	}
+}
+
+// Nothing that bounds invented identities gives each client without an identity a limit of its own.
+func TestHintsOfClientsThatShareTheKeyUnknown(t *testing.T) {
+	const address = "; write {first_of: [..., ip]} to count them by address"
+	const ofKey = "requests without header X-API-Key all share one limit, under the key \"unknown\"" + address +
+		", or match: {header X-API-Key: \"*\"} if the rule is only for requests with it"
+	const ofListedKey = "requests without a listed header X-API-Key all share one limit, under the key \"unknown\"" + address
+	const ofParts = "requests without any part of the identity all share one limit, under the key \"unknown\"" + address
+	const identities = "identities: {client: {key: header X-API-Key}}\n"
+	const tokens = "tokens: {secret: 0123456789abcdef0123456789abcdef, audience: a}\n"
+	for _, row := range []struct{ before, rule, want string }{
+		{rule: "per: {key: header X-API-Key}, limits: [{rate: 5/s}]", want: ofKey},
+		{rule: "per: {key: header X-API-Key}, new_identities: 20/min, limits: [{rate: 5/s}]", want: ofKey},
+		{rule: "per: {key: header X-API-Key}, limits: [{rate: 5/s}, {name: b, rate: 100/min, per: ip}]", want: ofKey},
+		{rule: "per: {key: {header X-API-Key: [a, b]}}, limits: [{rate: 5/s}]", want: ofListedKey},
+		{rule: "per: {key: header X-API-Key}, limits: [{rate: 5/s}, {name: b, rate: 9/s}]", want: ofKey + "; this occurs in 2 places"},
+		{rule: "per: ip, limits: [{rate: 5/s}, {name: b, rate: 9/s, per: {key: header X-API-Key}}]", want: ofKey},
+		{before: identities, rule: "per: client, limits: [{rate: 5/s}]", want: ofKey},
+		{before: tokens, rule: "per: {user: claim sub}, limits: [{rate: 5/s}]", want: strings.ReplaceAll(ofKey, "header X-API-Key", "claim sub")},
+		{rule: "per: {first_of: [{user: header X-User}, {key: {header X-API-Key: [a]}}]}, limits: [{rate: 5/s}]", want: ofParts},
+		{rule: "per: {all_of: [{user: header X-User}, {key: header X-API-Key}]}, limits: [{rate: 5/s}]", want: ofParts},
+		{rule: "match: {header X-Other: '*'}, per: {key: header X-API-Key}, limits: [{rate: 5/s}]", want: ofKey},
+		{rule: "match: {query X-API-Key: '*'}, per: {key: header X-API-Key}, limits: [{rate: 5/s}]", want: ofKey},
+		{rule: "match: {header X-API-Key: '*'}, per: {key: {header X-API-Key: [a, b]}}, limits: [{rate: 5/s}]", want: ofListedKey},
+
+		{rule: "per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 5/s}]"},
+		{rule: "per: {all_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 5/s}]"},
+		{rule: "match: {header X-API-Key: '*'}, per: {key: header X-API-Key}, limits: [{rate: 5/s}]"},
+		{rule: "match: {header x-api-key: [a, b]}, per: {key: header X-API-Key}, limits: [{rate: 5/s}]"},
+		{rule: "match: {header X-API-Key: a}, per: {key: {header X-API-Key: [a, b]}}, limits: [{rate: 5/s}]"},
+		{rule: "match: {header X-API-Key: '*'}, per: {first_of: [{user: header X-User}, {key: header X-API-Key}]}, limits: [{rate: 5/s}]"},
+		{before: identities, rule: "match: {client: '*'}, per: client, limits: [{rate: 5/s}]"},
+		{rule: "per: {user: descriptor user}, limits: [{rate: 5/s}]"},
+		{rule: "per: {host: host}, limits: [{rate: 5/s}]"},
+		{rule: "per: global, limits: [{rate: 5/s}]"},
+		{rule: "shadow: true, per: {key: header X-API-Key}, limits: [{rate: 5/s}]"},
+		{rule: "per: {key: header X-API-Key}, limits: [{rate: 5/s, shadow: true}]"},
+	} {
+		text := row.before + "rules: [{name: a, " + row.rule + "}]\n"
+		var got []string
+		for _, h := range policyIn(t, "policy.yaml", text).Hints {
+			if strings.Contains(h.Message, "unknown") {
+				got = append(got, h.Message)
+			}
+		}
+		if strings.Join(got, "\n") != row.want {
+			t.Errorf("%s\nhas the hints %q; want %q", text, got, row.want)
 		}
 	}
 }
