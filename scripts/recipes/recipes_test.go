@@ -103,6 +103,7 @@ type recipe struct {
 	adapt func(text string) string
 
 	hasLimits     bool          // allowed responses have RateLimit headers
+	keepsForged   bool          // X-Forwarded-For of the application begins with what the client has sent
 	hasAllHeaders bool          // allowed responses have all headers of Penstock, which replace those of the application
 	whenKilled    string        // status of requests while Penstock is killed
 	whenHung      string        // status of requests while Penstock hangs
@@ -158,14 +159,14 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
+		program: "envoy", files: []string{"envoy.yaml"}, hasLimits: true, keepsForged: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
 		args: envoyArgs("envoy.yaml"),
 	},
 	{
-		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, hasAllHeaders: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
+		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, hasLimits: true, keepsForged: true, hasAllHeaders: true, whenKilled: "503", whenHung: "503", hungFor: 1 * time.Second,
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
@@ -308,7 +309,8 @@ func TestRecipes(t *testing.T) {
 
 // startApp starts the application behind the proxies, and returns its address. It responds with the
 // method, the URI and the body of the request. Its header X-App-Key is the API key that an
-// application behind CGI sees. At /own it sends headers about limits of its own.
+// application behind CGI sees. X-App-Host and X-App-For are the host and X-Forwarded-For of the
+// request. At /own the application sends headers about limits of its own.
 func startApp(t *testing.T) (address string) {
 	return process.ServeHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, values := range r.Header {
@@ -316,6 +318,8 @@ func startApp(t *testing.T) (address string) {
 				w.Header()["X-App-Key"] = append(w.Header()["X-App-Key"], values...)
 			}
 		}
+		w.Header().Set("X-App-Host", r.Host)
+		w.Header().Set("X-App-For", strings.Join(r.Header.Values("X-Forwarded-For"), ", "))
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			w.WriteHeader(http.StatusBadRequest)

@@ -207,12 +207,13 @@ func (r *row) checkNames() {
 }
 
 // checkAddresses checks that each client of the proxy is limited by its true address, even if it
-// sends headers with other addresses.
+// sends headers with other addresses. The application must get this address and the host.
 func (r *row) checkAddresses() {
 	usual := r.client
 	defer func() { r.client = usual }()
 	for _, lastByte := range []int{10, 11} {
 		r.client = r.clientOf(lastByte)
+		address := r.addressOf(lastByte).String()
 		passed := 0
 		for i := range 6 {
 			forged := fmt.Sprintf("203.0.113.%d", i)
@@ -223,6 +224,13 @@ func (r *row) checkAddresses() {
 				a := r.send("GET", "/address", "shop.example", header...)
 				if a.status == "200" && passed < 2 { // within the limit of the rule address
 					passed++
+					wantFor := address
+					if r.recipe.keepsForged && header[0] == "X-Forwarded-For" {
+						wantFor = forged + "," + address
+					}
+					host, gotFor := a.header.Get("X-App-Host"), a.header.Get("X-App-For")
+					r.expect(host == "shop.example", "the application got the host %q; want shop.example", host)
+					r.expect(gotFor == wantFor, "the application got X-Forwarded-For %q of the request %s; want %q", gotFor, a.request, wantFor)
 					continue
 				}
 				r.countForged(a)
@@ -356,8 +364,10 @@ type answer struct {
 // clientOf returns a client of the proxy whose address ends with lastByte. The proxy does not trust
 // this address.
 func (r *row) clientOf(lastByte int) *http.Client {
-	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(lastByte)))
+	return clientFrom(r.addressOf(lastByte))
 }
+
+func (r *row) addressOf(lastByte int) net.IP { return net.IPv4(127, 0, byte(r.number), byte(lastByte)) }
 
 // clientFrom returns a client that sends requests from an address.
 func clientFrom(address net.IP) *http.Client {
