@@ -54,7 +54,8 @@ help:
 
 ## run: penstock serve with a demo upstream and some traffic on port 8080; the dashboard is on 9180
 run:
-	cd cmd/penstock && go run . serve --demo --demo-traffic
+	@cd cmd/penstock && go build -o ../../bin/penstock .
+	@exec bin/penstock serve --demo --demo-traffic
 
 ## test: all tests, on real servers, but those of make bench, conformance and lint; prints at the end what the tests counted. The raced packages run at the same time as the others, because tests often wait
 test: export GORACE ?= atexit_sleep_ms=100
