@@ -427,7 +427,7 @@ func (x *CheckResponse) GetIsRepeat() bool {
 }
 
 // A LimitStatus is the state of one limit after the decision. Times are in milliseconds from the
-// response on.
+// decision on.
 type LimitStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The rule and the limit, such as "search.second". A limit that the request states

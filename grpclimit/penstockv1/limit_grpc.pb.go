@@ -56,7 +56,8 @@ type LimitServiceClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Release returns the slots of a hold. It may be repeated.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
-	// Peek returns what Check would decide, and charges nothing. It needs the operator token.
+	// Peek returns what Check would decide, and charges nothing. It never waits. It needs the operator
+	// token.
 	Peek(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// Reset clears the usage of the limits of a request. It needs the operator token. It may be
 	// repeated.
@@ -197,7 +198,8 @@ type LimitServiceServer interface {
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Release returns the slots of a hold. It may be repeated.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
-	// Peek returns what Check would decide, and charges nothing. It needs the operator token.
+	// Peek returns what Check would decide, and charges nothing. It never waits. It needs the operator
+	// token.
 	Peek(context.Context, *CheckRequest) (*CheckResponse, error)
 	// Reset clears the usage of the limits of a request. It needs the operator token. It may be
 	// repeated.
