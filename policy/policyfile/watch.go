@@ -4,15 +4,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/filewatch"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
@@ -201,34 +199,17 @@ func absolute(names []string) []string {
 // changed.
 type fingerprint [sha256.Size]byte
 
+// fingerprintOf adds of each file the contents, or the error if it cannot be read.
 func fingerprintOf(names []string) (f fingerprint) {
-	h := sha256.New()
+	all := sha256.New()
 	for _, name := range names {
-		fmt.Fprintf(h, "%q\n", name)
-		if err := addFile(h, name); err != nil {
-			fmt.Fprintf(h, "%v\n", err)
+		content := sha256.New()
+		err := boundedfile.Copy(content, name, maxListBytes)
+		if err != nil {
+			content.Reset() // a file such as /proc/kmsg has other bytes at each read
 		}
+		fmt.Fprintf(all, "%q %x %v\n", name, content.Sum(nil), err)
 	}
-	h.Sum(f[:0])
+	all.Sum(f[:0])
 	return f
-}
-
-// addFile adds the type and the size of a file, and the contents of a regular file. It adds only
-// the first maxListBytes+1 bytes, because a longer file is a mistake in any case.
-func addFile(h hash.Hash, name string) error {
-	info, err := os.Stat(name)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(h, "%v %d\n", info.Mode().Type(), info.Size())
-	if !info.Mode().IsRegular() {
-		return nil
-	}
-	file, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = io.Copy(h, io.LimitReader(file, maxListBytes+1))
-	return err
 }
