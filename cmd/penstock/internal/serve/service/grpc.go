@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
@@ -72,7 +74,7 @@ const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService",
 
 // newGRPC makes the server for gRPC clients.
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
-	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, ending: make(chan struct{})}
+	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{})}
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
 		grpc.MaxConcurrentStreams(maxStreams),
@@ -174,6 +176,9 @@ type grpcCalls struct {
 	ending  chan struct{} // closed when the server shuts down
 
 	messageTimeout time.Duration // how long a client may take to send its message
+	slow           slowMessages  // of restricted methods
+	openStreams    atomic.Int64  // streams of restricted methods
+	maxOpenStreams int64         // at most this many openStreams
 }
 
 // isRestricted reports whether a connection may have only a few calls of a method open: health
@@ -187,8 +192,20 @@ func isRestricted(method string) bool {
 // reflectionServices is the prefix of the names of all versions of the reflection service.
 const reflectionServices = "grpc.reflection."
 
-// maxRestricted is how many calls of restricted methods a connection may have open.
-const maxRestricted = 16
+const (
+	// maxRestricted is how many calls of restricted methods a connection may have open.
+	maxRestricted = 16
+
+	// maxRestrictedMessage is the size in bytes of the largest message of a restricted method. It
+	// holds the name of a service or a symbol.
+	maxRestrictedMessage = 4 << 10
+
+	// maxSlowMessages is how many messages of restricted methods may be incomplete for longer than
+	// slowMessage, in the whole process. grpc-go has one limit for the messages of all methods, and
+	// keeps up to maxMessage bytes of each until it is complete.
+	maxSlowMessages = 32
+	slowMessage     = 200 * time.Millisecond
+)
 
 // openRestricted counts the open calls of restricted methods of each connection, by the address of
 // its client.
@@ -218,7 +235,7 @@ func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
 
 // checkBeforeReading returns a function that authenticates a call before its message is read,
 // unless authenticate is nil. It also bounds the open calls of restricted methods, and how long
-// the messages of other calls may take.
+// the messages of all calls may take.
 func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
 	open := &openRestricted{byConnection: make(map[net.Addr]int)}
 	return func(ctx context.Context, info *tap.Info) (_ context.Context, err error) {
@@ -232,9 +249,12 @@ func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInH
 		if p, ok := peer.FromContext(ctx); ok {
 			address = p.Addr
 		}
-		if !isRestricted(info.FullMethodName) {
-			ctx = c.limitMessage(ctx)
-		} else if !open.add(ctx, address) {
+		wait := c.waitForMessage
+		if isRestricted(info.FullMethodName) {
+			wait = c.waitForRestrictedMessage
+		}
+		ctx = limitMessage(ctx, wait)
+		if isRestricted(info.FullMethodName) && !open.add(ctx, address) {
 			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
 		}
 		if authenticate == nil {
@@ -244,16 +264,74 @@ func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInH
 	}
 }
 
-// limitMessage returns the context of a call that is canceled unless messageArrived is called
-// within messageTimeout.
-func (c *grpcCalls) limitMessage(ctx context.Context) context.Context {
+// limitMessage returns the context of a call. wait bounds how long its message may take. It gets
+// the function that cancels the call. It returns a function to call when the message has come or
+// the call ends.
+func limitMessage(ctx context.Context, wait func(cancel func()) (end func())) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
-	timer := time.AfterFunc(c.messageTimeout, cancel)
-	unwatch := context.AfterFunc(ctx, func() { timer.Stop() }) // the client may reset the call
+	end := wait(cancel)
+	unwatch := context.AfterFunc(ctx, end) // the client may reset the call
 	return context.WithValue(ctx, messageTimer{}, func() {
-		timer.Stop()
+		end()
 		unwatch() // otherwise the end of the call starts a goroutine
 	})
+}
+
+// waitForMessage calls cancel after messageTimeout, unless end is called before.
+func (c *grpcCalls) waitForMessage(cancel func()) (end func()) {
+	timer := time.AfterFunc(c.messageTimeout, cancel)
+	return func() { timer.Stop() }
+}
+
+// waitForRestrictedMessage is waitForMessage for a message of a restricted method. It also calls
+// cancel if the message is slow, and maxSlowMessages others are.
+func (c *grpcCalls) waitForRestrictedMessage(cancel func()) (end func()) {
+	return c.slow.wait(cancel, c.messageTimeout)
+}
+
+// slowMessages counts the messages of restricted methods that are incomplete after slowMessage.
+type slowMessages struct {
+	mu    sync.Mutex
+	count int
+}
+
+// wait calls cancel unless end is called in time: within timeout, or within slowMessage if there
+// are maxSlowMessages already.
+func (s *slowMessages) wait(cancel func(), timeout time.Duration) (end func()) {
+	var isSlow, hasEnded bool // guarded by s.mu
+	var timer *time.Timer
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	timer = time.AfterFunc(min(slowMessage, timeout), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case hasEnded:
+		case isSlow || s.count >= maxSlowMessages:
+			cancel()
+		default:
+			isSlow = true
+			s.count++
+			timer.Reset(max(0, timeout-slowMessage))
+		}
+	})
+	return func() {
+		timer.Stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if isSlow && !hasEnded {
+			s.count--
+		}
+		hasEnded = true
+	}
+}
+
+// checkRestrictedSize returns an error if a message of a restricted method is too large.
+func checkRestrictedSize(message any) error {
+	if m, ok := message.(proto.Message); ok && proto.Size(m) > maxRestrictedMessage {
+		return status.Errorf(codes.ResourceExhausted, "the message has %d bytes; a health check or a reflection call may have %d", proto.Size(m), maxRestrictedMessage)
+	}
+	return nil
 }
 
 // messageTimer is the key under which a context has the function that stops the timer of
@@ -333,6 +411,11 @@ func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.
 		incoming := ctx
 		ctx, endSpan = t.Call(ctx, info.FullMethod, func(name string) string { return firstValue(metadata.ValueFromIncomingContext(incoming, name)) })
 	}
+	if isRestricted(info.FullMethod) {
+		if err := checkRestrictedSize(request); err != nil {
+			return nil, err
+		}
+	}
 	return handler(ctx, request)
 }
 
@@ -356,9 +439,13 @@ func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grp
 		defer c.service.inFlight.Add(-1)
 		return handler(srv, stream)
 	}
+	defer c.openStreams.Add(-1)
+	if c.openStreams.Add(1) > c.maxOpenStreams {
+		return status.Errorf(codes.ResourceExhausted, "%d streams of health checks and reflection are open, as many as max_connections; end one of them first", c.maxOpenStreams)
+	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
-	open := &openStream{ServerStream: stream, ctx: ctx, statusIsFinal: make(chan struct{})}
+	open := &openStream{ServerStream: stream, calls: c, ctx: ctx, cancel: cancel, statusIsFinal: make(chan struct{})}
 	if serviceName(info.FullMethod) != healthService {
 		close(open.statusIsFinal)
 	}
@@ -375,10 +462,13 @@ func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grp
 	return handler(srv, open)
 }
 
-// An openStream ends with a context of its own.
+// An openStream is a stream of a restricted method. It ends with a context of its own.
 type openStream struct {
 	grpc.ServerStream
+	calls         *grpcCalls
 	ctx           context.Context
+	cancel        func()        // of ctx
+	hasMessage    bool          // whether RecvMsg has returned the first message
 	statusIsFinal chan struct{} // closed when a health check has sent a status other than SERVING, which is always its last
 	once          sync.Once
 }
@@ -393,14 +483,28 @@ func (s *openStream) SendMsg(message any) error {
 	return err
 }
 
+// RecvMsg bounds the size of each message, and how long it may take.
 func (s *openStream) RecvMsg(message any) error {
+	if s.hasMessage { // the first message has the timer of limitMessage
+		defer s.calls.waitForRestrictedMessage(s.cancel)()
+	}
 	received := make(chan error, 1)
 	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
 	select {
 	case err := <-received:
-		return err
+		if err != nil {
+			return err
+		}
+		messageArrived(s.ctx)
+		s.hasMessage = true
+		return checkRestrictedSize(message)
 	case <-s.ctx.Done():
+	}
+	select {
+	case <-s.calls.ending:
 		return status.Error(codes.Unavailable, errClosing.Error())
+	default:
+		return status.Error(codes.Canceled, "the message did not come in time")
 	}
 }
 

@@ -300,6 +300,64 @@ func TestLargeGRPCMessagesAreRefused(t *testing.T) {
 	}
 }
 
+// A health check or a reflection call needs no large message, and a Watch keeps its name.
+func TestLargeHealthChecksAndReflectionAreRefused(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	conn := r.grpcClient(nil)
+	for size, want := range map[int]codes.Code{maxRestrictedMessage - 100: codes.OK, maxRestrictedMessage + 1: codes.ResourceExhausted} {
+		name := strings.Repeat("x", size)
+		watch, err := healthpb.NewHealthClient(conn).Watch(callContext(t), &healthpb.HealthCheckRequest{Service: name})
+		if err == nil {
+			_, err = watch.Recv()
+		}
+		if status.Code(err) != want {
+			t.Errorf("Watch of a name of %d bytes returned %v; want %v", size, err, want)
+		}
+		reflecting, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(callContext(t))
+		for range 2 { // the second message has the same bound
+			if err == nil {
+				err = reflecting.Send(&reflectionpb.ServerReflectionRequest{Host: name, MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
+			}
+			if err == nil {
+				_, err = reflecting.Recv()
+			}
+		}
+		if status.Code(err) != want {
+			t.Errorf("reflection with %d bytes returned %v; want %v", size, err, want)
+		}
+		if want == codes.OK {
+			want = codes.NotFound
+		}
+		if _, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name}); status.Code(err) != want {
+			t.Errorf("Check of a name of %d bytes returned %v; want %v", size, err, want)
+		}
+	}
+}
+
+// The process has at most max_connections streams of health checks open. Further ones are refused,
+// and single checks are still answered.
+func TestOpenHealthChecksOfAllConnectionsAreBounded(t *testing.T) {
+	const limit = 20
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": strconv.Itoa(limit)}, withEcho(capitalize))
+	conns := []*grpc.ClientConn{r.grpcClient(nil), r.grpcClient(nil)}
+	for i := range limit + 1 {
+		watch, err := healthpb.NewHealthClient(conns[i%2]).Watch(callContext(t), new(healthpb.HealthCheckRequest))
+		if err == nil {
+			_, err = watch.Recv()
+		}
+		want := codes.OK
+		if i == limit {
+			want = codes.ResourceExhausted
+		}
+		if status.Code(err) != want {
+			t.Fatalf("Watch %d ends with %v; want %v", i+1, err, want)
+		}
+	}
+	if _, err := healthpb.NewHealthClient(conns[0]).Check(callContext(t), new(healthpb.HealthCheckRequest)); err != nil {
+		t.Errorf("beside %d streams, a single health check ends with %v; want an answer", limit, err)
+	}
+}
+
 // Calls in flight complete before the service stops. Health checks report NOT_SERVING immediately.
 // Open health checks and reflection streams do not keep the service from stopping.
 func TestGRPCCallsAreDrained(t *testing.T) {
@@ -494,6 +552,89 @@ func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
 	}
 }
 
+// A health check or a reflection call whose message does not come, or does not come as a whole,
+// ends after header_timeout. So does a reflection call without a further message. An open Watch
+// continues.
+func TestHealthChecksAndReflectionWithoutAMessageEnd(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(capitalize))
+	conn := r.grpcClient(nil)
+	watch, err := healthpb.NewHealthClient(conn).Watch(callContext(t), new(healthpb.HealthCheckRequest))
+	if err == nil {
+		_, err = watch.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reflecting, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(callContext(t))
+	if err == nil {
+		err = reflecting.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}})
+	}
+	if err == nil {
+		_, err = reflecting.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.frames()
+	for i, method := range []string{"/" + healthService + "/Check", "/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+		id := uint32(1 + 2*i)
+		c.begin(id, method)
+		c.WriteData(id, false, []byte{0, 0, 0, 1, 0, '\n'}) // a part of a message
+		c.flush()
+		if got, want := c.outcome(id), strconv.Itoa(int(codes.Canceled)); got != want {
+			t.Errorf("a call of %s with a part of a message has the outcome %q; want status %s", method, got, want)
+		}
+	}
+	if _, err := reflecting.Recv(); status.Code(err) != codes.Canceled {
+		t.Errorf("a reflection call without a second message ends with %v; want it canceled", err)
+	}
+	r.stop()
+	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("the open Watch receives %v, %v; want that it is open until the shutdown", answer, err)
+	}
+}
+
+// At most maxSlowMessages messages of health checks and reflection may take long. Further ones end
+// after slowMessage, and those that come at once are not counted.
+func TestSlowHealthChecksAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 5 * time.Second
+		var slow slowMessages
+		var canceled int
+		var ends []func()
+		wait := func() { ends = append(ends, slow.wait(func() { canceled++ }, timeout)) }
+		expect := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if canceled != want {
+				t.Fatalf("%s, %d calls are canceled; want %d", when, canceled, want)
+			}
+		}
+		for range 10 * maxSlowMessages {
+			slow.wait(func() { canceled++ }, timeout)() // the message comes at once
+		}
+		for range maxSlowMessages + 3 {
+			wait()
+		}
+		expect("at once", 0)
+		time.Sleep(slowMessage)
+		expect("after slowMessage", 3)
+		for _, end := range ends { // the first canceled ones end too
+			end()
+			end() // counts once
+		}
+		time.Sleep(timeout)
+		expect("after the messages have come", 3)
+		for range maxSlowMessages + 1 {
+			wait()
+		}
+		time.Sleep(slowMessage)
+		expect("with free places", 3+1)
+		time.Sleep(timeout - slowMessage)
+		expect("after the timeout", 3+1+maxSlowMessages)
+	})
+}
+
 // While many idle clients are connected, another client is still served.
 func TestIdleGRPCClientsDoNotBlockOthers(t *testing.T) {
 	n := effort.Of(100, 8_000)
@@ -521,7 +662,7 @@ func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 			noConnections := func() int { return 0 }
 			counts := metrics.New("test", nil, 80).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, noConnections)
-			calls := &grpcCalls{counts: counts, ending: make(chan struct{})}
+			calls := &grpcCalls{counts: counts, maxOpenStreams: 1, ending: make(chan struct{})}
 			err := calls.interceptStream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
 				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {
 					return stream.SendMsg(&healthpb.HealthCheckResponse{Status: status})
