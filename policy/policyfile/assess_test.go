@@ -522,6 +522,25 @@ rules: [{name: a, per: global, limits: [{rate: {partner: 10/s, free: 1/s}}]}]
 	want(t, "files", len(p.Files), 3)
 }
 
+// A list in another encoding, or with other ends of lines, would match no client.
+func TestListsInOtherEncodingsAreMistakes(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"\xff\xfe1\x000\x00.\x006\x00.\x006\x00.\x006\x00\n\x00": "bad.txt is not text in UTF-8; convert it, for example by iconv -f UTF-16 -t UTF-8", // UTF-16
+		"1\x000\x00.\x006\x00.\x006\x00.\x006\x00\n\x00":         "bad.txt is not text in UTF-8",                                                      // UTF-16 without its mark
+		"caf\xe9\n":                 "bad.txt is not text in UTF-8", // Latin-1
+		"10.6.6.6\n# a\r10.6.6.7\n": "bad.txt:2: lines end with CR alone; end them with LF or CR LF",
+		"10.6.6.6\r10.6.6.7\r":      "bad.txt:1: lines end with CR alone; end them with LF or CR LF",
+		"caf\u00e9\r\n10.6.6.6\r":   "", // the last line may end with anything
+	} {
+		write(t, dir+"/bad.txt", text)
+		err := mistakesOf(dir+"/policy.yaml", aRule+"\ndeny: {header X-Key: {file: bad.txt}}\n", nil)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("the list %q has the error %v; want %q", text, err, want)
+		}
+	}
+}
+
 func TestKeysOfRequests(t *testing.T) {
 	rules := rulesOf(t, `
 identities:

@@ -32,7 +32,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 		{[]string{"longest.txt"}, nil},
 		{[]string{"long.txt"}, []string{"long.txt:2: the value has 16385 bytes; the most is 16384"}},
 		{[]string{whole}, []string{"with " + whole + ", the files of values have more than 67108864 bytes"}},
-		{[]string{half}, nil},
+		{[]string{half}, []string{half + " is not text in UTF-8"}}, // it is not too large
 		{[]string{half, half}, []string{"with " + half + ", the files of values have more than 67108864 bytes"}},
 		{strings.Split(strings.Repeat("empty.txt,", maxListFiles-1)+"empty.txt", ","), nil},
 		{strings.Split(strings.Repeat("empty.txt,", maxListFiles)+"empty.txt", ","), []string{"there are more than 1000 files of values"}},

@@ -1,11 +1,13 @@
 package policyfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/syntax"
@@ -168,6 +170,10 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 	c.files = append(c.files, path)
 	c.digest.Write(text)
 	c.listByteCount += len(text)
+	if !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0 { // UTF-16 has zero bytes
+		c.fail(p, "%s is not text in UTF-8; convert it, for example by iconv -f UTF-16 -t UTF-8", name)
+		return false
+	}
 	lineNumber, badLines := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		lineNumber++
@@ -176,6 +182,10 @@ func (c *compiler) readLines(p any, name string, add func(p any, where, text str
 			return false
 		}
 		where := fmt.Sprintf("%s:%d: ", name, lineNumber)
+		if strings.Contains(strings.TrimRight(line, "\r\n"), "\r") {
+			c.fail(p, "%slines end with CR alone; end them with LF or CR LF, for example by tr '\\r' '\\n'", where)
+			return false
+		}
 		value, _, _ := strings.Cut(line, "#")
 		if value = strings.TrimSpace(value); value == "" {
 			continue
