@@ -141,7 +141,7 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 	const good, validLine = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
 	const missing = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
-	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: {key: header X-Key}, limits: [{rate: 10/s}]}]\n")
+	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: {first_of: [{key: header X-Key}, ip]}, limits: [{rate: 10/s}]}]\n")
 	hinted := writeFile(t, "hinted.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
 	for _, c := range []struct {
 		files string
@@ -154,11 +154,11 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 			want: []string{validLine, fileWithMistakes + ":7:", fileWithMistakes + ":10:", fileWithMistakes + ":11:", fileWithMistakes + ":13:", fileWithMistakes + ":15:"}},
 		{files: "/none.yaml " + good, code: exitInvalid, want: []string{missing, validLine}},
 		{files: "testdata", code: exitInvalid, want: []string{"testdata is a folder; name a file"}},
-		{files: warned, code: exitOK, want: []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
+		{files: warned, code: exitOK, want: []string{warned + ":1:42: warning: ", warned + ": valid, 1 rule, digest "}},
 		{files: hinted, code: exitOK, want: []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
-		{files: "--strict " + warned, code: exitInvalid, want: []string{warned + ":1:30: "}},
+		{files: "--strict " + warned, code: exitInvalid, want: []string{warned + ":1:42: "}},
 		{files: "--strict " + hinted, code: exitOK, want: []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
-		{files: "--strict " + good + " " + warned, code: exitInvalid, want: []string{validLine, warned + ":1:30: "}},
+		{files: "--strict " + good + " " + warned, code: exitInvalid, want: []string{validLine, warned + ":1:42: "}},
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
