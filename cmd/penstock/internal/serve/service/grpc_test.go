@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -600,18 +601,18 @@ func TestSlowHealthChecksAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 5 * time.Second
 		var slow slowMessages
-		var canceled int
+		var canceled atomic.Int64
 		var ends []func()
-		wait := func() { ends = append(ends, slow.wait(func() { canceled++ }, timeout)) }
-		expect := func(when string, want int) {
+		wait := func() { ends = append(ends, slow.wait(func() { canceled.Add(1) }, timeout)) }
+		expect := func(when string, want int64) {
 			t.Helper()
 			synctest.Wait()
-			if canceled != want {
+			if canceled := canceled.Load(); canceled != want {
 				t.Fatalf("%s, %d calls are canceled; want %d", when, canceled, want)
 			}
 		}
 		for range 10 * maxSlowMessages {
-			slow.wait(func() { canceled++ }, timeout)() // the message comes at once
+			slow.wait(func() { canceled.Add(1) }, timeout)() // the message comes at once
 		}
 		for range maxSlowMessages + 3 {
 			wait()
