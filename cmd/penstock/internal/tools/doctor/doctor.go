@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/redisstore"
@@ -216,7 +217,8 @@ func (d *doctor) user() string {
 
 // cli returns a command line of redis-cli that sends a command to a server.
 func (d *doctor) cli(s *server, command string) string {
-	return s.cli(d.option.TLSConfig != nil) + " " + command
+	server := rediscli.Server{Address: s.address, HasTLS: d.option.TLSConfig != nil, Database: d.option.SelectDB}
+	return server.Command() + " " + command
 }
 
 // sorted returns the checks in the order of Names.

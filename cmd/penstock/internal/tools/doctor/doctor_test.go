@@ -849,3 +849,15 @@ func TestExpiredKeysOfAReplicaAreNoWarning(t *testing.T) {
 		}
 	}
 }
+
+// A command that deletes a key must not reach another database.
+func TestCommandsNameTheDatabase(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	if _, err := s.Do("EVAL", "redis.call('SELECT', 3); return redis.call('SET', 'ps1{%@}instances', 'foreign')", "0"); err != nil {
+		t.Fatal(err)
+	}
+	if c := examined(t, "redis://"+s.Addr+"/3").worst("instances"); c.Status != Failed || !strings.Contains(c.Remedy, " -n 3 DEL ") {
+		t.Errorf("the check of instances is %+v; want a failed one whose command has -n 3", c)
+	}
+}
