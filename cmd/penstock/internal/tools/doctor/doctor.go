@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/redisstore"
@@ -217,8 +216,7 @@ func (d *doctor) user() string {
 
 // cli returns a command line of redis-cli that sends a command to a server.
 func (d *doctor) cli(s *server, command string) string {
-	server := rediscli.Server{Address: s.address, HasTLS: d.option.TLSConfig != nil, Database: d.option.SelectDB}
-	return server.Command() + " " + command
+	return s.cli(d.option.TLSConfig != nil, d.option.SelectDB) + " " + command
 }
 
 // sorted returns the checks in the order of Names.

@@ -310,7 +310,7 @@ func (d *doctor) checkSpread() {
 	if float64(most) > maxSpread*mean {
 		c.Status, c.Summary = Warning, fmt.Sprintf("%s has %.1f times as many keys as the primaries have on average", fullest.address, float64(most)/mean)
 		c.Why = "its memory and its processor are used up first"
-		c.Remedy = fullest.cli(d.option.TLSConfig != nil) + " --cluster rebalance " + rediscli.Word(fullest.address)
+		c.Remedy = d.cli(fullest, "--cluster rebalance "+rediscli.Word(fullest.address))
 	}
 	d.add(c)
 }

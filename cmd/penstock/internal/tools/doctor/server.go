@@ -183,9 +183,9 @@ func (s *server) hasSlot(slot uint16) bool {
 	return false
 }
 
-// cli returns redis-cli with the options that reach the server.
-func (s *server) cli(hasTLS bool) string {
-	return rediscli.Server{Address: s.address, HasTLS: hasTLS}.Command()
+// cli returns redis-cli with the options that reach a database of the server.
+func (s *server) cli(hasTLS bool, database int) string {
+	return rediscli.Server{Address: s.address, HasTLS: hasTLS, Database: database}.Command()
 }
 
 func (s *server) isValkey() bool {

@@ -49,7 +49,7 @@ func (d *doctor) checkCluster(ctx context.Context) {
 		Facts: map[string]any{"slots": covered, "primaries": primaries}}
 	if covered < hashslot.Slots {
 		c.Status, c.Summary = Failed, fmt.Sprintf("%d of %d slots have no primary", hashslot.Slots-covered, hashslot.Slots)
-		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.primaries[0].cli(d.option.TLSConfig != nil)+" --cluster fix "+rediscli.Word(d.primaries[0].address)
+		c.Why, c.Remedy = "keys in these slots use on_failure; by default the whole Cluster stops", d.cli(d.primaries[0], "--cluster fix "+rediscli.Word(d.primaries[0].address))
 	}
 	d.add(c)
 	for _, s := range d.primaries {
@@ -90,13 +90,13 @@ func (d *doctor) checkSentinels(ctx context.Context) {
 		reached++
 		if s.primaryAddress == "" {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinel names no primary: " + shortText(s.err),
-				Why: "clients that use this Sentinel find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL MASTERS lists the names"})
+				Why: "clients that use this Sentinel find no server", Remedy: "correct the name in the URL; " + s.cli(d.option.Sentinel.TLSConfig != nil, 0) + " SENTINEL MASTERS lists the names"})
 			continue
 		}
 		named[s.primaryAddress] = append(named[s.primaryAddress], s.address)
 		if err := d.do(ctx, s, "SENTINEL", "CKQUORUM", d.option.Sentinel.MasterSet).Error(); err != nil {
 			d.add(Check{Name: "topology", Server: s.address, Status: Failed, Summary: "the Sentinels cannot fail over: " + shortText(err),
-				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil) + " SENTINEL SET " + rediscli.Word(d.option.Sentinel.MasterSet) + " quorum N"})
+				Why: "if the primary fails, no replica takes over", Remedy: "start the missing Sentinels, or " + s.cli(d.option.Sentinel.TLSConfig != nil, 0) + " SENTINEL SET " + rediscli.Word(d.option.Sentinel.MasterSet) + " quorum N"})
 		}
 	}
 	switch {
