@@ -49,7 +49,8 @@ func FoldAddress(a netip.Addr) netip.Addr {
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
 
 // ParseNetwork reads an address, or a network in CIDR notation whose bits after the prefix are
-// zero. IPv4 in IPv6 becomes IPv4.
+// zero. IPv4 in IPv6 becomes IPv4. If a network breaks these rules, ParseNetwork returns it with
+// false. If the text is no network, the result is not valid.
 func ParseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()

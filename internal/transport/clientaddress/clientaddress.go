@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Proxies is the set of proxies that are trusted to name their clients. The zero value trusts none.
@@ -289,16 +291,9 @@ func isName(text string) bool {
 // ParseNetwork parses a network. It reads a single address as a network of one address. The error
 // has no subject, as in "is not a network": the caller writes the text before it.
 func ParseNetwork(text string) (netip.Prefix, error) {
-	network, err := netip.ParsePrefix(text)
-	if address, e := netip.ParseAddr(text); e == nil && address.Zone() == "" {
-		network, err = netip.PrefixFrom(address, address.BitLen()), nil
-	}
-	if err != nil {
+	network, _ := syntax.ParseNetwork(text)
+	if !network.IsValid() {
 		return netip.Prefix{}, errors.New("is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix")
-	}
-	const mappedBits = 96 // length of the prefix of IPv4-mapped addresses
-	if network.Addr().Is4In6() && network.Bits() >= mappedBits {
-		network = netip.PrefixFrom(network.Addr().Unmap(), network.Bits()-mappedBits)
 	}
 	if network.Bits() == 0 {
 		return netip.Prefix{}, errors.New("would let every client choose its address; write the networks of your proxies")
