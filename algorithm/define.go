@@ -16,7 +16,8 @@ type Algorithm struct {
 	name, title, lua string
 	prepare          func(Limit) (Params, error)
 	newStates        func() States
-	custom           reflect.Type // of the state, if Define made the algorithm; nil for a built-in one
+	isCustom         bool  // Define made the algorithm
+	mistake          error // in the arguments of Define, or nil
 
 	// Properties of the state.
 	isCollection bool
@@ -60,7 +61,8 @@ type Option func(*Algorithm)
 // these rules.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
 	a := define(name, lua, step, prepare, options...)
-	a.custom = reflect.TypeFor[S]()
+	a.isCustom = true
+	a.mistake = a.checkDefinition(reflect.TypeFor[S]())
 	return a
 }
 
@@ -212,7 +214,7 @@ func (a *Algorithm) Title() string { return a.title }
 
 // IsCustom reports whether Define made the algorithm, so that people know it only by its own texts.
 // Those of this package are not custom.
-func (a *Algorithm) IsCustom() bool { return a.custom != nil }
+func (a *Algorithm) IsCustom() bool { return a.isCustom }
 
 // Lua is the source of the step's twin in Lua.
 func (a *Algorithm) Lua() string { return a.lua }
@@ -220,8 +222,8 @@ func (a *Algorithm) Lua() string { return a.lua }
 // Prepare checks a limit and computes its parameters. It returns an error if the arguments of
 // Define break its rules.
 func (a *Algorithm) Prepare(l Limit) (Params, error) {
-	if err := a.checkDefinition(); err != nil {
-		return Params{}, fmt.Errorf("algorithm.Define(%q): %w", a.name, err)
+	if a.mistake != nil {
+		return Params{}, fmt.Errorf("algorithm.Define(%q): %w", a.name, a.mistake)
 	}
 	return a.prepare(l)
 }

@@ -13,12 +13,9 @@ const (
 	luaKeywords = " and break do else elseif end false for function goto if in local nil not or repeat return then true until while "
 )
 
-// checkDefinition returns an error if the arguments of Define break its rules. Built-in algorithms
-// keep them, or have options that change them.
-func (a *Algorithm) checkDefinition() error {
-	if !a.IsCustom() {
-		return nil
-	}
+// checkDefinition returns an error if the arguments of Define break its rules. state is the type of
+// the algorithm's state.
+func (a *Algorithm) checkDefinition(state reflect.Type) error {
 	isIdentifier := strings.Trim(a.name, letters+"0123456789_") == "" && strings.IndexAny(a.name, letters) == 0
 	if !isIdentifier || strings.Contains(luaKeywords, " "+a.name+" ") {
 		return errors.New("the name must be one that a Lua function can have; write a-z, 0-9 and _, as in cool_down, and add the option Title for another name in policies")
@@ -28,7 +25,7 @@ func (a *Algorithm) checkDefinition() error {
 			return fmt.Errorf("the built-in algorithm %s has this name or title; choose another", other.title)
 		}
 	}
-	if err := checkState(a.custom); err != nil {
+	if err := checkState(state); err != nil {
 		return err
 	}
 	code := "" // without comments
