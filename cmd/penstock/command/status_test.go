@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -716,30 +717,39 @@ func TestCorruptKeyIsShownAsCorrupt(t *testing.T) {
 	}
 }
 
-// Slots may still be in use, so a reset of all limits keeps them. It says so, because the client
-// may still be denied.
-func TestResetNamesTheLimitsThatHoldSlots(t *testing.T) {
+// startWithStore starts penstock serve with a policy and a Redis. It returns the flags by which a
+// command reads the store itself, and those by which it asks the instance. It also returns the
+// rules, and the store.
+func startWithStore(t *testing.T, text string) (wheres [][]string, rules *policy.Rules, direct *redisstore.Store) {
+	t.Helper()
 	t.Setenv("PENSTOCK_CONFIG", "")
 	const token = "a-token-of-operators"
 	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
 	redis := redistest.Start(t)
-	const text = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}, {in_flight: 2}]}]"
 	config := writeFile(t, "rules.yaml", text)
 	store := []string{"--store", redis.URL(), "--config", config}
 	p := startProcess(t, append(store, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
-	rules, err := policyfile.Load(config, policyfile.Options{})
+	file, err := policyfile.Load(config, policyfile.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rules.Close()
-	direct, err := redisstore.Open(redis.URL(), redisstore.Options{})
+	t.Cleanup(file.Close)
+	direct, err = redisstore.Open(redis.URL(), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer direct.Close()
+	t.Cleanup(func() { direct.Close() })
+	return [][]string{store, {"--admin", p.admin}}, file.Rules, direct
+}
+
+// Slots may still be in use, so a reset of all limits keeps them. It says so, because the client
+// may still be denied.
+func TestResetNamesTheLimitsThatHoldSlots(t *testing.T) {
+	const text = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}, {in_flight: 2}]}]"
+	wheres, rules, direct := startWithStore(t, text)
 	const held = "Not reset, because requests in flight hold slots: api.in-flight (it denies). If they have ended, name the limit: --rule api --limit in-flight\n"
-	for _, where := range [][]string{store, {"--admin", p.admin}} {
-		for _, limit := range rules.Rules.Rule("api").Limits {
+	for _, where := range wheres {
+		for _, limit := range rules.Rule("api").Limits {
 			charge := penstock.Charge{Key: "key:a", Plan: limit.Variants[0], Cost: 5, Holder: "h"}
 			if limit.Name == "in-flight" {
 				charge.Cost = 2
@@ -765,33 +775,17 @@ func TestResetNamesTheLimitsThatHoldSlots(t *testing.T) {
 
 // A limit of all clients together still denies the client after a reset, so reset names it.
 func TestResetNamesWhatStillDenies(t *testing.T) {
-	t.Setenv("PENSTOCK_CONFIG", "")
-	const token = "a-token-of-operators"
-	t.Setenv("PENSTOCK_OPERATOR_TOKEN", token)
-	redis := redistest.Start(t)
 	const text = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}, {name: all, rate: 5/h, per: global}]}]"
-	config := writeFile(t, "rules.yaml", text)
-	store := []string{"--store", redis.URL(), "--config", config}
-	p := startProcess(t, append(store, "--admin-listen=127.0.0.1:0", "--operator-token="+token)...)
-	rules, err := policyfile.Load(config, policyfile.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rules.Close()
-	direct, err := redisstore.Open(redis.URL(), redisstore.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer direct.Close()
+	wheres, rules, direct := startWithStore(t, text)
 	spend := func(limit, key string) {
 		t.Helper()
-		if _, err := direct.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: rules.Rules.Limit("api", limit).Variants[0], Cost: 5}}); err != nil {
+		if _, err := direct.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: rules.Limit("api", limit).Variants[0], Cost: 5}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	spend("all", "global")
 	const still = "A request of the client is still denied by api.all.\n"
-	for _, where := range [][]string{store, {"--admin", p.admin}} {
+	for _, where := range wheres {
 		reset := func(key string, args ...string) (code int, out, errors string) {
 			return command(slices.Concat([]string{"reset", key, "--reason", "r", "--yes"}, where, args)...)
 		}
@@ -810,7 +804,7 @@ func TestResetNamesWhatStillDenies(t *testing.T) {
 			t.Errorf("reset %q as JSON prints %s%s; want that api.all denies", where, out, errors)
 		}
 	}
-	for i, where := range [][]string{store, {"--admin", p.admin}} {
+	for i, where := range wheres {
 		if i > 0 {
 			spend("all", "global")
 		}
