@@ -11,9 +11,11 @@ import (
 
 var drawsImports = flag.Bool("imports", false, "write the picture of the imports to docs/architecture.md")
 
-// boxes are the boxes of the picture of imports, from top to bottom. A box stands for a package
-// and the packages in its folder. Leaves and packages for tests have no box.
-var boxes = []struct{ folder, caption string }{
+// A box of the picture of imports stands for a package and the packages in its folder.
+type box struct{ folder, caption string }
+
+// boxes are from top to bottom. Leaves and packages for tests have no box.
+var boxes = []box{
 	{"cmd/penstock", "the service and the command line"},
 	{"httplimit", "HTTP"},
 	{"grpclimit", "gRPC"},
@@ -90,9 +92,9 @@ func TestPictureShowsTheImports(t *testing.T) {
 func importsOfBoxes(t *testing.T) [][]bool {
 	boxOf := func(pkg string) int {
 		if pkg == "." {
-			return slices.IndexFunc(boxes, func(b struct{ folder, caption string }) bool { return b.folder == "." })
+			return slices.IndexFunc(boxes, func(b box) bool { return b.folder == "." })
 		}
-		return slices.IndexFunc(boxes, func(b struct{ folder, caption string }) bool {
+		return slices.IndexFunc(boxes, func(b box) bool {
 			return b.folder == pkg || strings.HasPrefix(pkg, b.folder+"/")
 		})
 	}
