@@ -32,6 +32,9 @@ type FallbackOptions struct {
 	// MaxCounters is the largest number of counters in the local memory. When it is full, FailLocal
 	// charges that need a new counter are denied. Default: 1 million, which use up to 100 MB.
 	MaxCounters int
+
+	// Now is the clock of the local memory, for simulations. Default: the wall clock.
+	Now func() time.Time
 }
 
 // Fallback decides the batches that end with penstock.ErrUnavailable, because the store gave no
@@ -98,7 +101,7 @@ func newFallback(next penstock.Store, o FallbackOptions, h *holds) *fallback {
 		options:    o,
 		next:       batches.Of(next),
 		holds:      h,
-		local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters}),
+		local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters, Now: o.Now}),
 		emptyStore: memstore.New(memstore.Options{Locks: 1}),
 	}
 }

@@ -1,0 +1,325 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// newSimulate makes the command that shows what a limit does with requests.
+func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var s simulateCommand
+	c := &cobra.Command{
+		Use:   "simulate RATE [flags]",
+		Short: "Show what a limit does with requests, on a simulated clock",
+		Long: "simulate decides requests with the real algorithms, in memory and without waiting. It needs no server and no policy.\n" +
+			"--arrivals says when requests arrive, with semicolons between several:\n" +
+			"  150 at 0s                          all at once\n" +
+			"  20 every 50ms from 5s              one after another\n" +
+			"  100/s for 10s                      a rate with equal gaps; add poisson for random gaps, or on 1s off 4s for pauses\n" +
+			"  50 clients every 100ms..1s for 1m  each sends its next request some time after an answer; add joining 5/s\n" +
+			"These names stand for arrivals that suit the limit:\n  " + strings.Join(simulate.Names(), "\n  ") + "\n" +
+			"All requests share one counter, unless --per-client is given.",
+		Example: "  penstock simulate '10/s, burst 100' --arrivals '150 at 0s; 60 at 5s'\n" +
+			"  penstock simulate 100/min --algorithm all --arrivals boundary\n" +
+			"  penstock simulate 100/s --arrivals '150/s for 60s' --instances 4 --down 20s..40s",
+		Args: argumentCount(1, 1, "a rate, as in: penstock simulate '10/s, burst 100'"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return s.run(c.Context(), c.OutOrStdout(), args[0], algorithms)
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := c.Flags()
+	f.StringVar(&s.arrivals, "arrivals", "burst", "when requests arrive; see above")
+	f.StringSliceVar(&s.algorithms, "algorithm", []string{penstock.TokenBucket.Title()}, "algorithms to compare, or all")
+	f.Int64Var(&s.cost, "cost", 1, "units of each request")
+	f.DurationVar(&s.maxWait, "max-wait", 0, "how long a request may wait for its turn (token-bucket, leaky-bucket)")
+	f.BoolVar(&s.perClient, "per-client", false, "each client has a counter of its own")
+	f.StringVar(&s.onDenied, "on-denied", string(simulate.Drop), "what a client does after a denial: drop the request, wait (send it again after Retry-After) or retry (send it\nagain after 100 ms), at most three times")
+	f.IntVar(&s.instances, "instances", 1, "instances that share the limit, and take turns")
+	f.StringVar(&s.down, "down", "", "when the store gives no answer, as in 20s..40s")
+	f.StringVar(&s.onFailure, "on-failure", guard.FailLocal.String(), "how instances decide meanwhile: local, open or closed")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
+	f.BoolVar(&s.hasDecisions, "decisions", false, "print each decision; at most 100,000")
+	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type simulateCommand struct {
+	arrivals, onDenied, down, onFailure, output string
+	algorithms                                  []string
+	cost                                        int64
+	maxWait                                     time.Duration
+	perClient, hasDecisions                     bool
+	instances                                   int
+	seed                                        uint64
+}
+
+// maxDecisions is the largest number of decisions that are printed.
+const maxDecisions = 100_000
+
+// A simulation is what one algorithm did.
+type simulation struct {
+	Limit     string   `json:"limit"`
+	Algorithm string   `json:"algorithm"`
+	Bounds    []string `json:"bounds"` // how much is admitted at most
+	Arrivals  string   `json:"arrivals"`
+	simulate.Result
+	Timeline  []simulate.Row      `json:"timeline"`
+	Decisions []simulate.Decision `json:"decisions,omitempty"`
+
+	period time.Duration
+}
+
+func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, own []*algorithm.Algorithm) error {
+	if err := checkOutput(s.output, "text", "json"); err != nil {
+		return err
+	}
+	all := []simulation{}
+	plans, options, err := s.read(rate, own)
+	if err != nil {
+		return withStatus(exitUsage, err)
+	}
+	for _, plan := range plans {
+		one, err := s.simulate(ctx, plan, options)
+		if err != nil {
+			return err
+		}
+		all = append(all, *one)
+	}
+	if s.output == "json" {
+		return writeJSON(out, struct {
+			Seed        uint64       `json:"seed"`
+			Simulations []simulation `json:"simulations"`
+		}{s.seed, all})
+	}
+	return s.print(out, all)
+}
+
+// read reads the arguments: the limit with each algorithm, and the options that are the same for
+// all.
+func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans []*penstock.Plan, o simulate.Options, err error) {
+	limit, err := penstock.ParseRate(rate)
+	if err != nil {
+		return nil, o, err
+	}
+	o = simulate.Options{Cost: s.cost, Patience: s.maxWait, PerKey: s.perClient, OnDenied: simulate.Denied(s.onDenied), Seed: s.seed, Instances: s.instances}
+	modes := map[string]guard.FailureMode{}
+	for _, m := range []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed} {
+		modes[m.String()] = m
+	}
+	isKnown := false
+	o.OnFailure, isKnown = modes[s.onFailure]
+	denials := []simulate.Denied{simulate.Drop, simulate.Wait, simulate.Retry}
+	switch {
+	case !isKnown:
+		return nil, o, fmt.Errorf("--on-failure is %q; write local, open or closed", wording.Clip(s.onFailure))
+	case !slices.Contains(denials, o.OnDenied):
+		return nil, o, fmt.Errorf("--on-denied is %q; write drop, wait or retry", wording.Clip(s.onDenied))
+	case s.cost < 1 || s.cost > penstock.MaxCost:
+		return nil, o, fmt.Errorf("--cost is %d; write 1 to %d", s.cost, int64(penstock.MaxCost))
+	case s.maxWait < 0:
+		return nil, o, fmt.Errorf("--max-wait is %s; write 0 or more", wording.Period(s.maxWait))
+	case s.instances < 1 || s.instances > simulate.MaxInstances:
+		return nil, o, fmt.Errorf("--instances is %d; write 1 to %d", s.instances, simulate.MaxInstances)
+	}
+	if s.down != "" {
+		if o.DownFrom, o.DownTo, err = readInterval(s.down); err != nil {
+			return nil, o, fmt.Errorf("--down is %q; write when the store fails and when it returns, as in 20s..40s", wording.Clip(s.down))
+		}
+	}
+	chosen, err := chooseAlgorithms(s.algorithms, own)
+	if err != nil {
+		return nil, o, err
+	}
+	for _, a := range chosen {
+		l := limit
+		if len(chosen) > 1 && a.BurstUse() == algorithm.BurstUnused {
+			l.Burst = 0
+		}
+		plan, err := l.With(a).Compile()
+		if err != nil {
+			return nil, o, err
+		}
+		plans = append(plans, plan)
+	}
+	return plans, o, nil
+}
+
+// readInterval reads two times with two dots between them.
+func readInterval(text string) (from, to time.Duration, err error) {
+	first, last, _ := strings.Cut(text, "..")
+	from, errFrom := time.ParseDuration(first)
+	to, errTo := time.ParseDuration(last)
+	if err = errors.Join(errFrom, errTo); err == nil && (from < 0 || to <= from) {
+		err = errors.New("the end is not after the start")
+	}
+	return from, to, err
+}
+
+// chooseAlgorithms returns the algorithms with these titles. Calendar windows and in_flight do not
+// limit a rate, so they cannot be chosen.
+func chooseAlgorithms(titles []string, own []*algorithm.Algorithm) (chosen []*algorithm.Algorithm, err error) {
+	var known []*algorithm.Algorithm
+	var words []string
+	for _, a := range append(append(algorithm.All(), penstock.SubWindow(10)), own...) {
+		if !a.NeedsHolder() {
+			known, words = append(known, a), append(words, a.Title())
+		}
+	}
+	for _, title := range titles {
+		at := slices.Index(words, title)
+		switch {
+		case title == "all":
+			return known, nil
+		case at < 0:
+			return nil, fmt.Errorf("there is no algorithm %q for a rate; %s", wording.Clip(title), wording.Suggest(title, append(words, "all")))
+		}
+		chosen = append(chosen, known[at])
+	}
+	return chosen, nil
+}
+
+// simulate runs one algorithm.
+func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulation, error) {
+	arrivals, err := simulate.Parse(s.arrivals, plan)
+	if err != nil {
+		return nil, withStatus(exitUsage, err)
+	}
+	o.Limit, o.Arrivals = plan, arrivals
+	o.Patience = min(o.Patience, plan.MaxPatience())
+	one := &simulation{Limit: plan.String(), Algorithm: plan.Algorithm().Title(), Arrivals: arrivals.Text, period: plan.Limit().Period}
+	one.Bounds = []string{plan.Bound()}
+	if o.DownTo > 0 {
+		for _, b := range (guard.Options{OnFailure: o.OnFailure, Instances: o.Instances, DenyCacheTTL: -1}).Bounds(plan)[1:] {
+			if b.When == "store fails" || b.When == "store returns" {
+				one.Bounds = append(one.Bounds, b.When+": "+b.Text)
+			}
+		}
+	}
+	var timeline simulate.Timeline
+	var tooMany error
+	o.Observe = func(d simulate.Decision) {
+		timeline.Add(d)
+		if !s.hasDecisions {
+			return
+		}
+		if one.Decisions = append(one.Decisions, d); len(one.Decisions) > maxDecisions {
+			one.Decisions, s.hasDecisions = nil, false
+			tooMany = fmt.Errorf("there are more than %d decisions; leave out --decisions, or write fewer arrivals", maxDecisions)
+		}
+	}
+	result, err := simulate.Run(ctx, o)
+	if err = cmp.Or(tooMany, err); err != nil {
+		return nil, withStatus(exitUsage, err)
+	}
+	one.Result, one.Timeline = *result, timeline.Rows()
+	return one, nil
+}
+
+func (s *simulateCommand) print(out io.Writer, all []simulation) error {
+	for i := range all {
+		one := &all[i]
+		printable.Fprintf(out, "%s\n", one.Limit)
+		for _, b := range one.Bounds {
+			printable.Fprintf(out, "  bound: %s\n", b)
+		}
+		if i == 0 || one.Arrivals != all[i-1].Arrivals {
+			printable.Fprintf(out, "  arrivals: %s\n", one.Arrivals)
+		}
+		fmt.Fprintln(out)
+		if err := one.print(out); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
+	if len(all) == 1 {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	printable.Fprintf(w, "algorithm\tallowed\tdenied\tmost in %s\tlongest wait\t\n", wording.Period(all[0].period))
+	for _, one := range all {
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t\n", one.Algorithm, one.Allowed, one.Denied, one.MostUnits, round(one.LongestWait))
+	}
+	return w.Flush()
+}
+
+// barWidth is the number of characters of the longest bar.
+const barWidth = 40
+
+// print prints the decisions or the timeline, and the sums.
+func (one *simulation) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	if len(one.Decisions) > 0 {
+		fmt.Fprint(w, "time\tclient\ttry\tdecision\tremaining\tretry after\twait\t\n")
+		for _, d := range one.Decisions {
+			decision := "denied"
+			if d.IsAllowed {
+				decision = "allowed"
+			}
+			printable.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t\n", round(d.At), d.Client, d.Try, decision, d.Remaining, round(d.RetryAfter), round(d.Wait))
+		}
+	} else {
+		most := int64(1)
+		for _, r := range one.Timeline {
+			most = max(most, r.Requests)
+		}
+		fmt.Fprint(w, "from\trequests\tallowed\tdenied\tremaining\tretry after\t\n")
+		for _, r := range one.Timeline {
+			allowed := int(r.Allowed * barWidth / most)
+			bar := strings.Repeat("█", allowed) + strings.Repeat("░", int(r.Requests*barWidth/most)-allowed)
+			retryAfter := ""
+			if r.Denied > 0 {
+				retryAfter = round(r.RetryAfter)
+			}
+			printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t  %s\n", round(r.From), r.Requests, r.Allowed, r.Denied, r.Remaining, retryAfter, bar)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	printable.Fprintf(out, "\n%d %s: %d allowed, %d denied", one.Requests, plural(int(one.Requests), "request"), one.Allowed, one.Denied)
+	if one.Retries > 0 {
+		printable.Fprintf(out, "; %d were retries, and %d were given up", one.Retries, one.GivenUp)
+	}
+	if one.InOutage > 0 {
+		printable.Fprintf(out, "; the store was down for %d", one.InOutage)
+	}
+	printable.Fprintf(out, "\nat most %d %s admitted in any %s", one.MostUnits, plural(int(one.MostUnits), "unit"), wording.Period(one.period))
+	if one.LongestWait > 0 {
+		printable.Fprintf(out, "; the longest wait was %s", round(one.LongestWait))
+	}
+	fmt.Fprintln(out)
+	return nil
+}
+
+// round writes a time for people: with at most three digits behind the point.
+func round(s simulate.Seconds) string {
+	d := time.Duration(s)
+	if d == penstock.Never {
+		return "never"
+	}
+	for _, unit := range []time.Duration{time.Second, time.Millisecond} {
+		if d >= unit {
+			d = d.Round(unit / 1000)
+			break
+		}
+	}
+	return wording.Period(d)
+}

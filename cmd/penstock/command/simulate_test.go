@@ -1,0 +1,91 @@
+package command
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// TestSimulateGivesTheNumbersOfTheExamples: the arrivals and the numbers are those of well-known
+// descriptions of a token bucket.
+func TestSimulateGivesTheNumbersOfTheExamples(t *testing.T) {
+	code, out, stderr := command("simulate", "10/s, burst 100", "--arrivals", "150 at 0s; 60 at 5s", "-o", "json")
+	var got struct {
+		Simulations []struct {
+			Requests, Allowed, Denied int64
+			MostUnits                 int64 `json:"most_units"`
+			Timeline                  []struct {
+				From            float64
+				Allowed, Denied int64
+				RetryAfter      float64 `json:"retry_after"`
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &got); code != exitOK || err != nil || len(got.Simulations) != 1 {
+		t.Fatalf("exit status %d, %v\n%s%s", code, err, out, stderr)
+	}
+	one := got.Simulations[0]
+	if rows := one.Timeline; len(rows) != 2 || rows[0].Allowed != 100 || rows[0].Denied != 50 || rows[0].RetryAfter != 0.1 || rows[1].From != 5 || rows[1].Allowed != 50 || rows[1].Denied != 10 {
+		t.Errorf("the timeline is %+v; want 100 of 150 allowed at 0 s with a retry after 0.1 s, and 50 of 60 at 5 s", rows)
+	}
+	if one.Requests != 210 || one.Allowed != 150 || one.Denied != 60 || one.MostUnits != 100 {
+		t.Errorf("the sums are %+v; want 210, 150, 60, and at most 100 in a second", one)
+	}
+}
+
+func TestSimulateComparesAlgorithms(t *testing.T) {
+	code, out, stderr := command("simulate", "100/min", "--algorithm", "all", "--arrivals", "boundary")
+	if code != exitOK {
+		t.Fatalf("exit status %d\n%s", code, stderr)
+	}
+	lines := strings.Split(out, "\n")
+	for _, want := range []string{"token-bucket 101 99 101 0s", "fixed-window 200 0 200 0s", "sliding-window 100 100 100 0s", "sliding-log 100 100 100 0s", "sub-window 100 100 100 0s"} {
+		isThere := false
+		for _, line := range lines {
+			isThere = isThere || strings.Join(strings.Fields(line), " ") == want
+		}
+		if !isThere {
+			t.Errorf("no line is %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestSimulatePrintsEachDecision(t *testing.T) {
+	code, out, stderr := command("simulate", "1/s", "--arrivals", "2 at 0s", "--on-denied", "wait", "--decisions")
+	want := "time client try decision remaining retry after wait / 0s 0 1 allowed 0 0s 0s / 0s 0 1 denied 0 1s 0s / 1s 0 2 allowed 0 0s 0s"
+	var lines []string
+	for line := range strings.Lines(out) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	if got := strings.Join(lines, " / "); code != exitOK || !strings.Contains(got, want) {
+		t.Errorf("exit status %d\n%s%s; want the lines %s", code, out, stderr, want)
+	}
+}
+
+func TestSimulateExplainsMistakes(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                     "an argument is missing",
+		"fast":                 "rate",
+		"10/s --algorithm gcr": `there is no algorithm "gcr"`,
+		"10/s --algorithm fixed-window --arrivals 5": "",
+		"10/s --arrivals soon":                       `arrivals "soon"`,
+		"10/s --on-denied cry":                       "write drop, wait or retry",
+		"10/s --on-failure panic":                    "write local, open or closed",
+		"10/s --down 20s":                            "as in 20s..40s",
+		"10/s --down 20s..10s":                       "as in 20s..40s",
+		"10/s --cost 0":                              "--cost is 0",
+		"10/s --instances 0":                         "--instances is 0",
+		"10/s --max-wait -1s":                        "--max-wait is -1s",
+		"10/s --decisions --arrivals 200000":         "more than 100000 decisions",
+		"10/s --arrivals 10000001":                   "write at most 10000000",
+		"10/s -o yaml":                               `unknown output "yaml"`,
+	} {
+		code, out, stderr := command(append([]string{"simulate"}, strings.Fields(args)...)...)
+		if want == "" && code == exitOK {
+			continue
+		}
+		if code != exitUsage || !strings.Contains(stderr, want) || out != "" {
+			t.Errorf("simulate %s: exit status %d, %q and the output %.200q; want 2, and an error with %q", args, code, stderr, out, want)
+		}
+	}
+}

@@ -1,0 +1,318 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// The bounds of arrivals.
+const (
+	maxItems    = 100
+	maxClients  = 1_000_000            // of one item
+	maxDuration = 366 * 24 * time.Hour // of a simulation
+)
+
+// An Arrivals says when requests arrive.
+type Arrivals struct {
+	Text  string // with the names replaced by what they stand for
+	items []item
+}
+
+// An item is one part of Arrivals. It is either a stream, whose requests arrive whatever the answers
+// are, or a number of clients that each wait for an answer before their next request.
+type item struct {
+	count     int64          // requests of a stream without a rate; clients
+	rate      penstock.Limit // of a stream; of clients that join. Its Count is 0 if there is none
+	gap       time.Duration  // between the requests of a stream without a rate. 0: all at once
+	isPoisson bool           // the gaps of the rate are random
+	on, off   time.Duration  // a stream pauses for off after each on. on is 0 if it never pauses
+	isClients bool
+	thinkMin  time.Duration // between an answer and the client's next request
+	thinkMax  time.Duration
+	from, to  time.Duration // to is math.MaxInt64 if only count ends a stream
+}
+
+// Parse reads arrivals: items with semicolons between them. A name stands for arrivals that suit the
+// limit; see Names.
+func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
+	parts := strings.Split(text, ";")
+	if len(parts) > maxItems {
+		return nil, fmt.Errorf("there are %d arrivals; write at most %d", len(parts), maxItems)
+	}
+	a := &Arrivals{}
+	var texts []string
+	for _, part := range parts {
+		part = strings.TrimSpace(part)
+		if n := named(part); n != nil {
+			part = n.arrivals(limit)
+		}
+		for one := range strings.SplitSeq(part, ";") {
+			it, err := parseItem(strings.Fields(one))
+			if err != nil {
+				return nil, fmt.Errorf("arrivals %q: %w", wording.Clip(strings.TrimSpace(one)), err)
+			}
+			a.items = append(a.items, it)
+		}
+		texts = append(texts, part)
+	}
+	a.Text = strings.Join(texts, "; ")
+	return a, nil
+}
+
+const arrivalsHint = "write them as in 150 at 0s, 20 every 50ms from 5s, 100/s for 10s, or 50 clients every 1s for 1m"
+
+// parseItem reads one item: what arrives, and then pairs of a word and a time.
+func parseItem(words []string) (item, error) {
+	it := item{to: math.MaxInt64}
+	if len(words) == 0 {
+		return it, fmt.Errorf("nothing is written here; %s", arrivalsHint)
+	}
+	what, words := words[0], words[1:]
+	if strings.Contains(what, "/") {
+		rate, err := penstock.ParseRate(what)
+		if err != nil {
+			return it, err
+		}
+		it.rate = rate
+	} else {
+		n, err := strconv.ParseInt(strings.ReplaceAll(what, "_", ""), 10, 64)
+		if err != nil || n < 1 {
+			return it, fmt.Errorf("%q is neither a number of requests nor a rate; %s", wording.Clip(what), arrivalsHint)
+		}
+		it.count = n
+	}
+	isSet := make(map[string]bool)
+	for len(words) > 0 {
+		word := words[0]
+		words = words[1:]
+		if isSet[word] {
+			return it, fmt.Errorf("%q stands there twice; keep one", wording.Clip(word))
+		}
+		isSet[word] = true
+		switch word {
+		case "poisson":
+			it.isPoisson = true
+			continue
+		case "client", "clients":
+			it.isClients = true
+			continue
+		case "at", "from", "to", "for", "every", "on", "off", "joining":
+		default:
+			return it, fmt.Errorf("the word %q is not known; %s", wording.Clip(word), arrivalsHint)
+		}
+		if len(words) == 0 {
+			return it, fmt.Errorf("nothing follows %q; %s", word, arrivalsHint)
+		}
+		if err := it.set(word, words[0]); err != nil {
+			return it, err
+		}
+		words = words[1:]
+	}
+	return it, it.check(isSet)
+}
+
+// set reads the value of a word.
+func (it *item) set(word, value string) error {
+	if word == "joining" {
+		rate, err := penstock.ParseRate(value)
+		if err != nil {
+			return err
+		}
+		it.rate = rate
+		return nil
+	}
+	least, most, isRange := strings.Cut(value, "..")
+	if isRange && word != "every" {
+		return fmt.Errorf("%q is a range, which only every may have; write one time", wording.Clip(value))
+	}
+	if !isRange {
+		most = least
+	}
+	t, err := parseTime(least)
+	if err != nil {
+		return err
+	}
+	switch word {
+	case "at", "from":
+		it.from = t
+	case "to":
+		it.to = t
+	case "for":
+		it.to = -t // relative to from, which may stand behind it; check adds them
+	case "on":
+		it.on = t
+	case "off":
+		it.off = t
+	case "every":
+		it.gap, it.thinkMin = t, t
+		if it.thinkMax, err = parseTime(most); err != nil {
+			return err
+		}
+		if it.thinkMax < it.thinkMin || isRange && !it.isClients {
+			return fmt.Errorf("%q is not a range of times between two requests of a client; write it as in 50 clients every 100ms..300ms for 1m", wording.Clip(value))
+		}
+	}
+	return nil
+}
+
+// parseTime reads a time since the start, or a duration.
+func parseTime(text string) (time.Duration, error) {
+	t, err := time.ParseDuration(text)
+	if err != nil || t < 0 || t > maxDuration {
+		return 0, fmt.Errorf("%q is not a time of at most %s; write it as in 500ms, 5s or 1h30m", wording.Clip(text), wording.Period(maxDuration))
+	}
+	return t.Truncate(time.Microsecond), nil
+}
+
+// check checks the words of an item together, and completes its times.
+func (it *item) check(isSet map[string]bool) error {
+	hasEnd := isSet["for"] || isSet["to"]
+	if isSet["for"] && isSet["to"] || isSet["at"] && isSet["from"] {
+		return errors.New("at and from mean the same time, and so do for and to; keep one of each")
+	}
+	if isSet["for"] {
+		it.to = it.from - it.to
+	}
+	switch hasRate := it.rate.Count > 0; {
+	case hasEnd && it.to <= it.from:
+		return fmt.Errorf("it ends at %s, which is not after its start at %s; write a later time", wording.Period(it.to), wording.Period(it.from))
+	case it.isClients && (it.count == 0 || !isSet["every"] || !hasEnd):
+		return errors.New("clients need their number, the time between two requests, and an end; write it as in 50 clients every 1s for 1m")
+	case it.isClients && it.thinkMax == 0:
+		return errors.New("a client needs a time between two requests; write every 1ms or more")
+	case it.count > MaxRequests:
+		return fmt.Errorf("there are %d requests; write at most %d", it.count, MaxRequests)
+	case it.isClients && it.count > maxClients:
+		return fmt.Errorf("there are %d clients; write at most %d", it.count, maxClients)
+	case !it.isClients && isSet["joining"]:
+		return errors.New("only clients join; write it as in 2000 clients joining 200/s every 1s for 1m")
+	case isSet["on"] != isSet["off"] || isSet["on"] && (it.on == 0 || it.off == 0):
+		return errors.New("on and off belong together, and are above 0; write it as in 100/s on 1s off 4s for 1m")
+	case !it.isClients && hasRate && !hasEnd:
+		return errors.New("a rate needs an end; write it as in 100/s for 10s")
+	case !it.isClients && hasRate && isSet["every"]:
+		return errors.New("a rate has its own gaps; remove every")
+	case !hasRate && (it.isPoisson || isSet["on"]) || it.isClients && (it.isPoisson || isSet["on"]):
+		return errors.New("poisson, on and off belong to a rate; write it as in 100/s poisson for 10s")
+	}
+	return nil
+}
+
+// stream returns a function that returns the time of the next request of a stream, until there is
+// none.
+func (it *item) stream(rng *rand.Rand) func() (time.Duration, bool) {
+	var i int64
+	var offset time.Duration // of the next request, without pauses
+	return func() (time.Duration, bool) {
+		at := it.from + offset
+		if it.on > 0 {
+			at += offset / it.on * it.off
+		}
+		isLast := it.rate.Count == 0 && i >= it.count
+		if isLast || at >= it.to || offset > maxDuration {
+			return 0, false
+		}
+		i++
+		switch {
+		case it.rate.Count > 0 && it.isPoisson:
+			mean := float64(it.rate.Period) / float64(it.rate.Count)
+			offset += time.Duration(rng.ExpFloat64() * mean)
+		case it.rate.Count > 0:
+			offset = it.join(i)
+		default:
+			offset += it.gap
+		}
+		return at.Truncate(time.Microsecond), true
+	}
+}
+
+// join returns when request or client i of the rate arrives, counted from the first one. Without a
+// rate, all arrive at once.
+func (it *item) join(i int64) time.Duration {
+	if it.rate.Count == 0 {
+		return 0
+	}
+	count, period := uint64(it.rate.Count), uint64(it.rate.Period)
+	whole, rest := uint64(i)/count, uint64(i)%count
+	if whole > uint64(maxDuration)/period {
+		return maxDuration + 1
+	}
+	high, low := bits.Mul64(rest, period)
+	part, _ := bits.Div64(high, low, count) // high < count, because rest < count
+	return time.Duration(whole*period + part).Truncate(time.Microsecond)
+}
+
+// think returns the time between an answer and the client's next request.
+func (it *item) think(rng *rand.Rand) time.Duration {
+	return (it.thinkMin + time.Duration(rng.Int64N(int64(it.thinkMax-it.thinkMin)+1))).Truncate(time.Microsecond)
+}
+
+// A name stands for arrivals that depend on the limit.
+type name struct {
+	word, about string
+	arrivals    func(limit *penstock.Plan) string
+}
+
+var names = []name{
+	{"burst", "five requests more than fit, and after a pause 20 slower ones", func(limit *penstock.Plan) string {
+		return fmt.Sprintf("%d at 0s; 20 every 50ms from 5s", limit.Capacity()+5)
+	}},
+	{"steady", "exactly the rate, for ten periods", func(limit *penstock.Plan) string {
+		return rateOf(limit, 1) + " for " + periods(limit, 10)
+	}},
+	{"poisson", "the rate on average, with random gaps", func(limit *penstock.Plan) string {
+		return rateOf(limit, 1) + " poisson for " + periods(limit, 10)
+	}},
+	{"on-off", "twice the rate for a period, and then nothing for a period", func(limit *penstock.Plan) string {
+		return rateOf(limit, 2) + " on " + periods(limit, 1) + " off " + periods(limit, 1) + " for " + periods(limit, 10)
+	}},
+	{"boundary", "the whole count shortly before a window ends, and again when it has ended", func(limit *penstock.Plan) string {
+		l := limit.Limit()
+		return fmt.Sprintf("%d at %v; %d at %v", l.Count, l.Period-l.Period/100, l.Count, l.Period)
+	}},
+	{"herd", "ten times the count in one moment; with --on-denied wait all come back together", func(limit *penstock.Plan) string {
+		return fmt.Sprintf("%d at 0s", 10*min(limit.Limit().Count, 10_000))
+	}},
+	{"surge", "2,000 clients that join at 200/s and send a request every 0.1 to 0.3 s", func(*penstock.Plan) string {
+		return "2000 clients joining 200/s every 100ms..300ms for 60s"
+	}},
+}
+
+// Names returns a line for each name that may stand in the place of arrivals.
+func Names() []string {
+	var lines []string
+	for _, n := range names {
+		lines = append(lines, fmt.Sprintf("%-9s %s", n.word, n.about))
+	}
+	return lines
+}
+
+// named returns the name that a word is, or nil.
+func named(word string) *name {
+	for i := range names {
+		if names[i].word == word {
+			return &names[i]
+		}
+	}
+	return nil
+}
+
+// rateOf writes a multiple of the limit's rate.
+func rateOf(limit *penstock.Plan, times int64) string {
+	l := limit.Limit()
+	return fmt.Sprintf("%d/%v", times*l.Count, l.Period)
+}
+
+// periods writes a number of periods of the limit.
+func periods(limit *penstock.Plan, n time.Duration) string {
+	return (n * limit.Limit().Period).String()
+}

@@ -1,0 +1,258 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+func plan(t testing.TB, rate string) *penstock.Plan {
+	t.Helper()
+	limit, err := penstock.ParseRate(rate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return limit.MustCompile()
+}
+
+// decisions simulates arrivals, and returns the decisions too.
+func decisions(t testing.TB, arrivals string, o Options) (*Result, []Decision) {
+	t.Helper()
+	var err error
+	if o.Arrivals, err = Parse(arrivals, o.Limit); err != nil {
+		t.Fatal(err)
+	}
+	o.Cost = max(o.Cost, 1)
+	if o.OnDenied == "" {
+		o.OnDenied = Drop
+	}
+	var all []Decision
+	o.Observe = func(d Decision) { all = append(all, d) }
+	result, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result, all
+}
+
+// times returns when requests arrived, as text.
+func times(all []Decision) string {
+	var texts []string
+	for _, d := range all {
+		texts = append(texts, time.Duration(d.At).String())
+	}
+	return strings.Join(texts, " ")
+}
+
+func TestArrivalsComeAtTheirTimes(t *testing.T) {
+	limit := plan(t, "1000/s")
+	for arrivals, want := range map[string]string{
+		"2 at 1s":                                      "1s 1s",
+		"3 every 50ms from 5s":                         "5s 5.05s 5.1s",
+		"3/s for 1s":                                   "0s 333.333ms 666.666ms",
+		"2/s from 1s to 2s; 1 at 1200ms":               "1s 1.2s 1.5s",
+		"2/s on 1s off 4s for 7s":                      "0s 500ms 5s 5.5s",
+		"2 clients every 1s for 2s":                    "0s 0s 1s 1s",
+		"2 clients joining 1/s every 1s from 1s to 3s": "1s 2s 2s",
+		"1_0 at 0s":                                    strings.TrimSpace(strings.Repeat("0s ", 10)),
+	} {
+		result, all := decisions(t, arrivals, Options{Limit: limit})
+		if got := times(all); got != want || result.Allowed != int64(len(all)) {
+			t.Errorf("%q: the requests came at %s, and %d were allowed; want %s, and all", arrivals, got, result.Allowed, want)
+		}
+	}
+}
+
+func TestRandomArrivalsHaveTheirRate(t *testing.T) {
+	// 10,000 requests are expected. Their standard deviation is 100, so 700 is seven of them.
+	result, all := decisions(t, "1000/s poisson for 10s", Options{Limit: plan(t, "1000000/s"), Seed: 1})
+	if n := result.Requests; n < 9300 || n > 10700 {
+		t.Errorf("there were %d requests; want 10,000 ± 700", n)
+	}
+	if _, again := decisions(t, "1000/s poisson for 10s", Options{Limit: plan(t, "1000000/s"), Seed: 1}); !slices.Equal(all, again) {
+		t.Error("the same seed gave other decisions")
+	}
+	if _, other := decisions(t, "1000/s poisson for 10s", Options{Limit: plan(t, "1000000/s"), Seed: 2}); slices.Equal(all, other) {
+		t.Error("another seed gave the same decisions")
+	}
+}
+
+func TestInvalidArrivalsAreExplained(t *testing.T) {
+	for arrivals, want := range map[string]string{
+		"":                                "nothing is written here",
+		"at 0s":                           `"at" is neither a number of requests nor a rate`,
+		"0 at 0s":                         `"0" is neither a number`,
+		"5 at":                            `nothing follows "at"`,
+		"5 at soon":                       `"soon" is not a time`,
+		"5 at -1s":                        `"-1s" is not a time`,
+		"5 at 9000h":                      `"9000h" is not a time of at most 8784h`,
+		"5 at 1s at 2s":                   `"at" stands there twice`,
+		"5 at 1s from 2s":                 "at and from mean the same",
+		"5 burst":                         `the word "burst" is not known`,
+		"100/s":                           "a rate needs an end",
+		"100/s for 0s":                    "not after its start",
+		"100/s for 1s every 1s":           "remove every",
+		"100/fortnight for 1s":            "fortnight",
+		"5 poisson":                       "poisson, on and off belong to a rate",
+		"100/s on 1s for 5s":              "on and off belong together",
+		"5 clients for 5s":                "clients need their number",
+		"5 clients every 0s for 5s":       "a client needs a time",
+		"5 clients every 2s..1s for 5s":   "is not a range of times",
+		"5 every 1s..2s":                  "is not a range of times",
+		"5 at 1s..2s":                     "is a range, which only every may have",
+		"5 joining 1/s":                   "only clients join",
+		"2000000 clients every 1s for 1s": "write at most 1000000",
+		strings.Repeat("1 at 0s;", 100):   "there are 101 arrivals",
+	} {
+		if _, err := Parse(arrivals, plan(t, "10/s")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want an error with %q", arrivals, err, want)
+		}
+	}
+}
+
+func TestEveryNameIsValid(t *testing.T) {
+	for _, rate := range []string{"1/s", "10/s, burst 100", "100/min", "7/90s", "10000/day", "1000000/day"} {
+		limit := plan(t, rate)
+		for _, n := range names {
+			if _, err := Parse(n.word, limit); err != nil {
+				t.Errorf("%s for %s: %v", n.word, rate, err)
+			}
+		}
+	}
+}
+
+func TestDeniedRequestsComeBackAsTheClientDecides(t *testing.T) {
+	limit := plan(t, "1/s")
+	for _, c := range []struct {
+		onDenied         Denied
+		times            string
+		retries, givenUp int64
+	}{
+		{Drop, "0s 0s 0s", 0, 2},
+		{Wait, "0s 0s 0s 1s 1s 2s", 3, 0},
+		{Retry, "0s 0s 0s 100ms 100ms 200ms 200ms 300ms 300ms", 6, 2},
+	} {
+		result, all := decisions(t, "3 at 0s", Options{Limit: limit, OnDenied: c.onDenied})
+		if got := times(all); got != c.times || result.Retries != c.retries || result.GivenUp != c.givenUp {
+			t.Errorf("%s: the requests came at %s, %d were retries and %d were given up; want %s, %d and %d", c.onDenied, got, result.Retries, result.GivenUp, c.times, c.retries, c.givenUp)
+		}
+	}
+}
+
+func TestClientsHaveCountersOfTheirOwn(t *testing.T) {
+	shared, _ := decisions(t, "10 clients every 100ms for 1s", Options{Limit: plan(t, "2/s")})
+	own, _ := decisions(t, "10 clients every 100ms for 1s", Options{Limit: plan(t, "2/s"), PerKey: true})
+	if shared.Allowed != 3 || own.Allowed != 10*3 { // two at once, and one after 500 ms
+		t.Errorf("%d requests were allowed with one counter, and %d with ten; want 3 and 30", shared.Allowed, own.Allowed)
+	}
+}
+
+func TestWaitingRequestsAreAdmittedAtTheirTurn(t *testing.T) {
+	result, all := decisions(t, "4 at 0s", Options{Limit: plan(t, "2/s, burst 1"), Patience: time.Second})
+	var waits []Seconds
+	for _, d := range all {
+		waits = append(waits, d.Wait)
+	}
+	half := Seconds(500 * time.Millisecond)
+	if want := []Seconds{0, half, 2 * half, 0}; !reflect.DeepEqual(waits, want) || result.MostUnits != 2 || result.LongestWait != 2*half {
+		t.Errorf("the waits are %v, %d units were admitted in a second, and the longest wait is %v; want %v, 2 and 1s", waits, result.MostUnits, result.LongestWait, want)
+	}
+}
+
+// TestOutagesStayWithinTheBound: a fleet admits at most what guard.Options.Bounds states, whatever
+// fails. Its second part shows that the test finds a fleet that admits more.
+func TestOutagesStayWithinTheBound(t *testing.T) {
+	most := func(seed uint64, mode guard.FailureMode) (admitted, bound int64, replay string) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		count, instances := 1+rng.Int64N(200), 1+rng.IntN(8)
+		burst := 1 + rng.Int64N(3*count)
+		limit := plan(t, fmt.Sprintf("%d/s, burst %d", count, burst))
+		down := time.Duration(rng.Int64N(int64(5 * time.Second)))
+		o := Options{Limit: limit, Instances: instances, OnFailure: mode, DownFrom: down, DownTo: down + time.Duration(rng.Int64N(int64(5*time.Second))), Seed: seed}
+		result, _ := decisions(t, fmt.Sprintf("%d/s poisson for 10s; %d at %v; %d at %v", 1+rng.Int64N(2*count), burst, o.DownFrom, burst, o.DownTo), o)
+		over := int64(0)
+		for _, b := range (guard.Options{OnFailure: guard.FailLocal, Instances: instances, DenyCacheTTL: -1}).Bounds(limit) {
+			if b.When == "store fails" || b.When == "store returns" {
+				over += b.Over
+			}
+		}
+		return result.MostUnits, burst + count + over, fmt.Sprintf("seed %d: %v, %d instances, down from %v to %v", seed, limit, instances, o.DownFrom, o.DownTo)
+	}
+	isFound := false
+	for seed := range uint64(200) {
+		if admitted, bound, replay := most(seed, guard.FailLocal); admitted > bound {
+			t.Errorf("%s: %d units were admitted in a second; want at most %d", replay, admitted, bound)
+		}
+		if admitted, bound, _ := most(seed, guard.FailOpen); admitted > bound {
+			isFound = true
+		}
+	}
+	if !isFound {
+		t.Error("no fleet that fails open admitted more than one that fails local may; the test finds nothing")
+	}
+}
+
+func TestTimelineHasAllDecisions(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		var timeline Timeline
+		n, at := 1+rng.IntN(3000), time.Duration(0)
+		for range n {
+			timeline.Add(Decision{At: Seconds(at), IsAllowed: rng.IntN(2) == 0})
+			at += time.Duration(rng.ExpFloat64() * float64(rng.Int64N(int64(time.Second)))).Truncate(time.Microsecond)
+		}
+		rows := timeline.Rows()
+		sum, end := int64(0), Seconds(-1)
+		for _, r := range rows {
+			if r.Allowed+r.Denied != r.Requests || r.From < end || r.To < r.From {
+				t.Fatalf("seed %d: the row %+v is wrong, or begins before the end of the row before it", seed, r)
+			}
+			sum, end = sum+r.Requests, r.To
+		}
+		if sum != int64(n) || len(rows) > maxRows {
+			t.Fatalf("seed %d: %d rows have %d decisions; want at most %d with %d", seed, len(rows), sum, maxRows, n)
+		}
+	}
+}
+
+func TestCanceledSimulationEnds(t *testing.T) {
+	arrivals, err := Parse("1000 at 0s", plan(t, "1/s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Run(ctx, Options{Limit: plan(t, "1/s"), Arrivals: arrivals, Cost: 1, OnDenied: Drop}); err != context.Canceled {
+		t.Errorf("a canceled simulation ended with %v; want %v", err, context.Canceled)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, n := range names {
+		f.Add(n.arrivals(plan(f, "10/s, burst 20")))
+	}
+	f.Add("5 at 1s; 3 every 1s..2s")
+	limit := plan(f, "1000/s")
+	f.Fuzz(func(t *testing.T, text string) {
+		arrivals, err := Parse(text, limit)
+		if err != nil {
+			return
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		seen := 0
+		_, _ = Run(ctx, Options{Limit: limit, Arrivals: arrivals, Cost: 1, OnDenied: Retry, Observe: func(Decision) {
+			if seen++; seen > 1000 {
+				cancel()
+			}
+		}})
+		cancel()
+	})
+}
