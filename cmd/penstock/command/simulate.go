@@ -244,13 +244,10 @@ func (s *simulateCommand) print(out io.Writer, all []simulation) error {
 			printable.Fprintf(out, "  arrivals: %s\n", one.Arrivals)
 		}
 		fmt.Fprintln(out)
-		if err := one.print(out); err != nil {
+		if err := one.print(out); err != nil || len(all) == 1 {
 			return err
 		}
 		fmt.Fprintln(out)
-	}
-	if len(all) == 1 {
-		return nil
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	printable.Fprintf(w, "algorithm\tallowed\tdenied\tmost in %s\tlongest wait\t\n", wording.Period(all[0].period))

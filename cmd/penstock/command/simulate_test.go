@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 )
@@ -30,6 +31,26 @@ func TestSimulateGivesTheNumbersOfTheExamples(t *testing.T) {
 	}
 	if one.Requests != 210 || one.Allowed != 150 || one.Denied != 60 || one.MostUnits != 100 {
 		t.Errorf("the sums are %+v; want 210, 150, 60, and at most 100 in a second", one)
+	}
+}
+
+// TestSimulateOfTheDocs runs the commands of docs/algorithms.md, and compares what they print.
+func TestSimulateOfTheDocs(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/algorithms.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"simulate", "10/s, burst 100", "--arrivals", "150 at 0s; 60 at 5s"},
+		{"simulate", "100/min", "--algorithm", "all", "--arrivals", "20/s from 55s for 10s"},
+	} {
+		_, out, stderr := command(args...)
+		if at := strings.Index(out, "        algorithm  allowed"); at > 0 {
+			out = out[at:] // the docs show the last table only
+		}
+		if out == "" || !strings.Contains(string(page), out) {
+			t.Errorf("docs/algorithms.md does not show what %q prints:\n%s%s", args, out, stderr)
+		}
 	}
 }
 

@@ -27,8 +27,8 @@ type Arrivals struct {
 	items []item
 }
 
-// An item is one part of Arrivals. It is either a stream, whose requests arrive whatever the answers
-// are, or a number of clients that each wait for an answer before their next request.
+// An item is one part of Arrivals. It is either a stream, whose requests arrive whatever the
+// answers are, or a number of clients that each wait for an answer before their next request.
 type item struct {
 	count     int64          // requests of a stream without a rate; clients
 	rate      penstock.Limit // of a stream; of clients that join. Its Count is 0 if there is none
@@ -41,8 +41,8 @@ type item struct {
 	from, to  time.Duration // to is math.MaxInt64 if only count ends a stream
 }
 
-// Parse reads arrivals: items with semicolons between them. A name stands for arrivals that suit the
-// limit; see Names.
+// Parse reads arrivals: items with semicolons between them. A name stands for arrivals that suit
+// the limit; see Names.
 func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 	parts := strings.Split(text, ";")
 	if len(parts) > maxItems {
