@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/unwaited"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -113,7 +114,7 @@ func (r *runner) open() error {
 	clock := func() time.Time { return r.now }
 	r.store = memstore.New(memstore.Options{Now: clock})
 	r.waits = make(map[*penstock.Charge]time.Duration)
-	controller, err := admission.New(penstock.StoreFunc(r.decide), rules, admission.Options{Observe: r.observe, Now: clock})
+	controller, err := admission.New(unwaited.Wrap(penstock.StoreFunc(r.decide), r.noteWait), rules, admission.Options{Observe: r.observe, Now: clock})
 	if err != nil {
 		return err
 	}
@@ -121,26 +122,20 @@ func (r *runner) open() error {
 	return err
 }
 
-// decide lets the store decide. If the store admits the request after a wait, decide records the
-// wait and admits the request without it.
+// decide lets the store decide, and records the rules of what it grants.
 func (r *runner) decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := r.store.Decide(ctx, charges)
 	if err == nil && d.Allowed {
 		r.noteRules(charges)
 	}
-	wait := d.Wait()
-	if err != nil || !d.Allowed || wait == 0 {
-		return d, err
-	}
+	return d, err
+}
+
+// noteWait records the wait of a request that is admitted without it.
+func (r *runner) noteWait(charges []penstock.Charge, d *penstock.Decision) {
 	r.mu.Lock()
-	r.waits[&charges[0]] = wait
-	r.mu.Unlock()
-	statuses := make([]penstock.Status, d.Len())
-	for i := range statuses {
-		statuses[i] = d.Status(i)
-		statuses[i].Wait = 0
-	}
-	return penstock.NewDecision(statuses), nil
+	defer r.mu.Unlock()
+	r.waits[&charges[0]] = d.Wait()
 }
 
 // noteRules records the rules of charges that the store made. An event names only one of them.

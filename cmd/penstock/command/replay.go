@@ -1,0 +1,262 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/replay"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// newReplay makes the command that decides the requests of access logs by a policy.
+func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var r replayCommand
+	var formats []string
+	for _, f := range accesslog.Formats() {
+		formats = append(formats, f.Name)
+	}
+	c := &cobra.Command{
+		Use:   "replay LOG... --config FILE [flags]",
+		Short: "Show whom a policy would have denied, from access logs",
+		Long: "replay decides each request of access logs by a policy, in memory and by the clock of the log. It needs no server. It reads\n" +
+			"the logs of nginx, Apache, Caddy, Envoy, HAProxy, Traefik, AWS ALB and CloudFront, and logs in JSON; gzip, zstd or bzip2; - is\n" +
+			"standard input. Several files are put in order by time. The format is detected: " + wording.List(formats, "or") + ".\n" +
+			"A log shows what clients did without these limits. Denied clients would have changed: by default a denied request is gone;\n" +
+			"with --retry it comes back after its Retry-After, at most three times. If the time stamps are whole seconds, the requests of a\n" +
+			"second are taken as one burst; the report says how many would be denied if each client spread its requests over the second.",
+		Example: "  penstock replay access.log --config rules.yaml\n  penstock replay *.log.gz --config new.yaml --diff old.yaml\n" +
+			"  penstock replay access.log --config rules.yaml --fail-if 'denied_identities > 0.1%'\n" +
+			"  penstock replay access.log --config rules.yaml --header 'X-API-Key: $remote_user'",
+		Args: argumentCount(1, 1000, "the name of a log, as in: penstock replay access.log --config rules.yaml"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return r.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), args, algorithms)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&r.config, "config", "", "policy file (required)")
+	f.StringVar(&r.old, "diff", "", "another policy file to compare with, such as the one in force")
+	f.StringVar(&r.format, "format", "", "format of the logs: a name, a log_format of nginx, or a regular expression with groups such as (?P<remote_addr>\\S+)")
+	f.StringArrayVar(&r.headers, "header", nil, "header of each request, as in 'X-API-Key: $remote_user'; repeat it for more")
+	f.BoolVar(&r.shouldRetry, "retry", false, "send denied requests again after their Retry-After, at most three times")
+	f.StringVar(&r.failIf, "fail-if", "", "exit with status 6 if this holds, as in 'denied > 1%', 'denied_identities > 10' or 'rejected_lines > 5%'")
+	f.StringVar(&r.identities, "identities", "masked", "how the report shows keys: masked or full")
+	f.StringVarP(&r.output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	_ = c.RegisterFlagCompletionFunc("diff", completeYAML)
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type replayCommand struct {
+	config, old, format, failIf, identities, output string
+	headers                                         []string
+	shouldRetry                                     bool
+}
+
+func (r *replayCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string, algorithms []*algorithm.Algorithm) error {
+	if err := checkOutput(r.output, "text", "json"); err != nil {
+		return err
+	}
+	o := replay.Options{ShouldRetry: r.shouldRetry, ShowsIdentities: r.identities == "full"}
+	var format *accesslog.Format
+	var limit *threshold
+	err := errors.New("a policy is missing; write --config rules.yaml")
+	if r.config != "" {
+		err = nil
+	}
+	if err == nil && r.identities != "full" && r.identities != "masked" {
+		err = fmt.Errorf("--identities is %q; write masked or full", wording.Clip(r.identities))
+	}
+	if err == nil && r.failIf != "" {
+		limit, err = readThreshold(r.failIf)
+	}
+	if err == nil && r.format != "" {
+		format, err = accesslog.NewFormat(r.format)
+	}
+	for _, text := range r.headers {
+		if err == nil {
+			var h replay.Header
+			h, err = replay.ParseHeader(text)
+			o.Headers = append(o.Headers, h)
+		}
+	}
+	if err != nil {
+		return withStatus(exitUsage, err)
+	}
+	p, err := policyfile.Load(r.config, settings.PolicyOptions(algorithms...))
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	o.Rules = p.Rules
+	if r.old != "" {
+		old, err := policyfile.Load(r.old, settings.PolicyOptions(algorithms...))
+		if err != nil {
+			return err
+		}
+		defer old.Close()
+		o.Old = old.Rules
+	}
+	if o.Log, err = accesslog.Open(logs, stdin, format); err != nil {
+		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
+	}
+	defer o.Log.Close()
+	report, err := replay.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if r.output == "json" {
+		err = writeJSON(out, report)
+	} else {
+		err = printReplay(out, report)
+	}
+	if err == nil && limit != nil && limit.isExceeded(report) {
+		fmt.Fprintf(os.Stderr, "penstock: --fail-if %s holds\n", printable.Line(r.failIf))
+		return statusOnly(exitProblem)
+	}
+	return err
+}
+
+// A threshold is a number of a report that must not be exceeded.
+type threshold struct {
+	name     string
+	most     float64
+	isShare  bool // most is in percent
+	hasEqual bool // most itself is too much
+}
+
+var thresholdForm = regexp.MustCompile(`^\s*([a-z_]+)\s*(>=?)\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*$`)
+
+func readThreshold(text string) (*threshold, error) {
+	names := []string{"denied", "denied_identities", "rejected_lines"}
+	m := thresholdForm.FindStringSubmatch(text)
+	if m == nil {
+		return nil, fmt.Errorf("--fail-if is %q; write a count, > and a number, as in 'denied > 1%%'", wording.Clip(text))
+	}
+	t := &threshold{name: m[1], hasEqual: m[2] == ">=", isShare: m[4] == "%"}
+	t.most, _ = strconv.ParseFloat(m[3], 64)
+	for _, n := range names {
+		if n == t.name {
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("--fail-if has no count %q; %s", wording.Clip(m[1]), wording.Suggest(m[1], names))
+}
+
+func (t *threshold) isExceeded(r *replay.Report) bool {
+	count, of := r.Policy.Denied, r.Policy.Requests
+	switch t.name {
+	case "denied_identities":
+		count, of = r.Policy.DeniedIdentities, r.Policy.Identities
+	case "rejected_lines":
+		count, of = r.Log.Rejected, r.Log.Lines
+	}
+	value := float64(count)
+	if t.isShare {
+		value = value * 100 / float64(max(of, 1))
+	}
+	return value > t.most || t.hasEqual && value == t.most
+}
+
+const timeLayout = "2006-01-02 15:04:05"
+
+func printReplay(out io.Writer, r *replay.Report) error {
+	log := &r.Log
+	for _, f := range log.Files {
+		printable.Fprintf(out, "%s: format %s\n", f.Name, f.Format)
+	}
+	printable.Fprintf(out, "%d requests from %s to %s", log.Requests, log.First.UTC().Format(timeLayout), log.Last.UTC().Format(timeLayout)+" UTC")
+	if log.Resolution > 0 {
+		printable.Fprintf(out, ", times in steps of %s", wording.Period(log.Resolution))
+	}
+	fmt.Fprintln(out)
+	if log.Rejected > 0 {
+		printable.Fprintf(out, "warning: %s of the lines are no requests:\n", share(log.Rejected, log.Lines))
+		for _, e := range log.Examples {
+			printable.Fprintf(out, "  %s:%d: %s\n", e.File, e.Line, e.Text)
+		}
+	}
+	if log.Late > 0 {
+		printable.Fprintf(out, "warning: %d requests came more than a minute too late in the log; they count at the time of the requests around them\n", log.Late)
+	}
+	if r.Denied429 > 0 {
+		printable.Fprintf(out, "note: %s of the requests were answered with 429 already; their clients may have held back\n", share(r.Denied429, log.Requests))
+	}
+	for _, n := range r.NeedsHeaders {
+		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
+	}
+	fmt.Fprintln(out)
+	if err := printResult(out, r.Policy); err != nil || r.Old == nil {
+		return err
+	}
+	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
+	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
+	return nil
+}
+
+func printResult(out io.Writer, r *replay.Result) error {
+	printable.Fprintf(out, "%s of the requests denied", share(r.Denied, r.Requests))
+	if r.DeniedIfSpread != nil && *r.DeniedIfSpread != r.Denied {
+		printable.Fprintf(out, " (%s if clients spread the requests of a second)", share(*r.DeniedIfSpread, r.Requests))
+	}
+	printable.Fprintf(out, "; %s of the identities hit\n", share(r.DeniedIdentities, r.Identities))
+	for _, outcome := range []string{"refused", "malformed", "unlimited", "exempt"} {
+		if n := r.Outcomes[outcome]; n > 0 {
+			printable.Fprintf(out, "%s of the requests %s\n", share(n, r.Requests), outcome)
+		}
+	}
+	if r.Retries > 0 {
+		printable.Fprintf(out, "%d retries\n", r.Retries)
+	}
+	if r.LongestWait > 0 {
+		printable.Fprintf(out, "the longest wait was %s\n", wording.Period(time.Duration(r.LongestWait*float64(time.Second)).Round(time.Millisecond)))
+	}
+	if r.Merged > 0 {
+		printable.Fprintf(out, "warning: %d requests of further identities are not in the counts of identities\n", r.Merged)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "\nrule\trequests\tdenied\tidentities\thit\tfirst denied\tworst minute\tby shadows\n")
+	for _, rule := range r.Rules {
+		worst := ""
+		if rule.WorstDenied > 0 {
+			worst = fmt.Sprintf("%d at %s", rule.WorstDenied, rule.WorstMinute.UTC().Format("01-02 15:04"))
+		}
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\n", rule.Name, rule.Requests, rule.Denied, rule.Identities, rule.DeniedIdentities, stamp(rule.FirstDenied), worst, rule.ShadowDenied)
+	}
+	if len(r.Top) > 0 {
+		fmt.Fprint(w, "\nmost denied\trule\trequests\tdenied\tlongest denied\tfirst denied\n")
+		for _, id := range r.Top {
+			longest := time.Duration(id.Longest * float64(time.Second)).Round(time.Millisecond)
+			printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", id.Key, id.Rule, id.Requests, id.Denied, wording.Period(longest), stamp(id.First))
+		}
+	}
+	return w.Flush()
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(timeLayout)
+}
+
+// share writes a count and its percentage.
+func share(n, of int64) string {
+	percent := strconv.FormatFloat(float64(n)*100/float64(max(of, 1)), 'f', 2, 64)
+	return fmt.Sprintf("%d (%s %%)", n, strings.TrimSuffix(strings.TrimRight(percent, "0"), "."))
+}

@@ -1,0 +1,67 @@
+package command
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/replay"
+)
+
+// logLine is a request of a log with whole seconds.
+func logLine(address, second, path string) string {
+	return address + ` - - [04/Mar/2026:05:06:` + second + ` +0000] "GET ` + path + ` HTTP/1.1" 200 1` + "\n"
+}
+
+func TestReplayReportsWhoIsHit(t *testing.T) {
+	log := writeFile(t, "access.log", strings.Repeat(logLine("192.0.2.1", "07", "/a"), 8)+logLine("198.51.100.2", "08", "/a"))
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	code, out, stderr := command("replay", log, "--config", rules)
+	missing := missingIn(out, "format common", "9 requests from 2026-03-04 05:06:07 to 2026-03-04 05:06:08 UTC, times in steps of 1s",
+		"3 (33.33 %) of the requests denied (0 (0 %) if clients spread the requests of a second); 1 (50 %) of the identities hit", "ip:192.0.2.0/24")
+	if code != exitOK || missing != nil {
+		t.Errorf("exit status %d, %s; the report lacks %q:\n%s", code, stderr, missing, out)
+	}
+	code, out, _ = command("replay", log, "--config", rules, "-o", "json", "--identities", "full")
+	var report replay.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitOK || report.Policy.Denied != 3 || report.Policy.Top[0].Key != "ip:192.0.2.1" {
+		t.Errorf("exit status %d, %v; the report is %+v; want 3 denied requests of ip:192.0.2.1", code, err, report.Policy)
+	}
+}
+
+func TestReplayFailsIfAskedTo(t *testing.T) {
+	log := writeFile(t, "access.log", strings.Repeat(logLine("192.0.2.1", "07", "/a"), 8)+strings.Repeat(logLine("192.0.2.2", "07", "/a"), 2))
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	for condition, want := range map[string]int{
+		"denied > 2": exitProblem, "denied > 3": exitOK, "denied >= 3": exitProblem, "denied > 29.9%": exitProblem, "denied > 30 %": exitOK,
+		"denied_identities>=50%": exitProblem, "denied_identities > 1": exitOK, "rejected_lines > 0": exitOK,
+		"denied < 3": exitUsage, "limited > 3": exitUsage,
+	} {
+		if code, _, stderr := command("replay", log, "--config", rules, "--fail-if", condition); code != want {
+			t.Errorf("--fail-if %q: exit status %d, %s; want %d", condition, code, stderr, want)
+		}
+	}
+}
+
+func TestReplayExplainsMistakes(t *testing.T) {
+	log := writeFile(t, "access.log", logLine("192.0.2.1", "07", "/a"))
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--config", rules}, exitUsage, "an argument is missing"},
+		{[]string{log}, exitUsage, "a policy is missing"},
+		{[]string{log, "--config", log}, exitInvalid, "access.log"},
+		{[]string{"/none.log", "--config", rules}, exitInvalid, "/none.log"},
+		{[]string{rules, "--config", rules}, exitInvalid, "the format of the log is not known"},
+		{[]string{log, "--config", rules, "--format", "x"}, exitUsage, `there is no format "x"`},
+		{[]string{log, "--config", rules, "--header", "x"}, exitUsage, `"x" is no header`},
+		{[]string{log, "--config", rules, "--identities", "all"}, exitUsage, "write masked or full"},
+	} {
+		if code, _, stderr := command(append([]string{"replay"}, c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {
+			t.Errorf("replay %v: exit status %d, %s; want %d, and %q", c.args, code, stderr, c.code, c.want)
+		}
+	}
+}

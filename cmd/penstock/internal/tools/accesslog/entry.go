@@ -1,0 +1,277 @@
+// Package accesslog reads the access logs of web servers and proxies: which requests came when.
+package accesslog
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// An Entry is one request of a log. Texts that the log lacks are empty.
+type Entry struct {
+	Time     time.Time     // when the request began, or ended if the log has no duration
+	Duration time.Duration // 0 if it is not known
+	Address  netip.Addr    // of the client, or of the proxy before the server; invalid if it is not known
+	Method   string
+	Host     string
+	Target   string // the path and query, or a URL
+	Status   int    // of the response; 0 if it is not known
+	Headers  []Header
+	User     string // the name of the user that logged in
+
+	raw   string // the line
+	isEnd bool   // Time is the end of the request, unless finish has changed it
+}
+
+// A Header is a field of the request that the log has.
+type Header struct{ Name, Value string }
+
+// A reader sets parts of entries from named values.
+type fieldReader struct {
+	finest    time.Duration // of all times so far; 0 if there was none
+	lastText  string        // the last time_local, and its time
+	lastTime  time.Time
+	durations bool // an entry had a duration
+}
+
+// A setter sets the part of an entry that a name stands for. It returns false if the value cannot be
+// read.
+type setter func(r *fieldReader, e *Entry, value string) bool
+
+// setters has the names of nginx' variables, and those of other formats. Aliases are the keys that
+// JSON logs use for the same values.
+var setters = map[string]setter{
+	"remote_addr":    setAddress,
+	"remote_user":    func(_ *fieldReader, e *Entry, v string) bool { e.User = orEmpty(v); return true },
+	"time_local":     setLocalTime,
+	"time_iso8601":   setISOTime,
+	"start_time":     setStartTime,
+	"haproxy_date":   setHAProxyTime,
+	"msec":           setUnixTime,
+	"request":        setRequest,
+	"request_method": func(_ *fieldReader, e *Entry, v string) bool { e.Method = v; return v != "" },
+	"request_uri":    setTarget,
+	"uri":            setTarget,
+	"args":           func(_ *fieldReader, e *Entry, v string) bool { return setArgs(e, v) },
+	"host":           func(_ *fieldReader, e *Entry, v string) bool { e.Host = orEmpty(v); return true },
+	"status":         setStatus,
+	"request_time":   func(r *fieldReader, e *Entry, v string) bool { return setDuration(r, e, v, time.Second) },
+	"duration_ms":    func(r *fieldReader, e *Entry, v string) bool { return setDuration(r, e, v, time.Millisecond) },
+	"duration_ns":    func(r *fieldReader, e *Entry, v string) bool { return setDuration(r, e, v, time.Nanosecond) },
+}
+
+// aliases has other names for the names of setters.
+var aliases = map[string]string{
+	"client_addr": "remote_addr", "clientip": "remote_addr", "client_ip": "remote_addr", "remote_ip": "remote_addr", "ip": "remote_addr", "c-ip": "remote_addr",
+	"ClientHost": "remote_addr", "realip_remote_addr": "remote_addr", "http_user": "remote_user", "user": "remote_user",
+	"@timestamp": "time_iso8601", "timestamp": "time_iso8601", "time": "time_iso8601", "ts": "msec", "StartUTC": "start_time",
+	"verb": "request_method", "method": "request_method", "RequestMethod": "request_method", "cs-method": "request_method",
+	"path": "request_uri", "url": "request_uri", "RequestPath": "request_uri", "cs-uri-stem": "request_uri", "cs-uri-query": "args", "query_string": "args",
+	"http_host": "host", "server_name": "host", "vhost": "host", "RequestHost": "host", "x-host-header": "host", "authority": "host",
+	"response": "status", "status_code": "status", "DownstreamStatus": "status", "sc-status": "status", "response_code": "status",
+	"duration": "request_time", "time-taken": "request_time", "Duration": "duration_ns", "xff": "http_x_forwarded_for", "user_agent": "http_user_agent",
+	"agent": "http_user_agent", "referer": "http_referer", "referrer": "http_referer", "cs(User-Agent)": "http_user_agent", "cs(Referer)": "http_referer",
+	"x-forwarded-for": "http_x_forwarded_for", "request_X-Forwarded-For": "http_x_forwarded_for", "x_forwarded_for": "http_x_forwarded_for",
+}
+
+// setterOf returns the setter of a name, or nil if the name means nothing here.
+func setterOf(name string) setter {
+	if known, ok := aliases[name]; ok {
+		name = known
+	}
+	if s, ok := setters[name]; ok {
+		return s
+	}
+	if header, ok := strings.CutPrefix(name, "http_"); ok && header != "" {
+		canonical := textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(header, "_", "-"))
+		return func(_ *fieldReader, e *Entry, v string) bool {
+			if v = orEmpty(v); v != "" {
+				e.Headers = append(e.Headers, Header{canonical, v})
+			}
+			return true
+		}
+	}
+	return nil
+}
+
+// orEmpty returns a value, or "" for the dash that logs write for no value.
+func orEmpty(v string) string {
+	if v == "-" {
+		return ""
+	}
+	return v
+}
+
+// setAddress reads an address with or without a port. A host name is no address, but no mistake
+// either.
+func setAddress(_ *fieldReader, e *Entry, v string) bool {
+	v, _, _ = strings.Cut(v, ", ")
+	if a, err := netip.ParseAddr(strings.Trim(v, "[]")); err == nil {
+		e.Address = a.Unmap()
+		return true
+	}
+	if a, err := netip.ParseAddrPort(v); err == nil {
+		e.Address = a.Addr().Unmap()
+		return true
+	}
+	return v == "localhost" || strings.Contains(v, ".")
+}
+
+func setRequest(_ *fieldReader, e *Entry, v string) bool {
+	method, rest, ok := strings.Cut(v, " ")
+	target, _, _ := strings.Cut(rest, " ")
+	if !ok || method == "" || target == "" {
+		return false
+	}
+	e.Method, e.Target = method, target
+	return true
+}
+
+func setTarget(_ *fieldReader, e *Entry, v string) bool {
+	if query := strings.IndexByte(e.Target, '?'); query >= 0 && !strings.Contains(v, "?") && e.Target[0] == '?' {
+		v += e.Target[query:] // the query came first
+	}
+	e.Target = v
+	return v != ""
+}
+
+func setArgs(e *Entry, v string) bool {
+	if v = orEmpty(v); v != "" && !strings.Contains(e.Target, "?") {
+		e.Target += "?" + v
+	}
+	return true
+}
+
+func setStatus(_ *fieldReader, e *Entry, v string) bool {
+	if v == "-" {
+		return true
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 || n > 999 {
+		return false
+	}
+	e.Status = n
+	return true
+}
+
+// maxRequestTime is the longest duration of a request that is believed.
+const maxRequestTime = 24 * time.Hour
+
+func setDuration(r *fieldReader, e *Entry, v string, unit time.Duration) bool {
+	if v == "-" || v == "" {
+		return true
+	}
+	d, err := time.ParseDuration(v) // a log may write the unit
+	if n, numberErr := strconv.ParseFloat(v, 64); numberErr == nil {
+		d, err = time.Duration(n*float64(unit)), nil
+		if !(math.Abs(n)*float64(unit) <= float64(maxRequestTime)) {
+			return false
+		}
+	}
+	if err != nil || d > maxRequestTime {
+		return false
+	}
+	e.Duration, r.durations = max(d, 0), true
+	return true
+}
+
+// setTime sets the time of an entry. resolution is how exact the text is that it came from. The time
+// of the start is better than that of the end.
+func (r *fieldReader) setTime(e *Entry, t time.Time, resolution time.Duration, isEnd bool) bool {
+	if y := t.Year(); y < 1971 || y > 2100 {
+		return false
+	}
+	if hasStart := !e.Time.IsZero() && !e.isEnd; hasStart && isEnd {
+		return true
+	}
+	if r.finest == 0 || resolution < r.finest {
+		r.finest = resolution
+	}
+	e.Time, e.isEnd = t, isEnd
+	return true
+}
+
+// setLocalTime reads 02/Jan/2006:15:04:05 -0700. Most lines have the time of the line before.
+func setLocalTime(r *fieldReader, e *Entry, v string) bool {
+	if v != r.lastText {
+		t, err := time.Parse("02/Jan/2006:15:04:05 -0700", v)
+		if err != nil {
+			return false
+		}
+		r.lastText, r.lastTime = strings.Clone(v), t
+	}
+	return r.setTime(e, r.lastTime, time.Second, true)
+}
+
+func parseISO(v string) (t time.Time, resolution time.Duration, ok bool) {
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05"} {
+		if t, err := time.Parse(layout, v); err == nil {
+			return t, resolutionOf(v), true
+		}
+	}
+	return t, 0, false
+}
+
+// resolutionOf returns how exact the seconds of a text are: 1 ms for three digits behind the point.
+func resolutionOf(v string) time.Duration {
+	_, digits, _ := strings.Cut(v, ".")
+	resolution := time.Second
+	for _, c := range digits {
+		if c < '0' || c > '9' || resolution == 1 {
+			break
+		}
+		resolution /= 10
+	}
+	return resolution
+}
+
+func setISOTime(r *fieldReader, e *Entry, v string) bool {
+	t, resolution, ok := parseISO(v)
+	return ok && r.setTime(e, t, resolution, true)
+}
+
+func setStartTime(r *fieldReader, e *Entry, v string) bool {
+	t, resolution, ok := parseISO(v)
+	return ok && r.setTime(e, t, resolution, false)
+}
+
+func setHAProxyTime(r *fieldReader, e *Entry, v string) bool {
+	t, err := time.Parse("02/Jan/2006:15:04:05.000", v)
+	return err == nil && r.setTime(e, t, time.Millisecond, false)
+}
+
+// setUnixTime reads the seconds since 1970, with a fraction.
+func setUnixTime(r *fieldReader, e *Entry, v string) bool {
+	whole, fraction, _ := strings.Cut(v, ".")
+	seconds, err := strconv.ParseInt(whole, 10, 64)
+	if err != nil {
+		t, resolution, ok := parseISO(v) // a JSON log may call this ts too
+		return ok && r.setTime(e, t, resolution, true)
+	}
+	if len(fraction) > 9 {
+		fraction = fraction[:9]
+	}
+	nanos, err := strconv.ParseUint(fraction+strings.Repeat("0", 9-len(fraction)), 10, 64)
+	return err == nil && r.setTime(e, time.Unix(seconds, int64(nanos)), resolutionOf(v), true)
+}
+
+// finish completes an entry, and returns why it is no request, or nil.
+func (r *fieldReader) finish(e *Entry) error {
+	switch {
+	case e.Time.IsZero():
+		return fmt.Errorf("it has no time")
+	case e.Target == "" || e.Target == "-":
+		return fmt.Errorf("it has no path")
+	}
+	if e.Method == "" {
+		e.Method = "GET"
+	}
+	if e.isEnd {
+		e.Time = e.Time.Add(-e.Duration)
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package accesslog
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// A Format reads the lines of one kind of log.
+type Format struct {
+	Name  string
+	parse func(r *fieldReader, line string, e *Entry) bool
+}
+
+// Formats are the formats that are detected, the most specific first.
+func Formats() []Format { return builtIn }
+
+var builtIn = []Format{
+	{"envoy", pattern(`[$start_time] "$request" $status $flags $received $sent $duration_ms $upstream_time "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream"`)},
+	{"alb", pattern(`$type $ended $elb $remote_addr $target $request_time $target_time $response_time $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $start_time `)},
+	{"haproxy", haproxy},
+	{"vhost-combined", pattern(`$host $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
+	{"combined", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
+	{"common", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size`)},
+	{"json", parseJSON},
+}
+
+// NewFormat reads a format that a user has written: the name of a built-in one, a log_format of
+// nginx, or a regular expression with named groups.
+func NewFormat(text string) (*Format, error) {
+	var names []string
+	for i := range builtIn {
+		if builtIn[i].Name == text {
+			return &builtIn[i], nil
+		}
+		names = append(names, builtIn[i].Name)
+	}
+	switch {
+	case strings.Contains(text, "(?P<"), strings.Contains(text, "(?<"):
+		return newExpression(text)
+	case strings.Contains(text, "$"):
+		return newPattern(text)
+	}
+	return nil, fmt.Errorf("there is no format %q; write %s, a log_format of nginx such as '$remote_addr [$time_local] \"$request\" $status', or a regular expression with groups such as (?P<remote_addr>\\S+)",
+		wording.Clip(text), wording.List(names, "or"))
+}
+
+// needsTimeAndPath returns an error if the names of a user's format cannot make a request.
+func needsTimeAndPath(names []string) error {
+	has := func(candidates ...string) bool {
+		for _, n := range names {
+			if known, ok := aliases[n]; ok {
+				n = known
+			}
+			for _, c := range candidates {
+				if n == c {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	switch {
+	case !has("time_local", "time_iso8601", "start_time", "msec", "haproxy_date"):
+		return errors.New("the format has no time; it needs time_local, time_iso8601, start_time or msec")
+	case !has("request", "request_uri", "uri"):
+		return errors.New("the format has no path; it needs request, request_uri or uri")
+	}
+	return nil
+}
+
+var variable = regexp.MustCompile(`\$(?:\{(\w+)\}|(\w+))`)
+
+// newPattern compiles a log_format of nginx.
+func newPattern(text string) (*Format, error) {
+	var names []string
+	for _, m := range variable.FindAllStringSubmatch(text, -1) {
+		names = append(names, m[1]+m[2])
+	}
+	if err := needsTimeAndPath(names); err != nil {
+		return nil, err
+	}
+	return &Format{"pattern", pattern(text)}, nil
+}
+
+// A piece is a variable and the literal text behind it.
+type piece struct {
+	set     setter // nil: the value does not matter
+	isQuote bool   // the value stands in quotes, so it ends at the first one that is not escaped
+	until   string // "": the value ends at the end of the line
+}
+
+// pattern compiles a text with variables. A line may have more text behind what the pattern
+// describes if the pattern ends with a literal.
+func pattern(text string) func(*fieldReader, string, *Entry) bool {
+	at := variable.FindAllStringSubmatchIndex(text, -1)
+	start := text[:at[0][0]]
+	var pieces []piece
+	for i, m := range at {
+		end := len(text)
+		if i+1 < len(at) {
+			end = at[i+1][0]
+		}
+		name := variable.FindStringSubmatch(text[m[0]:m[1]])
+		before := m[0] > 0 && text[m[0]-1] == '"'
+		until := text[m[1]:end]
+		pieces = append(pieces, piece{setterOf(name[1] + name[2]), before && strings.HasPrefix(until, `"`), until})
+	}
+	return func(r *fieldReader, line string, e *Entry) bool {
+		rest, ok := strings.CutPrefix(line, start)
+		for i := 0; ok && i < len(pieces); i++ {
+			p := &pieces[i]
+			var value string
+			if value, rest, ok = p.cut(rest); ok && p.set != nil {
+				ok = p.set(r, e, value)
+			}
+		}
+		return ok
+	}
+}
+
+// cut returns the value of a piece, and the text behind the piece.
+func (p *piece) cut(text string) (value, rest string, ok bool) {
+	if p.until == "" {
+		value, rest, _ = strings.Cut(text, " ") // what a server writes behind it does not matter
+		return value, rest, value != ""
+	}
+	if !p.isQuote {
+		return strings.Cut(text, p.until)
+	}
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			if rest, ok = strings.CutPrefix(text[i:], p.until); ok {
+				return text[:i], rest, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+// newExpression compiles a regular expression.
+func newExpression(text string) (*Format, error) {
+	e, err := regexp.Compile(text)
+	if err != nil {
+		return nil, fmt.Errorf("the format is not a regular expression: %w", err)
+	}
+	names := e.SubexpNames()
+	if err := needsTimeAndPath(names); err != nil {
+		return nil, err
+	}
+	set := make([]setter, len(names))
+	for i, name := range names {
+		set[i] = setterOf(name)
+	}
+	return &Format{"expression", func(r *fieldReader, line string, entry *Entry) bool {
+		m := e.FindStringSubmatch(line)
+		for i := range m {
+			if i > 0 && set[i] != nil && !set[i](r, entry, m[i]) {
+				return false
+			}
+		}
+		return m != nil
+	}}, nil
+}
+
+var haproxyLine = pattern(`$remote_addr [$haproxy_date] $frontend $server $times $status $size $cookie $response_cookie $state $connections $queues `)
+
+// haproxy reads a line of HAProxy's httplog, with or without the header of syslog.
+func haproxy(r *fieldReader, line string, e *Entry) bool {
+	if _, after, ok := strings.Cut(line, "]: "); ok {
+		line = after
+	}
+	first := strings.LastIndex(line, ` "`) // captured headers may stand before the request
+	return first > 0 && haproxyLine(r, line[:first+1], e) && setRequest(r, e, strings.TrimSuffix(line[first+2:], `"`))
+}
+
+// parseJSON reads an object. Its keys, and those of the object request in it, are names of values.
+func parseJSON(r *fieldReader, line string, e *Entry) bool {
+	if !strings.HasPrefix(line, "{") {
+		return false
+	}
+	var object map[string]json.RawMessage
+	if json.Unmarshal([]byte(line), &object) != nil {
+		return false
+	}
+	if nested := object["request"]; len(nested) > 0 && nested[0] == '{' {
+		var request struct {
+			RemoteIP string              `json:"remote_ip"`
+			ClientIP string              `json:"client_ip"`
+			Method   string              `json:"method"`
+			Host     string              `json:"host"`
+			URI      string              `json:"uri"`
+			Headers  map[string][]string `json:"headers"`
+		}
+		if json.Unmarshal(nested, &request) != nil {
+			return false
+		}
+		delete(object, "request")
+		setAddress(r, e, request.RemoteIP)
+		if request.ClientIP != "" {
+			setAddress(r, e, request.ClientIP)
+		}
+		e.Method, e.Host, e.Target = request.Method, request.Host, request.URI
+		for _, name := range sortedKeys(request.Headers) {
+			for _, value := range request.Headers[name] {
+				e.Headers = append(e.Headers, Header{name, value})
+			}
+		}
+	}
+	for _, name := range sortedKeys(object) {
+		set := setterOf(name)
+		value, ok := textOf(object[name])
+		if set == nil || !ok {
+			continue
+		}
+		if !set(r, e, value) {
+			return false
+		}
+	}
+	return true
+}
+
+// textOf returns the text of a JSON string or number.
+func textOf(raw json.RawMessage) (string, bool) {
+	if len(raw) == 0 || raw[0] == '{' || raw[0] == '[' || raw[0] == 'n' || raw[0] == 't' || raw[0] == 'f' {
+		return "", false
+	}
+	if raw[0] != '"' {
+		return string(raw), true
+	}
+	var text string
+	err := json.Unmarshal(raw, &text)
+	return text, err == nil
+}

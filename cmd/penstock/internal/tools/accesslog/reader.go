@@ -1,0 +1,343 @@
+package accesslog
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/bzip2"
+	"compress/gzip"
+	"container/heap"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// The bounds of reading.
+const (
+	maxLine     = 64 << 10
+	maxFiles    = 1000
+	detectLines = 100         // lines by which the format of a file is detected
+	maxDelay    = time.Minute // how much earlier than the newest request a request may come
+	maxBuffered = 100_000     // requests that wait for earlier ones
+	maxBytes    = 256 << 20   // of their lines
+	maxExamples = 5
+)
+
+// Stats say what was read.
+type Stats struct {
+	Files      []File        `json:"files"`
+	Lines      int64         `json:"lines"`
+	Requests   int64         `json:"requests"`
+	Rejected   int64         `json:"rejected"` // lines that are no request
+	Examples   []Example     `json:"rejected_examples"`
+	Late       int64         `json:"late"` // requests that came too late to be put in order
+	First      time.Time     `json:"first"`
+	Last       time.Time     `json:"last"`
+	Resolution time.Duration `json:"resolution_ns"` // of the times: 1 s for most logs
+	Durations  bool          `json:"has_durations"`
+}
+
+// A File is one file, and the name of its format.
+type File struct {
+	Name   string `json:"name"`
+	Format string `json:"format"`
+}
+
+// An Example is a line that is no request.
+type Example struct {
+	File string `json:"file"`
+	Line int64  `json:"line"`
+	Text string `json:"text"`
+}
+
+// A Reader reads one or several logs as one. It returns the requests in the order of their times.
+type Reader struct {
+	sources []*source // a heap; the first has the earliest next request
+	waiting entries
+	bytes   int
+	newest  time.Time
+	last    time.Time
+	stats   Stats
+}
+
+// Open opens the files. "-" is standard input. A nil format means that the format of each file is
+// detected. The caller must Close the Reader.
+func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
+	if len(names) > maxFiles {
+		return nil, fmt.Errorf("there are %d files; give at most %d", len(names), maxFiles)
+	}
+	r := &Reader{}
+	for _, name := range names {
+		s, err := openSource(name, stdin, format)
+		if err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+		r.sources = append(r.sources, s)
+		s.stats = &r.stats
+		r.stats.Files = append(r.stats.Files, File{name, s.format.Name})
+		if err := s.advance(); err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	heap.Init(r)
+	return r, nil
+}
+
+// Close closes the files.
+func (r *Reader) Close() (err error) {
+	for _, s := range r.sources {
+		err = errors.Join(err, s.close())
+	}
+	return err
+}
+
+// Stats returns what was read so far.
+func (r *Reader) Stats() Stats { return r.stats }
+
+// The heap of sources.
+func (r *Reader) Len() int           { return len(r.sources) }
+func (r *Reader) Less(i, j int) bool { return r.sources[i].isBefore(r.sources[j]) }
+func (r *Reader) Swap(i, j int)      { r.sources[i], r.sources[j] = r.sources[j], r.sources[i] }
+func (r *Reader) Push(any)           {}
+func (r *Reader) Pop() any           { return nil }
+
+// Next returns the next request, or io.EOF.
+func (r *Reader) Next() (*Entry, error) {
+	for len(r.sources) > 0 && r.sources[0].next != nil {
+		if len(r.waiting) > 0 && (r.newest.Sub(r.waiting[0].Time) > maxDelay || len(r.waiting) >= maxBuffered || r.bytes > maxBytes) {
+			break
+		}
+		s := r.sources[0]
+		e := s.next
+		heap.Push(&r.waiting, e)
+		r.bytes += len(e.raw)
+		if e.Time.After(r.newest) {
+			r.newest = e.Time
+		}
+		if err := s.advance(); err != nil {
+			return nil, err
+		}
+		heap.Fix(r, 0)
+	}
+	if len(r.waiting) == 0 {
+		return nil, io.EOF
+	}
+	e := heap.Pop(&r.waiting).(*Entry)
+	r.bytes -= len(e.raw)
+	if e.Time.Before(r.last) {
+		r.stats.Late++
+		e.Time = r.last
+	}
+	r.last = e.Time
+	if r.stats.Requests++; r.stats.Requests == 1 {
+		r.stats.First = e.Time
+	}
+	r.stats.Last = e.Time
+	return e, nil
+}
+
+// entries is a heap; the first is the earliest. Entries of one time are in the order of their lines,
+// so that the order does not depend on files.
+type entries []*Entry
+
+func (e entries) Len() int      { return len(e) }
+func (e entries) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e entries) Less(i, j int) bool {
+	return cmp.Or(e[i].Time.Compare(e[j].Time), strings.Compare(e[i].raw, e[j].raw)) < 0
+}
+func (e *entries) Push(x any) { *e = append(*e, x.(*Entry)) }
+func (e *entries) Pop() any {
+	last := len(*e) - 1
+	x := (*e)[last]
+	(*e)[last] = nil
+	*e = (*e)[:last]
+	return x
+}
+
+// A source is one file.
+type source struct {
+	name   string
+	lines  *bufio.Reader
+	close  func() error
+	format *Format
+	fields fieldReader
+	line   int64
+	next   *Entry // nil at the end
+	stats  *Stats
+}
+
+func (s *source) isBefore(other *source) bool {
+	return s.next != nil && (other.next == nil || s.next.Time.Before(other.next.Time))
+}
+
+// openSource opens a file and detects its format. The first lines are kept in the buffer.
+func openSource(name string, stdin io.Reader, format *Format) (*source, error) {
+	s := &source{name: name, format: format, close: func() error { return nil }}
+	input := stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		s.close, input = f.Close, f
+	}
+	buffered := bufio.NewReaderSize(input, 64<<10)
+	text, err := decompress(buffered)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
+	}
+	s.lines = bufio.NewReaderSize(text, 4<<20)
+	if format == nil {
+		head, err := s.lines.Peek(detectLines * 2048)
+		if err != nil && err != io.EOF && err != bufio.ErrBufferFull {
+			return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
+		}
+		if s.format, err = detect(head); err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
+		}
+	}
+	return s, nil
+}
+
+// decompress returns the text of a file that may be compressed.
+func decompress(r *bufio.Reader) (io.Reader, error) {
+	magic, _ := r.Peek(4)
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		return gzip.NewReader(r)
+	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	case bytes.HasPrefix(magic, []byte("BZh")):
+		return bzip2.NewReader(r), nil
+	}
+	return r, nil
+}
+
+// detect returns the first format that reads at least 95 % of the first lines.
+func detect(head []byte) (*Format, error) {
+	lines := strings.Split(string(head), "\n")
+	if len(lines) > 1 {
+		lines = lines[:len(lines)-1] // the last one may be cut
+	}
+	lines = slices.DeleteFunc(lines[:min(len(lines), detectLines)], func(l string) bool { return strings.TrimSpace(l) == "" })
+	if len(lines) == 0 {
+		return nil, errors.New("the file is empty")
+	}
+	if strings.HasPrefix(lines[0], "#") {
+		return &Format{Name: "w3c"}, nil // its lines begin with the names of the fields
+	}
+	for i := range builtIn {
+		read := 0
+		for _, line := range lines {
+			var fields fieldReader
+			e := Entry{}
+			if builtIn[i].parse(&fields, strings.TrimRight(line, "\r"), &e) && fields.finish(&e) == nil {
+				read++
+			}
+		}
+		if read*100 >= 95*len(lines) {
+			return &builtIn[i], nil
+		}
+	}
+	return nil, fmt.Errorf("the format of the log is not known; the first line is %q. Write --format with the log_format line of your nginx, or with a regular expression", wording.ClipAt(lines[0], 200))
+}
+
+// advance reads the next request of a source. Lines that are none are counted.
+func (s *source) advance() error {
+	s.next = nil
+	for {
+		line, err := s.readLine()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s:%d: %w", s.name, s.line+1, err)
+		}
+		s.line++
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		if strings.HasPrefix(line, "#") {
+			s.readDirective(line)
+			continue
+		}
+		s.stats.Lines++
+		e := &Entry{raw: line}
+		if s.format.parse != nil && len(line) < maxLine && s.format.parse(&s.fields, line, e) && s.fields.finish(e) == nil {
+			if s.stats.Resolution == 0 || s.fields.finest < s.stats.Resolution {
+				s.stats.Resolution = s.fields.finest
+			}
+			s.stats.Durations = s.stats.Durations || s.fields.durations
+			s.next = e
+			return nil
+		}
+		if s.stats.Rejected++; len(s.stats.Examples) < maxExamples {
+			s.stats.Examples = append(s.stats.Examples, Example{s.name, s.line, wording.ClipAt(line, 200)})
+		}
+	}
+}
+
+// readLine reads a line without its end. Of a line that is too long, it returns the beginning.
+func (s *source) readLine() (string, error) {
+	line, err := s.lines.ReadSlice('\n')
+	text := strings.TrimRight(string(line[:min(len(line), maxLine)]), "\r\n")
+	for err == bufio.ErrBufferFull {
+		_, err = s.lines.ReadSlice('\n')
+	}
+	if err == io.EOF && len(line) > 0 {
+		err = nil
+	}
+	return text, err
+}
+
+// readDirective reads a line of the W3C format that begins with #. #Fields names the fields of the
+// lines that follow.
+func (s *source) readDirective(line string) {
+	names, ok := strings.CutPrefix(line, "#Fields:")
+	if !ok || s.format.Name != "w3c" {
+		return
+	}
+	fields := strings.Fields(names)
+	set := make([]setter, len(fields))
+	date, clock := -1, -1
+	for i, name := range fields {
+		switch name {
+		case "date":
+			date = i
+		case "time":
+			clock = i
+		default:
+			set[i] = setterOf(name)
+		}
+	}
+	s.format = &Format{"w3c", func(r *fieldReader, line string, e *Entry) bool {
+		values := strings.Split(line, "\t")
+		if len(values) < len(set) {
+			values = strings.Fields(line)
+		}
+		if len(values) < len(set) || date < 0 || clock < 0 {
+			return false
+		}
+		for i := range set {
+			if set[i] != nil && !set[i](r, e, values[i]) {
+				return false
+			}
+		}
+		return setISOTime(r, e, values[date]+" "+values[clock])
+	}}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

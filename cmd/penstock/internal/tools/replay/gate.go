@@ -1,0 +1,165 @@
+package replay
+
+import (
+	"container/heap"
+	"context"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/unwaited"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A gate decides the requests of a log as an instance would have, by the clock of the log.
+type gate struct {
+	gate   *httplimit.Gate
+	now    time.Time
+	due    actions
+	order  int64
+	answer response
+	mu     sync.Mutex // needed because shadows are decided concurrently
+	seen   observation
+}
+
+// An observation is what the rules decided about one request.
+type observation struct {
+	outcome      admission.Outcome
+	rule, key    string // of the limit that mattered most
+	retryAfter   time.Duration
+	wait         time.Duration
+	shadowDenied []string // rules
+}
+
+func newGate(rules *policy.Rules) (*gate, error) {
+	g := &gate{answer: response{header: make(http.Header)}}
+	clock := func() time.Time { return g.now }
+	store := memstore.New(memstore.Options{Now: clock, Locks: 1})
+	noteWait := func(_ []penstock.Charge, d *penstock.Decision) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.seen.wait = max(g.seen.wait, d.Wait())
+	}
+	controller, err := admission.New(unwaited.Wrap(store, noteWait), rules, admission.Options{Observe: g.observe, Now: clock})
+	if err != nil {
+		return nil, err
+	}
+	g.gate, err = httplimit.New(controller, httplimit.Options{})
+	return g, err
+}
+
+// observe records the outcome of a request or of a shadow.
+func (g *gate) observe(e *admission.Event) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch e.Outcome {
+	case admission.ShadowAllowed:
+	case admission.ShadowDenied:
+		g.seen.shadowDenied = append(g.seen.shadowDenied, strings.Clone(e.Rule))
+	default:
+		g.seen.outcome, g.seen.rule, g.seen.key = e.Outcome, strings.Clone(e.Rule), strings.Clone(e.Key)
+		if e.Decision != nil && e.Decision.Len() > 0 {
+			g.seen.retryAfter = e.Decision.RetryAfter()
+		}
+	}
+}
+
+// send decides one request now.
+func (g *gate) send(r *http.Request, e *accesslog.Entry) observation {
+	g.seen = observation{}
+	clear(g.answer.header)
+	a := g.gate.Admit(&g.answer, r)
+	if a != nil {
+		done := func() { a.Done(max(e.Status, http.StatusOK)) }
+		if end := g.seen.wait + e.Duration; end > 0 {
+			g.schedule(g.now.Add(end), done)
+		} else {
+			done()
+		}
+	}
+	return g.seen
+}
+
+// advance moves the clock. What is due until then happens at its time.
+func (g *gate) advance(to time.Time) {
+	for len(g.due) > 0 && !g.due[0].at.After(to) {
+		a := heap.Pop(&g.due).(action)
+		g.now = a.at
+		a.do()
+	}
+	if to.After(g.now) {
+		g.now = to
+	}
+}
+
+func (g *gate) schedule(at time.Time, do func()) {
+	g.order++
+	heap.Push(&g.due, action{at, g.order, do})
+}
+
+// An action is the end of a request, or a retry.
+type action struct {
+	at    time.Time
+	order int64
+	do    func()
+}
+
+// actions is a heap; the first is the next one.
+type actions []action
+
+func (a actions) Len() int      { return len(a) }
+func (a actions) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+func (a actions) Less(i, j int) bool {
+	return a[i].at.Before(a[j].at) || a[i].at.Equal(a[j].at) && a[i].order < a[j].order
+}
+func (a *actions) Push(x any) { *a = append(*a, x.(action)) }
+func (a *actions) Pop() any {
+	last := len(*a) - 1
+	x := (*a)[last]
+	(*a)[last] = action{}
+	*a = (*a)[:last]
+	return x
+}
+
+// A response discards what a gate answers.
+type response struct{ header http.Header }
+
+func (r *response) Header() http.Header         { return r.header }
+func (r *response) Write(p []byte) (int, error) { return len(p), nil }
+func (r *response) WriteHeader(int)             {}
+
+// unknownAddress is the address of requests whose log has none.
+var unknownAddress = netip.MustParseAddr("192.0.2.1")
+
+// newRequest makes the request that a server would have received. It returns nil if the target is no
+// path or URL.
+func newRequest(e *accesslog.Entry) *http.Request {
+	u, err := url.ParseRequestURI(e.Target)
+	if err != nil {
+		return nil
+	}
+	host := e.Host
+	if u.Host != "" {
+		host = u.Host
+	}
+	u.Scheme, u.Host = "", ""
+	address := e.Address
+	if !address.IsValid() {
+		address = unknownAddress
+	}
+	const anyPort = 1024
+	r := &http.Request{Method: e.Method, URL: u, Host: host, Header: make(http.Header, len(e.Headers)), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		RequestURI: e.Target, RemoteAddr: netip.AddrPortFrom(address, anyPort).String(), Body: http.NoBody}
+	for _, h := range e.Headers {
+		r.Header.Add(h.Name, h.Value)
+	}
+	return r.WithContext(context.Background())
+}

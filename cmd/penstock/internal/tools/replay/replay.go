@@ -1,0 +1,435 @@
+// Package replay decides the requests of access logs by a policy, and reports whom it would have
+// denied.
+package replay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// The bounds of a replay.
+const (
+	maxIdentities = 1_000_000
+	maxListed     = 20 // identities in a report
+	maxRetries    = 3  // of one request
+)
+
+// Options configure Run.
+type Options struct {
+	Log *accesslog.Reader
+
+	// Rules are the policy. Old is another one to compare with, or nil.
+	Rules, Old *policy.Rules
+
+	// ShouldRetry sends a denied request again after its RetryAfter, at most three times. By default
+	// the request is gone.
+	ShouldRetry bool
+
+	// Headers are added to each request. Default: none.
+	Headers []Header
+
+	// ShowsIdentities shows the keys in full. By default they are masked.
+	ShowsIdentities bool
+}
+
+// A Header is a header of each request: either a fixed value, or that of the user in the log.
+type Header struct {
+	Name, Value string
+	IsUser      bool
+}
+
+// A Report is what a replay found.
+type Report struct {
+	Log          accesslog.Stats `json:"log"`
+	Denied429    int64           `json:"status_429"` // requests that the log says were denied
+	Policy       *Result         `json:"policy"`
+	Old          *Result         `json:"old_policy,omitempty"`
+	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests
+	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`
+	NeedsHeaders []Need          `json:"needs_headers"` // that no line has
+}
+
+// A Need is a part of requests that a rule reads and no line of the log has.
+type Need struct {
+	Rule   string `json:"rule"`
+	Source string `json:"source"` // as policy files write it
+}
+
+// A Result counts what one policy decided.
+type Result struct {
+	Requests int64            `json:"requests"` // without retries
+	Outcomes map[string]int64 `json:"outcomes"` // of the first tries
+	Retries  int64            `json:"retries"`
+	Denied   int64            `json:"denied"` // first tries
+
+	// DeniedIfSpread is Denied if each client spread its requests over the second of their time stamp.
+	// It is nil if the log has finer time stamps.
+	DeniedIfSpread *int64 `json:"denied_if_spread,omitempty"`
+
+	Identities       int64      `json:"identities"`
+	DeniedIdentities int64      `json:"denied_identities"`
+	Merged           int64      `json:"requests_without_identity"` // beyond the first million identities
+	LongestWait      float64    `json:"longest_wait"`              // seconds
+	Rules            []Rule     `json:"rules"`
+	Top              []Identity `json:"most_denied"` // the most denied identities first
+}
+
+// A Rule counts the requests for which a limit of the rule mattered most.
+type Rule struct {
+	Name             string    `json:"name"`
+	Requests         int64     `json:"requests"`
+	Denied           int64     `json:"denied"`
+	Identities       int64     `json:"identities"`
+	DeniedIdentities int64     `json:"denied_identities"`
+	FirstDenied      time.Time `json:"first_denied,omitzero"`
+	WorstMinute      time.Time `json:"worst_minute,omitzero"`
+	WorstDenied      int64     `json:"worst_minute_denied"`
+	ShadowDenied     int64     `json:"shadow_denied"` // requests that a shadow or candidate would deny
+
+	minute       time.Time
+	minuteDenied int64
+}
+
+// An Identity counts the requests of one key of a rule.
+type Identity struct {
+	Rule     string    `json:"rule"`
+	Key      string    `json:"key"`
+	Requests int64     `json:"requests"`
+	Denied   int64     `json:"denied"`
+	First    time.Time `json:"first_denied,omitzero"`
+	Longest  float64   `json:"longest_denied"` // seconds from a denial to the last one before the next grant
+
+	since time.Time // the first denial after the last grant
+}
+
+// Run decides all requests of a log.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	r := &replayer{options: o, headers: make(map[string]bool)}
+	var err error
+	for _, rules := range []*policy.Rules{o.Rules, o.Old} {
+		if rules == nil {
+			continue
+		}
+		t, err := newTally(rules, o.ShouldRetry)
+		if err != nil {
+			return nil, err
+		}
+		r.tallies = append(r.tallies, t)
+	}
+	if r.spread, err = newGate(o.Rules); err != nil {
+		return nil, err
+	}
+	for {
+		e, err := o.Log.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return nil, err
+		}
+		r.add(e)
+	}
+	r.sendSecond()
+	return r.report(), nil
+}
+
+// A replayer runs one replay.
+type replayer struct {
+	options   Options
+	tallies   []*tally // of the policy, and of the old one
+	denied429 int64
+	headers   map[string]bool // that requests had
+	cookies   bool
+	rejected  int64 // entries whose target is no path
+	onlyOld   int64
+	onlyNew   int64
+
+	// spread decides the requests of each second a second time, spread over the second.
+	spread       *gate
+	second       []*accesslog.Entry
+	spreadDenied int64
+}
+
+// add decides one entry.
+func (r *replayer) add(e *accesslog.Entry) {
+	for _, h := range r.options.Headers {
+		value := h.Value
+		if h.IsUser {
+			value = e.User
+		}
+		if value != "" {
+			e.Headers = append(e.Headers, accesslog.Header{Name: h.Name, Value: value})
+		}
+	}
+	for _, h := range e.Headers {
+		r.headers[h.Name] = true
+	}
+	if e.Status == http.StatusTooManyRequests {
+		r.denied429++
+	}
+	if newRequest(e) == nil {
+		r.rejected++
+		return
+	}
+	var isDenied [2]bool
+	for i, t := range r.tallies {
+		isDenied[i] = t.first(e)
+	}
+	switch {
+	case len(r.tallies) < 2:
+	case isDenied[0] && !isDenied[1]:
+		r.onlyNew++
+	case isDenied[1] && !isDenied[0]:
+		r.onlyOld++
+	}
+	if len(r.second) > 0 && !r.second[0].Time.Equal(e.Time) {
+		r.sendSecond()
+	}
+	if r.isCoarse() {
+		r.second = append(r.second, e)
+	}
+}
+
+// isCoarse reports whether all times of the log are whole seconds.
+func (r *replayer) isCoarse() bool { return r.options.Log.Stats().Resolution >= time.Second }
+
+// sendSecond sends the requests of one second. Those of each client have equal gaps.
+func (r *replayer) sendSecond() {
+	count, sent := make(map[string]int), make(map[string]int)
+	for _, e := range r.second {
+		count[clientOf(e)]++
+	}
+	type timed struct {
+		at time.Time
+		e  *accesslog.Entry
+	}
+	var all []timed
+	for _, e := range r.second {
+		c := clientOf(e)
+		all = append(all, timed{e.Time.Add(time.Second * time.Duration(sent[c]) / time.Duration(count[c])), e})
+		sent[c]++
+	}
+	slices.SortStableFunc(all, func(a, b timed) int { return a.at.Compare(b.at) })
+	for _, one := range all {
+		r.spread.advance(one.at)
+		if isDenial(r.spread.send(newRequest(one.e), one.e).outcome) {
+			r.spreadDenied++
+		}
+	}
+	r.second = r.second[:0]
+}
+
+// clientOf returns a text that differs between clients.
+func clientOf(e *accesslog.Entry) string { return e.Address.String() + " " + e.User }
+
+// isDenial reports whether limits denied a request.
+func isDenial(o admission.Outcome) bool {
+	return o == admission.Denied || o == admission.DeniedNewIdentity
+}
+
+// report returns the report of all entries.
+func (r *replayer) report() *Report {
+	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}}
+	report.Log.Rejected += r.rejected
+	report.Log.Requests -= r.rejected
+	report.Policy = r.tallies[0].finish(r.options.ShowsIdentities)
+	if r.isCoarse() {
+		report.Policy.DeniedIfSpread = &r.spreadDenied
+	}
+	if len(r.tallies) > 1 {
+		report.Old = r.tallies[1].finish(r.options.ShowsIdentities)
+	}
+	for _, rule := range r.options.Rules.All() {
+		seen := make(map[string]bool)
+		for _, l := range rule.Limits {
+			for _, source := range sourcesOf(l.Key) {
+				text := source.String()
+				isMissing := source.Kind == policy.KindClaim || source.Kind == policy.KindCookie && !r.headers["Cookie"] ||
+					source.Kind == policy.KindHeader && !r.headers[http.CanonicalHeaderKey(source.Name)]
+				if isMissing && !seen[text] {
+					seen[text] = true
+					report.NeedsHeaders = append(report.NeedsHeaders, Need{rule.Name, text})
+				}
+			}
+		}
+	}
+	return report
+}
+
+// sourcesOf returns all sources of an identity.
+func sourcesOf(id *policy.Identity) (all []policy.Source) {
+	if id.Source.Kind != policy.KindNone {
+		all = append(all, id.Source)
+	}
+	for _, part := range id.Parts() {
+		all = append(all, sourcesOf(part)...)
+	}
+	return all
+}
+
+// A tally decides requests by one policy, and counts.
+type tally struct {
+	gate        *gate
+	rules       *policy.Rules
+	shouldRetry bool
+	result      Result
+	byRule      map[string]*Rule
+	byKey       map[identityKey]*Identity
+}
+
+type identityKey struct{ rule, key string }
+
+func newTally(rules *policy.Rules, shouldRetry bool) (*tally, error) {
+	g, err := newGate(rules)
+	t := &tally{gate: g, rules: rules, shouldRetry: shouldRetry, byRule: make(map[string]*Rule), byKey: make(map[identityKey]*Identity)}
+	t.result.Outcomes = make(map[string]int64)
+	return t, err
+}
+
+// first decides the first try of a request, and reports whether limits denied it.
+func (t *tally) first(e *accesslog.Entry) bool {
+	t.gate.advance(e.Time)
+	t.result.Requests++
+	seen := t.send(e, 0)
+	t.result.Outcomes[seen.outcome.String()]++
+	if !isDenial(seen.outcome) {
+		return false
+	}
+	t.result.Denied++
+	return true
+}
+
+// send decides one try of a request.
+func (t *tally) send(e *accesslog.Entry, retries int) observation {
+	seen := t.gate.send(newRequest(e), e)
+	t.count(&seen)
+	if t.shouldRetry && isDenial(seen.outcome) && retries < maxRetries && seen.retryAfter > 0 && seen.retryAfter != penstock.Never {
+		t.gate.schedule(t.gate.now.Add(seen.retryAfter), func() {
+			t.result.Retries++
+			t.send(e, retries+1)
+		})
+	}
+	return seen
+}
+
+// count adds an observation to the counts of its rule and its key.
+func (t *tally) count(seen *observation) {
+	t.result.LongestWait = max(t.result.LongestWait, seen.wait.Seconds())
+	for _, name := range seen.shadowDenied {
+		t.rule(name).ShadowDenied++
+	}
+	if seen.rule == "" {
+		return
+	}
+	now, isDenied := t.gate.now, isDenial(seen.outcome)
+	rule := t.rule(seen.rule)
+	rule.Requests++
+	if isDenied {
+		rule.deny(now)
+	}
+	k := identityKey{seen.rule, seen.key}
+	id := t.byKey[k]
+	if id == nil {
+		if len(t.byKey) >= maxIdentities {
+			t.result.Merged++
+			return
+		}
+		id = &Identity{Rule: k.rule, Key: k.key}
+		t.byKey[k] = id
+		rule.Identities++
+	}
+	id.Requests++
+	if !isDenied {
+		id.since = time.Time{}
+		return
+	}
+	if id.Denied++; id.Denied == 1 {
+		id.First = now
+		rule.DeniedIdentities++
+	}
+	if id.since.IsZero() {
+		id.since = now
+	}
+	id.Longest = max(id.Longest, now.Sub(id.since).Seconds())
+}
+
+func (t *tally) rule(name string) *Rule {
+	r := t.byRule[name]
+	if r == nil {
+		r = &Rule{Name: name}
+		t.byRule[name] = r
+	}
+	return r
+}
+
+// deny counts a denial.
+func (r *Rule) deny(now time.Time) {
+	if r.Denied++; r.Denied == 1 {
+		r.FirstDenied = now
+	}
+	if minute := now.Truncate(time.Minute); !minute.Equal(r.minute) {
+		r.minute, r.minuteDenied = minute, 0
+	}
+	if r.minuteDenied++; r.minuteDenied > r.WorstDenied {
+		r.WorstMinute, r.WorstDenied = r.minute, r.minuteDenied
+	}
+}
+
+// finish lets the last requests and retries end, and returns the result.
+func (t *tally) finish(showsIdentities bool) *Result {
+	for len(t.gate.due) > 0 {
+		t.gate.advance(t.gate.due[0].at)
+	}
+	r := &t.result
+	r.Rules, r.Top = []Rule{}, []Identity{}
+	for _, rule := range t.rules.All() {
+		if counted := t.byRule[rule.Name]; counted != nil {
+			r.Rules = append(r.Rules, *counted)
+		} else if !rule.Unlimited {
+			r.Rules = append(r.Rules, Rule{Name: rule.Name})
+		}
+	}
+	r.Identities = int64(len(t.byKey))
+	for _, id := range t.byKey {
+		if id.Denied > 0 {
+			r.DeniedIdentities++
+			r.Top = append(r.Top, *id)
+		}
+	}
+	slices.SortFunc(r.Top, func(a, b Identity) int {
+		return cmp.Or(cmp.Compare(b.Denied, a.Denied), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Key, b.Key))
+	})
+	r.Top = r.Top[:min(len(r.Top), maxListed)]
+	for i := range r.Top {
+		if id := &r.Top[i]; !showsIdentities {
+			id.Key = redact.Mask(id.Key)
+		}
+	}
+	return r
+}
+
+// ParseHeader reads a header that is added to each request: Name: value, or Name: $remote_user.
+func ParseHeader(text string) (Header, error) {
+	name, value, ok := strings.Cut(text, ":")
+	value = strings.TrimSpace(value)
+	if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) || value == "" {
+		return Header{}, fmt.Errorf("%q is no header; write a name and a value, as in 'X-API-Key: $remote_user'", wording.Clip(text))
+	}
+	return Header{http.CanonicalHeaderKey(name), value, value == "$remote_user"}, nil
+}
