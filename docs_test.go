@@ -484,7 +484,7 @@ var queriesOfUsers = []struct{ query, page string }{
 	{"echo v4", "getting-started.md#in-a-go-program"},
 	{"fiber v2", "getting-started.md#in-a-go-program"},
 	{"terraform", "configuration.md#a-whole-file"},
-	{"choose a limit", "howto/roll-out-a-limit.md#choose-a-number"},
+	{"choose a limit", "howto/how-high.md"},
 	{"which algorithm", "algorithms.md"},
 	{"count rejected requests", "operations.md#metrics"},
 	{"database per-tenant limits", "howto/multi-tenant.md#limits-from-a-database"},

@@ -56,6 +56,6 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitUsage, explainFlagError(c, err)) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
-		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms))
+		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newSuggest())
 	return root
 }

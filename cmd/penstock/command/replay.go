@@ -1,11 +1,9 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -44,7 +42,7 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"  penstock replay access.log --config rules.yaml --header 'X-API-Key: $remote_user'",
 		Args: argumentCount(1, 1000, "the name of a log, as in: penstock replay access.log --config rules.yaml"),
 		RunE: func(c *cobra.Command, args []string) error {
-			return r.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), args, algorithms)
+			return r.run(c, args, algorithms)
 		},
 	}
 	f := c.Flags()
@@ -68,7 +66,7 @@ type replayCommand struct {
 	shouldRetry                                     bool
 }
 
-func (r *replayCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string, algorithms []*algorithm.Algorithm) error {
+func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algorithm.Algorithm) error {
 	if err := checkOutput(r.output, "text", "json"); err != nil {
 		return err
 	}
@@ -112,21 +110,21 @@ func (r *replayCommand) run(ctx context.Context, stdin io.Reader, out io.Writer,
 		defer old.Close()
 		o.Old = old.Rules
 	}
-	if o.Log, err = accesslog.Open(logs, stdin, format); err != nil {
+	if o.Log, err = accesslog.Open(logs, c.InOrStdin(), format); err != nil {
 		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
 	}
 	defer o.Log.Close()
-	report, err := replay.Run(ctx, o)
+	report, err := replay.Run(c.Context(), o)
 	if err != nil {
 		return err
 	}
 	if r.output == "json" {
-		err = writeJSON(out, report)
+		err = writeJSON(c.OutOrStdout(), report)
 	} else {
-		err = printReplay(out, report)
+		err = printReplay(c.OutOrStdout(), report)
 	}
 	if err == nil && limit != nil && limit.isExceeded(report) {
-		fmt.Fprintf(os.Stderr, "penstock: --fail-if %s holds\n", printable.Line(r.failIf))
+		fmt.Fprintf(c.ErrOrStderr(), "penstock: --fail-if %s holds\n", printable.Line(r.failIf))
 		return statusOnly(exitProblem)
 	}
 	return err
@@ -176,7 +174,21 @@ func (t *threshold) isExceeded(r *replay.Report) bool {
 const timeLayout = "2006-01-02 15:04:05"
 
 func printReplay(out io.Writer, r *replay.Report) error {
-	log := &r.Log
+	printLog(out, &r.Log, r.Denied429)
+	for _, n := range r.NeedsHeaders {
+		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
+	}
+	fmt.Fprintln(out)
+	if err := printResult(out, r.Policy); err != nil || r.Old == nil {
+		return err
+	}
+	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
+	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
+	return nil
+}
+
+// printLog prints what was read. denied429 is how many requests the log says were denied.
+func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 	for _, f := range log.Files {
 		printable.Fprintf(out, "%s: format %s\n", f.Name, f.Format)
 	}
@@ -194,19 +206,9 @@ func printReplay(out io.Writer, r *replay.Report) error {
 	if log.Late > 0 {
 		printable.Fprintf(out, "warning: %d requests came more than a minute too late in the log; they count at the time of the requests around them\n", log.Late)
 	}
-	if r.Denied429 > 0 {
-		printable.Fprintf(out, "note: %s of the requests were answered with 429 already; their clients may have held back\n", share(r.Denied429, log.Requests))
+	if denied429 > 0 {
+		printable.Fprintf(out, "note: %s of the requests were answered with 429 already; their clients may have held back\n", share(denied429, log.Requests))
 	}
-	for _, n := range r.NeedsHeaders {
-		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
-	}
-	fmt.Fprintln(out)
-	if err := printResult(out, r.Policy); err != nil || r.Old == nil {
-		return err
-	}
-	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
-	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
-	return nil
 }
 
 func printResult(out io.Writer, r *replay.Result) error {

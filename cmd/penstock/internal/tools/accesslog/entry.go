@@ -38,8 +38,8 @@ type fieldReader struct {
 	durations bool // an entry had a duration
 }
 
-// A setter sets the part of an entry that a name stands for. It returns false if the value cannot be
-// read.
+// A setter sets the part of an entry that a name stands for. It returns false if the value cannot
+// be read.
 type setter func(r *fieldReader, e *Entry, value string) bool
 
 // setters has the names of nginx' variables, and those of other formats. Aliases are the keys that
@@ -179,8 +179,8 @@ func setDuration(r *fieldReader, e *Entry, v string, unit time.Duration) bool {
 	return true
 }
 
-// setTime sets the time of an entry. resolution is how exact the text is that it came from. The time
-// of the start is better than that of the end.
+// setTime sets the time of an entry. resolution is how exact the text is that it came from. The
+// time of the start is better than that of the end.
 func (r *fieldReader) setTime(e *Entry, t time.Time, resolution time.Duration, isEnd bool) bool {
 	if y := t.Year(); y < 1971 || y > 2100 {
 		return false

@@ -145,8 +145,8 @@ func (r *Reader) Next() (*Entry, error) {
 	return e, nil
 }
 
-// entries is a heap; the first is the earliest. Entries of one time are in the order of their lines,
-// so that the order does not depend on files.
+// entries is a heap; the first is the earliest. Entries of one time are in the order of their
+// lines, so that the order does not depend on files.
 type entries []*Entry
 
 func (e entries) Len() int      { return len(e) }

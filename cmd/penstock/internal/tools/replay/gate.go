@@ -139,8 +139,8 @@ func (r *response) WriteHeader(int)             {}
 // unknownAddress is the address of requests whose log has none.
 var unknownAddress = netip.MustParseAddr("192.0.2.1")
 
-// newRequest makes the request that a server would have received. It returns nil if the target is no
-// path or URL.
+// newRequest makes the request that a server would have received. It returns nil if the target is
+// no path or URL.
 func newRequest(e *accesslog.Entry) *http.Request {
 	u, err := url.ParseRequestURI(e.Target)
 	if err != nil {

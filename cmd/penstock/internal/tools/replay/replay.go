@@ -79,7 +79,7 @@ type Result struct {
 	Denied   int64            `json:"denied"` // first tries
 
 	// DeniedIfSpread is Denied if each client spread its requests over the second of their time stamp.
-	// It is nil if the log has finer time stamps.
+	// It is nil if the log has finer time stamps, and with retries.
 	DeniedIfSpread *int64 `json:"denied_if_spread,omitempty"`
 
 	Identities       int64      `json:"identities"`
@@ -206,8 +206,11 @@ func (r *replayer) add(e *accesslog.Entry) {
 	}
 }
 
-// isCoarse reports whether all times of the log are whole seconds.
-func (r *replayer) isCoarse() bool { return r.options.Log.Stats().Resolution >= time.Second }
+// isCoarse reports whether the requests of each second are decided a second time: all times of the
+// log are whole seconds, and no request is sent again.
+func (r *replayer) isCoarse() bool {
+	return !r.options.ShouldRetry && r.options.Log.Stats().Resolution >= time.Second
+}
 
 // sendSecond sends the requests of one second. Those of each client have equal gaps.
 func (r *replayer) sendSecond() {

@@ -1,5 +1,5 @@
-// Package unwaited makes requests that would wait for their turn continue at once. A simulated clock
-// does not move while a request waits.
+// Package unwaited makes requests that would wait for their turn continue at once. A simulated
+// clock does not move while a request waits.
 package unwaited
 
 import (

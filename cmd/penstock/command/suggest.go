@@ -1,0 +1,236 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/suggest"
+	"github.com/penstock/penstock/internal/match"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// newSuggest makes the command that suggests a limit from access logs.
+func newSuggest() *cobra.Command {
+	var s suggestCommand
+	c := &cobra.Command{
+		Use:   "suggest LOG... [flags]",
+		Short: "Suggest a limit for each client, from access logs",
+		Long: "suggest reads access logs as replay does. For each rate it computes the burst with which a token bucket would have denied\n" +
+			"no more clients than the budget allows. Of these it suggests the pair that lets a client send least in a minute, with some\n" +
+			"headroom. Clients that send at least four times as much as all others are outliers: they are listed, and not counted.\n" +
+			"A log shows what clients did, not what your service can handle: find that out with a load test. Read a week or more.",
+		Example: "  penstock suggest access.log\n  penstock suggest *.log.gz --path '/search/**' --budget 0.1%\n" +
+			"  penstock suggest access.json --per 'header X-API-Key' --headroom 2",
+		Args: argumentCount(1, 1000, "the name of a log, as in: penstock suggest access.log"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return s.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), args)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&s.per, "per", "ip", "what a client is: ip, user, global, or a header as in 'header X-API-Key'")
+	f.StringVar(&s.path, "path", "", "count only requests of this path, as in a rule: '/search/**'")
+	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
+	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
+	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count clients that send far more than all others too")
+	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
+	f.StringVar(&s.identities, "identities", "masked", "how the report shows keys: masked or full")
+	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type suggestCommand struct {
+	per, path, budget, format, identities, output string
+	headroom                                      float64
+	keepsOutliers                                 bool
+}
+
+func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string) error {
+	if err := checkOutput(s.output, "text", "json"); err != nil {
+		return err
+	}
+	o, format, err := s.read()
+	if err != nil {
+		return withStatus(exitUsage, err)
+	}
+	if o.Log, err = accesslog.Open(logs, stdin, format); err != nil {
+		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
+	}
+	defer o.Log.Close()
+	report, err := suggest.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if s.output == "json" {
+		return writeJSON(out, report)
+	}
+	return s.print(out, report)
+}
+
+// read reads the flags.
+func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, err error) {
+	o = suggest.Options{Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
+	isBudget := false
+	if percent, ok := strings.CutSuffix(strings.TrimSpace(s.budget), "%"); ok {
+		o.Budget, err = strconv.ParseFloat(strings.TrimSpace(percent), 64)
+		o.Budget /= 100
+		isBudget = err == nil && o.Budget >= 0 && o.Budget <= 0.5
+	}
+	isHeadroom := s.headroom >= 1 && s.headroom <= 100
+	switch {
+	case !isBudget:
+		return o, nil, fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
+	case !isHeadroom:
+		return o, nil, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
+	case s.identities != "full" && s.identities != "masked":
+		return o, nil, fmt.Errorf("--identities is %q; write masked or full", wording.Clip(s.identities))
+	}
+	if o.Identity, err = identityOf(s.per); err != nil {
+		return o, nil, err
+	}
+	if s.path != "" {
+		if o.IsIncluded, err = includes(s.path); err != nil {
+			return o, nil, fmt.Errorf("--path: %w", err)
+		}
+	}
+	if s.format != "" {
+		format, err = accesslog.NewFormat(s.format)
+	}
+	return o, format, err
+}
+
+// identityOf returns the function that finds the key of a request.
+func identityOf(per string) (func(*accesslog.Entry) string, error) {
+	header, isHeader := strings.CutPrefix(per, "header ")
+	switch {
+	case per == "ip":
+		return func(e *accesslog.Entry) string {
+			switch a := e.Address; {
+			case !a.IsValid():
+				return ""
+			case a.Is6(): // as policies do, because a client has a whole network
+				network, _ := a.Prefix(64)
+				return "ip:" + network.String()
+			default:
+				return "ip:" + a.String()
+			}
+		}, nil
+	case per == "user":
+		return func(e *accesslog.Entry) string {
+			if e.User == "" {
+				return ""
+			}
+			return "user:" + e.User
+		}, nil
+	case per == "global":
+		return func(*accesslog.Entry) string { return "global" }, nil
+	case isHeader && httpguts.ValidHeaderFieldName(header):
+		return func(e *accesslog.Entry) string {
+			for _, h := range e.Headers {
+				if strings.EqualFold(h.Name, header) {
+					return "key:" + h.Value
+				}
+			}
+			return ""
+		}, nil
+	}
+	return nil, fmt.Errorf("--per is %q; write ip, user, global, or a header as in 'header X-API-Key'", wording.Clip(per))
+}
+
+// includes returns the function that reports whether the path of a request matches a pattern.
+func includes(path string) (func(*accesslog.Entry) bool, error) {
+	var paths policy.Paths
+	pattern, err := match.ParsePattern(path, paths.Clean, false)
+	if err != nil {
+		return nil, err
+	}
+	return func(e *accesslog.Entry) bool {
+		u, err := url.ParseRequestURI(e.Target)
+		if err != nil {
+			return false
+		}
+		clean, err := paths.Clean(u.EscapedPath())
+		return err == nil && pattern.Matches(clean)
+	}, nil
+}
+
+func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
+	printLog(out, &r.Log, r.Denied429)
+	if r.WithoutIdentity > 0 {
+		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, s.per)
+	}
+	if r.Merged > 0 {
+		printable.Fprintf(out, "warning: %d requests of further clients are not counted\n", r.Merged)
+	}
+	if r.Suggested == nil {
+		return withStatus(exitInvalid, errors.New("no request of the log can be counted; choose another --per or --path"))
+	}
+	name := suggest.BudgetName(r.Budget)
+	printable.Fprintf(out, "%d clients, %d requests\n\n", r.Identities, r.Requests)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(w, "rate\tburst that denies nobody\t0.1 % of the clients\t1 %\t5 %\tall together\t\n")
+	for i, p := range r.Frontier {
+		mark := ""
+		if p.Rate == r.Chosen.Rate {
+			mark = "  chosen: " + strconv.FormatInt(p.Bursts[name], 10) + " for " + s.budget
+		}
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Rate, p.Bursts["0"], p.Bursts["0.001"], p.Bursts["0.01"], p.Bursts["0.05"], r.All[i].Bursts["0"], mark)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprint(w, "\nwindow\tcount that denies nobody\t0.1 % of the clients\t1 %\t5 %\t\n")
+	for _, x := range r.Windows {
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t\n", x.Period, x.Counts["0"], x.Counts["0.001"], x.Counts["0.01"], x.Counts["0.05"])
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	printable.Fprintf(out, "\nThe busiest clients, by requests in a minute:\n")
+	for _, id := range r.Busiest {
+		bar := strings.Repeat("█", int(max(id.PerMinute*barWidth/max(r.Busiest[0].PerMinute, 1), 1)))
+		printable.Fprintf(out, "  %8d %s %s\n", id.PerMinute, bar, id.Key)
+	}
+	if n := len(r.Outliers); n > 0 {
+		printable.Fprintf(out, "The first %d are outliers, and are not counted above. --keep-outliers counts them.\n", n)
+	}
+	if r.IsUncertain {
+		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)
+	}
+	if s.identities == "masked" {
+		fmt.Fprint(out, "The last part of each key is masked. --identities full shows it.\n")
+	}
+	printable.Fprintf(out, "\nSuggested, with a headroom of %g:\n\n", r.Headroom)
+	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
+	fmt.Fprint(out, "\nWrite it to a file, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
+	return nil
+}
+
+// policy writes a policy with the limit as a shadow.
+func (s *suggestCommand) policy(l *suggest.Limit) string {
+	per := s.per
+	if header, ok := strings.CutPrefix(per, "header "); ok {
+		per = "{key: header " + header + "}"
+	}
+	matched := ""
+	if s.path != "" {
+		matched = "    match: {path: " + strconv.Quote(s.path) + "}\n"
+	}
+	if per == "user" {
+		per = "{user: claim sub}   # the log has no tokens; choose what identifies your users"
+	}
+	return "rules:\n  - name: suggested\n" + matched + "    per: " + per + "\n    shadow: true   # counts, and denies nothing; delete this line to enforce the limit\n" +
+		fmt.Sprintf("    limits: [{rate: %s, burst: %d}]\n", l.Rate, l.Burst)
+}
